@@ -1,0 +1,122 @@
+# ddl needs no build system: copy ddl.h. This file makes what stands around it.
+CC ?= cc
+CFLAGS ?= -O2 -g
+PREFIX ?= /usr/local
+DESTDIR ?=
+LIBDIR = $(PREFIX)/lib
+PLUGINDIR = $(LIBDIR)/ddl
+B = build
+
+WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+BASE = -std=c11 $(WARN) -I. $(CFLAGS) $(CPPFLAGS)
+LIBS = -lpthread -ldl -lm
+
+# What the tests and benchmarks use, all from Debian or Ubuntu.
+DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables \
+       openmpi-bin mpich libfabric-dev
+
+ROOMS = $(wildcard src/*.h src/*/*.h)
+TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
+SCRIPTS = $(filter-out %.c %.h %.md,$(wildcard tools/*))
+EXAMPLES = $(patsubst examples/%.c,$B/%,$(wildcard examples/*.c))
+# An example that is a folder has a main.c; all its .c files make one program.
+EXAMPLE_FOLDERS = $(patsubst examples/%/main.c,$B/%,$(wildcard examples/*/main.c))
+PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
+VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
+
+.PHONY: all help header tools plugins examples demo test torture bench check deps install uninstall clean format
+.DELETE_ON_ERROR:
+
+all: header tools plugins examples
+
+help:
+	@echo 'make            ddl.h, tools, plugins and examples, into build/'
+	@echo 'make demo       run the smallest program on four ranks'
+	@echo 'make deps       install what the tests need (Debian, Ubuntu)'
+	@echo 'make test       all tests; make test T=ring for some'
+	@echo 'make torture    the same, with the long runs'
+	@echo 'make bench      measure against other libraries'
+	@echo 'make check      the rules of the house: is ddl.h fresh, names, layers, docs'
+	@echo 'make install    header, tools, plugins, ddl.pc; PREFIX=/usr/local DESTDIR='
+	@echo 'make uninstall  take them away again'
+	@echo 'make clean      remove build/'
+
+header: ddl.h
+ddl.h: amalgamate.py LICENSE $(ROOMS)
+	./amalgamate.py
+
+# The implementation as an archive: the linker takes it for those programs that do not bring it themselves.
+$B/ddl.o: ddl.h Makefile
+	@mkdir -p $B
+	printf '#define DDL_IMPLEMENTATION\n#include "ddl.h"\n' > $B/ddl.c
+	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -c -o $@ $B/ddl.c
+$B/libddl.a: $B/ddl.o
+	rm -f $@ && ar rcs $@ $B/ddl.o
+
+tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
+examples: $(EXAMPLES) $(EXAMPLE_FOLDERS)
+$(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(wildcard tools/*.h)
+	$(CC) $(BASE) -o $@ $< $B/libddl.a $(LIBS)
+$(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%
+	@mkdir -p $B
+	install -m 755 $< $@
+$(EXAMPLES): $B/%: examples/%.c ddl.h $B/libddl.a
+	$(CC) $(BASE) -o $@ $< $B/libddl.a $(LIBS)
+.SECONDEXPANSION:
+$(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
+	$(CC) $(BASE) -o $@ $(filter %.c,$^) $B/libddl.a $(LIBS)
+
+# plugins/NAME/*.c -> build/libddl-NAME.so. plugins/NAME/flags holds extra words for the compiler ("-lfabric").
+# A plugin whose libraries are not on this machine is left out, and said so.
+plugins: $(patsubst %,$B/libddl-%.so,$(PLUGINS))
+$B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h
+	@mkdir -p $B
+	@rm -f $@
+	@flags="$$(cat plugins/$*/flags 2>/dev/null)"; \
+	if $(CC) $(BASE) $$flags -E plugins/$*/*.c >/dev/null 2>$B/$*.missing; then \
+	    set -x; $(CC) $(BASE) -fPIC -shared -fvisibility=hidden -o $@ plugins/$*/*.c $$flags $(LIBS); \
+	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
+
+demo: header tools plugins examples
+	cd $B && ./ddlrun -n 4 ./hello
+
+test:
+	tests/run $(T)
+
+torture:
+	tests/run --torture $(T)
+
+bench: all
+	bench/run
+
+check:
+	./amalgamate.py --check
+
+deps:
+	@if [ "$$(id -u)" = 0 ]; then S=; else S=sudo; fi; export DEBIAN_FRONTEND=noninteractive; set -ex; \
+	$$S apt-get update; \
+	$$S apt-get install -y --no-install-recommends $(DEPS); \
+	$$S apt-get install -y --no-install-recommends libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
+
+install: header tools plugins
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PLUGINDIR) $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -m 644 ddl.h $(DESTDIR)$(PREFIX)/include/
+	for f in $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS))); do install -m 755 $$f $(DESTDIR)$(PREFIX)/bin/; done
+	for f in $(filter-out template,$(PLUGINS)); do \
+	    if [ -e $B/libddl-$$f.so ]; then install -m 644 $B/libddl-$$f.so $(DESTDIR)$(PLUGINDIR)/; fi; done
+	{ echo 'prefix=$(PREFIX)'; echo 'includedir=$${prefix}/include'; echo 'plugindir=$${prefix}/lib/ddl'; echo; \
+	  echo 'Name: ddl'; echo 'Description: distributed deep-learning communication in one C header'; \
+	  echo 'Version: $(VERSION)'; echo 'Libs: -lpthread -ldl'; \
+	  echo 'Cflags: -I$${includedir} -DDDL_PLUGIN_DIR="\"$${plugindir}\""'; } > $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/ddl.h $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(TOOLS) $(SCRIPTS)))
+	rm -f $(patsubst %,$(DESTDIR)$(PLUGINDIR)/libddl-%.so,$(PLUGINS))
+	-rmdir $(DESTDIR)$(PLUGINDIR) 2>/dev/null
+
+clean:
+	rm -rf $B
+
+format:
+	clang-format -i $(ROOMS) $(wildcard plugins/*/*.[ch] tools/*.[ch] examples/*.c examples/*/*.[ch] tests/*.[ch])

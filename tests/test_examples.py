@@ -1,0 +1,43 @@
+"""Every example runs as its first comment says, and prints what it says:
+
+     * Run:    ddlrun -n 4 ./hello
+     * Prints: rank 3 of 4: the sum is 6
+"Run:" is carried out in the build folder. There may be several "Prints:" lines; each must appear in the output."""
+import os
+import re
+import shlex
+
+from harness import BUILD, ROOT, check, main, sh, test
+
+SOURCES = sorted((ROOT / "examples").glob("*.c")) + sorted((ROOT / "examples").glob("*/main.c"))
+
+
+def make_test(source):
+    def run():
+        head = source.read_text().split("*/")[0]
+        commands = re.findall(r"Run:\s*(.+?)\s*$", head, re.M)
+        check(commands, f"{source.name} does not say how to run it (Run: ...)")
+        wanted = re.findall(r"Prints:\s*(.+?)\s*$", head, re.M)
+        check(wanted, f"{source.name} does not say what it prints (Prints: ...)")
+        environment = dict(os.environ, PATH=f"{BUILD}:{os.environ['PATH']}")
+        output = ""
+        for command in commands:
+            result = sh(shlex.split(command), cwd=BUILD, env=environment, timeout=100)
+            output += result.stdout
+            check(result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout[-3000:]}")
+        for text in wanted:
+            check(text in output, f"the output lacks {text!r}:\n{output[-3000:]}")
+    run.__name__ = source.parent.name if source.name == "main.c" else source.stem
+    test(run)
+
+
+for path in SOURCES:
+    make_test(path)
+
+
+@test
+def there_are_examples():
+    check(SOURCES, "no example has been run")
+
+
+main()

@@ -1,0 +1,30 @@
+"""make install puts header, tools, plugins and ddl.pc where they belong; a program builds with them; uninstall is clean."""
+import os
+import pathlib
+
+from harness import check, good, main, scratch, test
+
+
+def files_under(folder):
+    return sorted(str(p.relative_to(folder)) for p in pathlib.Path(folder).rglob("*") if not p.is_dir())
+
+
+@test
+def install_build_with_it_and_uninstall():
+    with scratch() as folder:
+        good("make -s install PREFIX=/opt/ddl", f"DESTDIR={folder}", timeout=300)
+        found = files_under(folder)
+        for name in ("include/ddl.h", "lib/pkgconfig/ddl.pc"):
+            check("opt/ddl/" + name in found, f"{name} is missing from {found}")
+        env = dict(os.environ, PKG_CONFIG_PATH=f"{folder}/opt/ddl/lib/pkgconfig", PKG_CONFIG_SYSROOT_DIR=folder)
+        flags = good("pkg-config --cflags --libs ddl", env=env).split()
+        program = pathlib.Path(folder, "a.c")
+        program.write_text('#define DDL_IMPLEMENTATION\n#include <ddl.h>\nint main(void) { return ddl_version() < 0; }\n')
+        good("gcc -std=c11 -o", pathlib.Path(folder, "a"), program, flags)
+        good(pathlib.Path(folder, "a"))
+        good("make -s uninstall PREFIX=/opt/ddl", f"DESTDIR={folder}")
+        left = [f for f in files_under(folder) if f.startswith("opt/")]
+        check(not left, f"uninstall leaves {left}")
+
+
+main()
