@@ -65,7 +65,7 @@ class Fragment:
             directive = re.match(r"\s*#\s*(\w+)\s*(\S*)", line)
             word, arg = directive.groups() if directive else ("", "")
             depth += (word in ("if", "ifdef", "ifndef")) - (word == "endif")
-            if word == "include" and arg.startswith('"'):
+            if word == "include" and arg.startswith('"') or word == "define" and arg == "_GNU_SOURCE" and depth == 0:
                 continue
             if word == "include" and depth == 0:
                 self.system_includes.append(arg)
@@ -78,8 +78,8 @@ class House:
     """All fragments in the order of ddl.h, and the trouble met while they were read."""
 
     def __init__(self, root):
-        self.root = root
-        self.src = root / "src"
+        self.root = root.resolve()
+        self.src = self.root / "src"
         self.findings = []
         self.fragments = []
         for room in ROOMS:
@@ -87,8 +87,8 @@ class House:
         self.manual = self._read_manual()
         known = {f.path for f in self.fragments} | {"src/manual.h"}
         for path in sorted(self.src.rglob("*.h")):
-            if path.relative_to(root).as_posix() not in known:
-                self.findings.append(f"{path.relative_to(root).as_posix()}:1: belongs to no room of the list")
+            if path.relative_to(self.root).as_posix() not in known:
+                self.findings.append(f"{path.relative_to(self.root).as_posix()}:1: belongs to no room of the list")
 
     def _read_manual(self):
         path = self.src / "manual.h"
@@ -97,12 +97,16 @@ class House:
         return "/* ddl.h: distributed deep-learning communication in one C header. */"
 
     def _read_room(self, room):
-        """A part comes after the parts of its own room that it includes; otherwise in order of name."""
+        """The parts of a room stand in order of name, but after the parts that they include."""
         paths = sorted((self.src / room).rglob("*.h")) if (self.src / room).is_dir() else []
         paths += [self.src / f"{room}.h"] if (self.src / f"{room}.h").exists() else []
         if not paths:
             self.findings.append(f"src/{room}.h:1: the list names this room, but there is no such file")
-        files = {p: Fragment(self.root, p, room) for p in paths}
+        self.fragments += self.in_include_order([Fragment(self.root, p, room) for p in paths])
+
+    def in_include_order(self, fragments):
+        """A file comes after those of the given ones that it includes; otherwise as given."""
+        files = {self.root / f.path: f for f in fragments}
         done, open_ = [], []
 
         def visit(path):
@@ -119,9 +123,9 @@ class House:
             open_.pop()
             done.append(path)
 
-        for path in paths:
+        for path in files:
             visit(path)
-        self.fragments += [files[p] for p in done]
+        return [files[p] for p in done]
 
     def resolve(self, fragment, include):
         """The file that an #include "..." of a fragment means: beside it, or in src/."""
@@ -192,13 +196,13 @@ def fragment_block(fragment):
     return f"/* >>{name} */\n{fragment.body}\n"
 
 
-def read_plugin(root, folder):
-    """The sources of a plugin as fragments, headers first; the entry becomes static and is listed for the loader."""
-    path = (root / folder).resolve()
+def read_plugin(house, folder):
+    """Name and sources of a plugin, headers first."""
+    path = (house.root / folder).resolve()
     files = sorted(path.glob("*.h")) + sorted(path.glob("*.c"))
     if not any(f.suffix == ".c" for f in files):
         sys.exit(f"amalgamate.py: {folder} holds no .c file")
-    return path.name, [Fragment(root.resolve(), f, "plugin") for f in files]
+    return path.name, house.in_include_order([Fragment(house.root, f, "plugin") for f in files])
 
 
 def static_plugins_block(names):
@@ -216,7 +220,7 @@ def licence_block(root):
 
 
 def generate(house, plugin_folders=()):
-    plugins = [read_plugin(house.root, folder) for folder in plugin_folders]
+    plugins = [read_plugin(house, folder) for folder in plugin_folders]
     declared, implemented = house.of(DECLARATIONS), house.of(IMPLEMENTATION)
     folded = [f for _, fragments in plugins for f in fragments]
     seen = set()
@@ -457,7 +461,8 @@ def options_used(house):
     """Names of option macros (DDL_X that an #if asks for) and environment variables, with the place of the first."""
     used = {}
     guards = {f.guard[0] for f in house.fragments if f.guard}
-    public = {t.text for f in house.of(DECLARATIONS) for t in lex(f.text) if t.kind == "id"}
+    public = {w for f in house.of(DECLARATIONS) for t in lex(f.text) if t.kind == "id" or "define" in t.text
+              for w in re.findall(r"\w+", t.text)}
     for f in house.fragments:
         for t in lex(f.text):
             names = []
