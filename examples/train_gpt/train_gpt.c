@@ -1,0 +1,358 @@
+/* train_gpt.c: a small GPT that learns to write the text it is given, trained data-parallel with ddl.
+ *
+ *     cc -O2 -std=c11 -D_GNU_SOURCE -I. -o train_gpt examples/train_gpt/train_gpt.c -lm -ldl -lpthread
+ *     ddlrun -n 2 ./train_gpt
+ *
+ * This file is the training loop, and every call of ddl that it needs. The pattern is the one of any data-parallel program:
+ *     once       broadcast the parameters of rank 0
+ *     each step  every rank: gradient of its own sequences; as soon as a layer's gradient is final, start to average it over the
+ *                ranks while backward goes on; wait for all; take the same optimizer step
+ * The parameters stay the same on all ranks, bit for bit, because the averaged gradient does. */
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+#include <signal.h>
+
+#include "adamw.h"
+#include "checkpoint.h"
+#include "options.h"
+#include "report.h"
+#include "text.h"
+
+struct trainer {
+    struct options options;
+    ddl_context *context;
+    ddl_group *world;
+    int32_t rank, size;
+    struct text text;
+    struct model model;
+    struct adamw optimizer;
+    struct curve curve;
+    struct setup setup;
+    uint8_t *bytes, *targets; /* (B, T) */
+    ddl_request *requests[MAX_LAYERS + 2];
+    ddl_status status; /* the first error of a request that could not be started */
+    double waiting;    /* seconds of this step inside ddl */
+    bool save_failed;
+};
+
+static bool ddl_problem(const struct trainer *t, const char *what) {
+    return problem("%s failed: %s", what, ddl_error(t->context));
+}
+
+/* True when `good` is true on every rank. What only one rank can see (its disk, its copy of the text) must not leave the others
+ * waiting in the next collective for a rank that has gone. */
+static bool all_good(struct trainer *t, bool good) {
+    double worst = good ? 1.0 : 0.0;
+    if (ddl_all_reduce_scalar(t->world, &worst, DDL_MIN) != DDL_OK) {
+        return good ? ddl_problem(t, "Agreeing with the other ranks") : false;
+    }
+    return worst > 0.5 || (good ? problem("Another rank failed and says why.") : false);
+}
+
+/* ---- one step --------------------------------------------------------------------------------------------------- */
+
+/* backward says that layers[index] is final: start to average it. The other layers' backward runs meanwhile. */
+static void start_average(void *user, size_t index) {
+    struct trainer *t = user;
+    struct range range = t->model.layers[index];
+    double start = now_seconds();
+    ddl_tensor gradient = DDL_VIEW(t->model.grads + range.first, range.count);
+    ddl_status status = ddl_iall_reduce(t->world, gradient, gradient, DDL_AVG, &t->requests[index]);
+    t->status = t->status == DDL_OK ? status : t->status;
+    t->waiting += now_seconds() - start;
+}
+
+/* The global batch is `size` times the local one; rank r takes sequences r*B ... r*B + B-1 of it. */
+static void read_batch(struct trainer *t, size_t step) {
+    size_t batch = t->options.batch, width = t->options.context;
+    for (size_t i = 0; i < batch; i++) {
+        text_training(&t->text, t->options.seed, step, (uint64_t)t->rank * batch + i, t->bytes + i * width, t->targets + i * width);
+    }
+}
+
+/* One optimizer step; *out_loss is the mean over all ranks' sequences. */
+static bool train_step(struct trainer *t, size_t step, double *out_loss, double *out_norm) {
+    read_batch(t, step);
+    model_forward(&t->model, t->bytes);
+    double loss = model_loss(&t->model, t->targets);
+    model_backward(&t->model, t->bytes, start_average, t);
+
+    double start = now_seconds();
+    if (t->status != DDL_OK || ddl_wait_all(t->requests, (int32_t)t->model.shape.layers + 2, NULL) != DDL_OK) {
+        return ddl_problem(t, "Averaging the gradients");
+    }
+    if (ddl_all_reduce_scalar(t->world, &loss, DDL_AVG) != DDL_OK) {
+        return ddl_problem(t, "Averaging the loss");
+    }
+    t->waiting += now_seconds() - start;
+
+    if (!isfinite(loss)) {
+        return problem("The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.", step + 1);
+    }
+    *out_loss = loss;
+    *out_norm = adamw_step(&t->optimizer, &t->model, step);
+    return true;
+}
+
+/* Mean loss on at most `most` windows of the held-out text, dealt out to the ranks like cards. */
+static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
+    size_t held = text_held_windows(&t->text), count = held < most ? held : most, width = t->options.context, filled = 0;
+    double sum = 0.0;
+    for (size_t i = (size_t)t->rank; i < count; i += (size_t)t->size) {
+        text_held(&t->text, i * held / count, t->bytes + filled * width, t->targets + filled * width);
+        if (++filled == t->options.batch || i + (size_t)t->size >= count) {
+            t->model.batch = filled;
+            model_forward(&t->model, t->bytes);
+            sum += model_loss(&t->model, t->targets) * (double)filled;
+            filled = 0;
+        }
+    }
+    t->model.batch = t->options.batch;
+    if (ddl_all_reduce_scalar(t->world, &sum, DDL_SUM) != DDL_OK) {
+        return ddl_problem(t, "Adding up the held-out loss");
+    }
+    *out_loss = sum / (double)count;
+    return true;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------ */
+
+/* A checkpoint that cannot be saved is no reason to throw the run away: it is said at once, training goes on, and the exit status
+ * tells it unless a later checkpoint succeeds. */
+static void save(struct trainer *t) {
+    if (t->rank != 0) {
+        return;
+    }
+    struct run run = {t->setup, &t->model, &t->optimizer, &t->curve};
+    t->save_failed = !checkpoint_save(&run, t->options.out) || !write_csv(&t->curve, t->options.out) ||
+                     !write_svg(&t->curve, t->options.out, &t->setup, t->model.count, t->size);
+    if (t->save_failed) {
+        fprintf(stderr, "\ntrain_gpt: %s\n", problem_text);
+    }
+}
+
+/* Rank 0 only: the folder is there, and holds a run if and only if it shall be resumed. */
+static bool prepare_folder(const struct options *o) {
+    uint64_t steps[CHECKPOINT_LIST];
+    if (mkdir(o->out, 0777) != 0 && errno != EEXIST) {
+        return problem("The folder %s cannot be made: %s.", o->out, strerror(errno));
+    }
+    DIR *folder = opendir(o->out);
+    if (folder == NULL) {
+        return problem("The folder %s cannot be opened: %s.", o->out, strerror(errno));
+    }
+    closedir(folder);
+    if (!o->resume && checkpoint_list(o->out, steps) > 0) {
+        return problem("%s holds the checkpoint of step %llu; add --resume to go on from it, or name another --out.", o->out,
+                       (unsigned long long)steps[0]);
+    }
+    return true;
+}
+
+static struct setup make_setup(const struct trainer *t) {
+    const struct options *o = &t->options;
+    return (struct setup){
+        .layers = o->layers, .dim = o->dim, .heads = o->heads, .context = o->context, .seed = o->seed,
+        .sequences = o->batch * (size_t)t->size, .steps = o->steps, .warmup = o->warmup,
+        .text_crc = crc32c(0, t->text.train.data, t->text.train.count), .lr = o->lr, .decay = o->decay, .clip = o->clip,
+    };
+}
+
+/* Rank 0 reads; the others get its state over the network, so that no shared disk is needed. */
+static bool resume(struct trainer *t) {
+    struct run run = {t->setup, &t->model, &t->optimizer, &t->curve};
+    bool good = t->rank != 0 || checkpoint_load(&run, t->options.out);
+    if (good && t->rank == 0) {
+        struct setup same = run.setup;
+        same.step = t->setup.step;
+        if (memcmp(&same, &t->setup, sizeof same) != 0) {
+            fprintf(stderr, "train_gpt: The text, the batch, the seed or the schedule is not that of the checkpoint of step %llu; "
+                            "the run goes on, but not as it would have.\n", (unsigned long long)run.setup.step);
+        }
+        t->setup.step = run.setup.step;
+        good = run.setup.step <= t->options.steps || problem("The checkpoint is of step %llu, beyond --steps %zu.",
+                                                              (unsigned long long)run.setup.step, t->options.steps);
+    }
+    return all_good(t, good);
+}
+
+/* ---- the run ---------------------------------------------------------------------------------------------------- */
+
+static bool same_text_everywhere(struct trainer *t) {
+    double least = (double)t->setup.text_crc, most = least;
+    if (ddl_all_reduce_scalar(t->world, &least, DDL_MIN) != DDL_OK || ddl_all_reduce_scalar(t->world, &most, DDL_MAX) != DDL_OK) {
+        return ddl_problem(t, "Comparing the texts");
+    }
+    return least == most || problem("The ranks read different texts; give every rank the same --data.");
+}
+
+/* Everything before the first step: text, memory, folder, and the same state on every rank. */
+static bool prepare(struct trainer *t) {
+    const struct options *o = &t->options;
+    bool good = text_load(&t->text, o->data, o->context) &&
+                model_create(&t->model, (struct shape){o->layers, o->dim, o->heads, o->context}, o->batch) &&
+                adamw_create(&t->optimizer, t->model.count) && curve_reserve(&t->curve, o->steps + 1) &&
+                (t->rank != 0 || prepare_folder(o));
+    t->bytes = malloc(2 * o->batch * o->context);
+    t->targets = t->bytes == NULL ? NULL : t->bytes + o->batch * o->context;
+    good = good && (t->bytes != NULL || problem("There is no memory for a batch."));
+    if (!all_good(t, good)) {
+        return false;
+    }
+    t->optimizer.lr = o->lr;
+    t->optimizer.decay = o->decay;
+    t->optimizer.clip = o->clip;
+    t->optimizer.warmup = o->warmup;
+    t->optimizer.steps = o->steps;
+    t->setup = make_setup(t);
+    if (!same_text_everywhere(t)) {
+        return false;
+    }
+    if (o->resume ? !resume(t) : (model_initialize(&t->model, o->seed), false)) {
+        return false;
+    }
+    double step = (double)t->setup.step;
+    if (ddl_broadcast(t->world, DDL_VIEW(&step, 1), 0) != DDL_OK ||
+        ddl_broadcast(t->world, DDL_VIEW(t->model.params, t->model.count), 0) != DDL_OK ||
+        ddl_broadcast(t->world, DDL_VIEW(t->optimizer.mean, 2 * t->model.count), 0) != DDL_OK) {
+        return ddl_problem(t, "Sending rank 0's parameters to all");
+    }
+    t->setup.step = (uint64_t)step;
+    return true;
+}
+
+static bool due(size_t step, size_t every) {
+    return every > 0 && step % every == 0;
+}
+
+static bool train(struct trainer *t) {
+    const struct options *o = &t->options;
+    double begin = now_seconds(), before = t->curve.count > 0 ? t->curve.at[t->curve.count - 1].seconds : 0.0;
+    for (size_t step = t->setup.step, first = step; step < o->steps; step++) {
+        double start = now_seconds(), loss = 0.0, norm = 0.0, held = NAN;
+        t->waiting = 0.0;
+        if (!train_step(t, step, &loss, &norm)) {
+            return false;
+        }
+        double spent = now_seconds() - start;
+        if ((due(step + 1, o->eval) && step + 1 < o->steps && !evaluate(t, 64, &held)) ||
+            (step + 1 == o->steps && !evaluate(t, 1024, &held))) {
+            return false;
+        }
+        double elapsed = now_seconds() - begin;
+        t->setup.step = step + 1;
+        if (t->rank == 0) {
+            t->curve.at[t->curve.count++] = (struct point){
+                step + 1, before + elapsed, (float)loss, (float)held, (float)adamw_rate(&t->optimizer, step),
+                (float)((double)(o->batch * o->context) * t->size / spent), (float)(t->waiting / spent), (float)norm,
+            };
+            report_progress(&t->curve, o->steps, elapsed / (double)(step + 1 - first));
+        }
+        if (due(step + 1, o->save) || step + 1 == o->steps) {
+            save(t);
+        }
+    }
+    return true;
+}
+
+/* ---- the sample ------------------------------------------------------------------------------------------------- */
+
+/* Draws a byte from softmax(logits / temperature). */
+static uint8_t draw(const float *logits, double temperature, double unit) {
+    size_t best = 0;
+    double weights[VOCAB], sum = 0.0;
+    for (size_t i = 1; i < VOCAB; i++) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    for (size_t i = 0; i < VOCAB; i++) {
+        weights[i] = temperature > 0.0 ? exp((double)(logits[i] - logits[best]) / temperature) : i == best;
+        sum += weights[i];
+    }
+    for (size_t i = 0; i < VOCAB; i++) {
+        unit -= weights[i] / sum;
+        if (unit < 0.0) {
+            return (uint8_t)i;
+        }
+    }
+    return (uint8_t)best;
+}
+
+/* Lets the model continue the prompt on rank 0. What is not plain text is printed as '?': half a UTF-8 letter upsets terminals. */
+static void write_sample(struct trainer *t) {
+    const struct options *o = &t->options;
+    size_t length = strlen(o->prompt), kept = length < o->context ? length : o->context;
+    uint8_t *window = t->bytes;
+    memset(window, 0, o->context);
+    memcpy(window, o->prompt + length - kept, kept);
+    t->model.batch = 1;
+    printf("\n%s", o->prompt);
+    for (size_t i = 0; i < o->sample; i++) {
+        model_forward(&t->model, window);
+        uint8_t next = draw(t->model.logits + (kept - 1) * VOCAB, o->temperature, random_unit(o->seed, RANDOM_SAMPLE, i, 0));
+        if (kept == o->context) {
+            memmove(window, window + 1, --kept);
+        }
+        window[kept++] = next;
+        putchar((next >= 32 && next < 127) || next == '\n' || next == '\t' ? next : '?');
+        if (next == '\n') {
+            fflush(stdout);
+        }
+    }
+    printf("\n");
+}
+
+static bool run(struct trainer *t) {
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit shall fail the write, not kill the run */
+    const char *set = kernels_choose(getenv("TRAIN_GPT_KERNELS"));
+    if (!prepare(t)) {
+        return false;
+    }
+    if (t->rank == 0) {
+        printf("%.2f million parameters, %zu KB of text, %d rank%s x %zu sequences of %zu bytes, %s kernels\n", (double)t->model.count / 1e6,
+               (t->text.train.count + t->text.held_out.count) / 1000, (int)t->size, t->size == 1 ? "" : "s", t->options.batch,
+               t->options.context, set);
+    }
+    if (!train(t)) {
+        return false;
+    }
+    if (t->rank == 0 && t->curve.count > 0) {
+        const struct point *last = &t->curve.at[t->curve.count - 1];
+        printf("held-out loss %.3f nats per byte (%.2f bits) after %.0f s; curve in %s/loss.svg\n", (double)last->held_out,
+               (double)last->held_out / 0.6931471805599453, last->seconds, t->options.out);
+        write_sample(t);
+    }
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        return problem("Standard output cannot be written: %s.", strerror(errno));
+    }
+    return !t->save_failed || problem("The last checkpoint could not be saved; see above.");
+}
+
+int main(int argc, char **argv) {
+    static struct trainer t;
+    char why[512] = "";
+    bool good = parse_options(&t.options, argc, argv);
+    if (good && t.options.help) {
+        print_help();
+        return fflush(stdout) != 0;
+    }
+    if (good && ddl_init(&(ddl_config){.error_text = why, .error_bytes = sizeof why}, &t.context) != DDL_OK) {
+        good = problem("Joining the job failed: %s", why);
+    }
+    if (good) {
+        t.world = ddl_world(t.context);
+        t.rank = ddl_rank(t.world);
+        t.size = ddl_size(t.world);
+        good = run(&t);
+    }
+    if (!good) {
+        fprintf(stderr, "train_gpt: %s\n", problem_text);
+    }
+    ddl_finalize(&t.context);
+    text_free(&t.text);
+    model_free(&t.model);
+    free(t.optimizer.mean);
+    free(t.curve.at);
+    free(t.bytes);
+    return good ? 0 : 1;
+}
