@@ -19,8 +19,8 @@ ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
 SCRIPTS = $(filter-out %.c %.h %.md,$(wildcard tools/*))
 EXAMPLES = $(patsubst examples/%.c,$B/%,$(wildcard examples/*.c))
-# An example that is a folder has a main.c; all its .c files make one program.
-EXAMPLE_FOLDERS = $(patsubst examples/%/main.c,$B/%,$(wildcard examples/*/main.c))
+# An example that is a folder: all its .c files make one program, named like the folder.
+EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),$(word 2,$(subst /, ,$f)))))
 PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
 VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
 
@@ -51,7 +51,7 @@ $B/ddl.o: ddl.h Makefile
 	printf '#define DDL_IMPLEMENTATION\n#include "ddl.h"\n' > $B/ddl.c
 	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -c -o $@ $B/ddl.c
 $B/libddl.a: $B/ddl.o
-	rm -f $@ && ar rcs $@ $B/ddl.o
+	rm -f $@.tmp && ar rcs $@.tmp $B/ddl.o && mv $@.tmp $@
 
 tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
 examples: $(EXAMPLES) $(EXAMPLE_FOLDERS)

@@ -12,7 +12,7 @@
  *     ranks_wait(&r, 20);                      then look at r.status[i] (as from waitpid) and r.timed_out
  *
  * A forked rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and DDL_SECRET in its
- * environment, as a launcher sets them. Threads share one environment: give them ranks_port() and a secret by config. */
+ * environment, as from a launcher. Threads share one environment: give them ranks_port() and a secret by config. */
 #ifndef TEST_RANKS_H
 #define TEST_RANKS_H
 

@@ -2,14 +2,16 @@
 
      * Run:    ddlrun -n 4 ./hello
      * Prints: rank 3 of 4: the sum is 6
-"Run:" is carried out in the build folder. There may be several "Prints:" lines; each must appear in the output."""
+"Run:" is carried out in the build folder. There may be several "Prints:" lines; each must appear in the output.
+An example that is a folder says it in the .c file that is named like the folder."""
 import os
 import re
 import shlex
 
 from harness import BUILD, ROOT, check, main, sh, test
 
-SOURCES = sorted((ROOT / "examples").glob("*.c")) + sorted((ROOT / "examples").glob("*/main.c"))
+SOURCES = sorted((ROOT / "examples").glob("*.c")) + sorted((ROOT / "examples").glob("*/*.c"))
+SOURCES = [s for s in SOURCES if s.parent.name in ("examples", s.stem)]
 
 
 def make_test(source):
@@ -27,7 +29,7 @@ def make_test(source):
             check(result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout[-3000:]}")
         for text in wanted:
             check(text in output, f"the output lacks {text!r}:\n{output[-3000:]}")
-    run.__name__ = source.parent.name if source.name == "main.c" else source.stem
+    run.__name__ = source.stem
     test(run)
 
 
