@@ -1,0 +1,224 @@
+/* dtype/kernels: dst = a op b for every type and op, and the table that finds the function.
+ * Must not know: how many ranks there are, or what a group is.
+ *
+ * Promise: a op b and b op a have the same bits, on every level and processor. IEEE addition, multiplication and
+ * comparison give that for numbers; every NaN result has all bits set; zeros order as -0 < +0 in min and max, where
+ * a NaN operand wins. (-ffast-math in the file of the implementation voids the part about NaN and signed zeros.)
+ * Integers wrap: they are added and multiplied unsigned. */
+#ifndef DDL_DTYPE_KERNELS_H
+#define DDL_DTYPE_KERNELS_H
+
+#include "half.h"
+
+/* dst[i] = a[i] op b[i]. dst is a, or b, or overlaps neither; the pointers may be odd. */
+typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t count);
+
+/* What an op does to one vector: r = x op y. */
+#define DDL__DO_SUM(E, W, r, x, y) ((r) = (x) + (y))
+#define DDL__DO_PROD(E, W, r, x, y) ((r) = (x) * (y))
+#define DDL__DO_BAND(E, W, r, x, y) ((r) = (x) & (y))
+#define DDL__DO_BOR(E, W, r, x, y) ((r) = (x) | (y))
+#define DDL__DO_BXOR(E, W, r, x, y) ((r) = (x) ^ (y))
+#define DDL__DO_LAND(E, W, r, x, y) ((r) = (E##_v##W)((x) != 0) & (E##_v##W)((y) != 0) & 1)
+#define DDL__DO_LOR(E, W, r, x, y) ((r) = (E##_v##W)(((x) | (y)) != 0) & 1)
+#define DDL__DO_LXOR(E, W, r, x, y) ((r) = ((E##_v##W)((x) != 0) ^ (E##_v##W)((y) != 0)) & 1)
+#define DDL__DO_MIN(E, W, r, x, y)                                                                                     \
+    do {                                                                                                               \
+        E##_v##W take_ = (E##_v##W)((x) < (y));                                                                        \
+        (r) = ((x) & take_) | ((y) & ~take_);                                                                          \
+    } while (0)
+#define DDL__DO_MAX(E, W, r, x, y)                                                                                     \
+    do {                                                                                                               \
+        E##_v##W take_ = (E##_v##W)((x) > (y));                                                                        \
+        (r) = ((x) & take_) | ((y) & ~take_);                                                                          \
+    } while (0)
+
+#define DDL__DO_DIV(E, W, r, x, y) ((r) = (x) / (y))
+
+/* Floats; what applies the op makes a NaN canonical. */
+/* Neither less nor greater means equal or NaN: then both operands pass and are or-ed, which makes -0 of two different
+ * zeros and keeps a NaN a NaN. */
+#define DDL__DO_FMIN(E, W, r, x, y)                                                                                    \
+    do {                                                                                                               \
+        E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
+        (r) = (E##_v##W)(((E##_u##W)(x) & ~more_) | ((E##_u##W)(y) & ~less_));                                         \
+    } while (0)
+/* The mirror image and-s equals, which makes +0 of two different zeros, but may lose a NaN: ask the operands. */
+#define DDL__DO_FMAX(E, W, r, x, y)                                                                                    \
+    do {                                                                                                               \
+        E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
+        E##_u##W nan_ = (E##_u##W)((x) != (x)) | (E##_u##W)((y) != (y));                                               \
+        E##_u##W both_ = ((E##_u##W)(x) | less_) & ((E##_u##W)(y) | more_);                                            \
+        (r) = (E##_v##W)(both_ | nan_);                                                                                \
+    } while (0)
+
+/* How an op is applied to vectors as they lie in memory: directly, or to halves widened to f32 and rounded once. */
+#define DDL__DIRECT(DO, E, W, r, x, y) DO(E, W, r, x, y)
+#define DDL__DIRECT_FLOAT(DO, E, W, r, x, y)                                                                           \
+    do {                                                                                                               \
+        DO(E, W, r, x, y);                                                                                             \
+        DDL__CANONICAL_NAN(E, W, r);                                                                                   \
+    } while (0)
+/* OPEN splits words with two halves each into f32 vectors of the low and of the high ones, CLOSE rounds them back. */
+#define DDL__PACKED_OPEN(W, low, high, x, WIDEN)                                                                       \
+    do {                                                                                                               \
+        WIDEN(W, low, (x));                                                                                            \
+        WIDEN(W, high, ((x) >> 16));                                                                                   \
+    } while (0)
+#define DDL__PACKED_CLOSE(W, r, low, high, NARROW)                                                                     \
+    do {                                                                                                               \
+        ddl__f32_u##W rl_, rh_;                                                                                        \
+        NARROW(W, rl_, low);                                                                                           \
+        NARROW(W, rh_, high);                                                                                          \
+        (r) = rl_ | (rh_ << 16);                                                                                       \
+    } while (0)
+#define DDL__F16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__F16_WIDEN)
+#define DDL__F16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__F16_NARROW)
+#define DDL__BF16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__BF16_WIDEN)
+#define DDL__BF16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__BF16_NARROW)
+/* F16C takes the lower and the upper 16 bytes instead, which is as good. */
+#define DDL__F16C_OPEN(W, low, high, x)                                                                                \
+    do {                                                                                                               \
+        (low) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(x)));                                   \
+        (high) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(x), 1));                             \
+    } while (0)
+#define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
+        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
+        (r) = (ddl__f16_v32)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(high), 0), _mm256_cvtps_ph((__m256)(low), 0));   \
+    } while (0)
+#define DDL__WIDENED(DO, W, r, x, y, OPEN, CLOSE)                                                                      \
+    do {                                                                                                               \
+        ddl__f32_v##W xl_, xh_, yl_, yh_, sl_, sh_;                                                                    \
+        OPEN(W, xl_, xh_, x);                                                                                          \
+        OPEN(W, yl_, yh_, y);                                                                                          \
+        DO(ddl__f32, W, sl_, xl_, yl_);                                                                                \
+        DO(ddl__f32, W, sh_, xh_, yh_);                                                                                \
+        CLOSE(W, r, sl_, sh_);                                                                                         \
+    } while (0)
+#define DDL__F16_BITS(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
+#define DDL__BF16_BITS(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__F16_F16C(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+
+/* One step: both operands are loaded before the store, which makes dst == a and dst == b safe. */
+#define DDL__STEP(APPLY, DO, E, W, at)                                                                                 \
+    do {                                                                                                               \
+        E##_v##W x = *(const E##_v##W *)(const void *)(p + (at)), y = *(const E##_v##W *)(const void *)(q + (at)), r;  \
+        APPLY(DO, E, W, r, x, y);                                                                                      \
+        *(E##_v##W *)(void *)(d + (at)) = r;                                                                           \
+    } while (0)
+
+/* The one loop of all kernels: four vectors at a time, then one, then single elements by the same text, in
+ * vectors of width TAIL. A lone half is copied into the first bytes of a word and back: right in either byte order. */
+#define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
+    target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
+        char *d = dst;                                                                                                 \
+        const char *p = a, *q = b;                                                                                     \
+        size_t i = 0, bytes = count * E##_bytes;                                                                       \
+        for (; bytes - i >= 4 * (W); i += 4 * (W)) {                                                                   \
+            DDL__STEP(APPLY, DO, E, W, i);                                                                             \
+            DDL__STEP(APPLY, DO, E, W, i + (W));                                                                       \
+            DDL__STEP(APPLY, DO, E, W, i + 2 * (W));                                                                   \
+            DDL__STEP(APPLY, DO, E, W, i + 3 * (W));                                                                   \
+        }                                                                                                              \
+        for (; bytes - i >= (W); i += (W)) {                                                                           \
+            DDL__STEP(APPLY, DO, E, W, i);                                                                             \
+        }                                                                                                              \
+        for (; i < bytes; i += E##_bytes) {                                                                            \
+            E##_v##TAIL x = {0}, y = {0}, r;                                                                           \
+            memcpy(&x, p + i, E##_bytes);                                                                              \
+            memcpy(&y, q + i, E##_bytes);                                                                              \
+            APPLY(DO, E, TAIL, r, x, y);                                                                               \
+            memcpy(d + i, &r, E##_bytes);                                                                              \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__FLOAT_KERNELS(L, target, E, W, TAIL, APPLY)                                                               \
+    DDL__DEFINE_KERNEL(sum, L, target, E, W, TAIL, APPLY, DDL__DO_SUM)                                                 \
+    DDL__DEFINE_KERNEL(prod, L, target, E, W, TAIL, APPLY, DDL__DO_PROD)                                               \
+    DDL__DEFINE_KERNEL(min, L, target, E, W, TAIL, APPLY, DDL__DO_FMIN)                                                \
+    DDL__DEFINE_KERNEL(max, L, target, E, W, TAIL, APPLY, DDL__DO_FMAX)
+
+/* All of n buffers at once, for halves: the partial results stay f32 in registers and are rounded once. dst may be any
+ * of srcs, since a vector of each is read before the result is written. */
+typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, size_t count);
+
+#define DDL__MANY_STEP(OPEN, CLOSE, DO, E, W, at, bytes)                                                               \
+    do {                                                                                                               \
+        E##_v##W x = {0};                                                                                              \
+        ddl__f32_v##W low, high, xl, xh, sl, sh;                                                                       \
+        memcpy(&x, (const char *)srcs[0] + (at), bytes);                                                               \
+        OPEN(W, low, high, x);                                                                                         \
+        for (int k = 1; k < n; k++) {                                                                                  \
+            memcpy(&x, (const char *)srcs[k] + (at), bytes);                                                           \
+            OPEN(W, xl, xh, x);                                                                                        \
+            DO(ddl__f32, W, sl, low, xl);                                                                              \
+            DO(ddl__f32, W, sh, high, xh);                                                                             \
+            low = sl;                                                                                                  \
+            high = sh;                                                                                                 \
+        }                                                                                                              \
+        CLOSE(W, x, low, high);                                                                                        \
+        memcpy((char *)dst + (at), &x, bytes);                                                                         \
+    } while (0)
+
+#define DDL__DEFINE_MANY(name, L, target, E, W, TAIL, OPEN, CLOSE, DO)                                                 \
+    target static void E##_many_##name##_##L(void *dst, const void *const *srcs, int n, size_t count) {                \
+        size_t i = 0, bytes = count * E##_bytes;                                                                       \
+        for (; bytes - i >= (W); i += (W)) {                                                                           \
+            DDL__MANY_STEP(OPEN, CLOSE, DO, E, W, i, W);                                                               \
+        }                                                                                                              \
+        for (; i < bytes; i += E##_bytes) {                                                                            \
+            DDL__MANY_STEP(OPEN, CLOSE, DO, E, TAIL, i, E##_bytes);                                                    \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__MANY_KERNELS(L, target, E, W, TAIL, OPEN, CLOSE)                                                          \
+    DDL__DEFINE_MANY(sum, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_SUM)                                             \
+    DDL__DEFINE_MANY(prod, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_PROD)                                           \
+    DDL__DEFINE_MANY(min, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMIN)                                            \
+    DDL__DEFINE_MANY(max, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMAX)
+
+#define DDL__KERNEL(L, target, E, W, name, DO)                                                                         \
+    DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
+
+/* Only order tells a signed type from an unsigned one of its size; the rest is shared. */
+#define DDL__ORDER_KERNELS(L, target, E, W)                                                                            \
+    DDL__KERNEL(L, target, E, W, min, DDL__DO_MIN)                                                                     \
+    DDL__KERNEL(L, target, E, W, max, DDL__DO_MAX)
+#define DDL__INTEGER_KERNELS(L, target, E, SIGNED, W)                                                                  \
+    DDL__KERNEL(L, target, E, W, sum, DDL__DO_SUM)                                                                     \
+    DDL__KERNEL(L, target, E, W, prod, DDL__DO_PROD)                                                                   \
+    DDL__KERNEL(L, target, E, W, band, DDL__DO_BAND)                                                                   \
+    DDL__KERNEL(L, target, E, W, bor, DDL__DO_BOR)                                                                     \
+    DDL__KERNEL(L, target, E, W, bxor, DDL__DO_BXOR)                                                                   \
+    DDL__KERNEL(L, target, E, W, land, DDL__DO_LAND)                                                                   \
+    DDL__KERNEL(L, target, E, W, lor, DDL__DO_LOR)                                                                     \
+    DDL__KERNEL(L, target, E, W, lxor, DDL__DO_LXOR)                                                                   \
+    DDL__ORDER_KERNELS(L, target, E, W)                                                                                \
+    DDL__ORDER_KERNELS(L, target, SIGNED, W)
+
+/* All kernels of a level, f16 apart. */
+#define DDL__LEVEL_KERNELS(L, target, W)                                                                               \
+    DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
+    DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
+    DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_BITS)                                                     \
+    DDL__MANY_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_OPEN, DDL__BF16_CLOSE)                                     \
+    DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
+    DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
+    DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
+    DDL__INTEGER_KERNELS(L, target, ddl__u32, ddl__i32, W)                                                             \
+    DDL__INTEGER_KERNELS(L, target, ddl__u64, ddl__i64, W)
+
+DDL__LEVEL_KERNELS(portable, , 16)
+DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, 1, DDL__F16_BITS)
+DDL__MANY_KERNELS(portable, , ddl__f16, 16, 1, DDL__F16_OPEN, DDL__F16_CLOSE)
+#if defined(__x86_64__)
+DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
+DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16_F16C)
+DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+#endif
+
+#endif /* DDL_DTYPE_KERNELS_H */

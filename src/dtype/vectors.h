@@ -1,0 +1,91 @@
+/* dtype/vectors: the vector types that kernels are written in, and conversion of f16 and bf16 in them.
+ * Must not know: reductions.
+ *
+ * Everything is written in the vector extensions of GCC and clang, because gcc 12 hardly vectorises a loop at -O2 and
+ * the library has to be fast under the flags of its user. The same macro text serves every width, down to a vector of
+ * one element for the end of a buffer, so that all elements of all paths get the same bits by construction.
+ *
+ * For each element type E there are E_v16 (16 bytes wide), E_v32 and E_v1 (one element), the unsigned vectors of the
+ * same shape E_u16, E_u32, E_u1, and E_bytes. All of them may lie at any address and alias anything. */
+#ifndef DDL_DTYPE_VECTORS_H
+#define DDL_DTYPE_VECTORS_H
+
+#include "types.h"
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define DDL__AVX2 __attribute__((target("avx2,f16c")))
+/* Last in each function with 32-byte vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
+ * program runs slower on some processors. */
+#define DDL__LEAVE_avx2 _mm256_zeroupper()
+#endif
+#define DDL__LEAVE_portable ((void)0)
+
+#define DDL__VECTOR(width) __attribute__((vector_size(width), aligned(1), may_alias))
+#define DDL__DEFINE_VECTORS(E, bytes, type, unsigned_type)                                                             \
+    enum { E##_bytes = (bytes) };                                                                                      \
+    typedef type E##_v1 DDL__VECTOR(sizeof(type));                                                                     \
+    typedef type E##_v16 DDL__VECTOR(16);                                                                              \
+    typedef type E##_v32 DDL__VECTOR(32);                                                                              \
+    typedef unsigned_type E##_u1 DDL__VECTOR(sizeof(type));                                                            \
+    typedef unsigned_type E##_u16 DDL__VECTOR(16);                                                                     \
+    typedef unsigned_type E##_u32 DDL__VECTOR(32);
+
+DDL__DEFINE_VECTORS(ddl__i8, 1, int8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__u8, 1, uint8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__i32, 4, int32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__u32, 4, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__i64, 8, int64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__u64, 8, uint64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__f32, 4, float, uint32_t)
+DDL__DEFINE_VECTORS(ddl__f64, 8, double, uint64_t)
+/* Two halves ride in one 32-bit word: widening both takes shifts and masks, never a shuffle, and works in either byte
+ * order since each half goes back to where it came from. A lone half leaves the other half of its word zero. */
+DDL__DEFINE_VECTORS(ddl__f16, 2, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__bf16, 2, uint32_t, uint32_t)
+/* Vectors of halves one by one, for conversion between arrays; named after the width of the f32 side. */
+typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
+typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+
+/* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
+ *
+ * Every NaN result becomes the quiet NaN with all bits set, in every float type: which payload an addition keeps
+ * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or". */
+#define DDL__CANONICAL_NAN(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+
+/* f = the f16 in the low 16 bits of each word of h. Subnormals become normal by a subtraction that has no subnormal
+ * operand, so that flush-to-zero modes do not change the result. After F. Giesen, half_to_float_fast4. */
+#define DDL__F16_WIDEN(W, f, h)                                                                                        \
+    do {                                                                                                               \
+        ddl__f32_u##W bits_ = ((h) & 0x7fff) << 13, exponent_ = bits_ & 0x0f800000;                                    \
+        ddl__f32_u##W special_ = (ddl__f32_u##W)(exponent_ == 0x0f800000), tiny_ = (ddl__f32_u##W)(exponent_ == 0);    \
+        ddl__f32_u##W normal_ = bits_ + 0x38000000 + (special_ & 0x38000000);                                          \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)(bits_ + 0x38800000) - 0x1p-14f);                        \
+        (f) = (ddl__f32_v##W)((small_ & tiny_) | (normal_ & ~tiny_) | (((h) & 0x8000) << 16));                         \
+    } while (0)
+
+/* h = f rounded to nearest even as f16, in the low 16 bits of each word. Adding 0.5 aligns a result below 2^-14 so
+ * that the addition itself rounds to the subnormal grid. After F. Giesen, float_to_half_fast3_rtne. */
+#define DDL__F16_NARROW(W, h, f)                                                                                       \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_; /* SSE2 and AVX2 compare signed words only */                     \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x38800000), huge_ = (ddl__f32_u##W)(order_ >= 0x47800000);     \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(order_ > 0x7f800000);                                                     \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0.5f) - 0x3f000000;                              \
+        ddl__f32_u##W normal_ = (bits_ + 0xc8000fff + ((bits_ >> 13) & 1)) >> 13;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~huge_) | (huge_ & 0x7c00) | (nan_ & 0xffff);                 \
+        (h) = normal_ | ((all_ >> 16) & 0x8000);                                                                       \
+    } while (0)
+
+#define DDL__BF16_WIDEN(W, f, h) ((f) = (ddl__f32_v##W)((h) << 16))
+
+/* h = f rounded to nearest even as bf16; a carry out of the mantissa rightly becomes the next exponent. */
+#define DDL__BF16_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)((f) != (f)), bits_ = (ddl__f32_u##W)(f);                                  \
+        (h) = ((bits_ + 0x7fff + ((bits_ >> 16) & 1)) | nan_) >> 16;                                                   \
+    } while (0)
+
+#endif /* DDL_DTYPE_VECTORS_H */
