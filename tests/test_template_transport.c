@@ -1,0 +1,683 @@
+/* The template transport against a small host instead of the core: content and order of messages of all sizes,
+ * back-pressure, both ways to prove a connection, the death of a peer, hostile connections, and an idle that sleeps.
+ * Endpoints of one process are driven in turn; a kill needs a real process.
+ * tests/run: variants=gcc,asan timeout=120 */
+#include "test.h"
+
+#include "ranks.h"
+
+#include "../plugins/template/template.c"
+
+#include <fcntl.h>
+#include <poll.h>
+
+enum { RANKS = 8, DEPTH = 64 };
+
+/* ---- a host ---- */
+
+typedef struct letter {
+    ddl_message message; /* header: payload bytes u64, number u64, sender u64, zeros */
+    int returned, borrowed;
+    ddl_status status;
+    uint8_t *payload;
+} letter;
+
+typedef struct endpoint {
+    ddl_host host; /* first: functions of the host get back to the endpoint */
+    const ddl_transport *transport;
+    void *self;
+    int rank, blocks, proofs; /* blocks, proofs: memory and proof states that are alive */
+    const char *secret;
+    int echo;                                   /* answers from within landed() */
+    int refuse;                                 /* land() says: damaged */
+    int discard;                                /* land() wants no payload */
+    uint64_t next[RANKS], arrived[RANKS], bad;  /* the number that must come next; how many came; wrong bytes */
+    int lost[RANKS], landing_failed[RANKS], lost_error[RANKS];
+    int open_landings;
+    uint8_t *landing[RANKS];
+    uint64_t landing_bytes[RANKS], landing_number[RANKS];
+    int returned;
+    uint64_t sent_number[RANKS];
+} endpoint;
+
+static endpoint *of(const ddl_host *host) { return (endpoint *)(uintptr_t)host; }
+
+static uint8_t pattern(uint64_t number, uint64_t sender, uint64_t at) {
+    return (uint8_t)((number * 31 + sender * 7 + at * 13 + (at >> 9)) ^ 0x5a);
+}
+
+static void *mini_alloc(const ddl_host *host, size_t bytes) {
+    void *p = malloc(bytes + 1);
+    memset(p, 0xa5, bytes + 1); /* a plugin must not count on zeros */
+    of(host)->blocks++;
+    return p;
+}
+
+static void mini_free(const ddl_host *host, void *memory) {
+    if (memory != NULL) {
+        of(host)->blocks--;
+        free(memory);
+    }
+}
+
+static void mini_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    (void)host, (void)level, (void)line;
+}
+
+static const char *mini_setting(const ddl_host *host, const char *name) {
+    (void)host, (void)name;
+    return NULL;
+}
+
+static uint64_t mini_now_ns(const ddl_host *host) {
+    struct timespec t;
+    (void)host;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t word(const uint8_t *header, int i) {
+    uint64_t w;
+    memcpy(&w, header + 8 * i, 8);
+    return w;
+}
+
+static ddl_status mini_land(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
+                            void **out_to, void **out_token) {
+    endpoint *e = of(host);
+    if (e->refuse) {
+        return DDL_ERR_CORRUPT;
+    }
+    CHECK_EQ(word(header, 2), peer);
+    CHECK(e->landing[peer] == NULL);
+    e->landing_bytes[peer] = *out_bytes = word(header, 0);
+    e->landing_number[peer] = word(header, 1);
+    e->landing[peer] = malloc(*out_bytes + 1);
+    memset(e->landing[peer], 0xee, *out_bytes + 1);
+    *out_to = e->discard ? NULL : e->landing[peer];
+    *out_token = e->landing[peer];
+    e->open_landings++;
+    return DDL_OK;
+}
+
+static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes);
+
+static void mini_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
+    endpoint *e = of(host);
+    uint8_t *data = e->landing[peer];
+    uint64_t bytes = e->landing_bytes[peer], number = e->landing_number[peer], wrong = 0;
+    CHECK(token == data);
+    e->open_landings--;
+    e->landing[peer] = NULL;
+    if (status != DDL_OK) {
+        e->landing_failed[peer]++;
+    } else {
+        for (uint64_t i = 0; i < bytes && !e->discard; i++) {
+            wrong += data[i] != pattern(number, (uint64_t)peer, i);
+        }
+        e->bad += wrong + (data[bytes] != 0xee);
+        CHECK_EQ(number, e->next[peer]);
+        e->next[peer]++;
+        e->arrived[peer]++;
+        if (e->echo) {
+            letter *l = calloc(1, sizeof *l);
+            ddl_status posted = post(e, peer, l, bytes);
+            CHECK(posted == DDL_OK || posted == DDL_IN_PROGRESS);
+            l->borrowed = -1; /* mini_sent frees it */
+            if (posted == DDL_OK) {
+                free(l->payload);
+                free(l);
+            }
+        }
+    }
+    free(data);
+}
+
+static void mini_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    letter *l = (letter *)message;
+    l->returned++;
+    l->status = status;
+    of(host)->returned++;
+    if (l->borrowed == -1) {
+        free(l->payload);
+        free(l);
+    }
+}
+
+static void mini_lost(const ddl_host *host, int32_t peer, int32_t error, const char *what) {
+    CHECK(what != NULL && what[0] != '\0');
+    of(host)->lost[peer]++;
+    of(host)->lost_error[peer] = error;
+}
+
+/* A toy with the shape of the real one: 4 messages, a state that has to be freed, input that comes in any pieces.
+ *   client: 'H' from to | server: 'C' | client: 'P' secret[8] | server: 'W' */
+static ddl_status mini_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
+                             size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer) {
+    endpoint *e = of(host);
+    int *step = *state;
+    if (in == NULL && out == NULL) {
+        e->proofs--;
+        free(step);
+        *state = NULL;
+        return DDL_OK;
+    }
+    CHECK(*out_bytes >= 256);
+    if (step == NULL) {
+        *state = step = calloc(2, sizeof *step);
+        e->proofs++;
+        step[1] = -1;
+    }
+    ddl_status status = DDL_IN_PROGRESS;
+    size_t need[2][3] = {{3, 9, 99}, {0, 1, 1}}; /* bytes that server and client need in each step */
+    *out_used = *out_bytes = 0;
+    if (in_bytes >= need[is_client][*step]) {
+        *out_used = need[is_client][*step];
+        if (is_client) {
+            uint8_t said[3][9] = {{'H', (uint8_t)e->rank, (uint8_t)peer}, {'P'}, {0}};
+            memcpy(said[1] + 1, e->secret, 8);
+            *out_bytes = *step == 0 ? 3 : *step == 1 ? 9 : 0;
+            memcpy(out, said[*step], *out_bytes);
+            *out_peer = peer;
+            status = *step == 0 ? DDL_IN_PROGRESS : in[0] != (*step == 1 ? 'C' : 'W') ? DDL_ERR_AUTH
+                     : *step == 2 ? DDL_OK : DDL_IN_PROGRESS;
+        } else if (*step == 0) {
+            out[0] = 'C';
+            *out_bytes = 1;
+            step[1] = in[1];
+            status = in[0] == 'H' && in[2] == e->rank ? DDL_IN_PROGRESS : DDL_ERR_AUTH;
+        } else {
+            status = in[0] == 'P' && memcmp(in + 1, e->secret, 8) == 0 ? DDL_OK : DDL_ERR_AUTH;
+            out[0] = 'W';
+            *out_bytes = status == DDL_OK;
+            *out_peer = step[1];
+        }
+        ++*step;
+    }
+    if (status != DDL_IN_PROGRESS) {
+        e->proofs--;
+        free(step);
+        *state = NULL;
+    }
+    return status;
+}
+
+/* ---- what the tests do with it ---- */
+
+static void endpoint_open(endpoint *e, int rank, int n, const char *secret) {
+    memset(e, 0, sizeof *e);
+    e->rank = rank;
+    e->secret = secret;
+    e->host = (ddl_host){.size = sizeof e->host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
+                         .log = mini_log, .setting = mini_setting, .now_ns = mini_now_ns, .land = mini_land,
+                         .landed = mini_landed, .sent = mini_sent, .lost = mini_lost,
+                         .prove = secret ? mini_prove : NULL};
+    e->transport = ddl_plugin_template_v1(&e->host)->transport;
+    ddl_transport_params params = {.size = sizeof params, .rank = rank, .world_size = n, .local_ranks = n, .cores = 1,
+                                   .host_id = "here", .authenticated = secret != NULL};
+    CHECK_EQ(e->transport->open(&e->host, &params, &e->self), DDL_OK);
+}
+
+static void endpoint_close(endpoint *e) {
+    e->transport->close(e->self);
+    CHECK_EQ(e->blocks, 0);
+    CHECK_EQ(e->proofs, 0);
+    CHECK_EQ(e->open_landings, 0);
+    CHECK_EQ(e->bad, 0);
+}
+
+static void endpoint_meet(endpoint *e, int peer, const void *address, size_t bytes) {
+    uint64_t latency = 0, bandwidth = 0;
+    CHECK_EQ(e->transport->add_peer(e->self, peer, address, bytes, "here", &latency, &bandwidth), DDL_OK);
+    CHECK(latency > 0 && bandwidth > 0);
+}
+
+static void world_open(endpoint *e, int n, const char *secret) {
+    uint8_t address[RANKS][256];
+    size_t bytes[RANKS];
+    for (int i = 0; i < n; i++) {
+        endpoint_open(&e[i], i, n, secret);
+        bytes[i] = sizeof address[i];
+        CHECK_EQ(e[i].transport->address(e[i].self, address[i], &bytes[i]), DDL_OK);
+    }
+    for (int i = 0; i < n * n; i++) {
+        if (i / n != i % n) {
+            endpoint_meet(&e[i / n], i % n, address[i % n], bytes[i % n]);
+        }
+    }
+}
+
+static void world_close(endpoint *e, int n) {
+    for (int i = 0; i < n; i++) {
+        endpoint_close(&e[i]);
+    }
+}
+
+/* Fills a letter and sends it. DDL_OK: the memory is scribbled over at once, as the caller may. */
+static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes) {
+    uint64_t words[6] = {bytes, e->sent_number[peer]++, (uint64_t)e->rank};
+    memset(l, 0x77, sizeof *l); /* next and priv hold nonsense: they are the transport's to set */
+    memcpy(l->message.header, words, sizeof words);
+    l->returned = 0;
+    l->payload = malloc(bytes + 1);
+    for (uint64_t i = 0; i < bytes; i++) {
+        l->payload[i] = pattern(words[1], words[2], i);
+    }
+    l->message.payload = l->payload;
+    l->message.payload_bytes = bytes;
+    ddl_status status = e->transport->send(e->self, peer, &l->message);
+    if (status == DDL_OK) {
+        memset(l->payload, 0xdd, bytes);
+    }
+    l->borrowed = status == DDL_IN_PROGRESS;
+    return status;
+}
+
+static void letter_free(letter *l) {
+    CHECK_EQ(l->returned, l->borrowed);
+    free(l->payload);
+}
+
+static int progress_all(endpoint *e, int n) {
+    int events = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t got = e[i].self != NULL ? e[i].transport->progress(e[i].self, -1) : 0;
+        CHECK(got >= 0);
+        events += got;
+    }
+    return events;
+}
+
+/* Sleeps on the armed descriptors, as the core does. Returns how many were readable. */
+static int sleep_all(endpoint *e, int n, int ms) {
+    struct pollfd fds[RANKS];
+    for (int i = 0; i < n; i++) {
+        fds[i].events = POLLIN;
+        CHECK_EQ(e[i].transport->arm(e[i].self, &fds[i].fd), DDL_OK);
+    }
+    return poll(fds, (nfds_t)n, ms);
+}
+
+/* Leaves the test when the condition does not come true. The block after it runs in each turn. */
+#define DRIVE(world, n, condition)                                                                                     \
+    for (double until = test_now_s() + 20 * test_slow(); !(condition);)                                                \
+        if (!drive(world, n, until, #condition)) {                                                                     \
+            return;                                                                                                    \
+        } else
+
+static int drive(endpoint *e, int n, double until, const char *what) {
+    if (progress_all(e, n) == 0) {
+        sleep_all(e, n, 100);
+    }
+    if (test_now_s() >= until) {
+        test__fail(__FILE__, __LINE__, "never came true: %s", what);
+    }
+    return test_now_s() < until;
+}
+
+static const uint64_t sizes[] = {0, 1, 47, 48, 49, 4095, 65536, 0, 65537, 300001, 1 << 20, 3};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+static int fd_count(void) {
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        count += fcntl(fd, F_GETFD) >= 0;
+    }
+    return count;
+}
+
+/* All to all: each rank has all its letters under way before anybody reads. */
+static void exchange(int n, const char *secret) {
+    static endpoint e[RANKS];
+    static letter l[RANKS][RANKS][SIZES];
+    int before = fd_count();
+    world_open(e, n, secret);
+    for (int i = 0; i < n * n * SIZES; i++) {
+        int from = i % n, to = i / n % n, k = i / n / n;
+        if (from != to) {
+            CHECK(post(&e[from], to, &l[from][to][k], sizes[k]) >= 0);
+        }
+    }
+    uint64_t done = 0;
+    DRIVE(e, n, done == (uint64_t)(n * (n - 1)) * SIZES) {
+        done = 0;
+        for (int i = 0; i < n * n; i++) {
+            done += e[i / n].arrived[i % n];
+        }
+    }
+    for (int i = 0; i < n * n; i++) {
+        for (int k = 0; i / n != i % n && k < SIZES; k++) {
+            letter_free(&l[i / n][i % n][k]);
+            CHECK(!l[i / n][i % n][k].borrowed || l[i / n][i % n][k].status == DDL_OK);
+        }
+        CHECK_EQ(e[i / n].lost[i % n], 0);
+    }
+    world_close(e, n);
+    CHECK_EQ(fd_count(), before);
+}
+
+TEST(all_sizes_both_ways_by_uid) { exchange(2, NULL); }
+TEST(all_sizes_both_ways_by_secret) { exchange(2, "swordfish"); }
+TEST(eight_ranks_all_to_all_by_uid) { exchange(RANKS, NULL); }
+TEST(eight_ranks_all_to_all_by_secret) { exchange(RANKS, "swordfish"); }
+
+/* send() from inside landed(): the way a core answers a request. */
+TEST(answers_from_within_a_host_function) {
+    static endpoint e[2];
+    letter l[DEPTH];
+    world_open(e, 2, NULL);
+    e[1].echo = 1;
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(post(&e[0], 1, &l[i], sizes[i % SIZES]) >= 0);
+    }
+    DRIVE(e, 2, e[0].arrived[1] == DEPTH) {}
+    for (int i = 0; i < DEPTH; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+/* The receiver does nothing: send() comes back at once, the memory stays borrowed, the socket's buffer bounds it. */
+TEST(a_stuck_receiver_holds_the_sender_up_without_blocking_it) {
+    static endpoint e[2];
+    letter l[DEPTH], first;
+    world_open(e, 2, NULL);
+    post(&e[0], 1, &first, 1);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    double start = test_now_s();
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(post(&e[0], 1, &l[i], 1 << 20) >= 0);
+    }
+    for (int i = 0; i < 100; i++) {
+        e[0].transport->progress(e[0].self, 1);
+    }
+    CHECK(test_now_s() - start < 10 * test_slow());
+    CHECK(e[0].returned < DEPTH / 2);
+    CHECK(l[DEPTH - 1].borrowed && !l[DEPTH - 1].returned);
+    /* Nothing can move, so that nothing may be readable: a core that slept here would spin. */
+    struct pollfd fd = {.events = POLLIN};
+    CHECK_EQ(e[0].transport->arm(e[0].self, &fd.fd), DDL_OK);
+    CHECK_EQ(poll(&fd, 1, 30), 0);
+    DRIVE(e, 2, e[1].arrived[0] == DEPTH + 1) {}
+    DRIVE(e, 2, l[DEPTH - 1].returned) {}
+    letter_free(&first);
+    for (int i = 0; i < DEPTH; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(an_idle_endpoint_sleeps) {
+    static endpoint e[RANKS];
+    letter l;
+    world_open(e, RANKS, "swordfish");
+    CHECK_EQ(sleep_all(e, RANKS, 50), 0); /* before anything happened */
+    post(&e[0], 1, &l, 8);
+    CHECK(sleep_all(e, RANKS, 1000) > 0); /* the connection is something to do */
+    DRIVE(e, RANKS, e[1].arrived[0] == 1 && l.returned) {}
+    while (progress_all(e, RANKS) > 0) {
+    }
+    CHECK_EQ(sleep_all(e, RANKS, 50), 0); /* and after */
+    letter_free(&l);
+    world_close(e, RANKS);
+}
+
+/* What is queued comes back once, with the status of a death; what was landing ends; others are not touched. */
+TEST(peer_dead_gives_everything_back) {
+    static endpoint e[3];
+    letter l[DEPTH], other, later;
+    world_open(e, 3, NULL);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(post(&e[0], 1, &l[i], 1 << 20) >= 0);
+    }
+    DRIVE(e, 3, e[1].open_landings == 1) {
+        e[0].transport->progress(e[0].self, -1);
+        e[1].transport->progress(e[1].self, -1);
+    }
+    e[1].transport->peer_dead(e[1].self, 0);
+    CHECK_EQ(e[1].landing_failed[0], 1);
+    CHECK_EQ(e[1].lost[0], 0); /* the core said it, nobody has to tell the core */
+    e[0].transport->peer_dead(e[0].self, 1);
+    int failed = 0;
+    for (int i = 0; i < DEPTH; i++) {
+        failed += l[i].returned && l[i].status == DDL_ERR_PEER;
+        letter_free(&l[i]);
+    }
+    CHECK(failed > 0);
+    CHECK_EQ(post(&e[0], 1, &later, 5), DDL_ERR_PEER);
+    CHECK_EQ(later.returned, 0);
+    free(later.payload);
+    post(&e[0], 2, &other, 5);
+    DRIVE(e, 3, e[2].arrived[0] == 1) {}
+    letter_free(&other);
+    CHECK_EQ(e[0].lost[1] + e[1].lost[0] + e[0].lost[2] + e[2].lost[0], 0);
+    world_close(e, 3);
+}
+
+/* A rank that finishes early: what it sent comes first, then the news that it is gone, once, without an error. */
+TEST(words_sent_before_close_arrive_before_the_loss) {
+    static endpoint e[2];
+    letter l[4], greeting;
+    world_open(e, 2, NULL);
+    post(&e[1], 0, &greeting, 3);
+    DRIVE(e, 2, e[0].arrived[1] == 1 && greeting.returned) {}
+    post(&e[0], 1, &l[0], 1);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    for (int i = 1; i < 4; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1000), DDL_OK); /* the socket has room */
+    }
+    endpoint_close(&e[0]);
+    DRIVE(e + 1, 1, e[1].lost[0] > 0) {}
+    CHECK_EQ(e[1].arrived[0], 4);
+    CHECK_EQ(e[1].lost[0], 1);
+    CHECK_EQ(e[1].lost_error[0], 0);
+    letter_free(&greeting);
+    for (int i = 0; i < 4; i++) {
+        letter_free(&l[i]);
+    }
+    endpoint_close(&e[1]);
+}
+
+/* close() does not wait for a peer that does not read; what could not go comes back. */
+TEST(close_does_not_wait) {
+    static endpoint e[2];
+    letter l[DEPTH];
+    world_open(e, 2, NULL);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
+    }
+    double start = test_now_s();
+    endpoint_close(&e[0]);
+    CHECK(test_now_s() - start < 2 * test_slow());
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(l[i].status == DDL_ERR_CANCELLED);
+        letter_free(&l[i]);
+    }
+    endpoint_close(&e[1]);
+}
+
+TEST(a_damaged_header_ends_the_link) {
+    static endpoint e[2];
+    letter l[3];
+    world_open(e, 2, NULL);
+    e[1].refuse = 1;
+    for (int i = 0; i < 3; i++) {
+        post(&e[0], 1, &l[i], 1000);
+    }
+    DRIVE(e, 2, e[1].lost[0] == 1 && e[0].lost[1] == 1) {}
+    CHECK_EQ(e[1].lost_error[0], EBADMSG);
+    CHECK_EQ(e[1].arrived[0], 0);
+    for (int i = 0; i < 3; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(a_payload_that_nobody_wants_is_skipped) {
+    static endpoint e[2];
+    letter l[SIZES];
+    world_open(e, 2, NULL);
+    e[1].discard = 1;
+    for (int i = 0; i < SIZES; i++) {
+        post(&e[0], 1, &l[i], sizes[i]);
+    }
+    DRIVE(e, 2, e[1].arrived[0] == SIZES) {}
+    for (int i = 0; i < SIZES; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+/* A rank of another job knows the address but not the secret: it hears no, the victim hears nothing. */
+TEST(a_wrong_secret_is_refused) {
+    static endpoint e[2];
+    letter l, back;
+    int before = fd_count();
+    world_open(e, 2, "swordfish");
+    e[0].secret = "goldfish";
+    post(&e[0], 1, &l, 100);
+    DRIVE(e, 2, e[0].lost[1] == 1) {}
+    CHECK(l.returned && l.status == DDL_ERR_PEER);
+    CHECK_EQ(e[1].arrived[0], 0);
+    CHECK_EQ(e[1].lost[0], 0);
+    CHECK_EQ(post(&e[0], 1, &back, 1), DDL_ERR_PEER);
+    free(back.payload);
+    letter_free(&l);
+    world_close(e, 2);
+    CHECK_EQ(fd_count(), before);
+}
+
+/* Garbage, silence and hang-ups on the listener, more of them than there are slots; then a peer comes and is heard. */
+static void storm(const char *secret) {
+    static endpoint e[2];
+    letter l;
+    int fds[200], before = fd_count();
+    world_open(e, 2, secret);
+    template_address address;
+    size_t bytes = sizeof address;
+    CHECK_EQ(e[1].transport->address(e[1].self, &address, &bytes), DDL_OK);
+    struct sockaddr_un name;
+    socklen_t name_bytes = template_name(&address, &name);
+    for (int i = 0; i < 200; i++) {
+        char junk[300];
+        memset(junk, i, sizeof junk);
+        fds[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        REQUIRE(connect(fds[i], (struct sockaddr *)&name, name_bytes) == 0);
+        if (i % 3 == 0) {
+            CHECK(send(fds[i], junk, sizeof junk, MSG_NOSIGNAL) > 0);
+        } else if (i % 3 == 1) {
+            close(fds[i]);
+            fds[i] = -1;
+        }
+    }
+    progress_all(e, 2);
+    for (int i = 0; i < 200; i++) { /* the silent ones leave; while they stay, the limit of five seconds ends them */
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    post(&e[0], 1, &l, 70000);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    CHECK_EQ(e[1].lost[0], 0);
+    letter_free(&l);
+    world_close(e, 2);
+    CHECK_EQ(fd_count(), before);
+}
+TEST(strangers_do_no_harm_by_uid) { storm(NULL); }
+TEST(strangers_do_no_harm_by_secret) { storm("swordfish"); }
+
+/* Two processes; rank 1 is killed in the middle of a message of its own, while messages to it are queued. */
+typedef struct booth {
+    int there[2];
+    uint8_t address[2][256];
+    uint64_t bytes[2];
+} booth;
+
+static void booth_enter(booth *b, endpoint *e, int rank, const char *secret) {
+    endpoint_open(e, rank, 2, secret);
+    size_t bytes = 256;
+    CHECK_EQ(e->transport->address(e->self, b->address[rank], &bytes), DDL_OK);
+    b->bytes[rank] = bytes;
+    __atomic_store_n(&b->there[rank], 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&b->there[1 - rank], __ATOMIC_ACQUIRE)) {
+        usleep(500);
+    }
+    endpoint_meet(e, 1 - rank, b->address[1 - rank], b->bytes[1 - rank]);
+}
+
+static void victim_and_survivor(int rank, int n, void *arg) {
+    static endpoint e;
+    static letter l[DEPTH];
+    (void)n;
+    booth_enter(arg, &e, rank, "swordfish");
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(post(&e, 1 - rank, &l[i], 1 << 20) >= 0);
+    }
+    if (rank == 1) {
+        DRIVE(&e, 1, e.arrived[0] >= 3) {} /* reads little and never ends its own letters */
+        kill(getpid(), SIGKILL);
+    }
+    DRIVE(&e, 1, e.lost[1] > 0) {}
+    CHECK_EQ(e.lost[1], 1);
+    CHECK(e.arrived[1] < DEPTH || e.next[1] == DEPTH);
+    for (int i = 0; i < DEPTH; i++) {
+        letter_free(&l[i]);
+    }
+    CHECK(l[DEPTH - 1].status == DDL_ERR_PEER);
+    endpoint_close(&e);
+}
+
+TEST(a_kill_is_a_loss_and_returns_everything) {
+    ranks r;
+    ranks_start(&r, 2, victim_and_survivor, ranks_shared(sizeof(booth)));
+    ranks_wait(&r, 30);
+    CHECK(!r.timed_out);
+    CHECK_EQ(r.status[0], 0);
+    CHECK_EQ(WTERMSIG(r.status[1]), SIGKILL);
+}
+
+/* Two processes that both send and both sleep: the ordinary case. */
+static void talker(int rank, int n, void *arg) {
+    static endpoint e;
+    static letter l[10 * SIZES];
+    (void)n;
+    booth_enter(arg, &e, rank, NULL);
+    for (int i = 0; i < 10 * SIZES; i++) {
+        CHECK(post(&e, 1 - rank, &l[i], sizes[i % SIZES]) >= 0);
+        e.transport->progress(e.self, 1 - rank);
+    }
+    int returned = 0;
+    DRIVE(&e, 1, e.arrived[1 - rank] == 10 * SIZES && returned == 10 * SIZES) {
+        returned = 0;
+        for (int i = 0; i < 10 * SIZES; i++) {
+            returned += l[i].returned == l[i].borrowed;
+        }
+    }
+    for (int i = 0; i < 10 * SIZES; i++) {
+        letter_free(&l[i]);
+    }
+    endpoint_close(&e);
+}
+
+TEST(two_processes_talk) { ranks_fork(2, talker, ranks_shared(sizeof(booth)), 30); }
+
+/* A child that the program forked holds copies of the sockets; the end must be seen all the same, and nothing spins. */
+TEST(a_forked_child_does_not_hide_the_end) {
+    static endpoint e[2];
+    letter l;
+    world_open(e, 2, NULL);
+    post(&e[0], 1, &l, 10);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    pid_t child = fork();
+    if (child == 0) {
+        sleep(10);
+        _exit(0);
+    }
+    endpoint_close(&e[0]);
+    DRIVE(e + 1, 1, e[1].lost[0] == 1) {}
+    CHECK_EQ(sleep_all(e + 1, 1, 50), 0);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    letter_free(&l);
+    endpoint_close(&e[1]);
+}
