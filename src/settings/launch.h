@@ -1,0 +1,222 @@
+/* launch: which rank of how many this process is, by the variables of whoever started it, and where rank 0 is. */
+#ifndef DDL_SETTINGS_LAUNCH_H
+#define DDL_SETTINGS_LAUNCH_H
+
+#include "table.h"
+
+#define DDL__WORLD_MAX 1048576
+
+typedef struct ddl__launch {
+    const char *by; /* for messages: "Open MPI" */
+    int32_t rank, world;
+    int32_t local_rank, local_world; /* -1: not told */
+} ddl__launch;
+
+/* In the order they are asked. The first of which a rank or a world is set decides: srun and mpirun often start
+ * torchrun, whose ranks then carry both. world_too: another name of the same thing. */
+typedef struct ddl__launcher {
+    const char *by, *rank, *world, *world_too, *local_rank, *local_world;
+} ddl__launcher;
+
+static const ddl__launcher ddl__launchers[] = {
+    {"RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", NULL, "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI", "PMI_RANK", "PMI_SIZE", NULL, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
+};
+
+/* A batch script of Slurm carries SLURM_PROCID=0 and SLURM_NTASKS too, though it is no task: only a step has a node
+ * list of its own. A plain ./train in a script is a world of one. */
+static bool ddl__launcher_present(const ddl__launcher *l) {
+    if (strcmp(l->by, "Slurm") == 0 && ddl__env("SLURM_STEP_NODELIST") == NULL) {
+        return false;
+    }
+    return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL;
+}
+
+static ddl_status ddl__launch_check(const ddl__launch *l, const char *rank_name, const char *world_name,
+                                    ddl__sentence *why) {
+    if (l->rank >= l->world) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: %s is %d and %s is %d, but ranks go from 0 to %d. Correct the launcher or its variables",
+            rank_name, l->rank, world_name, l->world, l->world - 1);
+    }
+    if (l->local_world > l->world || (l->local_world > 0 && l->local_rank >= l->local_world)) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: this process is rank %d of %d, but %d of %d on its host (%s): these contradict each other",
+            l->rank, l->world, l->local_rank, l->local_world, l->by);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__launch_from(const ddl__launcher *l, ddl__launch *out, ddl__sentence *why) {
+    const char *world_name = l->world_too != NULL && ddl__env(l->world) == NULL ? l->world_too : l->world;
+    const char *set = ddl__env(l->rank) != NULL ? l->rank : world_name, *unset = set == l->rank ? world_name : l->rank;
+    if (ddl__env(unset) == NULL) {
+        return ddl__fail(why, DDL_ERR_CONFIG,
+                         "ddl_init: %s is \"%.60s\", but %s is not set: it takes both, or neither for a world of one",
+                         set, ddl__env(set), unset);
+    }
+    int64_t rank = 0, world = 1, local_rank = -1, local_world = -1;
+    DDL__TRY(ddl__env_int(world_name, 1, DDL__WORLD_MAX, &world, why));
+    DDL__TRY(ddl__env_int(l->rank, 0, DDL__WORLD_MAX - 1, &rank, why));
+    DDL__TRY(ddl__env_int(l->local_rank, 0, DDL__WORLD_MAX - 1, &local_rank, why));
+    if (l->local_world != NULL) {
+        DDL__TRY(ddl__env_int(l->local_world, 1, DDL__WORLD_MAX, &local_world, why));
+    }
+    *out = (ddl__launch){l->by, (int32_t)rank, (int32_t)world, (int32_t)local_rank, (int32_t)local_world};
+    return ddl__launch_check(out, l->rank, world_name, why);
+}
+
+static ddl_status ddl__launch_from_config(const ddl_config *config, ddl__launch *out, ddl__sentence *why) {
+    if (config->world_size < 0 || config->world_size > DDL__WORLD_MAX || config->rank < 0 ||
+        config->rank >= config->world_size) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: rank %d of world_size %d in ddl_config is not possible; ranks go from 0 to world_size "
+            "- 1, at most %d ranks, and both 0 takes them from the environment",
+            config->rank, config->world_size, DDL__WORLD_MAX);
+    }
+    *out = (ddl__launch){"ddl_config", config->rank, config->world_size, -1, -1};
+    return DDL_OK;
+}
+
+static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, ddl__sentence *why) {
+    if (config->world_size != 0 || config->rank != 0) {
+        return ddl__launch_from_config(config, out, why);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
+        if (ddl__launcher_present(&ddl__launchers[i])) {
+            return ddl__launch_from(&ddl__launchers[i], out, why);
+        }
+    }
+    *out = (ddl__launch){"nobody", 0, 1, 0, 1};
+    return DDL_OK;
+}
+
+/* Where the ranks meet. */
+enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
+
+typedef struct ddl__place {
+    int kind;         /* enum ddl__meeting */
+    char *host;       /* TCP: a name or an address, without brackets */
+    int32_t port;     /* TCP: the first port to try */
+    int32_t ports;    /* how many in a row; 1 but for torchrun */
+    char *folder;     /* FILE */
+    const char *from; /* for messages: "MASTER_ADDR and MASTER_PORT" */
+} ddl__place;
+
+/* The first host of Slurm's list: "node[03-07,9],x1" is node03. */
+static void ddl__first_host(const char *list, char *out, size_t cap) {
+    size_t head = strcspn(list, "[,"), number = 0;
+    const char *inside = list + head, *tail = "";
+    if (*inside == '[') {
+        inside++;
+        number = strcspn(inside, "-,]");
+        tail = strchr(inside, ']');
+        tail = tail != NULL ? tail + 1 : "";
+    }
+    snprintf(out, cap, "%.*s%.*s%.*s", (int)head, list, (int)number, inside, (int)strcspn(tail, ",["), tail);
+}
+
+static ddl_status ddl__place_set_tcp(ddl__base *base, const char *host, size_t host_bytes, const char *port,
+                                     const char *port_name, ddl__place *out, ddl__sentence *why) {
+    int64_t number = 0;
+    if (!ddl__parse_int(port, 1, 65535, &number)) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: the port of %s is \"%.60s\", which is not a whole number from 1 to 65535. All ranks "
+            "need the same free port of rank 0's machine",
+            port_name, port);
+    }
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') { /* an IPv6 address in a URL */
+        host++;
+        host_bytes -= 2;
+    }
+    if (host_bytes == 0 || host_bytes > 255) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s gives no host name where rank 0 runs", port_name);
+    }
+    out->host = ddl__alloc(base, host_bytes + 1);
+    if (out->host == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the name of rank 0's host");
+    }
+    memcpy(out->host, host, host_bytes);
+    out->kind = DDL__MEET_TCP;
+    out->port = (int32_t)number;
+    out->ports = 1;
+    return DDL_OK;
+}
+
+static ddl_status ddl__place_from_url(ddl__base *base, const char *url, const char *from, ddl__place *out,
+                                      ddl__sentence *why) {
+    out->from = from;
+    if (strncmp(url, "tcp://", 6) == 0) {
+        const char *host = url + 6, *colon = strrchr(host, ':');
+        if (colon != NULL) {
+            return ddl__place_set_tcp(base, host, (size_t)(colon - host), colon + 1, from, out, why);
+        }
+    } else if (strncmp(url, "file:///", 8) == 0) {
+        out->kind = DDL__MEET_FILE;
+        out->folder = ddl__copy_string(base, url + 7);
+        return out->folder != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for a path");
+    }
+    return ddl__fail(why, DDL_ERR_CONFIG,
+                     "ddl_init: %s is \"%.200s\"; tcp://host:port and file:///absolute/folder are possible", from, url);
+}
+
+/* The agent of torchrun listens on MASTER_PORT itself and says so; rank 0 then takes one of the ports that follow, and
+ * the others find out which by the handshake. */
+static void ddl__place_beside_agent(ddl__place *place) {
+    const char *agent = ddl__env("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent != NULL && strcmp(agent, "True") == 0) {
+        place->port = place->port < 65527 ? place->port + 1 : 65520;
+        place->ports = 8;
+    }
+}
+
+static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__place *out,
+                                         ddl__sentence *why) {
+    const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
+               *list = ddl__env("SLURM_STEP_NODELIST");
+    char first[256];
+    if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
+        ddl__first_host(list, first, sizeof first);
+        host = first;
+    }
+    if (host == NULL || port == NULL) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
+            "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
+            "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder",
+            launch->rank, launch->world, launch->by,
+            host != NULL   ? "MASTER_PORT"
+            : port != NULL ? "MASTER_ADDR"
+                           : "MASTER_ADDR or MASTER_PORT");
+    }
+    out->from = "MASTER_ADDR and MASTER_PORT";
+    DDL__TRY(ddl__place_set_tcp(base, host, strlen(host), port, "MASTER_PORT", out, why));
+    ddl__place_beside_agent(out);
+    return DDL_OK;
+}
+
+static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__place *out,
+                                  ddl__sentence *why) {
+    const char *url = ddl__setting_env("DDL_RENDEZVOUS");
+    if (config->exchange != NULL) {
+        out->kind = DDL__MEET_EXCHANGE;
+        return DDL_OK;
+    }
+    if (config->rendezvous != NULL && config->rendezvous[0] != 0) {
+        return ddl__place_from_url(base, config->rendezvous, "rendezvous of ddl_config", out, why);
+    }
+    if (url != NULL) {
+        return ddl__place_from_url(base, url, "DDL_RENDEZVOUS", out, why);
+    }
+    return launch->world > 1 ? ddl__place_from_master(base, launch, out, why) : DDL_OK;
+}
+
+#endif /* DDL_SETTINGS_LAUNCH_H */

@@ -1,0 +1,186 @@
+/* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
+ * It must not know of ranks. */
+#ifndef DDL_SETTINGS_MACHINE_H
+#define DDL_SETTINGS_MACHINE_H
+
+#include "../wire/sha256.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+/* Reads a small text file, at most cap - 1 bytes of it, and ends it with a 0. Returns its bytes, or -1. Files of /proc
+ * give no size beforehand. */
+static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    size_t used = 0;
+    while (used < cap - 1) {
+        ssize_t n = read(fd, out + used, cap - 1 - used);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        used += (size_t)n;
+    }
+    close(fd);
+    out[used] = 0;
+    return (ssize_t)used;
+}
+
+/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
+static int32_t ddl__quota_of(const char *folder) {
+    char path[4300], text[64];
+    long long quota = -1, period = -1;
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (ddl__read_text(path, text, sizeof text) > 0) {
+        (void)sscanf(text, "%lld %lld", &quota, &period);
+    } else { /* version 1 */
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &quota);
+        }
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &period);
+        }
+    }
+    if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
+        return INT32_MAX;
+    }
+    return (int32_t)((quota + period - 1) / period);
+}
+
+/* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
+ * Inside a container it is often "/" while the quota stands at the root of what is mounted. */
+static bool ddl__cgroup_path(const char *list, const char *controller, char *out, size_t cap) {
+    for (const char *line = list; line != NULL && *line != 0;) {
+        const char *end = strchr(line, '\n'), *first = strchr(line, ':');
+        const char *second = first != NULL ? strchr(first + 1, ':') : NULL;
+        if (second == NULL || (end != NULL && second > end)) {
+            return false;
+        }
+        size_t names = (size_t)(second - first - 1);
+        char field[128];
+        snprintf(field, sizeof field, ",%.*s,", (int)DDL__MIN(names, sizeof field - 3), first + 1);
+        if (strstr(field, controller) != NULL) {
+            size_t bytes = end != NULL ? (size_t)(end - second - 1) : strlen(second + 1);
+            snprintf(out, cap, "%.*s", (int)DDL__MIN(bytes, cap - 1), second + 1);
+            return true;
+        }
+        line = end != NULL ? end + 1 : NULL;
+    }
+    return false;
+}
+
+/* Every group above counts as well: the tightest quota wins. */
+static int32_t ddl__cgroup_cores(void) {
+    static const char *const roots[2] = {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"};
+    static const char *const controllers[2] = {",,", ",cpu,"};
+    char list[4096], path[2048], folder[4096];
+    int32_t cores = INT32_MAX;
+    if (ddl__read_text("/proc/self/cgroup", list, sizeof list) < 0) {
+        list[0] = 0;
+    }
+    for (int version = 0; version < 2; version++) {
+        if (!ddl__cgroup_path(list, controllers[version], path, sizeof path)) {
+            path[0] = 0;
+        }
+        for (;;) {
+            snprintf(folder, sizeof folder, "%s%s", roots[version], path);
+            cores = DDL__MIN(cores, ddl__quota_of(folder));
+            char *slash = strrchr(path, '/');
+            if (slash == NULL) {
+                break;
+            }
+            *slash = 0;
+        }
+    }
+    return cores;
+}
+
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
+static int32_t ddl__cores(void) {
+    int32_t cores = 0;
+    for (size_t most = 1024; most <= 1u << 17 && cores == 0;
+         most *= 4) { /* EINVAL: the kernel has more than the mask */
+        cpu_set_t *set = CPU_ALLOC(most);
+        if (set == NULL) {
+            break;
+        }
+        size_t bytes = CPU_ALLOC_SIZE(most);
+        if (sched_getaffinity(0, bytes, set) == 0) {
+            cores = CPU_COUNT_S(bytes, set);
+        }
+        CPU_FREE(set);
+    }
+    if (cores == 0) {
+        cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    }
+    return DDL__MIN(cores, ddl__cgroup_cores());
+}
+
+/* Descriptors in use now. Without /proc a guess that is on the safe side. */
+static int32_t ddl__open_fds(void) {
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) {
+        return 64;
+    }
+    int32_t count = -3; /* ".", ".." and the folder itself */
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return DDL__MAX(count, 0);
+}
+
+/* Makes room for `more` file descriptors above those in use: raises the soft limit as far as it needs, so that a job
+ * too large for its limits fails at its start and not at its first checkpoint. Not higher: select() in the program
+ * breaks above 1024. */
+static ddl_status ddl__need_fds(int32_t more, ddl__sentence *why) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return DDL_OK; /* a sandbox that does not tell; it will show */
+    }
+    rlim_t used = (rlim_t)ddl__open_fds(), need = used + (rlim_t)more;
+    if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= need) {
+        return DDL_OK;
+    }
+    unsigned long long hard = (unsigned long long)limit.rlim_max, soft = (unsigned long long)limit.rlim_cur;
+    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need) {
+        limit.rlim_cur = need;
+        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+            return DDL_OK;
+        }
+    }
+    return ddl__fail(why, DDL_ERR_SYSTEM,
+                     "ddl_init: this job needs %d file descriptors besides the %llu in use, but the limit is %llu and "
+                     "cannot be raised above %llu. Raise it where the job is started: ulimit -n %llu, LimitNOFILE= of "
+                     "systemd, --ulimit nofile= of a container",
+                     more, (unsigned long long)used, soft, hard, (unsigned long long)need);
+}
+
+/* Equal on two processes when they share a host: same boot of the same kernel, and same network namespace. A container
+ * with its own network counts as its own host: unix sockets and loopback do not lead out of it. */
+static void ddl__host_id(char *out, size_t cap) {
+    char boot[80];
+    struct stat space;
+    ssize_t n = ddl__read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (n > 0) {
+        boot[strcspn(boot, "\n")] = 0;
+    } else if (gethostname(boot, sizeof boot) != 0) {
+        snprintf(boot, sizeof boot, "unknown");
+    }
+    boot[sizeof boot - 1] = 0;
+    uint64_t network = stat("/proc/self/ns/net", &space) == 0 ? (uint64_t)space.st_ino : 0;
+    snprintf(out, cap, "%s/%" PRIu64, boot, network);
+}
+
+#endif /* DDL_SETTINGS_MACHINE_H */
