@@ -1,6 +1,7 @@
 /* adamw.h: gradient clipping, the learning-rate schedule, and AdamW.
  *
- * Every rank holds the same averaged gradient, bit for bit, so that every rank takes the same step and nothing needs to be sent. */
+ * Every rank holds the same averaged gradient, bit for bit, so that every rank takes the same step and nothing needs to
+ * be sent. */
 #ifndef ADAMW_H
 #define ADAMW_H
 
@@ -42,7 +43,8 @@ static double adamw_step(struct adamw *o, struct model *m, size_t step) {
     for (size_t i = 0; i < m->tensor_count; i++) {
         const struct tensor *p = &m->tensors[i];
         rates.decay = p->decays ? (float)o->decay : 0.0f;
-        kernel->adamw(&rates, m->params + p->first, m->grads + p->first, o->mean + p->first, o->square + p->first, p->count);
+        kernel->adamw(&rates, m->params + p->first, m->grads + p->first, o->mean + p->first, o->square + p->first,
+                      p->count);
     }
     return norm;
 }

@@ -3,8 +3,8 @@
  *     file     = section*, in this order: "setup", "params", "moments", "curve", "end"
  *     section  = tag (8 bytes, zero padded), length (u64), CRC-32C of tag, length and data (u64), data
  *
- * Integers and floats lie in the machine's own byte order; another order shows as a wrong length. Two files are kept, so that a file
- * damaged after it was written costs --save steps, not the run. */
+ * Integers and floats lie in the machine's own byte order; another order shows as a wrong length. Two files are kept,
+ * so that a file damaged after it was written costs --save steps, not the run. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -65,7 +65,8 @@ static size_t checkpoint_list(const char *folder, uint64_t steps[CHECKPOINT_LIST
     for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
         unsigned long long step;
         int end = 0;
-        if (sscanf(entry->d_name, "checkpoint-%8llu.gpt%n", &step, &end) != 1 || end == 0 || entry->d_name[end] != '\0') {
+        if (sscanf(entry->d_name, "checkpoint-%8llu.gpt%n", &step, &end) != 1 || end == 0 ||
+            entry->d_name[end] != '\0') {
             continue;
         }
         size_t i = count < CHECKPOINT_LIST ? count++ : CHECKPOINT_LIST - 1;
@@ -82,6 +83,21 @@ static size_t checkpoint_list(const char *folder, uint64_t steps[CHECKPOINT_LIST
 
 static void checkpoint_name(char name[CHECKPOINT_NAME], uint64_t step) {
     snprintf(name, CHECKPOINT_NAME, "checkpoint-%08llu.gpt", (unsigned long long)step);
+}
+
+/* Deletes all but the newest `keep` up to `step`. Those beyond `step` were passed over as damaged when the run resumed.
+ */
+static void checkpoint_prune(const char *folder, uint64_t step, size_t keep) {
+    uint64_t steps[CHECKPOINT_LIST];
+    for (size_t i = 0, count = checkpoint_list(folder, steps); i < count; i++) {
+        char name[CHECKPOINT_NAME], path[PATH_MAX];
+        checkpoint_name(name, steps[i]);
+        if (steps[i] <= step && keep > 0) {
+            keep--;
+        } else if (snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path) {
+            unlink(path);
+        }
+    }
 }
 
 /* ---- saving ----------------------------------------------------------------------------------------------------- */
@@ -119,13 +135,7 @@ static bool checkpoint_save(const struct run *run, const char *folder) {
     if (!output_commit(&o)) {
         return false;
     }
-    uint64_t steps[CHECKPOINT_LIST];
-    for (size_t i = 2, count = checkpoint_list(folder, steps); i < count; i++) { /* only now are older ones not needed */
-        char path[PATH_MAX];
-        checkpoint_name(name, steps[i]);
-        snprintf(path, sizeof path, "%s/%s", folder, name);
-        unlink(path);
-    }
+    checkpoint_prune(folder, run->setup.step, 2); /* only now are older ones not needed */
     return true;
 }
 
@@ -171,25 +181,29 @@ static bool checkpoint_read(struct run *run, const char *path, bool *out_fatal) 
     struct setup found, want = run->setup;
     size_t floats_bytes = run->model->count * sizeof(float);
     bool good = read_section(file, path, "setup", &found, sizeof found);
-    if (good && (found.layers != want.layers || found.dim != want.dim || found.heads != want.heads || found.context != want.context)) {
+    if (good && (found.layers != want.layers || found.dim != want.dim || found.heads != want.heads ||
+                 found.context != want.context)) {
         *out_fatal = true;
-        good = problem("%s is of a model with --layers %llu --dim %llu --heads %llu --context %llu; this run has %llu, %llu, %llu, %llu.",
-                       path, (unsigned long long)found.layers, (unsigned long long)found.dim, (unsigned long long)found.heads,
-                       (unsigned long long)found.context, (unsigned long long)want.layers, (unsigned long long)want.dim,
-                       (unsigned long long)want.heads, (unsigned long long)want.context);
+        good =
+            problem("%s is of a model with --layers %llu --dim %llu --heads %llu --context %llu; this run has %llu, "
+                    "%llu, %llu, %llu.",
+                    path, (unsigned long long)found.layers, (unsigned long long)found.dim,
+                    (unsigned long long)found.heads, (unsigned long long)found.context, (unsigned long long)want.layers,
+                    (unsigned long long)want.dim, (unsigned long long)want.heads, (unsigned long long)want.context);
     }
     if (good) {
         run->setup = found;
         good = read_section(file, path, "params", run->model->params, floats_bytes) &&
-               read_section(file, path, "moments", run->optimizer->mean, 2 * floats_bytes) && read_curve(file, path, run) &&
-               read_section(file, path, "end", NULL, 0);
+               read_section(file, path, "moments", run->optimizer->mean, 2 * floats_bytes) &&
+               read_curve(file, path, run) && read_section(file, path, "end", NULL, 0);
     }
     fclose(file);
     run->setup = good ? found : want;
     return good;
 }
 
-/* Loads the newest sound checkpoint; says on stderr which ones it passed over. run->setup becomes the one that was saved. */
+/* Loads the newest sound checkpoint; says on stderr which ones it passed over. run->setup becomes the one that was
+ * saved. */
 static bool checkpoint_load(struct run *run, const char *folder) {
     uint64_t steps[CHECKPOINT_LIST];
     size_t count = checkpoint_list(folder, steps);
@@ -208,8 +222,10 @@ static bool checkpoint_load(struct run *run, const char *folder) {
         }
         fprintf(stderr, "train_gpt: %s Passed over.\n", problem_text);
     }
-    return count > 0 ? problem("None of the %zu checkpoints in %s is sound; start again without --resume in another --out.", count, folder)
-                     : problem("There is no checkpoint in %s to resume from; leave --resume out to start.", folder);
+    return count > 0
+               ? problem("None of the %zu checkpoints in %s is sound; start again without --resume in another --out.",
+                         count, folder)
+               : problem("There is no checkpoint in %s to resume from; leave --resume out to start.", folder);
 }
 
 #endif

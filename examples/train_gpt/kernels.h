@@ -19,8 +19,8 @@ enum gemm_zeros {
     A_ZERO_BELOW,   /* A is upper triangular */
 };
 
-/* C (m, n) = A (m, k) B (k, n), or += with `add`. X[i][j] lies at x[i * x_row + j * x_col], so that a transpose is a swap of
- * strides; one of a matrix's two strides is 1, and C's columns are adjacent. */
+/* C (m, n) = A (m, k) B (k, n), or += with `add`. X[i][j] lies at x[i * x_row + j * x_col], so that a transpose is a
+ * swap of strides; one of a matrix's two strides is 1, and C's columns are adjacent. */
 struct gemm {
     size_t m, n, k;
     const float *a;
@@ -40,7 +40,8 @@ struct adamw_rates {
 
 struct kernels {
     void (*gemm)(const struct gemm *g);
-    void (*norm)(float *out, float *stats, const float *x, const float *gain, const float *bias, size_t rows, size_t dim);
+    void (*norm)(float *out, float *stats, const float *x, const float *gain, const float *bias, size_t rows,
+                 size_t dim);
     void (*norm_back)(float *d_x, float *d_gain, float *d_bias, const float *d_out, const float *x, const float *stats,
                       const float *gain, size_t rows, size_t dim);
     void (*gelu)(float *out, const float *x, size_t count);
@@ -49,16 +50,18 @@ struct kernels {
     void (*softmax_back)(float *d, const float *p, size_t context, float scale);
     double (*cross_entropy)(float *x, const uint8_t *target, size_t rows, size_t classes);
     double (*sum_squares)(const float *x, size_t count);
-    void (*adamw)(const struct adamw_rates *rates, float *param, const float *grad, float *mean, float *square, size_t count);
+    void (*adamw)(const struct adamw_rates *rates, float *param, const float *grad, float *mean, float *square,
+                  size_t count);
 };
 
-/* Cache blocks: a block of A (96 KiB) and one of B (512 KiB) live in the second-level cache, one panel of B (16 KiB) in the first.
- * 96 is a multiple of every tile height; GEMM_N of every tile width. */
+/* Cache blocks: a block of A (96 KiB) and one of B (512 KiB) live in the second-level cache, one panel of B (16 KiB) in
+ * the first. 96 is a multiple of every tile height; GEMM_N of every tile width. */
 enum { GEMM_M = 96, GEMM_N = 512, GEMM_K = 256 };
 static float gemm_a[GEMM_M * GEMM_K] __attribute__((aligned(64)));
 static float gemm_b[GEMM_N * GEMM_K] __attribute__((aligned(64)));
 
-/* gcc -std=c11 neither fuses a*b+c nor unrolls at -O2; clang does both. The pragma makes the speed independent of the flags. */
+/* gcc -std=c11 neither fuses a*b+c nor unrolls at -O2; clang does both. The pragma makes the speed independent of the
+ * flags. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC optimize("O3", "fp-contract=fast")

@@ -4,11 +4,12 @@
  *     ISA(name)     the name with the instruction set appended, so that the copies can live side by side
  *     ISA_TARGET    the function attribute that switches the instruction set on, or nothing
  *     ISA_BYTES     vector width; ISA_ROWS: rows of C that the matrix product keeps in registers
- * Vectors are the compilers' own (GCC and clang share the extension), so that one text serves SSE, AVX2, AVX-512 and NEON.
- * Every array length here is a multiple of 16 floats, the widest vector: options.h sees to it. */
+ * Vectors are the compilers' own (GCC and clang share the extension), so that one text serves SSE, AVX2, AVX-512 and
+ * NEON. Every array length here is a multiple of 16 floats, the widest vector: options.h sees to it. */
 
 typedef float ISA(vec) __attribute__((vector_size(ISA_BYTES)));
-typedef float ISA(loose) __attribute__((vector_size(ISA_BYTES), aligned(4), may_alias)); /* a vec anywhere among floats */
+typedef float ISA(loose)
+    __attribute__((vector_size(ISA_BYTES), aligned(4), may_alias)); /* a vec anywhere among floats */
 typedef int32_t ISA(ivec) __attribute__((vector_size(ISA_BYTES)));
 
 #define VEC ISA(vec)
@@ -34,8 +35,8 @@ INLINE VEC ISA(max)(VEC a, VEC b) {
     return (VEC)((take_a & (IVEC)a) | (~take_a & (IVEC)b));
 }
 
-/* e^x to 2 ulp for x <= 88; below -87 it gives about 1e-38 instead of a denormal. Cephes' expf: x = n ln2 + r, |r| <= ln2/2,
- * a degree-5 polynomial for e^r, and 2^n made by writing n into the exponent bits. */
+/* e^x to 2 ulp for x <= 88; below -87 it gives about 1e-38 instead of a denormal. Cephes' expf: x = n ln2 + r, |r| <=
+ * ln2/2, a degree-5 polynomial for e^r, and 2^n made by writing n into the exponent bits. */
 INLINE VEC ISA(exp)(VEC x) {
     const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits */
     x = ISA(max)(x, (VEC){0} - 87.0f);
@@ -55,8 +56,9 @@ INLINE VEC ISA(exp)(VEC x) {
 
 enum { ISA(COLS) = 2 * LANES };
 
-/* One tile of C: ISA_ROWS x two vectors of sums live in registers while p runs. Per p: two vector loads of B, ISA_ROWS scalars of A,
- * 2*ISA_ROWS fused multiply-adds, which is what hides the latency of the multiply-add units. `step` is a constant after inlining. */
+/* One tile of C: ISA_ROWS x two vectors of sums live in registers while p runs. Per p: two vector loads of B, ISA_ROWS
+ * scalars of A, 2*ISA_ROWS fused multiply-adds, which is what hides the latency of the multiply-add units. `step` is a
+ * constant after inlining. */
 INLINE void ISA(tile)(size_t k, const float *const *a, size_t step, const float *b, VEC acc[ISA_ROWS][2]) {
     VEC sum[ISA_ROWS][2] = {{{0}}};
     for (size_t p = 0; p < k; p++) {
@@ -120,7 +122,8 @@ KERNEL void ISA(pack_b)(const struct gemm *g, const float *b, size_t k, size_t n
     }
 }
 
-/* Copies an (m, k) block of a transposed A into panels of ISA_ROWS rows. An A that is not transposed is read in place. */
+/* Copies an (m, k) block of a transposed A into panels of ISA_ROWS rows. An A that is not transposed is read in place.
+ */
 KERNEL void ISA(pack_a)(const float *a, size_t a_col, size_t m, size_t k) {
     float *to = gemm_a;
     for (size_t i = 0; i < m; i += ISA_ROWS, to += k * ISA_ROWS) {
@@ -160,8 +163,8 @@ KERNEL void ISA(block)(const struct gemm *g, size_t i0, size_t m, size_t p0, siz
             } else {
                 ISA(tile)(last - first, a, 1, b, acc);
             }
-            ISA(store_tile)(acc, g->c + top * g->c_row + j0 + j, g->c_row, rows,
-                            n - j < ISA(COLS) ? n - j : ISA(COLS), add);
+            ISA(store_tile)
+            (acc, g->c + top * g->c_row + j0 + j, g->c_row, rows, n - j < ISA(COLS) ? n - j : ISA(COLS), add);
         }
     }
 }
@@ -187,7 +190,8 @@ KERNEL void ISA(gemm)(const struct gemm *g) {
 /* ---- layer norm ------------------------------------------------------------------------------------------------- */
 
 /* out, x (rows, dim); gain, bias (dim); stats (rows, 2) keeps mean and 1/deviation for the way back. */
-KERNEL void ISA(norm)(float *out, float *stats, const float *x, const float *gain, const float *bias, size_t rows, size_t dim) {
+KERNEL void ISA(norm)(float *out, float *stats, const float *x, const float *gain, const float *bias, size_t rows,
+                      size_t dim) {
     for (size_t t = 0; t < rows; t++, x += dim, out += dim, stats += 2) {
         VEC sum = {0}, square = {0};
         for (size_t i = 0; i < dim; i += LANES) {
@@ -207,9 +211,10 @@ KERNEL void ISA(norm)(float *out, float *stats, const float *x, const float *gai
     }
 }
 
-/* Adds the gradient with respect to x to d_x, which already holds what flows around the norm along the residual stream. */
-KERNEL void ISA(norm_back)(float *d_x, float *d_gain, float *d_bias, const float *d_out, const float *x, const float *stats,
-                           const float *gain, size_t rows, size_t dim) {
+/* Adds the gradient with respect to x to d_x, which already holds what flows around the norm along the residual stream.
+ */
+KERNEL void ISA(norm_back)(float *d_x, float *d_gain, float *d_bias, const float *d_out, const float *x,
+                           const float *stats, const float *gain, size_t rows, size_t dim) {
     memset(d_gain, 0, dim * sizeof *d_gain);
     memset(d_bias, 0, dim * sizeof *d_bias);
     for (size_t t = 0; t < rows; t++, x += dim, d_x += dim, d_out += dim, stats += 2) {
@@ -233,7 +238,8 @@ KERNEL void ISA(norm_back)(float *d_x, float *d_gain, float *d_bias, const float
 
 /* ---- GELU ------------------------------------------------------------------------------------------------------- */
 
-/* The tanh form (Hendrycks and Gimpel 2016), written as x * sigmoid(2u): 0.5 (1 + tanh u) is the sigmoid of 2u, one exponential. */
+/* The tanh form (Hendrycks and Gimpel 2016), written as x * sigmoid(2u): 0.5 (1 + tanh u) is the sigmoid of 2u, one
+ * exponential. */
 INLINE VEC ISA(gelu_gate)(VEC x) {
     VEC twice_u = 1.5957691216f * (x + 0.044715f * x * x * x);
     return 1.0f / (1.0f + ISA(exp)(-ISA(max)(twice_u, (VEC){0} - 80.0f)));
@@ -276,7 +282,8 @@ INLINE float ISA(exponentials)(float *x, size_t count, float scale, float *out_m
     return ISA(sum_lanes)(sum);
 }
 
-/* Row t of x (context, context) becomes the softmax of scale * x[0..t], and zero after t: no byte looks at later ones. */
+/* Row t of x (context, context) becomes the softmax of scale * x[0..t], and zero after t: no byte looks at later ones.
+ */
 KERNEL void ISA(softmax_causal)(float *x, size_t context, float scale) {
     for (size_t t = 0; t < context; t++, x += context) {
         size_t seen = t + 1, padded = (seen + LANES - 1) / LANES * LANES;
@@ -292,7 +299,8 @@ KERNEL void ISA(softmax_causal)(float *x, size_t context, float scale) {
     }
 }
 
-/* d (context, context) becomes the gradient of the scores: row by row p * (d - sum(p * d)) * scale. Zero where p is zero. */
+/* d (context, context) becomes the gradient of the scores: row by row p * (d - sum(p * d)) * scale. Zero where p is
+ * zero. */
 KERNEL void ISA(softmax_back)(float *d, const float *p, size_t context, float scale) {
     for (size_t t = 0; t < context; t++, d += context, p += context) {
         VEC sum = {0};
@@ -306,7 +314,8 @@ KERNEL void ISA(softmax_back)(float *d, const float *p, size_t context, float sc
     }
 }
 
-/* x (rows, classes): logits become their gradient of the mean loss; returns the sum of the rows' cross-entropies in nats. */
+/* x (rows, classes): logits become their gradient of the mean loss; returns the sum of the rows' cross-entropies in
+ * nats. */
 KERNEL double ISA(cross_entropy)(float *x, const uint8_t *target, size_t rows, size_t classes) {
     double total = 0.0;
     for (size_t t = 0; t < rows; t++, x += classes) {
@@ -336,7 +345,8 @@ KERNEL double ISA(sum_squares)(const float *x, size_t count) {
     return total;
 }
 
-/* sqrt(x) for x >= 0 as x / sqrt(x): the exponent-halving guess, then three Newton steps. C has no square root of a vector. */
+/* sqrt(x) for x >= 0 as x / sqrt(x): the exponent-halving guess, then three Newton steps. C has no square root of a
+ * vector. */
 INLINE VEC ISA(sqrt)(VEC x) {
     VEC y = (VEC)(0x5f3759df - ((IVEC)x >> 1));
     for (int i = 0; i < 3; i++) {
@@ -345,7 +355,8 @@ INLINE VEC ISA(sqrt)(VEC x) {
     return x * y;
 }
 
-KERNEL void ISA(adamw)(const struct adamw_rates *rates, float *param, const float *grad, float *mean, float *square, size_t count) {
+KERNEL void ISA(adamw)(const struct adamw_rates *rates, float *param, const float *grad, float *mean, float *square,
+                       size_t count) {
     struct adamw_rates r = *rates; /* by value: stores through float pointers could alias *rates */
     for (size_t i = 0; i < count; i += LANES) {
         VEC g = AT_CONST(grad + i) * r.grad_scale;
@@ -359,8 +370,8 @@ KERNEL void ISA(adamw)(const struct adamw_rates *rates, float *param, const floa
 }
 
 static const struct kernels ISA(kernels) = {
-    ISA(gemm),         ISA(norm),          ISA(norm_back),   ISA(gelu),  ISA(gelu_back), ISA(softmax_causal),
-    ISA(softmax_back), ISA(cross_entropy), ISA(sum_squares), ISA(adamw),
+    ISA(gemm),           ISA(norm),         ISA(norm_back),     ISA(gelu),        ISA(gelu_back),
+    ISA(softmax_causal), ISA(softmax_back), ISA(cross_entropy), ISA(sum_squares), ISA(adamw),
 };
 
 #undef VEC

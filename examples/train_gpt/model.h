@@ -1,12 +1,14 @@
 /* model.h: a byte-level GPT: where its parameters lie, the forward pass, the backward pass.
  *
  * Shapes in comments: B sequences, T positions (the context), C channels (dim), H heads, V = 256 byte values; N = B T.
- * Pre-norm blocks as in GPT-2; linear layers without bias, since the layer norm before each has one; the output matrix is not tied
- * to the embedding, so that every gradient belongs to exactly one layer. It must not know that other ranks exist. */
+ * Pre-norm blocks as in GPT-2; linear layers without bias, since the layer norm before each has one; the output matrix
+ * is not tied to the embedding, so that every gradient belongs to exactly one layer. It must not know that other ranks
+ * exist. */
 #ifndef MODEL_H
 #define MODEL_H
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "kernels.h"
 #include "problem.h"
@@ -20,7 +22,7 @@ struct shape {
 
 struct tensor {
     size_t first, count; /* its place among the parameters */
-    double deviation;    /* of the initial values; 0: all `fill` */
+    double deviation;    /* of the random initial values; 0: all are `fill` */
     float fill;
     bool decays; /* matrices decay; gains and biases do not */
 };
@@ -44,14 +46,14 @@ struct block {
 
 /* What a block's forward pass leaves for its backward pass. */
 struct trace {
-    float *in;               /* (N, C) the residual stream, before attention */
-    float *norm1, *stats1;   /* (N, C), (N, 2) */
-    float *qkv;              /* (N, 3C) */
-    float *attention;        /* (B, H, T, T) */
-    float *heads;            /* (N, C) */
-    float *middle;           /* (N, C) the residual stream, before the MLP */
-    float *norm2, *stats2;   /* (N, C), (N, 2) */
-    float *up, *gelu;        /* (N, 4C) */
+    float *in;             /* (N, C) the residual stream, before attention */
+    float *norm1, *stats1; /* (N, C), (N, 2) */
+    float *qkv;            /* (N, 3C) */
+    float *attention;      /* (B, H, T, T) */
+    float *heads;          /* (N, C) */
+    float *middle;         /* (N, C) the residual stream, before the MLP */
+    float *norm2, *stats2; /* (N, C), (N, 2) */
+    float *up, *gelu;      /* (N, 4C) */
 };
 
 struct model {
@@ -76,8 +78,13 @@ typedef void layer_ready(void *user, size_t index);
 
 /* ---- layout ----------------------------------------------------------------------------------------------------- */
 
-static void add_tensor(struct model *m, size_t count, double deviation, float fill) {
-    m->tensors[m->tensor_count++] = (struct tensor){m->count, count, deviation, fill, deviation > 0.0};
+static void add_matrix(struct model *m, size_t rows, size_t columns, double deviation) {
+    m->tensors[m->tensor_count++] = (struct tensor){m->count, rows * columns, deviation, 0.0f, true};
+    m->count += rows * columns;
+}
+
+static void add_vector(struct model *m, size_t count, float fill) {
+    m->tensors[m->tensor_count++] = (struct tensor){m->count, count, 0.0, fill, false};
     m->count += count;
 }
 
@@ -85,30 +92,31 @@ static void close_layer(struct model *m, size_t index, size_t first) {
     m->layers[index] = (struct range){first, m->count - first};
 }
 
-/* Lays the layers out in the order in which backward finishes them: head, last block ... first block, embeddings. A bucket of
- * finished gradients is then one contiguous range, and ranges become ready from the front of the array to its end. */
+/* Lays the layers out in the order in which backward finishes them: head, last block ... first block, embeddings. A
+ * bucket of finished gradients is then one contiguous range, and ranges become ready from the front of the array to its
+ * end. */
 static void model_layout(struct model *m) {
     size_t c = m->shape.dim, first = 0;
-    double width = 1.0 / sqrt((double)c), branch = width / sqrt(2.0 * (double)m->shape.layers);
-    add_tensor(m, c, 0.0, 1.0f);
-    add_tensor(m, c, 0.0, 0.0f);
-    add_tensor(m, c * VOCAB, 0.02, 0.0f);
+    double width = 1.0 / sqrt((double)c);
+    add_vector(m, c, 1.0f);
+    add_vector(m, c, 0.0f);
+    add_matrix(m, c, VOCAB, 0.02);
     close_layer(m, 0, first);
     for (size_t i = 0; i < m->shape.layers; i++) {
         first = m->count;
-        add_tensor(m, c, 0.0, 1.0f);
-        add_tensor(m, c, 0.0, 0.0f);
-        add_tensor(m, c * 3 * c, width, 0.0f);
-        add_tensor(m, c * c, branch, 0.0f); /* small, so that the stream's variance does not grow with depth (GPT-2) */
-        add_tensor(m, c, 0.0, 1.0f);
-        add_tensor(m, c, 0.0, 0.0f);
-        add_tensor(m, c * 4 * c, width, 0.0f);
-        add_tensor(m, 4 * c * c, branch / 2.0, 0.0f);
+        add_vector(m, c, 1.0f);
+        add_vector(m, c, 0.0f);
+        add_matrix(m, c, 3 * c, width);
+        add_matrix(m, c, c, 0.0); /* a block starts as the identity: what it adds is learned, not noise to unlearn */
+        add_vector(m, c, 1.0f);
+        add_vector(m, c, 0.0f);
+        add_matrix(m, c, 4 * c, width);
+        add_matrix(m, 4 * c, c, 0.0);
         close_layer(m, 1 + i, first);
     }
     first = m->count;
-    add_tensor(m, VOCAB * c, 0.1, 0.0f);
-    add_tensor(m, m->shape.context * c, 0.1, 0.0f);
+    add_matrix(m, VOCAB, c, 0.3);
+    add_matrix(m, m->shape.context, c, 0.03); /* which byte matters more at first than where it stands */
     close_layer(m, 1 + m->shape.layers, first);
 }
 
@@ -119,9 +127,7 @@ static struct block block_at(const struct model *m, float *base, size_t i) {
                           base + t[4].first, base + t[5].first, base + t[6].first, base + t[7].first};
 }
 
-static float *head_at(const struct model *m, float *base, size_t tensor) {
-    return base + m->tensors[tensor].first;
-}
+static float *head_at(const struct model *m, float *base, size_t tensor) { return base + m->tensors[tensor].first; }
 
 /* tensor 0: bytes (V, C); tensor 1: positions (T, C). */
 static float *embedding_at(const struct model *m, float *base, size_t tensor) {
@@ -172,7 +178,9 @@ static size_t place_activations(struct model *m, float *arena) {
 /* Zeroed, because the unused upper triangles of attention are read (and multiplied by zero): they must be finite. */
 static float *floats(size_t count) {
     void *memory = NULL;
-    if (posix_memalign(&memory, ALIGN, count * sizeof(float)) != 0) {
+    size_t most =
+        (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); /* beyond it Linux kills, not refuses */
+    if (count > most / sizeof(float) || posix_memalign(&memory, ALIGN, count * sizeof(float)) != 0) {
         problem("There is no memory for %zu MB; choose a smaller --batch, --context, --dim or --layers.", count >> 18);
         return NULL;
     }
@@ -218,8 +226,10 @@ static void linear(float *y, const float *x, const float *w, size_t n, size_t in
     kernel->gemm(&(struct gemm){n, out, in, x, in, 1, w, out, 1, y, out, add, DENSE});
 }
 
-/* d_x (n, in) = d_y (n, out) w^T;  d_w (in, out) = x^T d_y. Each weight is used once per step, so that d_w is written, not added. */
-static void linear_back(float *d_x, float *d_w, const float *d_y, const float *x, const float *w, size_t n, size_t in, size_t out) {
+/* d_x (n, in) = d_y (n, out) w^T;  d_w (in, out) = x^T d_y. Each weight is used once per step, so that d_w is written,
+ * not added. */
+static void linear_back(float *d_x, float *d_w, const float *d_y, const float *x, const float *w, size_t n, size_t in,
+                        size_t out) {
     kernel->gemm(&(struct gemm){n, in, out, d_y, out, 1, w, 1, out, d_x, in, false, DENSE});
     kernel->gemm(&(struct gemm){in, out, n, x, 1, in, d_y, out, 1, d_w, out, false, DENSE});
 }
@@ -234,7 +244,8 @@ static void attention(const struct model *m, const struct trace *a) {
         float *p = a->attention + i * t * t;
         kernel->gemm(&(struct gemm){t, t, size, q, 3 * c, 1, k, 1, 3 * c, p, t, false, C_UNUSED_ABOVE});
         kernel->softmax_causal(p, t, scale);
-        kernel->gemm(&(struct gemm){t, size, t, p, t, 1, v, 3 * c, 1, a->heads + row * c + column, c, false, A_ZERO_ABOVE});
+        kernel->gemm(
+            &(struct gemm){t, size, t, p, t, 1, v, 3 * c, 1, a->heads + row * c + column, c, false, A_ZERO_ABOVE});
     }
 }
 
@@ -332,8 +343,8 @@ static void model_backward(struct model *m, const uint8_t *bytes, layer_ready *r
     size_t c = m->shape.dim, n = m->batch * m->shape.context;
     linear_back(m->d_norm, head_at(m, m->grads, 2), m->logits, m->final_norm, head_at(m, m->params, 2), n, c, VOCAB);
     memset(m->d_stream, 0, n * c * sizeof(float));
-    kernel->norm_back(m->d_stream, head_at(m, m->grads, 0), head_at(m, m->grads, 1), m->d_norm, m->final, m->final_stats,
-                      head_at(m, m->params, 0), n, c);
+    kernel->norm_back(m->d_stream, head_at(m, m->grads, 0), head_at(m, m->grads, 1), m->d_norm, m->final,
+                      m->final_stats, head_at(m, m->params, 0), n, c);
     ready(user, 0);
     for (size_t i = m->shape.layers; i-- > 0;) {
         block_backward(m, &m->traces[i], block_at(m, m->params, i), block_at(m, m->grads, i));

@@ -14,12 +14,27 @@ struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
     double lr, clip, decay, temperature;
     const char *data, *out, *prompt;
-    bool resume, help;
+    bool resume, fresh, help;
 };
 
 static const struct options default_options = {
-    .steps = 600, .batch = 8, .layers = 4, .dim = 128, .heads = 4, .context = 128, .seed = 1, .eval = 100, .save = 200,
-    .sample = 400, .warmup = 40, .lr = 3e-3, .clip = 1.0, .decay = 0.1, .temperature = 0.7, .out = "gpt-run", .prompt = "\n",
+    .steps = 600,
+    .batch = 16,
+    .layers = 4,
+    .dim = 128,
+    .heads = 4,
+    .context = 64,
+    .seed = 1,
+    .eval = 100,
+    .save = 200,
+    .sample = 400,
+    .warmup = 40,
+    .lr = 3e-3,
+    .clip = 1.0,
+    .decay = 0.1,
+    .temperature = 0.7,
+    .out = "gpt-run",
+    .prompt = "\n",
 };
 
 enum option_kind { OPTION_COUNT, OPTION_REAL, OPTION_TEXT, OPTION_FLAG };
@@ -36,6 +51,7 @@ static const struct option_row option_rows[] = {
     {"data", "FILE", "train on this file; default: ddl's own sources and documents", OPTION_TEXT, OPTION(data), 0, 0},
     {"out", "DIR", "where checkpoints, loss.csv and loss.svg go", OPTION_TEXT, OPTION(out), 0, 0},
     {"resume", NULL, "continue from the newest sound checkpoint in DIR", OPTION_FLAG, OPTION(resume), 0, 0},
+    {"fresh", NULL, "delete the checkpoints in DIR and start anew", OPTION_FLAG, OPTION(fresh), 0, 0},
     {"steps", "N", "optimizer steps in total", OPTION_COUNT, OPTION(steps), 1, 1e9},
     {"batch", "N", "sequences per rank and step", OPTION_COUNT, OPTION(batch), 1, 4096},
     {"context", "N", "bytes the model looks back at; a multiple of 16", OPTION_COUNT, OPTION(context), 16, 8192},
@@ -87,7 +103,7 @@ static bool set_option(struct options *o, const struct option_row *row, const ch
     void *at = (char *)o + row->offset;
     if (row->kind == OPTION_TEXT) {
         if (*value == '\0') {
-            return problem("--%s needs a %s that is not empty.", row->name, row->argument);
+            return problem("--%s %s: the value is empty.", row->name, row->argument);
         }
         *(const char **)at = value;
         return true;
@@ -110,6 +126,9 @@ static bool set_option(struct options *o, const struct option_row *row, const ch
 static bool check_options(const struct options *o) {
     if (o->dim % 16 != 0 || o->dim % o->heads != 0) {
         return problem("--dim %zu must be a multiple of 16 and of --heads %zu.", o->dim, o->heads);
+    }
+    if (o->resume && o->fresh) {
+        return problem("--resume goes on from a checkpoint, --fresh deletes it: give one of them.");
     }
     if (o->context % 16 != 0) {
         return problem("--context %zu must be a multiple of 16.", o->context);
@@ -139,7 +158,7 @@ static bool parse_options(struct options *o, int argc, char **argv) {
             value = i + 1 < argc ? argv[++i] : NULL;
         }
         if (value == NULL) {
-            return problem("--%s needs a %s after it.", row->name, row->argument);
+            return problem("--%s needs a value: --%s %s.", row->name, row->name, row->argument);
         }
         if (!set_option(o, row, value)) {
             return false;

@@ -1,7 +1,8 @@
 /* output.h: a file that is either wholly there or not at all, and the checksum that tells.
  *
- * Written under a temporary name, forced to the disk, renamed, and the folder forced to the disk: after a crash at any moment
- * the name holds the old bytes or the new ones. Any failure removes the temporary file and touches nothing else. */
+ * Written under a temporary name, forced to the disk, renamed, and the folder forced to the disk: after a crash at any
+ * moment the name holds the old bytes or the new ones. Any failure removes the temporary file and touches nothing else.
+ */
 #ifndef OUTPUT_H
 #define OUTPUT_H
 
@@ -126,7 +127,8 @@ static bool output_commit(struct output *o) {
     if (rename(o->temporary, path) != 0) {
         return output_fail(o, "rename failed");
     }
-    return sync_folder(o->folder) || problem("%s may be lost in a power cut: its folder's fsync failed: %s.", path, strerror(errno));
+    return sync_folder(o->folder) ||
+           problem("%s may be lost in a power cut: its folder's fsync failed: %s.", path, strerror(errno));
 }
 
 #endif

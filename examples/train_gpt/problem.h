@@ -1,7 +1,7 @@
 /* problem.h: one sentence per failure.
  *
- * A function that can fail returns false and leaves a sentence here; main prints it once and ends with status 1. Nothing else
- * in this program prints errors or exits, so that every failure passes the same door. */
+ * A function that can fail returns false and leaves a sentence here; main prints it once and ends with status 1.
+ * Nothing else in this program prints errors or exits, so that every failure passes the same door. */
 #ifndef PROBLEM_H
 #define PROBLEM_H
 

@@ -1,6 +1,7 @@
 /* random.h: random numbers that are a function of where they are used, not of how many were drawn before.
  *
- * A number is a hash of (seed, purpose, a, b). So a resumed run, or a run on another number of ranks, draws the same ones. */
+ * A number is a hash of (seed, purpose, a, b). So a resumed run, or a run on another number of ranks, draws the same
+ * ones. */
 #ifndef RANDOM_H
 #define RANDOM_H
 

@@ -55,9 +55,12 @@ static void report_progress(const struct curve *c, size_t steps, double seconds_
     last = now;
     recent_speed(c, &tokens, &comm);
     unsigned left = (unsigned)(seconds_per_step * (double)(steps - c->count) + 0.5);
-    printf("%sstep %*zu/%zu  loss %.3f  %6.0f tokens/s  %4.1f %% waiting for ranks  %u:%02u left%s", terminal ? "\r" : "",
-           (int)snprintf(NULL, 0, "%zu", steps), c->count, steps, smoothed_loss(c), tokens, 100.0 * comm, left / 60, left % 60,
-           terminal && !final ? "\033[K" : terminal ? "\033[K\n" : "\n");
+    printf("%sstep %*zu/%zu  loss %.3f  %6.0f tokens/s  %4.1f %% waiting for ranks  %u:%02u left%s",
+           terminal ? "\r" : "", (int)snprintf(NULL, 0, "%zu", steps), c->count, steps, smoothed_loss(c), tokens,
+           100.0 * comm, left / 60, left % 60,
+           terminal && !final ? "\033[K"
+           : terminal         ? "\033[K\n"
+                              : "\n");
     fflush(stdout);
 }
 
@@ -68,14 +71,16 @@ static bool write_csv(const struct curve *c, const char *folder) {
     if (!output_open(&o, folder, "loss.csv")) {
         return false;
     }
-    output_print(&o, "step,seconds,loss,held_out_loss,learning_rate,gradient_norm,tokens_per_second,communication_share\n");
+    output_print(&o,
+                 "step,seconds,loss,held_out_loss,learning_rate,gradient_norm,tokens_per_second,communication_share\n");
     for (size_t i = 0; i < c->count; i++) {
         const struct point *p = &c->at[i];
         output_print(&o, "%llu,%.3f,%.6f,", (unsigned long long)p->step, p->seconds, (double)p->loss);
         if (!isnan(p->held_out)) {
             output_print(&o, "%.6f", (double)p->held_out);
         }
-        output_print(&o, ",%.6g,%.4f,%.0f,%.4f\n", (double)p->lr, (double)p->norm, (double)p->tokens_per_second, (double)p->comm_share);
+        output_print(&o, ",%.6g,%.4f,%.0f,%.4f\n", (double)p->lr, (double)p->norm, (double)p->tokens_per_second,
+                     (double)p->comm_share);
     }
     return output_commit(&o);
 }
@@ -89,9 +94,7 @@ struct plot {
     double x_most, y_least, y_most;
 };
 
-static double plot_x(const struct plot *p, double step) {
-    return PLOT_X + PLOT_WIDTH * step / p->x_most;
-}
+static double plot_x(const struct plot *p, double step) { return PLOT_X + PLOT_WIDTH * step / p->x_most; }
 
 static double plot_y(const struct plot *p, double loss) {
     return PLOT_Y + PLOT_HEIGHT * (p->y_most - loss) / (p->y_most - p->y_least);
@@ -127,17 +130,21 @@ static void draw_axes(struct output *o, const struct plot *p) {
     }
     output_print(o, "</g>\n<g fill=\"#57606a\" text-anchor=\"end\">\n");
     for (double y = p->y_least; y < p->y_most + tick / 2; y += tick) {
-        output_print(o, "<text x=\"%d\" y=\"%.1f\">%.*f</text>\n", PLOT_X - 10, plot_y(p, y) + 4.5, tick < 0.1 ? 2 : 1, y);
+        output_print(o, "<text x=\"%d\" y=\"%.1f\">%.*f</text>\n", PLOT_X - 10, plot_y(p, y) + 4.5, tick < 0.1 ? 2 : 1,
+                     y);
     }
     output_print(o, "</g>\n<g fill=\"#57606a\" text-anchor=\"middle\">\n");
     tick = fmax(1.0, tick_step(p->x_most));
     for (double x = 0.0; x <= p->x_most; x += tick) {
-        output_print(o, "<path stroke=\"#57606a\" d=\"M%.1f %dv5\"/><text x=\"%.1f\" y=\"%d\">%.0f</text>\n", plot_x(p, x),
-                     PLOT_Y + PLOT_HEIGHT, plot_x(p, x), PLOT_Y + PLOT_HEIGHT + 22, x);
+        output_print(o, "<path stroke=\"#57606a\" d=\"M%.1f %dv5\"/><text x=\"%.1f\" y=\"%d\">%.0f</text>\n",
+                     plot_x(p, x), PLOT_Y + PLOT_HEIGHT, plot_x(p, x), PLOT_Y + PLOT_HEIGHT + 22, x);
     }
-    output_print(o, "<text x=\"%d\" y=\"%d\">optimizer step</text>\n", PLOT_X + PLOT_WIDTH / 2, PLOT_Y + PLOT_HEIGHT + 50);
-    output_print(o, "<text transform=\"translate(22 %d) rotate(-90)\">cross-entropy (nats per byte)</text>\n</g>\n", PLOT_Y + PLOT_HEIGHT / 2);
-    output_print(o, "<path stroke=\"#57606a\" fill=\"none\" d=\"M%d %dv%dh%d\"/>\n", PLOT_X, PLOT_Y, PLOT_HEIGHT, PLOT_WIDTH);
+    output_print(o, "<text x=\"%d\" y=\"%d\">optimizer step</text>\n", PLOT_X + PLOT_WIDTH / 2,
+                 PLOT_Y + PLOT_HEIGHT + 50);
+    output_print(o, "<text transform=\"translate(22 %d) rotate(-90)\">cross-entropy (nats per byte)</text>\n</g>\n",
+                 PLOT_Y + PLOT_HEIGHT / 2);
+    output_print(o, "<path stroke=\"#57606a\" fill=\"none\" d=\"M%d %dv%dh%d\"/>\n", PLOT_X, PLOT_Y, PLOT_HEIGHT,
+                 PLOT_WIDTH);
 }
 
 /* At most about 1,500 vertices, however long the run was. */
@@ -162,21 +169,29 @@ static void draw_held_out(struct output *o, const struct plot *p, const struct c
     for (size_t i = 0; i < c->count; i++) {
         if (!isnan(c->at[i].held_out)) {
             last = &c->at[i];
-            output_print(o, "<circle r=\"5\" cx=\"%.1f\" cy=\"%.1f\"/>\n", plot_x(p, (double)last->step), plot_y(p, (double)last->held_out));
+            output_print(o, "<circle r=\"5\" cx=\"%.1f\" cy=\"%.1f\"/>\n", plot_x(p, (double)last->step),
+                         plot_y(p, (double)last->held_out));
         }
     }
     output_print(o, "</g>\n");
     if (last != NULL) {
-        output_print(o, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\" font-weight=\"600\" fill=\"#d1480f\">%.2f</text>\n",
-                     plot_x(p, (double)last->step) - 4, plot_y(p, (double)last->held_out) - 12, (double)last->held_out);
+        output_print(
+            o, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\" font-weight=\"600\" fill=\"#d1480f\">%.2f</text>\n",
+            plot_x(p, (double)last->step) - 4, plot_y(p, (double)last->held_out) - 12, (double)last->held_out);
     }
 }
 
 static void draw_legend(struct output *o) {
     int x = PLOT_X + PLOT_WIDTH - 330, y = PLOT_Y - 14;
-    output_print(o, "<g fill=\"#24292f\"><path stroke=\"#a9cdf5\" d=\"M%d %dh22\"/><text x=\"%d\" y=\"%d\">one batch</text>", x, y - 4, x + 28, y);
-    output_print(o, "<path stroke=\"#0b62c4\" stroke-width=\"2.2\" d=\"M%d %dh22\"/><text x=\"%d\" y=\"%d\">smoothed</text>", x + 120, y - 4, x + 148, y);
-    output_print(o, "<circle r=\"5\" fill=\"#d1480f\" cx=\"%d\" cy=\"%d\"/><text x=\"%d\" y=\"%d\">held out</text></g>\n", x + 252, y - 4, x + 263, y);
+    output_print(
+        o, "<g fill=\"#24292f\"><path stroke=\"#a9cdf5\" d=\"M%d %dh22\"/><text x=\"%d\" y=\"%d\">one batch</text>", x,
+        y - 4, x + 28, y);
+    output_print(
+        o, "<path stroke=\"#0b62c4\" stroke-width=\"2.2\" d=\"M%d %dh22\"/><text x=\"%d\" y=\"%d\">smoothed</text>",
+        x + 120, y - 4, x + 148, y);
+    output_print(o,
+                 "<circle r=\"5\" fill=\"#d1480f\" cx=\"%d\" cy=\"%d\"/><text x=\"%d\" y=\"%d\">held out</text></g>\n",
+                 x + 252, y - 4, x + 263, y);
 }
 
 static bool write_svg(const struct curve *c, const char *folder, const struct setup *s, size_t parameters, int ranks) {
@@ -185,12 +200,18 @@ static bool write_svg(const struct curve *c, const char *folder, const struct se
         return false;
     }
     struct plot p = plot_fit(c);
-    output_print(&o, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
-                     "font-family=\"system-ui, sans-serif\" font-size=\"13\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+    output_print(&o,
+                 "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
+                 "font-family=\"system-ui, sans-serif\" font-size=\"13\">\n<rect width=\"100%%\" height=\"100%%\" "
+                 "fill=\"#fff\"/>\n",
                  SVG_WIDTH, SVG_HEIGHT, SVG_WIDTH, SVG_HEIGHT);
-    output_print(&o, "<text x=\"%d\" y=\"32\" font-size=\"19\" font-weight=\"600\" fill=\"#24292f\">Byte-level GPT, trained data-parallel on %d rank%s</text>\n",
+    output_print(&o,
+                 "<text x=\"%d\" y=\"32\" font-size=\"19\" font-weight=\"600\" fill=\"#24292f\">Byte-level GPT, "
+                 "trained data-parallel on %d rank%s</text>\n",
                  PLOT_X, ranks, ranks == 1 ? "" : "s");
-    output_print(&o, "<text x=\"%d\" y=\"53\" fill=\"#57606a\">%.2f million parameters, %llu layers, %llu channels, context of %llu bytes, %llu sequences per step</text>\n",
+    output_print(&o,
+                 "<text x=\"%d\" y=\"53\" fill=\"#57606a\">%.2f million parameters, %llu layers, %llu channels, "
+                 "context of %llu bytes, %llu sequences per step</text>\n",
                  PLOT_X, (double)parameters / 1e6, (unsigned long long)s->layers, (unsigned long long)s->dim,
                  (unsigned long long)s->context, (unsigned long long)s->sequences);
     draw_axes(&o, &p);

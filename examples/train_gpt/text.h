@@ -1,7 +1,8 @@
 /* text.h: what the model reads: one file, or the sources and documents around the program.
  *
- * A window is chosen by (seed, step, number of the sequence in the global batch) and nothing else. So two ranks with B sequences
- * each see what one rank with 2B sees, and a resumed run goes on where it stopped. It must not know which rank it serves. */
+ * A window is chosen by (seed, step, number of the sequence in the global batch) and nothing else. So two ranks with B
+ * sequences each see what one rank with 2B sees, and a resumed run goes on where it stopped. It must not know which
+ * rank it serves. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -81,7 +82,8 @@ static bool paths_add(struct paths *p, const char *path) {
 
 static bool is_text_name(const char *name) {
     const char *dot = strrchr(name, '.');
-    return dot != NULL && (strcmp(dot, ".md") == 0 || strcmp(dot, ".h") == 0 || strcmp(dot, ".c") == 0 || strcmp(dot, ".py") == 0);
+    return dot != NULL &&
+           (strcmp(dot, ".md") == 0 || strcmp(dot, ".h") == 0 || strcmp(dot, ".c") == 0 || strcmp(dot, ".py") == 0);
 }
 
 /* Adds the sources and documents below `folder`. A folder that is not there adds nothing. */
@@ -91,7 +93,8 @@ static bool paths_add_folder(struct paths *p, const char *folder, int depth) {
     for (struct dirent *entry; good && list != NULL && (entry = readdir(list)) != NULL;) {
         char path[PATH_MAX];
         struct stat status;
-        if (entry->d_name[0] == '.' || snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
+        if (entry->d_name[0] == '.' ||
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
             lstat(path, &status) != 0) {
             continue;
         }
@@ -130,17 +133,16 @@ static bool find_root(char root[PATH_MAX]) {
     return climb_to_root(root) || (getcwd(root, PATH_MAX) != NULL && climb_to_root(root));
 }
 
-static int compare_paths(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Sorted, because the order of a directory differs between machines and every rank must read the same text. ddl.h itself is left
- * out: it is src/ once more, and half of the held-out text would be known by heart. */
+/* Sorted, because the order of a directory differs between machines and every rank must read the same text. ddl.h
+ * itself is left out: it is src/ once more, and half of the held-out text would be known by heart. */
 static bool read_default(struct bytes *b) {
     static const char *const folders[] = {"docs", "src", "plugins", "examples", "tools", "tests", "bench"};
     char root[PATH_MAX], path[PATH_MAX + 16];
     if (!find_root(root)) {
-        return problem("The default text, ddl's own sources, is not around this program; name a text with --data FILE.");
+        return problem(
+            "The default text, ddl's own sources, is not around this program; name a text with --data FILE.");
     }
     struct paths paths = {NULL, 0};
     snprintf(path, sizeof path, "%s/README.md", root);
@@ -164,7 +166,8 @@ static bool read_default(struct bytes *b) {
 
 /* ---- windows ---------------------------------------------------------------------------------------------------- */
 
-/* Of every 20 windows' worth of text, the last two are held out: from everywhere, since a text changes its subject as it goes. */
+/* Of every 20 windows' worth of text, the last two are held out: from everywhere, since a text changes its subject as
+ * it goes. */
 static bool text_split(struct text *t, const struct bytes *all) {
     size_t window = t->context + 1, block = 20 * window, at = 0;
     for (; all->count - at >= block; at += block) {
@@ -182,8 +185,8 @@ static bool text_load(struct text *t, const char *path, size_t context) {
     *t = (struct text){.context = context};
     bool good = path != NULL ? bytes_append_file(&all, path) : read_default(&all);
     if (good && all.count < 20 * (context + 1)) {
-        good = problem("%s has %zu bytes; with --context %zu at least %zu are needed.", path != NULL ? path : "The default text",
-                       all.count, context, 20 * (context + 1));
+        good = problem("%s has %zu bytes; with --context %zu at least %zu are needed.",
+                       path != NULL ? path : "The default text", all.count, context, 20 * (context + 1));
     }
     good = good && text_split(t, &all);
     free(all.data);
@@ -201,14 +204,13 @@ static void text_window(const struct text *t, const uint8_t *from, uint8_t *byte
     memcpy(targets, from + 1, t->context);
 }
 
-static void text_training(const struct text *t, uint64_t seed, uint64_t step, uint64_t sequence, uint8_t *bytes, uint8_t *targets) {
+static void text_training(const struct text *t, uint64_t seed, uint64_t step, uint64_t sequence, uint8_t *bytes,
+                          uint8_t *targets) {
     uint64_t places = t->train.count - t->context;
     text_window(t, t->train.data + random_bits(seed, RANDOM_WINDOW, step, sequence) % places, bytes, targets);
 }
 
-static size_t text_held_windows(const struct text *t) {
-    return t->held_out.count / (t->context + 1);
-}
+static size_t text_held_windows(const struct text *t) { return t->held_out.count / (t->context + 1); }
 
 static void text_held(const struct text *t, size_t window, uint8_t *bytes, uint8_t *targets) {
     text_window(t, t->held_out.data + window * (t->context + 1), bytes, targets);

@@ -1,13 +1,14 @@
 /* train_gpt.c: a small GPT that learns to write the text it is given, trained data-parallel with ddl.
  *
- *     cc -O2 -std=c11 -D_GNU_SOURCE -I. -o train_gpt examples/train_gpt/train_gpt.c -lm -ldl -lpthread
- *     ddlrun -n 2 ./train_gpt
+ * Build:  cc -O2 -std=c11 -D_GNU_SOURCE -I. -o train_gpt examples/train_gpt/train_gpt.c -lm -ldl -lpthread
+ * Run:    ddlrun -n 2 ./train_gpt --fresh --steps 20 --sample 40
+ * Prints: held-out loss
  *
- * This file is the training loop, and every call of ddl that it needs. The pattern is the one of any data-parallel program:
- *     once       broadcast the parameters of rank 0
- *     each step  every rank: gradient of its own sequences; as soon as a layer's gradient is final, start to average it over the
- *                ranks while backward goes on; wait for all; take the same optimizer step
- * The parameters stay the same on all ranks, bit for bit, because the averaged gradient does. */
+ * This file is the training loop and holds every call of ddl. The pattern is that of any data-parallel program. Once:
+ * broadcast rank 0's parameters. Each step, on every rank: compute the gradient of its own sequences; as soon as one
+ * layer's gradient is final, start to average it over the ranks while backward goes on with the layer below; wait for
+ * all; take the same optimizer step. The parameters stay the same on all ranks, bit for bit, because the averaged
+ * gradient is. */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -40,8 +41,8 @@ static bool ddl_problem(const struct trainer *t, const char *what) {
     return problem("%s failed: %s", what, ddl_error(t->context));
 }
 
-/* True when `good` is true on every rank. What only one rank can see (its disk, its copy of the text) must not leave the others
- * waiting in the next collective for a rank that has gone. */
+/* True when `good` is true on every rank. What only one rank can see (its disk, its copy of the text) must not leave
+ * the others waiting in the next collective for a rank that has gone. */
 static bool all_good(struct trainer *t, bool good) {
     double worst = good ? 1.0 : 0.0;
     if (ddl_all_reduce_scalar(t->world, &worst, DDL_MIN) != DDL_OK) {
@@ -67,7 +68,8 @@ static void start_average(void *user, size_t index) {
 static void read_batch(struct trainer *t, size_t step) {
     size_t batch = t->options.batch, width = t->options.context;
     for (size_t i = 0; i < batch; i++) {
-        text_training(&t->text, t->options.seed, step, (uint64_t)t->rank * batch + i, t->bytes + i * width, t->targets + i * width);
+        text_training(&t->text, t->options.seed, step, (uint64_t)t->rank * batch + i, t->bytes + i * width,
+                      t->targets + i * width);
     }
 }
 
@@ -88,7 +90,9 @@ static bool train_step(struct trainer *t, size_t step, double *out_loss, double 
     t->waiting += now_seconds() - start;
 
     if (!isfinite(loss)) {
-        return problem("The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.", step + 1);
+        return problem(
+            "The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.",
+            step + 1);
     }
     *out_loss = loss;
     *out_norm = adamw_step(&t->optimizer, &t->model, step);
@@ -97,7 +101,8 @@ static bool train_step(struct trainer *t, size_t step, double *out_loss, double 
 
 /* Mean loss on at most `most` windows of the held-out text, dealt out to the ranks like cards. */
 static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
-    size_t held = text_held_windows(&t->text), count = held < most ? held : most, width = t->options.context, filled = 0;
+    size_t held = text_held_windows(&t->text), count = held < most ? held : most, width = t->options.context,
+           filled = 0;
     double sum = 0.0;
     for (size_t i = (size_t)t->rank; i < count; i += (size_t)t->size) {
         text_held(&t->text, i * held / count, t->bytes + filled * width, t->targets + filled * width);
@@ -118,8 +123,8 @@ static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
-/* A checkpoint that cannot be saved is no reason to throw the run away: it is said at once, training goes on, and the exit status
- * tells it unless a later checkpoint succeeds. */
+/* A checkpoint that cannot be saved is no reason to throw the run away: it is said at once, training goes on, and the
+ * exit status tells it unless a later checkpoint succeeds. */
 static void save(struct trainer *t) {
     if (t->rank != 0) {
         return;
@@ -128,14 +133,14 @@ static void save(struct trainer *t) {
     t->save_failed = !checkpoint_save(&run, t->options.out) || !write_csv(&t->curve, t->options.out) ||
                      !write_svg(&t->curve, t->options.out, &t->setup, t->model.count, t->size);
     if (t->save_failed) {
-        fprintf(stderr, "\ntrain_gpt: %s\n", problem_text);
+        fprintf(stderr, "%strain_gpt: %s\n", isatty(STDOUT_FILENO) == 1 ? "\n" : "", problem_text);
     }
 }
 
-/* Rank 0 only: the folder is there, and holds a run if and only if it shall be resumed. */
+/* Rank 0 only: the folder is there, and a run in it is not overwritten by accident. */
 static bool prepare_folder(const struct options *o) {
     uint64_t steps[CHECKPOINT_LIST];
-    if (mkdir(o->out, 0777) != 0 && errno != EEXIST) {
+    if (!o->resume && mkdir(o->out, 0777) != 0 && errno != EEXIST) {
         return problem("The folder %s cannot be made: %s.", o->out, strerror(errno));
     }
     DIR *folder = opendir(o->out);
@@ -143,9 +148,10 @@ static bool prepare_folder(const struct options *o) {
         return problem("The folder %s cannot be opened: %s.", o->out, strerror(errno));
     }
     closedir(folder);
-    if (!o->resume && checkpoint_list(o->out, steps) > 0) {
-        return problem("%s holds the checkpoint of step %llu; add --resume to go on from it, or name another --out.", o->out,
-                       (unsigned long long)steps[0]);
+    if (!o->resume && !o->fresh && checkpoint_list(o->out, steps) > 0) {
+        return problem("%s holds the checkpoint of step %llu; go on from it with --resume, delete it with --fresh, "
+                       "or name another --out.",
+                       o->out, (unsigned long long)steps[0]);
     }
     return true;
 }
@@ -153,9 +159,18 @@ static bool prepare_folder(const struct options *o) {
 static struct setup make_setup(const struct trainer *t) {
     const struct options *o = &t->options;
     return (struct setup){
-        .layers = o->layers, .dim = o->dim, .heads = o->heads, .context = o->context, .seed = o->seed,
-        .sequences = o->batch * (size_t)t->size, .steps = o->steps, .warmup = o->warmup,
-        .text_crc = crc32c(0, t->text.train.data, t->text.train.count), .lr = o->lr, .decay = o->decay, .clip = o->clip,
+        .layers = o->layers,
+        .dim = o->dim,
+        .heads = o->heads,
+        .context = o->context,
+        .seed = o->seed,
+        .sequences = o->batch * (size_t)t->size,
+        .steps = o->steps,
+        .warmup = o->warmup,
+        .text_crc = crc32c(0, t->text.train.data, t->text.train.count),
+        .lr = o->lr,
+        .decay = o->decay,
+        .clip = o->clip,
     };
 }
 
@@ -167,12 +182,15 @@ static bool resume(struct trainer *t) {
         struct setup same = run.setup;
         same.step = t->setup.step;
         if (memcmp(&same, &t->setup, sizeof same) != 0) {
-            fprintf(stderr, "train_gpt: The text, the batch, the seed or the schedule is not that of the checkpoint of step %llu; "
-                            "the run goes on, but not as it would have.\n", (unsigned long long)run.setup.step);
+            fprintf(
+                stderr,
+                "train_gpt: The text, the batch, the seed or the schedule is not that of the checkpoint of step %llu; "
+                "the run goes on, but not as it would have.\n",
+                (unsigned long long)run.setup.step);
         }
         t->setup.step = run.setup.step;
         good = run.setup.step <= t->options.steps || problem("The checkpoint is of step %llu, beyond --steps %zu.",
-                                                              (unsigned long long)run.setup.step, t->options.steps);
+                                                             (unsigned long long)run.setup.step, t->options.steps);
     }
     return all_good(t, good);
 }
@@ -181,7 +199,8 @@ static bool resume(struct trainer *t) {
 
 static bool same_text_everywhere(struct trainer *t) {
     double least = (double)t->setup.text_crc, most = least;
-    if (ddl_all_reduce_scalar(t->world, &least, DDL_MIN) != DDL_OK || ddl_all_reduce_scalar(t->world, &most, DDL_MAX) != DDL_OK) {
+    if (ddl_all_reduce_scalar(t->world, &least, DDL_MIN) != DDL_OK ||
+        ddl_all_reduce_scalar(t->world, &most, DDL_MAX) != DDL_OK) {
         return ddl_problem(t, "Comparing the texts");
     }
     return least == most || problem("The ranks read different texts; give every rank the same --data.");
@@ -199,6 +218,9 @@ static bool prepare(struct trainer *t) {
     good = good && (t->bytes != NULL || problem("There is no memory for a batch."));
     if (!all_good(t, good)) {
         return false;
+    }
+    if (o->fresh && t->rank == 0) {
+        checkpoint_prune(o->out, 0, 0); /* not before everything else is known to be right */
     }
     t->optimizer.lr = o->lr;
     t->optimizer.decay = o->decay;
@@ -222,9 +244,7 @@ static bool prepare(struct trainer *t) {
     return true;
 }
 
-static bool due(size_t step, size_t every) {
-    return every > 0 && step % every == 0;
-}
+static bool due(size_t step, size_t every) { return every > 0 && step % every == 0; }
 
 static bool train(struct trainer *t) {
     const struct options *o = &t->options;
@@ -244,8 +264,14 @@ static bool train(struct trainer *t) {
         t->setup.step = step + 1;
         if (t->rank == 0) {
             t->curve.at[t->curve.count++] = (struct point){
-                step + 1, before + elapsed, (float)loss, (float)held, (float)adamw_rate(&t->optimizer, step),
-                (float)((double)(o->batch * o->context) * t->size / spent), (float)(t->waiting / spent), (float)norm,
+                step + 1,
+                before + elapsed,
+                (float)loss,
+                (float)held,
+                (float)adamw_rate(&t->optimizer, step),
+                (float)((double)(o->batch * o->context) * t->size / spent),
+                (float)(t->waiting / spent),
+                (float)norm,
             };
             report_progress(&t->curve, o->steps, elapsed / (double)(step + 1 - first));
         }
@@ -278,7 +304,8 @@ static uint8_t draw(const float *logits, double temperature, double unit) {
     return (uint8_t)best;
 }
 
-/* Lets the model continue the prompt on rank 0. What is not plain text is printed as '?': half a UTF-8 letter upsets terminals. */
+/* Lets the model continue the prompt on rank 0. What is not plain text is printed as '?': half a UTF-8 letter upsets
+ * terminals. */
 static void write_sample(struct trainer *t) {
     const struct options *o = &t->options;
     size_t length = strlen(o->prompt), kept = length < o->context ? length : o->context;
@@ -289,7 +316,8 @@ static void write_sample(struct trainer *t) {
     printf("\n%s", o->prompt);
     for (size_t i = 0; i < o->sample; i++) {
         model_forward(&t->model, window);
-        uint8_t next = draw(t->model.logits + (kept - 1) * VOCAB, o->temperature, random_unit(o->seed, RANDOM_SAMPLE, i, 0));
+        uint8_t next =
+            draw(t->model.logits + (kept - 1) * VOCAB, o->temperature, random_unit(o->seed, RANDOM_SAMPLE, i, 0));
         if (kept == o->context) {
             memmove(window, window + 1, --kept);
         }
@@ -309,18 +337,20 @@ static bool run(struct trainer *t) {
         return false;
     }
     if (t->rank == 0) {
-        printf("%.2f million parameters, %zu KB of text, %d rank%s x %zu sequences of %zu bytes, %s kernels\n", (double)t->model.count / 1e6,
-               (t->text.train.count + t->text.held_out.count) / 1000, (int)t->size, t->size == 1 ? "" : "s", t->options.batch,
-               t->options.context, set);
+        printf("%.2f million parameters, %zu KB of text, %d rank%s x %zu sequences of %zu bytes, %s kernels\n",
+               (double)t->model.count / 1e6, (t->text.train.count + t->text.held_out.count) / 1000, (int)t->size,
+               t->size == 1 ? "" : "s", t->options.batch, t->options.context, set);
     }
     if (!train(t)) {
         return false;
     }
     if (t->rank == 0 && t->curve.count > 0) {
         const struct point *last = &t->curve.at[t->curve.count - 1];
-        printf("held-out loss %.3f nats per byte (%.2f bits) after %.0f s; curve in %s/loss.svg\n", (double)last->held_out,
-               (double)last->held_out / 0.6931471805599453, last->seconds, t->options.out);
-        write_sample(t);
+        printf("held-out loss %.3f nats per byte (%.2f bits) after %.0f s; curve in %s/loss.svg\n",
+               (double)last->held_out, (double)last->held_out / 0.6931471805599453, last->seconds, t->options.out);
+        if (t->options.sample > 0) {
+            write_sample(t);
+        }
     }
     if (fflush(stdout) != 0 || ferror(stdout)) {
         return problem("Standard output cannot be written: %s.", strerror(errno));

@@ -1,0 +1,229 @@
+"""examples/train_gpt learns, two ranks do what one rank with twice the batch does, a resumed run repeats the run it
+continues, and nothing that goes wrong destroys anything."""
+import csv
+import os
+import pathlib
+import resource
+import shutil
+import struct
+import subprocess
+
+from harness import BUILD, ROOT, check, main, scratch, sh, skip, test
+
+PROGRAM = BUILD / "train_gpt"
+SMALL = "--layers 2 --dim 64 --heads 2 --context 64 --steps 60 --warmup 10 --save 20 --eval 20 --sample 0".split()
+TINY = "--layers 1 --dim 32 --heads 2 --context 32 --steps 4 --save 2 --batch 2 --sample 0".split()
+
+
+def text(folder):
+    """This repository's header: long enough, and the same for every test."""
+    path = pathlib.Path(folder, "text")
+    path.write_bytes((ROOT / "src" / "api.h").read_bytes())
+    return ["--data", path]
+
+
+def train(*words, ranks=1, **options):
+    launcher = [BUILD / "ddlrun", "-n", str(ranks)] if ranks > 1 else []
+    return sh(launcher, [PROGRAM], *words, **options)
+
+
+def curve(folder):
+    with open(pathlib.Path(folder, "loss.csv")) as file:
+        return list(csv.DictReader(file))
+
+
+def sections(path):
+    """tag -> bytes of a checkpoint."""
+    data, at, found = pathlib.Path(path).read_bytes(), 0, {}
+    while at < len(data):
+        tag, length, _ = struct.unpack_from("=8sQQ", data, at)
+        found[tag.rstrip(b"\0").decode()] = data[at + 24:at + 24 + length]
+        at += 24 + length
+    return found
+
+
+def checkpoints(folder):
+    return sorted(p.name for p in pathlib.Path(folder).glob("checkpoint-*"))
+
+
+def good(result):
+    check(result.returncode == 0, f"ended with {result.returncode}:\n{result.stdout[-2000:]}")
+    return result.stdout
+
+
+def refused(result, *words):
+    """It ended with status 1 and one sentence that holds these words."""
+    check(result.returncode == 1, f"ended with {result.returncode}, not 1:\n{result.stdout[-2000:]}")
+    line = [x for x in result.stdout.splitlines() if "train_gpt:" in x][-1:]
+    check(line and line[0].endswith("."), f"no sentence in:\n{result.stdout[-2000:]}")
+    for word in words:
+        check(word in line[0], f"{word!r} is not in: {line[0]}")
+
+
+@test
+def it_learns_and_writes_its_files():
+    with scratch() as folder:
+        out = good(train(SMALL, text(folder), "--batch 8 --sample 30 --out", folder + "/run"))
+        rows = curve(folder + "/run")
+        check(len(rows) == 60 and [r["step"] for r in rows if r["held_out_loss"]] == ["20", "40", "60"], "wrong rows")
+        check(5.4 < float(rows[0]["loss"]) < 5.7, "a new model's loss is not ln 256")
+        check(float(rows[-1]["held_out_loss"]) < 3.6, f"it learns nothing: {rows[-1]}")
+        check("held-out loss " + rows[-1]["held_out_loss"][:4] in out, "the last line is not the last row")
+        svg = pathlib.Path(folder, "run", "loss.svg").read_text()
+        check(svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg, "no picture")
+        names = ["checkpoint-00000040.gpt", "checkpoint-00000060.gpt"]
+        check(checkpoints(folder + "/run") == names, f"not the last two: {checkpoints(folder + '/run')}")
+
+
+@test
+def two_ranks_equal_one_with_twice_the_batch():
+    with scratch() as folder:
+        good(train(SMALL, text(folder), "--batch 8 --out", folder + "/one"))
+        good(train(SMALL, text(folder), "--batch 4 --out", folder + "/two", ranks=2))
+        one, two = curve(folder + "/one"), curve(folder + "/two")
+        pairs = [(a[k], b[k]) for a, b in zip(one, two) for k in ("loss", "held_out_loss") if a[k]]
+        apart = max(abs(float(a) - float(b)) for a, b in pairs)
+        check(len(one) == len(two) == 60 and apart < 1e-4, f"the curves are {apart} apart")
+
+
+@test
+def a_resumed_run_is_the_run_bit_for_bit():
+    with scratch() as folder:
+        words = [*SMALL, *text(folder), "--batch", "4", "--out"]
+        good(train(words, folder + "/whole"))
+        os.mkdir(folder + "/part")
+        shutil.copy(folder + "/whole/checkpoint-00000040.gpt", folder + "/part")
+        good(train(words, folder + "/part --resume"))
+        a, b = (sections(f"{folder}/{x}/checkpoint-00000060.gpt") for x in ("whole", "part"))
+        for tag in ("setup", "params", "moments"):
+            check(a[tag] == b[tag], f"other {tag}")
+        a, b = ([r["loss"] for r in curve(f"{folder}/{x}")] for x in ("whole", "part"))
+        check(a == b, "another curve")
+
+
+@test
+def a_damaged_checkpoint_is_passed_over():
+    with scratch() as folder:
+        words = [*TINY, *text(folder), "--out", folder + "/run"]
+        good(train(words))
+        newest = pathlib.Path(folder, "run", "checkpoint-00000004.gpt")
+        sound = newest.read_bytes()
+        whole = pathlib.Path(folder, "whole")
+        whole.write_bytes(sound)
+        flipped = [sound[:i] + bytes([sound[i] ^ 4]) + sound[i + 1:] for i in (3, 12, 20, 60, 5000, len(sound) - 9)]
+        for damaged in flipped + [sound[:n] for n in (0, 9, 130, len(sound) - 1)]:
+            newest.write_bytes(damaged)
+            out = good(train(words, "--resume"))
+            check("Passed over." in out, f"not seen, {len(damaged)} bytes:\n{out}")
+            check(sections(newest)["params"] == sections(whole)["params"], "from step 2 it must come to the same")
+
+
+@test
+def without_a_sound_checkpoint_nothing_is_touched():
+    with scratch() as folder:
+        words = [*TINY, *text(folder), "--out", folder + "/run"]
+        good(train(words))
+        paths = list(pathlib.Path(folder, "run").glob("checkpoint-*"))
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:1000])
+        refused(train(words, "--resume"), "None of the 2 checkpoints")
+        check([p.stat().st_size for p in paths] == [1000, 1000], "they were touched")
+
+
+@test
+def what_cannot_be_resumed_is_said():
+    with scratch() as folder:
+        words = [*TINY, *text(folder), "--out", folder + "/run"]
+        refused(train(words, "--resume"), "No such file")
+        os.mkdir(folder + "/run")
+        refused(train(words, "--resume"), "no checkpoint")
+        os.rmdir(folder + "/run")
+        good(train(words))
+        before = sections(folder + "/run/checkpoint-00000004.gpt")
+        refused(train(words), "--resume", "--fresh")
+        refused(train(words, "--resume --dim 64"), "--dim 32")
+        refused(train(words, "--resume --steps 3"), "--steps 3")
+        check(sections(folder + "/run/checkpoint-00000004.gpt") == before, "the checkpoint was changed")
+        out = good(train(words, "--resume --steps 5 --lr 0.1"))
+        check("is not that of the checkpoint" in out, f"another schedule is not noticed:\n{out}")
+        good(train(words, "--fresh"))
+
+
+@test
+def a_full_disk_costs_the_checkpoint_and_nothing_else():
+    with scratch() as folder:
+        words = [*TINY, *text(folder), "--out", folder + "/run"]
+        good(train(words))
+        before = sections(folder + "/run/checkpoint-00000004.gpt")
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
+        result = train(words, "--resume --steps 8", preexec_fn=limit)
+        refused(result, "could not be saved")
+        check("checkpoint-00000006.gpt was not written" in result.stdout, result.stdout)
+        check(sections(folder + "/run/checkpoint-00000004.gpt") == before, "the checkpoint was changed")
+        check(not list(pathlib.Path(folder, "run").glob("*.tmp")), "a temporary file is left")
+        with open("/dev/full", "w") as full:
+            words[-1] += "2"
+            words = [PROGRAM, *map(str, words)]
+            result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            check(result.returncode == 1 and "Standard output cannot be written" in result.stderr, result.stderr)
+
+
+@test
+def a_tiny_file_system_too():
+    if os.geteuid() != 0:
+        skip("mounting a file system needs root")
+    with scratch() as folder:
+        os.mkdir(folder + "/disk")
+        if sh("mount -t tmpfs -o size=300k tmpfs", folder + "/disk").returncode != 0:
+            skip("this machine does not let us mount a tmpfs")
+        try:
+            result = train(TINY, text(folder), "--out", folder + "/disk/run")
+            refused(result, "could not be saved")
+            check("No space left on device" in result.stdout, result.stdout)
+            check(os.listdir(folder + "/disk/run") == [], "something is left")
+        finally:
+            sh("umount", folder + "/disk")
+
+
+@test
+def wrong_arguments_are_refused_in_a_sentence():
+    for words, said in [
+            ("--stepz 4", "--stepz"), ("steps", "steps"), ("--steps", "--steps N"), ("--steps 4x", "4x"),
+            ("--steps 0", "from 1"), ("--steps=-1", "-1"), ("--steps 1.5", "1.5"), ("--lr nan", "nan"),
+            ("--lr 0", "--lr"), ("--dim 100", "16"), ("--heads 3", "--heads 3"), ("--context 17", "16"), ("--resume=1", "--resume"),
+            ("--out=", "--out"), ("--resume --fresh", "--fresh"), ("--batch 9999999", "4096"),
+            ("--layers 64 --dim 8192 --heads 64 --context 8192 --batch 4096", "memory")]:
+        with scratch() as folder:
+            refused(train("--data", ROOT / "src" / "api.h", words, cwd=folder), said)
+            check(os.listdir(folder) == [], f"{words} left {os.listdir(folder)}")
+
+
+@test
+def wrong_files_are_refused_in_a_sentence():
+    with scratch() as folder:
+        pathlib.Path(folder, "short").write_text("hello")
+        for words, said in [("--data /nonexistent", "No such file"), ("--data /tmp", "directory"),
+                            ("--data /dev/null", "0 bytes"), ("--data short", "5 bytes"), ("--out /proc/x", "/proc/x"),
+                            ("--out short", "short")]:
+            refused(train(TINY, text(folder), words, cwd=folder), said)
+
+
+@test
+def the_help_names_every_option():
+    out = good(train("--help"))
+    for name in "data out resume fresh steps batch lr layers dim heads context seed eval sample help".split():
+        check("--" + name in out, f"--{name} is not in the help")
+
+
+@test
+def one_rank_that_cannot_read_the_text_ends_all():
+    with scratch() as folder:
+        script = pathlib.Path(folder, "rank.sh")
+        script.write_text('if [ "$RANK" = 1 ]; then set -- "$@" --data /nonexistent; fi; exec "$@"\n')
+        words = ["sh", script, PROGRAM, *TINY, *text(folder), "--out", folder + "/run"]
+        result = sh(BUILD / "ddlrun", "-n 2", words, timeout=60)
+        check(result.returncode != 0 and "/nonexistent cannot be opened" in result.stdout, result.stdout)
+        check("step 1" not in result.stdout, "the other rank went on")
+
+
+main()
