@@ -34,8 +34,9 @@ static const char *sha(const void *data, size_t n) {
 
 TEST(sha256_of_the_standard_messages) {
     const char *two = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
-    const char *four = "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrs"
-                       "mnopqrstnopqrstu";
+    const char *four =
+        "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrs"
+        "mnopqrstnopqrstu";
     CHECK_EQ(sha("", 0), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     CHECK_EQ(sha("abc", 3), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     CHECK_EQ(sha(two, 56), "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
@@ -91,8 +92,9 @@ TEST(hmac_of_rfc_4231) {
         k25[i] = (uint8_t)(i + 1);
     }
     const char *large = "Test Using Larger Than Block-Size Key - Hash Key First";
-    const char *both = "This is a test using a larger than block-size key and a larger than block-size data. The key needs "
-                       "to be hashed before being used by the HMAC algorithm.";
+    const char *both =
+        "This is a test using a larger than block-size key and a larger than block-size data. The key needs "
+        "to be hashed before being used by the HMAC algorithm.";
     CHECK_EQ(mac(k0b, 20, "Hi There", 8), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
     CHECK_EQ(mac("Jefe", 4, "what do ya want for nothing?", 28),
              "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");

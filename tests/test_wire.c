@@ -1,5 +1,5 @@
-/* The checksum against a bit-by-bit loop and published values; the frame header against its layout, and against damage of
- * every bit; the field reader and writer against every truncation. */
+/* The checksum against a bit-by-bit loop and published values; the frame header against its layout, and against damage
+ * of every bit; the field reader and writer against every truncation. */
 #include "test.h"
 
 #include "../src/wire/frame.h"
@@ -74,17 +74,18 @@ static ddl__frame random_frame(void) {
 
 static int frames_equal(const ddl__frame *a, const ddl__frame *b) {
     return a->type == b->type && a->flags == b->flags && a->bytes == b->bytes && a->source == b->source &&
-           a->group == b->group && a->epoch == b->epoch && a->sequence == b->sequence &&
-           a->signature == b->signature && a->payload_crc == b->payload_crc;
+           a->group == b->group && a->epoch == b->epoch && a->sequence == b->sequence && a->signature == b->signature &&
+           a->payload_crc == b->payload_crc;
 }
 
 /* Golden bytes: they may not change while DDL__WIRE_MAJOR is 1, on any machine. */
 TEST(header_layout_is_as_documented) {
-    static const uint8_t want[44] = {'d',  'd',  'l',  '1',  1,    5,    0x02, 0x81, 0x00, 0x00, 0x10, 0x00, 0x44, 0x33, 0x22,
-                                     0x11, 0x48, 0x37, 0x26, 0x15, 0x4c, 0x3b, 0x2a, 0x19, 8,    7,    6,    5,    4,    3,
-                                     2,    1,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0xdd, 0xcc, 0xbb, 0xaa};
-    ddl__frame f = {DDL__FRAME_COLL, 0x8102,     1u << 20,           0x11223344,         0x15263748,
-                    0x192a3b4c,      0x0102030405060708, 0x1112131415161718, 0xaabbccdd};
+    static const uint8_t want[44] = {'d',  'd',  'l',  '1',  1,    5,    0x02, 0x81, 0x00, 0x00, 0x10,
+                                     0x00, 0x44, 0x33, 0x22, 0x11, 0x48, 0x37, 0x26, 0x15, 0x4c, 0x3b,
+                                     0x2a, 0x19, 8,    7,    6,    5,    4,    3,    2,    1,    0x18,
+                                     0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0xdd, 0xcc, 0xbb, 0xaa};
+    ddl__frame f = {DDL__FRAME_COLL,    0x8102,    1u << 20, 0x11223344, 0x15263748, 0x192a3b4c, 0x0102030405060708,
+                    0x1112131415161718, 0xaabbccdd};
     uint8_t out[DDL__FRAME_BYTES + 1];
     memset(out, 0xee, sizeof out);
     ddl__frame_write(out, &f);
@@ -234,8 +235,9 @@ static void put_all(ddl__writer *w) {
 enum { ALL_BYTES = 1 + 2 + 4 + 8 + 2 + 4 + 3 + 2 };
 
 TEST(fields_come_back_and_lie_as_documented) {
-    static const uint8_t want[ALL_BYTES] = {0xf1, 0xe2, 0xf2, 0xc3, 0xd3, 0xe3, 0xf3, 0x84, 0x94, 0xa4, 0xb4, 0xc4, 0xd4,
-                                            0xe4, 0xf4, 4,    0,    'r',  'a',  'n',  'k',  0,    1,    2,    0,    0};
+    static const uint8_t want[ALL_BYTES] = {0xf1, 0xe2, 0xf2, 0xc3, 0xd3, 0xe3, 0xf3, 0x84, 0x94,
+                                            0xa4, 0xb4, 0xc4, 0xd4, 0xe4, 0xf4, 4,    0,    'r',
+                                            'a',  'n',  'k',  0,    1,    2,    0,    0};
     uint8_t buffer[ALL_BYTES];
     ddl__writer w = ddl__writer_of(buffer, sizeof buffer);
     put_all(&w);
@@ -336,6 +338,9 @@ TEST(a_writer_stops_at_its_capacity_and_stays_bad) {
     memset(text, 'a', sizeof text - 1);
     ddl__writer w = ddl__writer_of(room, sizeof room);
     ddl__put_string(&w, text); /* its length does not fit in 16 bits */
+    CHECK(w.bad);
+    CHECK_EQ(w.at, 0);
+    ddl__put_u8(&w, 1); /* there is room, but a message with a hole in it must not go out */
     CHECK(w.bad);
     CHECK_EQ(w.at, 0);
 }

@@ -24,10 +24,10 @@
 #include "frame.h"
 #include "sha256.h"
 
-#define DDL__AUTH_MAGIC 0x686c6464u  /* "ddlh" */
-#define DDL__AUTH_MAX_OUT 80         /* a step never writes more than this */
-#define DDL__AUTH_BYTES 212          /* the whole conversation */
-#define DDL__RANK_ANY UINT32_MAX     /* store only: a client without a rank, or "whoever serves" */
+#define DDL__AUTH_MAGIC 0x686c6464u /* "ddlh" */
+#define DDL__AUTH_MAX_OUT 80        /* a step never writes more than this */
+#define DDL__AUTH_BYTES 212         /* the whole conversation */
+#define DDL__RANK_ANY UINT32_MAX    /* store only: a client without a rank, or "whoever serves" */
 
 enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2 };
 enum ddl__auth_role { DDL__AUTH_CLIENT = 1, DDL__AUTH_SERVER = 2 };
@@ -57,8 +57,14 @@ typedef struct ddl__auth_params {
 } ddl__auth_params;
 
 /* The conversation in sections. A prefix is a section of its own so that strangers are known by 8 bytes. */
-enum ddl__auth_section { DDL__AUTH_S_HELLO8, DDL__AUTH_S_HELLO, DDL__AUTH_S_CHALLENGE8, DDL__AUTH_S_CHALLENGE,
-                         DDL__AUTH_S_PROOF, DDL__AUTH_S_VERDICT };
+enum ddl__auth_section {
+    DDL__AUTH_S_HELLO8,
+    DDL__AUTH_S_HELLO,
+    DDL__AUTH_S_CHALLENGE8,
+    DDL__AUTH_S_CHALLENGE,
+    DDL__AUTH_S_PROOF,
+    DDL__AUTH_S_VERDICT
+};
 
 typedef struct ddl__auth {
     /* results; peer_* of a server are claims until DDL_OK */
@@ -77,7 +83,7 @@ typedef struct ddl__auth {
 } ddl__auth;
 
 static void ddl__auth_mac(const ddl__auth *a, const ddl__hmac_key *key, const char *label, size_t bytes,
-                                 uint8_t out[32]) {
+                          uint8_t out[32]) {
     ddl__sha256 h;
     char padded[16] = {0};
     memcpy(padded, label, strlen(label));
@@ -95,10 +101,9 @@ static int ddl__auth_mac_ok(const ddl__auth *a, const ddl__hmac_key *key, const 
     return same;
 }
 
-static int ddl__auth_fail(ddl__auth *a, ddl_status status, uint8_t code) {
+static void ddl__auth_fail(ddl__auth *a, ddl_status status, uint8_t code) {
     a->status = status;
     a->code = code;
-    return 0;
 }
 
 static void ddl__auth_put_prefix(ddl__writer *w, uint8_t kind, uint8_t purpose) {
@@ -163,22 +168,23 @@ static void ddl__auth_refuse(ddl__auth *a, uint8_t code) { a->refusal = code; }
 static void ddl__auth_wipe(ddl__auth *a) { ddl__wipe(a, sizeof(*a)); }
 
 /* The first 8 bytes of either side. */
-static int ddl__auth_read_prefix(ddl__auth *a, const uint8_t *p, uint8_t kind) {
+static void ddl__auth_read_prefix(ddl__auth *a, const uint8_t *p, uint8_t kind) {
     if (ddl__load_le32(p) != DDL__AUTH_MAGIC || p[6] != kind) {
-        return ddl__auth_fail(a, DDL_ERR_CORRUPT, DDL__AUTH_NOT_DDL);
+        ddl__auth_fail(a, DDL_ERR_CORRUPT, DDL__AUTH_NOT_DDL);
+        return;
     }
     a->peer_version = (uint16_t)(p[4] << 8 | p[5]);
     if (p[4] == DDL__WIRE_MAJOR) {
-        return 1;
+        return;
+    }
+    if (a->role == DDL__AUTH_CLIENT) {
+        ddl__auth_fail(a, DDL_ERR_VERSION, DDL__AUTH_VERSION);
+        return;
     }
     a->code = DDL__AUTH_VERSION;
-    if (a->role == DDL__AUTH_CLIENT) {
-        return ddl__auth_fail(a, DDL_ERR_VERSION, DDL__AUTH_VERSION);
-    }
-    a->failure = DDL_ERR_VERSION; /* once it has our 8 bytes */
+    a->failure = DDL_ERR_VERSION; /* once the client has our 8 bytes */
     a->section = DDL__AUTH_S_CHALLENGE8;
     a->at = 64;
-    return 0;
 }
 
 /* Server: takes HELLO as a claim, and proves itself whatever it says: a mistaken honest client then learns from VERDICT
@@ -264,12 +270,24 @@ static void ddl__auth_read_verdict(ddl__auth *a) {
 /* A section has arrived in full. */
 static void ddl__auth_received(ddl__auth *a, unsigned section) {
     switch (section) {
-    case DDL__AUTH_S_HELLO8: ddl__auth_read_prefix(a, a->wire, 1); break;
-    case DDL__AUTH_S_HELLO: ddl__auth_read_hello(a); break;
-    case DDL__AUTH_S_CHALLENGE8: ddl__auth_read_prefix(a, a->wire + 64, 2); break;
-    case DDL__AUTH_S_CHALLENGE: ddl__auth_read_challenge(a); break;
-    case DDL__AUTH_S_PROOF: ddl__auth_read_proof(a); break;
-    default: ddl__auth_read_verdict(a); break;
+    case DDL__AUTH_S_HELLO8:
+        ddl__auth_read_prefix(a, a->wire, 1);
+        break;
+    case DDL__AUTH_S_HELLO:
+        ddl__auth_read_hello(a);
+        break;
+    case DDL__AUTH_S_CHALLENGE8:
+        ddl__auth_read_prefix(a, a->wire + 64, 2);
+        break;
+    case DDL__AUTH_S_CHALLENGE:
+        ddl__auth_read_challenge(a);
+        break;
+    case DDL__AUTH_S_PROOF:
+        ddl__auth_read_proof(a);
+        break;
+    default:
+        ddl__auth_read_verdict(a);
+        break;
     }
 }
 
@@ -278,8 +296,8 @@ static void ddl__auth_received(ddl__auth *a, unsigned section) {
  * is always enough; with less, call again. What it wrote is to be sent also when it returns an error.
  * DDL_IN_PROGRESS: needs more. DDL_OK: both are proven. Errors, for good: DDL_ERR_AUTH, DDL_ERR_VERSION,
  * DDL_ERR_CORRUPT (no handshake at all), DDL_ERR_ARG (never begun, or wiped). */
-static ddl_status ddl__auth_step(ddl__auth *a, const uint8_t *in, size_t in_bytes, size_t *out_used,
-                                        uint8_t *out, size_t out_cap, size_t *out_bytes) {
+static ddl_status ddl__auth_step(ddl__auth *a, const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out,
+                                 size_t out_cap, size_t *out_bytes) {
     static const uint8_t ends[] = {8, 64, 72, 144, 176, DDL__AUTH_BYTES};
     static const uint8_t senders[] = {DDL__AUTH_CLIENT, DDL__AUTH_CLIENT, DDL__AUTH_SERVER,
                                       DDL__AUTH_SERVER, DDL__AUTH_CLIENT, DDL__AUTH_SERVER};

@@ -45,9 +45,9 @@ static inline void ddl__store_le64(uint8_t *p, uint64_t value) {
     memcpy(p, &value, 8);
 }
 
-/* A CRC is linear: the entry for a byte is the XOR of the entries for its bits. So each table of slice-by-8 (Kounavis and
- * Berry, "A Systematic Approach to Building High Performance Software-based CRC Generators", 2005) is given by its eight
- * one-bit entries, lowest bit first, and the preprocessor writes out the 256. */
+/* A CRC is linear: the entry for a byte is the XOR of the entries for its bits. So each table of slice-by-8 (Kounavis
+ * and Berry, "A Systematic Approach to Building High Performance Software-based CRC Generators", 2005) is given by its
+ * eight one-bit entries, lowest bit first, and the preprocessor writes out the 256. */
 #define DDL__CRC_1(x, a) (x), ((x) ^ a)
 #define DDL__CRC_2(x, a, b) DDL__CRC_1(x, a), DDL__CRC_1((x) ^ b, a)
 #define DDL__CRC_3(x, a, b, c) DDL__CRC_2(x, a, b), DDL__CRC_2((x) ^ c, a, b)
@@ -55,7 +55,7 @@ static inline void ddl__store_le64(uint8_t *p, uint64_t value) {
 #define DDL__CRC_5(x, a, b, c, d, e) DDL__CRC_4(x, a, b, c, d), DDL__CRC_4((x) ^ e, a, b, c, d)
 #define DDL__CRC_6(x, a, b, c, d, e, f) DDL__CRC_5(x, a, b, c, d, e), DDL__CRC_5((x) ^ f, a, b, c, d, e)
 #define DDL__CRC_7(x, a, b, c, d, e, f, g) DDL__CRC_6(x, a, b, c, d, e, f), DDL__CRC_6((x) ^ g, a, b, c, d, e, f)
-#define DDL__CRC_8(a, b, c, d, e, f, g, h) \
+#define DDL__CRC_8(a, b, c, d, e, f, g, h)                                                                             \
     { DDL__CRC_7(0u, a, b, c, d, e, f, g), DDL__CRC_7(h, a, b, c, d, e, f, g) }
 
 /* Table t advances a byte past t further bytes of zeros. */
@@ -72,7 +72,7 @@ static const uint32_t ddl__crc32c_table[8][256] = {
 
 /* The raw register in, the raw register out: the inversions of the standard are in ddl__crc32c. */
 static inline uint32_t ddl__crc32c_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
-    const uint32_t (*t)[256] = ddl__crc32c_table;
+    const uint32_t(*t)[256] = ddl__crc32c_table;
     for (; bytes >= 8; bytes -= 8, p += 8) {
         uint64_t w = ddl__load_le64(p) ^ crc;
         crc = t[7][w & 255] ^ t[6][(w >> 8) & 255] ^ t[5][(w >> 16) & 255] ^ t[4][(w >> 24) & 255] ^

@@ -121,9 +121,7 @@ static inline ddl__reader ddl__reader_of(const void *data, size_t bytes) {
     return (ddl__reader){(const uint8_t *)data, bytes, 0, 0};
 }
 
-static inline ddl__writer ddl__writer_of(void *data, size_t cap) {
-    return (ddl__writer){(uint8_t *)data, cap, 0, 0};
-}
+static inline ddl__writer ddl__writer_of(void *data, size_t cap) { return (ddl__writer){(uint8_t *)data, cap, 0, 0}; }
 
 /* The next n bytes in place, or NULL when there are not so many. n == 0 may give NULL as well. */
 static inline const uint8_t *ddl__get_view(ddl__reader *r, size_t n) {
