@@ -263,7 +263,7 @@ static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes) {
     for (uint64_t i = 0; i < bytes; i++) {
         l->payload[i] = pattern(words[1], words[2], i);
     }
-    l->message.payload = l->payload;
+    l->message.payload = bytes > 0 ? l->payload : NULL;
     l->message.payload_bytes = bytes;
     ddl_status status = e->transport->send(e->self, peer, &l->message);
     if (status == DDL_OK) {
@@ -525,6 +525,60 @@ TEST(a_payload_that_nobody_wants_is_skipped) {
     for (int i = 0; i < SIZES; i++) {
         letter_free(&l[i]);
     }
+    world_close(e, 2);
+}
+
+/* An operation fails and wants its memory back: what was begun is ended from a copy, what was not is never sent. */
+TEST(recall_gives_memory_back_at_once) {
+    static endpoint e[2];
+    letter l[DEPTH], first, last;
+    world_open(e, 2, NULL);
+    post(&e[0], 1, &first, 1);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    for (int i = 0; i < 4; i++) {
+        CHECK(post(&e[0], 1, &l[i], 1 << 20) >= 0);
+    }
+    CHECK(l[0].borrowed && l[0].message.priv[0] > 0 && l[1].message.priv[0] == 0);
+    for (int k = 0; k < 3; k++) { /* one that was begun, one in the middle, the last */
+        letter *gone = &l[(int[]){0, 2, 3}[k]];
+        e[0].transport->recall(e[0].self, 1, &gone->message);
+        gone->borrowed = 0; /* and letter_free checks that sent() is not called */
+        memset(gone->payload, 0xdd, 1 << 20);
+        memset(&gone->message, 0xdd, sizeof gone->message);
+        e[0].transport->recall(e[0].self, 1, &gone->message); /* of one it does not have: nothing */
+    }
+    e[0].sent_number[1] = 3; /* first, l[0], l[1], last */
+    post(&e[0], 1, &last, 5);
+    DRIVE(e, 2, e[1].arrived[0] == 4 && last.returned == last.borrowed) {}
+    CHECK(l[1].returned);
+    letter_free(&first);
+    letter_free(&last);
+    for (int i = 0; i < 4; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(redirect_moves_what_still_comes) {
+    static endpoint e[2];
+    letter l;
+    world_open(e, 2, NULL);
+    post(&e[0], 1, &l, 1 << 20);
+    DRIVE(e, 2, e[1].open_landings == 1) {}
+    uint64_t done = ((template_self *)e[1].self)->peers[0].in.done;
+    CHECK(done > 0 && done < 1 << 20);
+    uint8_t *elsewhere = calloc(1, 1 << 20);
+    e[1].transport->redirect(e[1].self, 0, &e, NULL); /* of another token: nothing */
+    e[1].transport->redirect(e[1].self, 0, e[1].landing[0], elsewhere);
+    e[1].discard = 1;
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < 1 << 20; i++) {
+        wrong += elsewhere[i] != (i < done ? 0 : pattern(0, 0, i));
+    }
+    CHECK_EQ(wrong, 0u);
+    free(elsewhere);
+    letter_free(&l);
     world_close(e, 2);
 }
 

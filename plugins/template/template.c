@@ -53,6 +53,9 @@ typedef struct template_hello {
     uint8_t token[TEMPLATE_TOKEN_BYTES];
 } template_hello;
 
+/* The notes in a message: how many bytes went, and whether it is our own copy (see recall). */
+enum { TEMPLATE_DONE_BYTES, TEMPLATE_IS_COPY };
+
 typedef struct template_proof {
     void *state; /* of host->prove */
     uint8_t in[TEMPLATE_PROOF_BYTES];
@@ -65,7 +68,7 @@ typedef struct template_out {
     int fd, stage, attempts;
     uint32_t events; /* that epoll watches */
     template_proof proof;
-    ddl_message *first, **last; /* waiting to be sent, chained through next; priv[0] counts the bytes that went */
+    ddl_message *first, **last; /* waiting to be sent, chained through next */
 } template_out;
 
 typedef struct template_in {
@@ -169,14 +172,16 @@ static void template_close_out(template_self *s, template_out *out) {
     out->events = 0;
 }
 
-/* Each borrowed message goes back, once. The queue is read anew each time: sent() may lead to another call. */
+/* The first of the queue goes back to its owner, once. It leaves the queue before: sent() may lead to another call. */
 static void template_give_back(template_self *s, template_out *out, ddl_status status) {
-    while (out->first != NULL) {
-        ddl_message *message = out->first;
-        out->first = message->next;
-        if (out->first == NULL) {
-            out->last = &out->first;
-        }
+    ddl_message *message = out->first;
+    out->first = message->next;
+    if (out->first == NULL) {
+        out->last = &out->first;
+    }
+    if (message->priv[TEMPLATE_IS_COPY]) {
+        s->host->free(s->host, message);
+    } else {
         s->host->sent(s->host, message, status);
     }
 }
@@ -190,7 +195,9 @@ static void template_drop(template_self *s, int32_t peer, ddl_status status) {
         p->in.landing = 0;
         s->host->landed(s->host, peer, p->in.token, status);
     }
-    template_give_back(s, &p->out, status);
+    while (p->out.first != NULL) {
+        template_give_back(s, &p->out, status);
+    }
 }
 
 /* Tells the core once; whether the peer is dead is for the core to say. */
@@ -208,17 +215,18 @@ static void template_lose(template_self *s, int32_t peer, int error, const char 
 /* Sends what the socket takes of a message. 1: all of it, 0: the socket is full, negative: -errno. */
 static int template_push(int fd, ddl_message *m) {
     uint64_t whole = DDL_MESSAGE_HEADER_BYTES + m->payload_bytes;
-    while (m->priv[0] < whole) {
-        uint64_t done = m->priv[0], head = done < DDL_MESSAGE_HEADER_BYTES ? DDL_MESSAGE_HEADER_BYTES - done : 0;
+    while (m->priv[TEMPLATE_DONE_BYTES] < whole) {
+        uint64_t done = m->priv[TEMPLATE_DONE_BYTES];
+        uint64_t head = done < DDL_MESSAGE_HEADER_BYTES ? DDL_MESSAGE_HEADER_BYTES - done : 0;
         uint64_t skip = head > 0 ? 0 : done - DDL_MESSAGE_HEADER_BYTES;
         struct iovec parts[2] = {{m->header + (DDL_MESSAGE_HEADER_BYTES - head), (size_t)head},
-                                 {(char *)(uintptr_t)m->payload + skip, (size_t)(m->payload_bytes - skip)}};
+                                 {(void *)((uintptr_t)m->payload + skip), (size_t)(m->payload_bytes - skip)}};
         struct msghdr msg = {.msg_iov = parts, .msg_iovlen = 2};
         ssize_t n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0) {
             return errno == EAGAIN ? 0 : errno == EINTR ? 0 : -errno;
         }
-        m->priv[0] += (uint64_t)n;
+        m->priv[TEMPLATE_DONE_BYTES] += (uint64_t)n;
     }
     return 1;
 }
@@ -238,12 +246,7 @@ static void template_flush(template_self *s, int32_t peer) {
     template_out *out = &s->peers[peer].out;
     int pushed = 1;
     while (out->stage == TEMPLATE_OPEN && out->first != NULL && (pushed = template_push(out->fd, out->first)) == 1) {
-        ddl_message *message = out->first;
-        out->first = message->next;
-        if (out->first == NULL) {
-            out->last = &out->first;
-        }
-        s->host->sent(s->host, message, DDL_OK);
+        template_give_back(s, out, DDL_OK);
     }
     if (pushed < 0) {
         template_lose(s, peer, -pushed, "sending to the peer failed");
@@ -267,7 +270,7 @@ static int template_uid_ok(int fd) {
 /* With a job secret the core proves; bytes go back and forth until it is content. peer: known to the client only. */
 static ddl_status template_prove(template_self *s, int fd, template_proof *proof, int32_t peer, int32_t *out_peer) {
     for (;;) {
-        uint8_t answer[TEMPLATE_PROOF_BYTES];
+        uint8_t answer[TEMPLATE_PROOF_BYTES] = {0};
         size_t used = 0, bytes = sizeof answer;
         ddl_status status = s->host->prove(s->host, &proof->state, peer >= 0, peer, proof->in, proof->in_bytes, &used,
                                            answer, &bytes, out_peer);
@@ -455,11 +458,12 @@ static int template_land(template_self *s, int32_t peer) {
     template_in *in = &s->peers[peer].in;
     void *to = NULL;
     in->header_bytes = 0;
-    in->bytes = in->done = 0;
-    in->token = NULL;
+    in->done = 0;
     ddl_status status = s->host->land(s->host, peer, in->header, &in->bytes, &to, &in->token);
     if (status < 0) {
-        template_lose(s, peer, EBADMSG, "the peer sent a damaged header");
+        int damaged = status == DDL_ERR_CORRUPT;
+        template_lose(s, peer, damaged ? EBADMSG : ENOMEM,
+                      damaged ? "the peer sent a damaged header" : "the core cannot take what the peer sent");
         return 0;
     }
     in->to = to;
@@ -600,7 +604,7 @@ static ddl_status template_send(void *self, int32_t peer, ddl_message *message) 
         return DDL_ERR_PEER;
     }
     message->next = NULL;
-    message->priv[0] = 0;
+    message->priv[TEMPLATE_DONE_BYTES] = message->priv[TEMPLATE_IS_COPY] = 0;
     if (p->out.stage == TEMPLATE_OPEN && p->out.first == NULL) {
         int pushed = template_push(p->out.fd, message);
         if (pushed == 1) {
@@ -629,6 +633,44 @@ static ddl_status template_connect_early(void *self, int32_t peer) {
         template_kick(s);
     }
     return DDL_OK;
+}
+
+/* Optional: an operation that failed wants its memory back. A message that was begun must be ended, or the peer would
+ * take the next header for payload: so the queue keeps a copy of it. */
+static void template_recall(void *self, int32_t peer, ddl_message *message) {
+    template_self *s = self;
+    template_out *out = &s->peers[peer].out;
+    ddl_message **at = &out->first, *copy = NULL;
+    while (*at != NULL && *at != message) {
+        at = &(*at)->next;
+    }
+    if (*at == NULL) {
+        return;
+    }
+    int begun = message->priv[TEMPLATE_DONE_BYTES] > 0;
+    if (begun && (copy = s->host->alloc(s->host, sizeof *copy + (size_t)message->payload_bytes)) != NULL) {
+        *copy = *message;
+        copy->priv[TEMPLATE_IS_COPY] = 1;
+        copy->payload = copy + 1;
+        if (message->payload_bytes > 0) { /* else payload may be NULL */
+            memcpy(copy + 1, message->payload, (size_t)message->payload_bytes);
+        }
+    }
+    *at = copy != NULL ? copy : message->next;
+    if (out->last == &message->next) {
+        out->last = copy != NULL ? &copy->next : at;
+    }
+    if (begun && copy == NULL) {
+        template_lose(s, peer, ENOMEM, "no memory was left to end a message that was begun");
+    }
+}
+
+/* Optional, and the same for the other direction: what still comes of a payload goes elsewhere. */
+static void template_redirect(void *self, int32_t peer, void *token, void *new_landing) {
+    template_in *in = &((template_self *)self)->peers[peer].in;
+    if (in->landing && in->token == token) {
+        in->to = new_landing;
+    }
 }
 
 static void template_peer_dead(void *self, int32_t peer) {
@@ -783,6 +825,8 @@ static const ddl_transport template_transport = {
     .arm = template_arm,
     .peer_dead = template_peer_dead,
     .connect = template_connect_early,
+    .recall = template_recall,
+    .redirect = template_redirect,
 };
 
 static const ddl_plugin template_plugin = {
