@@ -46,11 +46,11 @@ static double now_s(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Seconds per call, the best of seven rounds of about 8 ms: other work on the machine only ever adds time. */
+/* Seconds per call, the best of 20 rounds of a few ms: other work on the machine only ever adds time. */
 static double seconds(ddl__reduce_fn fn, char *d, size_t count, size_t bytes) {
     double best = 1e9;
-    int calls = (int)((8e-3 * 8e9) / (double)(bytes + 64)) + 1;
-    for (int round = 0; round < 7; round++) {
+    int calls = (int)((3e-3 * 8e9) / (double)(bytes + 64)) + 1;
+    for (int round = 0; round < 20; round++) {
         double start = now_s();
         for (int i = 0; i < calls; i++) {
             fn(d, a, b, count);
@@ -141,7 +141,7 @@ static void whole_functions(void) {
     for (size_t k = 0; k < sizeof(dtypes) / sizeof(dtypes[0]); k++) {
         size_t bytes = 1 << 20, count = bytes / ddl__dtype_bytes(dtypes[k]);
         double best[3] = {1e9, 1e9, 1e9};
-        for (int round = 0; round < 20; round++) {
+        for (int round = 0; round < 60; round++) {
             double t0 = now_s();
             ddl__reduce_n(dst, srcs, 4, count, dtypes[k], DDL_SUM);
             double t1 = now_s();

@@ -366,8 +366,8 @@ TEST(kernels_exist_exactly_where_the_op_is_defined) {
 }
 
 TEST(names_and_sizes) {
-    static const char *const names[DDL__DTYPES] = {"?",   "f16", "bf16", "f32",  "f64",     "i8",      "u8",      "i32",
-                                                   "u32", "i64", "u64",  "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
+    static const char *const names[DDL__DTYPES] = {"?", "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64",
+                                                   "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
     static const size_t sizes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16};
     for (int dtype = 0; dtype < DDL__DTYPES; dtype++) {
         CHECK_EQ(ddl__dtype_name((ddl_dtype)dtype), names[dtype]);
@@ -616,7 +616,8 @@ static void check_float_factor(ddl_dtype dtype, size_t count, double factor, int
         } else {
             memcpy(&h, p, 2);
             /* Through a float each time: a compiler may keep a plain expression in more precision. */
-            float product = decode(h, format_of(dtype)) * (float)factor, quotient = decode(h, format_of(dtype)) / (float)n;
+            f = decode(h, format_of(dtype));
+            float product = f * (float)factor, quotient = f / (float)n;
             k = encode((double)product, format_of(dtype));
             memcpy(scaled, &k, 2);
             k = encode((double)quotient, format_of(dtype));

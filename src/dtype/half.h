@@ -1,5 +1,5 @@
 /* dtype/half: conversion between f32 and the 16-bit types, one value or an array.
- * Rounds to nearest even; keeps infinities, subnormals and the sign of zero; every NaN becomes the one with all bits set.
+ * Rounds to nearest even; keeps infinities, subnormals, the sign of zero; a NaN becomes the one with all bits set.
  * Must not know: reductions. */
 #ifndef DDL_DTYPE_HALF_H
 #define DDL_DTYPE_HALF_H
@@ -67,7 +67,7 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__LEAVE_##L;                                                                                                \
     }
 
-/* The same conversions on unpacked halves. */
+/* The conversions of vectors.h on halves that lie one by one. */
 #define DDL__F16_WIDEN_ARRAY(W, f, h)                                                                                  \
     do {                                                                                                               \
         ddl__f32_u##W word_ = __builtin_convertvector(h, ddl__f32_u##W);                                               \
@@ -87,19 +87,84 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         (h) = __builtin_convertvector(word_, ddl__half_v##W);                                                          \
     } while (0)
 
-DDL__DEFINE_WIDEN(portable, , ddl__f16, 16, DDL__F16_WIDEN_ARRAY)
-DDL__DEFINE_WIDEN(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__f16, 16, DDL__F16_NARROW_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__bf16, 16, DDL__BF16_NARROW_ARRAY)
+
+/* Kernels convert vectors of packed halves: OPEN makes two f32 vectors of one (here: of the low and of the high half of
+ * each word), CLOSE rounds them back to where they came from. */
+#define DDL__PACKED_OPEN(W, low, high, x, WIDEN)                                                                       \
+    do {                                                                                                               \
+        WIDEN(W, low, (x));                                                                                            \
+        WIDEN(W, high, ((x) >> 16));                                                                                   \
+    } while (0)
+#define DDL__PACKED_CLOSE(W, r, low, high, NARROW)                                                                     \
+    do {                                                                                                               \
+        ddl__f32_u##W rl_, rh_;                                                                                        \
+        NARROW(W, rl_, low);                                                                                           \
+        NARROW(W, rh_, high);                                                                                          \
+        (r) = rl_ | (rh_ << 16);                                                                                       \
+    } while (0)
+#define DDL__F16_BITS_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__F16_WIDEN)
+#define DDL__F16_BITS_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__F16_NARROW)
+#define DDL__BF16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__BF16_WIDEN)
+#define DDL__BF16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__BF16_NARROW)
 
 #if defined(__x86_64__)
-/* F16C rounds as its immediate says (0 = to nearest even), whatever the modes of the thread. */
+/* F16C rounds as its immediate says (0 = to nearest even), whatever the modes of the thread. It keeps a part of a NaN's
+ * payload, hence the step before. OPEN takes the lower and the upper 16 bytes, which is as good as low and high. */
 #define DDL__F16C_WIDEN(W, f, h) ((f) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(h)))
 #define DDL__F16C_NARROW(W, h, f)                                                                                      \
     do {                                                                                                               \
-        DDL__CANONICAL_NAN(ddl__f32, 32, f);                                                                           \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
         (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
     } while (0)
+#define DDL__F16C_OPEN(W, low, high, x)                                                                                \
+    do {                                                                                                               \
+        (low) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(x)));                                   \
+        (high) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(x), 1));                             \
+    } while (0)
+#define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
+        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
+        (r) = (ddl__f16_v32)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(high), 0), _mm256_cvtps_ph((__m256)(low), 0));   \
+    } while (0)
+#endif
+
+/* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest
+ * in a full vector (F16_TAIL) where there is an instruction. */
+#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#define DDL__F16_TAIL 16
+#define DDL__F16_WIDEN_VECTOR(W, f, h) ((f) = (ddl__f32_v16)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)(h))))
+#define DDL__F16_NARROW_VECTOR(W, h, f)                                                                                \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
+        (h) = (ddl__half_v16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(f)));                                     \
+    } while (0)
+#define DDL__F16_OPEN(W, low, high, x)                                                                                 \
+    do {                                                                                                               \
+        float16x8_t both_ = vreinterpretq_f16_u32((uint32x4_t)(x));                                                    \
+        (low) = (ddl__f32_v16)vcvt_f32_f16(vget_low_f16(both_));                                                       \
+        (high) = (ddl__f32_v16)vcvt_high_f32_f16(both_);                                                               \
+    } while (0)
+#define DDL__F16_CLOSE(W, r, low, high)                                                                                \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
+        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
+        float16x4_t low_ = vcvt_f16_f32((float32x4_t)(low));                                                           \
+        (r) = (ddl__f16_v16)vreinterpretq_u32_f16(vcvt_high_f16_f32(low_, (float32x4_t)(high)));                       \
+    } while (0)
+#else
+#define DDL__F16_TAIL 1
+#define DDL__F16_WIDEN_VECTOR DDL__F16_WIDEN_ARRAY
+#define DDL__F16_NARROW_VECTOR DDL__F16_NARROW_ARRAY
+#define DDL__F16_OPEN DDL__F16_BITS_OPEN
+#define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
+#endif
+
+DDL__DEFINE_WIDEN(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR)
+DDL__DEFINE_WIDEN(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(portable, , ddl__f16, 16, DDL__F16_NARROW_VECTOR)
+DDL__DEFINE_NARROW(portable, , ddl__bf16, 16, DDL__BF16_NARROW_ARRAY)
+#if defined(__x86_64__)
 DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN)
 DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY)
 DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_NARROW)

@@ -3,8 +3,10 @@
  *
  * Promise: a op b and b op a have the same bits, on every level and processor. IEEE addition, multiplication and
  * comparison give that for numbers; every NaN result has all bits set; zeros order as -0 < +0 in min and max, where
- * a NaN operand wins. (-ffast-math in the file of the implementation voids the part about NaN and signed zeros.)
- * Integers wrap: they are added and multiplied unsigned. */
+ * a NaN operand wins. Integers wrap: they are added and multiplied unsigned.
+ * What can void it: -ffast-math for the file of the implementation (NaN, signed zeros), and ranks whose threads run in
+ * different rounding or flush-to-zero modes. With denormals-are-zero set, min and max may mix the bits of two subnormal
+ * operands, which that mode counts as the same zero. */
 #ifndef DDL_DTYPE_KERNELS_H
 #define DDL_DTYPE_KERNELS_H
 
@@ -16,9 +18,11 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
 /* What an op does to one vector: r = x op y. */
 #define DDL__DO_SUM(E, W, r, x, y) ((r) = (x) + (y))
 #define DDL__DO_PROD(E, W, r, x, y) ((r) = (x) * (y))
+#define DDL__DO_DIV(E, W, r, x, y) ((r) = (x) / (y))
 #define DDL__DO_BAND(E, W, r, x, y) ((r) = (x) & (y))
 #define DDL__DO_BOR(E, W, r, x, y) ((r) = (x) | (y))
 #define DDL__DO_BXOR(E, W, r, x, y) ((r) = (x) ^ (y))
+/* Comparisons give all bits set for true. */
 #define DDL__DO_LAND(E, W, r, x, y) ((r) = (E##_v##W)((x) != 0) & (E##_v##W)((y) != 0) & 1)
 #define DDL__DO_LOR(E, W, r, x, y) ((r) = (E##_v##W)(((x) | (y)) != 0) & 1)
 #define DDL__DO_LXOR(E, W, r, x, y) ((r) = ((E##_v##W)((x) != 0) ^ (E##_v##W)((y) != 0)) & 1)
@@ -33,17 +37,16 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         (r) = ((x) & take_) | ((y) & ~take_);                                                                          \
     } while (0)
 
-#define DDL__DO_DIV(E, W, r, x, y) ((r) = (x) / (y))
-
-/* Floats; what applies the op makes a NaN canonical. */
-/* Neither less nor greater means equal or NaN: then both operands pass and are or-ed, which makes -0 of two different
+/* Floats. DDL__DIRECT_FLOAT or CLOSE makes a NaN canonical afterwards.
+ * Neither less nor greater means equal or NaN: then both operands pass and are or-ed, which makes -0 of two different
  * zeros and keeps a NaN a NaN. */
 #define DDL__DO_FMIN(E, W, r, x, y)                                                                                    \
     do {                                                                                                               \
         E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
         (r) = (E##_v##W)(((E##_u##W)(x) & ~more_) | ((E##_u##W)(y) & ~less_));                                         \
     } while (0)
-/* The mirror image and-s equals, which makes +0 of two different zeros, but may lose a NaN: ask the operands. */
+/* The mirror image: both operands are and-ed, which makes +0 of two different zeros but may lose a NaN, so that the
+ * operands have to be asked. */
 #define DDL__DO_FMAX(E, W, r, x, y)                                                                                    \
     do {                                                                                                               \
         E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
@@ -59,35 +62,6 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         DO(E, W, r, x, y);                                                                                             \
         DDL__CANONICAL_NAN(E, W, r);                                                                                   \
     } while (0)
-/* OPEN splits words with two halves each into f32 vectors of the low and of the high ones, CLOSE rounds them back. */
-#define DDL__PACKED_OPEN(W, low, high, x, WIDEN)                                                                       \
-    do {                                                                                                               \
-        WIDEN(W, low, (x));                                                                                            \
-        WIDEN(W, high, ((x) >> 16));                                                                                   \
-    } while (0)
-#define DDL__PACKED_CLOSE(W, r, low, high, NARROW)                                                                     \
-    do {                                                                                                               \
-        ddl__f32_u##W rl_, rh_;                                                                                        \
-        NARROW(W, rl_, low);                                                                                           \
-        NARROW(W, rh_, high);                                                                                          \
-        (r) = rl_ | (rh_ << 16);                                                                                       \
-    } while (0)
-#define DDL__F16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__F16_WIDEN)
-#define DDL__F16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__F16_NARROW)
-#define DDL__BF16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__BF16_WIDEN)
-#define DDL__BF16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__BF16_NARROW)
-/* F16C takes the lower and the upper 16 bytes instead, which is as good. */
-#define DDL__F16C_OPEN(W, low, high, x)                                                                                \
-    do {                                                                                                               \
-        (low) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(x)));                                   \
-        (high) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(x), 1));                             \
-    } while (0)
-#define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
-    do {                                                                                                               \
-        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
-        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
-        (r) = (ddl__f16_v32)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(high), 0), _mm256_cvtps_ph((__m256)(low), 0));   \
-    } while (0)
 #define DDL__WIDENED(DO, W, r, x, y, OPEN, CLOSE)                                                                      \
     do {                                                                                                               \
         ddl__f32_v##W xl_, xh_, yl_, yh_, sl_, sh_;                                                                    \
@@ -97,11 +71,11 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         DO(ddl__f32, W, sh_, xh_, yh_);                                                                                \
         CLOSE(W, r, sl_, sh_);                                                                                         \
     } while (0)
-#define DDL__F16_BITS(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
-#define DDL__BF16_BITS(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
-#define DDL__F16_F16C(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+#define DDL__F16_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
+#define DDL__BF16_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__F16C_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 
-/* One step: both operands are loaded before the store, which makes dst == a and dst == b safe. */
+/* One vector. Both operands are loaded before the store, which makes dst == a and dst == b safe. */
 #define DDL__STEP(APPLY, DO, E, W, at)                                                                                 \
     do {                                                                                                               \
         E##_v##W x = *(const E##_v##W *)(const void *)(p + (at)), y = *(const E##_v##W *)(const void *)(q + (at)), r;  \
@@ -109,8 +83,9 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         *(E##_v##W *)(void *)(d + (at)) = r;                                                                           \
     } while (0)
 
-/* The one loop of all kernels: four vectors at a time, then one, then single elements by the same text, in
- * vectors of width TAIL. A lone half is copied into the first bytes of a word and back: right in either byte order. */
+/* The one loop of all kernels: four vectors at a time (enough to keep loads and stores busy; more only adds code), then
+ * one, then single elements by the same text in vectors of width TAIL. A lone half is copied into the first bytes of a
+ * word and back: right in either byte order. */
 #define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
     target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
         char *d = dst;                                                                                                 \
@@ -181,8 +156,7 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
     DDL__DEFINE_MANY(min, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMIN)                                            \
     DDL__DEFINE_MANY(max, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMAX)
 
-#define DDL__KERNEL(L, target, E, W, name, DO)                                                                         \
-    DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
+#define DDL__KERNEL(L, target, E, W, name, DO) DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
 
 /* Only order tells a signed type from an unsigned one of its size; the rest is shared. */
 #define DDL__ORDER_KERNELS(L, target, E, W)                                                                            \
@@ -204,7 +178,7 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
 #define DDL__LEVEL_KERNELS(L, target, W)                                                                               \
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
-    DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_BITS)                                                     \
+    DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
     DDL__MANY_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_OPEN, DDL__BF16_CLOSE)                                     \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
@@ -213,11 +187,11 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
     DDL__INTEGER_KERNELS(L, target, ddl__u64, ddl__i64, W)
 
 DDL__LEVEL_KERNELS(portable, , 16)
-DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, 1, DDL__F16_BITS)
-DDL__MANY_KERNELS(portable, , ddl__f16, 16, 1, DDL__F16_OPEN, DDL__F16_CLOSE)
+DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_APPLY)
+DDL__MANY_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_OPEN, DDL__F16_CLOSE)
 #if defined(__x86_64__)
 DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
-DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16_F16C)
+DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16C_APPLY)
 DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 #endif
 

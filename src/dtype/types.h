@@ -20,8 +20,8 @@ static inline size_t ddl__dtype_bytes(ddl_dtype dtype) {
 }
 
 static inline const char *ddl__dtype_name(ddl_dtype dtype) {
-    static const char names[DDL__DTYPES][8] = {"none", "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64",
-                                               "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
+    static const char names[DDL__DTYPES][8] = {"none", "f16", "bf16", "f32", "f64", "i8", "u8", "i32",
+                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
     return ddl__dtype_known(dtype) ? names[dtype] : "?";
 }
 

@@ -19,6 +19,8 @@
 /* Last in each function with 32-byte vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
  * program runs slower on some processors. */
 #define DDL__LEAVE_avx2 _mm256_zeroupper()
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #define DDL__LEAVE_portable ((void)0)
 
