@@ -170,7 +170,7 @@ TEST(pairs_bursts_and_truncations_of_a_header_are_found) {
 static void reseal(uint8_t *bytes) { ddl__store_le32(bytes + 44, crc_by_bits(bytes, 44)); }
 
 TEST(fields_out_of_range_are_refused) {
-    ddl__frame f = random_frame(), g;
+    ddl__frame f = random_frame(), g = {0};
     uint8_t good[DDL__FRAME_BYTES], bytes[DDL__FRAME_BYTES];
     ddl__frame_write(good, &f);
     for (unsigned v = 0; v < 256; v++) {
