@@ -17,18 +17,13 @@ static double now_seconds(void) {
 
 /* ---- progress --------------------------------------------------------------------------------------------------- */
 
-/* The loss of one batch jumps about; people and the curve's bold line read its moving average (of about 20 steps). */
-static double smooth(double average, double loss, size_t index) {
-    double keep = 1.0 - 1.0 / (double)(index < 20 ? index + 1 : 20);
-    return keep * average + (1.0 - keep) * loss;
-}
-
-static double smoothed_loss(const struct curve *c) {
-    double average = 0.0;
-    for (size_t i = c->count > 200 ? c->count - 200 : 0, n = 0; i < c->count; i++, n++) {
-        average = smooth(average, (double)c->at[i].loss, n);
+/* Mean loss of steps [from, to): the loss of one batch jumps about. */
+static double mean_loss(const struct curve *c, size_t from, size_t to) {
+    double sum = 0.0;
+    for (size_t i = from; i < to; i++) {
+        sum += (double)c->at[i].loss;
     }
-    return average;
+    return sum / (double)(to - from);
 }
 
 /* Means over the last steps, so that the line is calm. */
@@ -56,8 +51,8 @@ static void report_progress(const struct curve *c, size_t steps, double seconds_
     recent_speed(c, &tokens, &comm);
     unsigned left = (unsigned)(seconds_per_step * (double)(steps - c->count) + 0.5);
     printf("%sstep %*zu/%zu  loss %.3f  %6.0f tokens/s  %4.1f %% waiting for ranks  %u:%02u left%s",
-           terminal ? "\r" : "", (int)snprintf(NULL, 0, "%zu", steps), c->count, steps, smoothed_loss(c), tokens,
-           100.0 * comm, left / 60, left % 60,
+           terminal ? "\r" : "", (int)snprintf(NULL, 0, "%zu", steps), c->count, steps,
+           mean_loss(c, c->count > 10 ? c->count - 10 : 0, c->count), tokens, 100.0 * comm, left / 60, left % 60,
            terminal && !final ? "\033[K"
            : terminal         ? "\033[K\n"
                               : "\n");
@@ -91,7 +86,7 @@ static bool write_csv(const struct curve *c, const char *folder) {
 enum { SVG_WIDTH = 880, SVG_HEIGHT = 500, PLOT_X = 72, PLOT_Y = 84, PLOT_WIDTH = 776, PLOT_HEIGHT = 348 };
 
 struct plot {
-    double x_most, y_least, y_most;
+    double x_most, y_least, y_most, y_tick;
 };
 
 static double plot_x(const struct plot *p, double step) { return PLOT_X + PLOT_WIDTH * step / p->x_most; }
@@ -107,7 +102,7 @@ static double tick_step(double span) {
 }
 
 static struct plot plot_fit(const struct curve *c) {
-    struct plot p = {fmax(1.0, (double)c->count), INFINITY, -INFINITY};
+    struct plot p = {fmax(1.0, (double)c->count), INFINITY, -INFINITY, 1.0};
     for (size_t i = 0; i < c->count; i++) {
         p.y_least = fmin(p.y_least, fmin((double)c->at[i].loss, (double)c->at[i].held_out)); /* fmin passes over NaN */
         p.y_most = fmax(p.y_most, fmax((double)c->at[i].loss, (double)c->at[i].held_out));
@@ -116,14 +111,14 @@ static struct plot plot_fit(const struct curve *c) {
         p.y_least = isfinite(p.y_least) ? p.y_least - 0.5 : 0.0;
         p.y_most = p.y_least + 1.0;
     }
-    double tick = tick_step(p.y_most - p.y_least);
-    p.y_least = floor(p.y_least / tick) * tick;
-    p.y_most = ceil(p.y_most / tick) * tick;
+    p.y_tick = tick_step(p.y_most - p.y_least);
+    p.y_least = floor(p.y_least / p.y_tick) * p.y_tick;
+    p.y_most = ceil(p.y_most / p.y_tick) * p.y_tick;
     return p;
 }
 
 static void draw_axes(struct output *o, const struct plot *p) {
-    double tick = tick_step(p->y_most - p->y_least);
+    double tick = p->y_tick;
     output_print(o, "<g stroke=\"#e3e6ea\">\n");
     for (double y = p->y_least; y < p->y_most + tick / 2; y += tick) {
         output_print(o, "<path d=\"M%d %.1fh%d\"/>\n", PLOT_X, plot_y(p, y), PLOT_WIDTH);
@@ -147,18 +142,16 @@ static void draw_axes(struct output *o, const struct plot *p) {
                  PLOT_WIDTH);
 }
 
-/* At most about 1,500 vertices, however long the run was. */
+/* One batch's losses, or in bold their mean over steps on both sides, which does not lag behind. At most about 1,500
+ * vertices, however long the run was. */
 static void draw_loss(struct output *o, const struct plot *p, const struct curve *c, bool bold) {
-    size_t stride = c->count / 1500 + 1;
-    double average = 0.0;
+    size_t stride = c->count / 1500 + 1, widest = 8 + c->count / 50;
     output_print(o, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%s\" stroke-linejoin=\"round\" points=\"",
                  bold ? "#0b62c4" : "#a9cdf5", bold ? "2.2" : "1");
-    for (size_t i = 0; i < c->count; i++) {
-        average = smooth(average, (double)c->at[i].loss, i);
-        if (i % stride == 0 || i + 1 == c->count) {
-            double y = bold ? average : (double)c->at[i].loss;
-            output_print(o, "%.1f,%.1f ", plot_x(p, (double)c->at[i].step), plot_y(p, y));
-        }
+    for (size_t i = 0; i < c->count; i += stride) {
+        size_t left = !bold ? 0 : i < widest ? i : widest, after = c->count - 1 - i;
+        double y = mean_loss(c, i - left, i + (left < after ? left : after) + 1);
+        output_print(o, "%.1f,%.1f ", plot_x(p, (double)c->at[i].step), plot_y(p, y));
     }
     output_print(o, "\"/>\n");
 }

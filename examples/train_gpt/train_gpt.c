@@ -123,14 +123,15 @@ static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
-/* A checkpoint that cannot be saved is no reason to throw the run away: it is said at once, training goes on, and the
- * exit status tells it unless a later checkpoint succeeds. */
-static void save(struct trainer *t) {
+/* A file that cannot be written is no reason to throw the run away: it is said at once, training goes on, and the exit
+ * status tells it unless a later one succeeds. */
+static void save(struct trainer *t, bool with_checkpoint) {
     if (t->rank != 0) {
         return;
     }
     struct run run = {t->setup, &t->model, &t->optimizer, &t->curve};
-    t->save_failed = !checkpoint_save(&run, t->options.out) || !write_csv(&t->curve, t->options.out) ||
+    t->save_failed = (with_checkpoint && !checkpoint_save(&run, t->options.out)) ||
+                     !write_csv(&t->curve, t->options.out) ||
                      !write_svg(&t->curve, t->options.out, &t->setup, t->model.count, t->size);
     if (t->save_failed) {
         fprintf(stderr, "%strain_gpt: %s\n", isatty(STDOUT_FILENO) == 1 ? "\n" : "", problem_text);
@@ -249,7 +250,8 @@ static bool due(size_t step, size_t every) { return every > 0 && step % every ==
 static bool train(struct trainer *t) {
     const struct options *o = &t->options;
     double begin = now_seconds(), before = t->curve.count > 0 ? t->curve.at[t->curve.count - 1].seconds : 0.0;
-    for (size_t step = t->setup.step, first = step; step < o->steps; step++) {
+    size_t first = t->setup.step;
+    for (size_t step = first; step < o->steps; step++) {
         double start = now_seconds(), loss = 0.0, norm = 0.0, held = NAN;
         t->waiting = 0.0;
         if (!train_step(t, step, &loss, &norm)) {
@@ -276,8 +278,11 @@ static bool train(struct trainer *t) {
             report_progress(&t->curve, o->steps, elapsed / (double)(step + 1 - first));
         }
         if (due(step + 1, o->save) || step + 1 == o->steps) {
-            save(t);
+            save(t, true);
         }
+    }
+    if (first == o->steps) {
+        save(t, false);
     }
     return true;
 }
@@ -355,7 +360,7 @@ static bool run(struct trainer *t) {
     if (fflush(stdout) != 0 || ferror(stdout)) {
         return problem("Standard output cannot be written: %s.", strerror(errno));
     }
-    return !t->save_failed || problem("The last checkpoint could not be saved; see above.");
+    return !t->save_failed || problem("The last checkpoint or curve could not be saved; see above.");
 }
 
 int main(int argc, char **argv) {
