@@ -1,0 +1,160 @@
+/* algo/table: all algorithms, by kind and name, and how a plan is made by one of them. */
+#ifndef DDL_ALGO_TABLE_H
+#define DDL_ALGO_TABLE_H
+
+#include "scan.h"
+
+/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO. */
+static const ddl__algo ddl__algos[] = {
+    {"dissemination", DDL_BARRIER, false, true, true, true, NULL, ddl__algo_barrier, ddl__cost_barrier,
+     ddl__peer_nothing},
+    {"tree", DDL_BROADCAST, false, true, true, false, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree,
+     ddl__peer_once},
+    {"chain", DDL_BROADCAST, false, true, true, false, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
+     ddl__peer_once},
+    {"scatter_all_gather", DDL_BROADCAST, false, true, true, true, NULL, ddl__algo_broadcast_scatter,
+     ddl__cost_broadcast_scatter, ddl__peer_twice},
+    {"double_tree", DDL_BROADCAST, false, true, true, true, NULL, ddl__algo_broadcast_double_tree,
+     ddl__cost_broadcast_double_tree, ddl__peer_once},
+    {"tree", DDL_REDUCE, false, true, false, false, NULL, ddl__algo_reduce_tree, ddl__cost_reduce_tree,
+     ddl__peer_once},
+    {"chain", DDL_REDUCE, false, false, false, false, NULL, ddl__algo_reduce_chain, ddl__cost_reduce_chain,
+     ddl__peer_once},
+    {"reduce_scatter_gather", DDL_REDUCE, false, false, false, true, NULL, ddl__algo_reduce_scatter_gather,
+     ddl__cost_reduce_scatter_gather, ddl__peer_twice},
+    {"double_tree", DDL_REDUCE, false, false, false, true, NULL, ddl__algo_reduce_double_tree,
+     ddl__cost_reduce_double_tree, ddl__peer_once},
+    {"direct", DDL_REDUCE, false, true, true, false, NULL, ddl__algo_reduce_direct, ddl__cost_reduce_direct,
+     ddl__peer_once},
+    {"recursive_doubling", DDL_ALL_REDUCE, false, true, false, false, NULL, ddl__algo_all_reduce_doubling,
+     ddl__cost_all_reduce_doubling, ddl__peer_once},
+    {"halving_doubling", DDL_ALL_REDUCE, false, true, false, false, NULL, ddl__algo_all_reduce_halving,
+     ddl__cost_all_reduce_halving, ddl__peer_once},
+    {"ring", DDL_ALL_REDUCE, false, false, false, false, NULL, ddl__algo_all_reduce_ring, ddl__cost_all_reduce_ring,
+     ddl__peer_twice},
+    {"double_tree", DDL_ALL_REDUCE, false, false, false, true, NULL, ddl__algo_all_reduce_double_tree,
+     ddl__cost_all_reduce_double_tree, ddl__peer_twice},
+    {"hierarchical", DDL_ALL_REDUCE, false, false, false, true, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
+     ddl__cost_all_reduce_hierarchy, ddl__peer_twice},
+    {"direct", DDL_ALL_REDUCE, false, true, true, false, NULL, ddl__algo_all_reduce_direct,
+     ddl__cost_all_reduce_direct, ddl__peer_parts},
+    {"all_gather", DDL_ALL_REDUCE, false, true, true, false, NULL, ddl__algo_all_reduce_gather,
+     ddl__cost_all_reduce_gather, ddl__peer_half_of_all},
+    {"linear", DDL_GATHER, true, true, true, false, NULL, ddl__algo_gather_linear, ddl__cost_spread, ddl__peer_block},
+    {"tree", DDL_GATHER, true, true, true, false, NULL, ddl__algo_gather_tree, ddl__cost_spread_tree, ddl__peer_once},
+    {"linear", DDL_SCATTER, true, true, true, false, NULL, ddl__algo_scatter_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"tree", DDL_SCATTER, true, true, true, false, NULL, ddl__algo_scatter_tree, ddl__cost_spread_tree,
+     ddl__peer_once},
+    {"linear", DDL_ALL_GATHER, true, true, true, false, NULL, ddl__algo_all_gather_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"recursive_doubling", DDL_ALL_GATHER, false, true, true, false, ddl__can_all_gather_doubling,
+     ddl__algo_all_gather_doubling, ddl__cost_gather_doubling, ddl__peer_once},
+    {"bruck", DDL_ALL_GATHER, true, true, true, false, NULL, ddl__algo_all_gather_bruck, ddl__cost_gather_bruck,
+     ddl__peer_once},
+    {"ring", DDL_ALL_GATHER, true, true, true, true, NULL, ddl__algo_all_gather_ring, ddl__cost_gather_ring,
+     ddl__peer_once},
+    {"recursive_halving", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_halving,
+     ddl__cost_reduce_scatter_halving, ddl__peer_once},
+    {"pairwise", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_pairwise,
+     ddl__cost_reduce_scatter_pairwise, ddl__peer_block},
+    {"ring", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_ring,
+     ddl__cost_reduce_scatter_ring, ddl__peer_once},
+    {"direct", DDL_REDUCE_SCATTER, true, true, true, false, NULL, ddl__algo_reduce_scatter_direct,
+     ddl__cost_reduce_scatter_direct, ddl__peer_block},
+    {"linear", DDL_ALL_TO_ALL, true, true, true, false, NULL, ddl__algo_all_to_all_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"bruck", DDL_ALL_TO_ALL, false, true, true, false, ddl__can_all_to_all_bruck, ddl__algo_all_to_all_bruck,
+     ddl__cost_all_to_all_bruck, ddl__peer_half_of_all},
+    {"pairwise", DDL_ALL_TO_ALL, true, true, true, false, NULL, ddl__algo_all_to_all_pairwise,
+     ddl__cost_all_to_all_pairwise, ddl__peer_block},
+    {"recursive_doubling", DDL_SCAN, false, true, false, false, NULL, ddl__algo_scan_doubling,
+     ddl__cost_scan_doubling, ddl__peer_once},
+    {"chain", DDL_SCAN, false, true, true, false, NULL, ddl__algo_scan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"recursive_doubling", DDL_EXSCAN, false, true, false, false, NULL, ddl__algo_exscan_doubling,
+     ddl__cost_scan_doubling, ddl__peer_twice},
+    {"chain", DDL_EXSCAN, false, true, true, false, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain,
+     ddl__peer_once},
+};
+
+static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        const ddl__algo *algo = &ddl__algos[i];
+        if (algo->kind == ddl__kind_base(kind) && strcmp(algo->name, name) == 0) {
+            return algo;
+        }
+    }
+    return NULL;
+}
+
+/* Whether an algorithm gives the right result for a call. rank_order: only those whose bits are those of
+ * ((x0 op x1) op x2) ...; with up to three ranks, keeping the order leaves no other bracketing. */
+static bool ddl__algo_can(const ddl__algo *algo, const ddl__plan_args *args, bool rank_order) {
+    if (algo->kind != ddl__kind_base(args->kind) || (ddl__kind_is_v(args->kind) && !algo->v)) {
+        return false;
+    }
+    if (!args->commutative && !algo->keeps_order) {
+        return false;
+    }
+    if (rank_order && !algo->rank_order && !(algo->keeps_order && args->size <= 3)) {
+        return false;
+    }
+    return algo->can == NULL || algo->can(args);
+}
+
+/* In an all_to_allv nobody knows how much others send, so nobody could decide alike without a fence. */
+static bool ddl__algo_fences(const ddl__algo *algo, const ddl__plan_args *args) {
+    return algo->fences || args->kind == DDL_ALL_TO_ALLV;
+}
+
+/* A group of one: the operand is the result. In place only an all_to_allv can have to move it. */
+static void ddl__plan_alone(ddl__planner *p, const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    if (kind == DDL_ALL_TO_ALL) {
+        ddl__span block = {0, ddl__recv_block(args, 0).bytes};
+        ddl__swap_own(p, DDL__NO_STEP, ddl__plan_tmp(p, block).base);
+        return;
+    }
+    if (args->in_place || kind == DDL_BARRIER || kind == DDL_BROADCAST || kind == DDL_EXSCAN) {
+        return;
+    }
+    ddl__span block = ddl__kind_is_v(args->kind) ? ddl__block(args, 0) : ddl__whole(args);
+    bool out_is_larger = kind == DDL_GATHER || kind == DDL_ALL_GATHER;
+    ddl__place in = {DDL__IN, out_is_larger ? -block.at : 0}, out = {DDL__OUT, out_is_larger ? 0 : -block.at};
+    ddl__plan_copy(p, in, out, block);
+}
+
+/* Nothing to move, but whoever calls something else must still hear of it. The v-forms know only their own blocks. */
+static bool ddl__plan_is_empty(const ddl__plan_args *args) {
+    switch (ddl__kind_base(args->kind)) {
+    case DDL_ALL_REDUCE:
+    case DDL_ALL_GATHER:
+    case DDL_REDUCE_SCATTER:
+    case DDL_ALL_TO_ALL:
+        return args->kind != DDL_ALL_TO_ALLV && ddl__total_bytes(args) == 0;
+    default:
+        return false;
+    }
+}
+
+/* Writes the plan of one rank. Errors: DDL_ERR_NOMEM. Free with ddl__plan_free. */
+static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const ddl__plan_args *args, ddl__plan *out) {
+    ddl__planner planner;
+    ddl__plan_open(&planner, base, args);
+    if (args->size == 1) {
+        ddl__plan_alone(&planner, args);
+    } else {
+        bool empty = ddl__plan_is_empty(args);
+        if (empty || args->fence || ddl__algo_fences(algo, args)) {
+            ddl__plan_fence(&planner);
+        }
+        if (!empty) {
+            algo->plan(&planner, args);
+        }
+    }
+    ddl_status status = ddl__plan_finish(&planner, out);
+    out->algorithm = algo->name;
+    return status;
+}
+
+#endif /* DDL_ALGO_TABLE_H */

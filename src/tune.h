@@ -1,0 +1,173 @@
+/* tune: chooses the algorithm of a call, how finely it is cut, and whether it begins with a fence. Every rank must
+ * choose alike without asking, so nothing here may look at what only this rank knows: its rank, whether its buffers
+ * are in place, its lengths of an all_to_allv. */
+#ifndef DDL_TUNE_H
+#define DDL_TUNE_H
+
+#include "algo/table.h"
+
+#define DDL__EAGER_BYTES 32768
+#define DDL__CHUNK_BYTES (256 * 1024)
+#define DDL__MIN_CHUNK_BYTES (32 * 1024)
+#define DDL__MAX_CHUNK_BYTES (1024 * 1024)
+#define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
+
+/* Settings of a group, the same on every rank. */
+typedef struct ddl__tuning {
+    ddl__cost_model model;
+    int64_t eager_bytes; /* a plan that sends more to one peer begins with a fence; 0: the default */
+    int64_t chunk_bytes; /* 0: by the model */
+    bool deterministic;  /* reduce in rank order */
+    const ddl__algo *forced[DDL_ALL_TO_ALLV + 1]; /* by base kind; NULL: by the model */
+} ddl__tuning;
+
+typedef struct ddl__choice {
+    const ddl__algo *algo;
+    int64_t chunk_bytes;
+    bool fence;
+    double seconds;
+} ddl__choice;
+
+/* Typical of shared memory and of 10 Gbit/s Ethernet; for who has not measured. */
+static const ddl__cost_model ddl__model_default = {{2e-6, 30e-6}, {0.2e-9, 1e-9}, 0.1e-9, 0.3e-6, 1};
+
+/* Large vectors take larger chunks, so that a plan stays short. */
+static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *args, int64_t wanted) {
+    if (tuning->chunk_bytes > 0) {
+        return tuning->chunk_bytes;
+    }
+    int64_t total = ddl__total_bytes(args);
+    while (total / wanted > DDL__MAX_CHUNKS) {
+        wanted *= 2;
+    }
+    return wanted;
+}
+
+/* The default first, so that it wins where the size of chunks makes no difference. */
+static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, const ddl__algo *algo,
+                             ddl__choice *best) {
+    ddl__terms terms;
+    bool fence = algo->peer_bytes(args) > (tuning->eager_bytes > 0 ? tuning->eager_bytes : DDL__EAGER_BYTES);
+    bool fenced = fence || ddl__algo_fences(algo, args);
+    for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = DDL__CHUNK_BYTES; next <= DDL__MAX_CHUNK_BYTES;
+         next *= 2, wanted = next) {
+        args->chunk_bytes = ddl__tune_chunk(tuning, args, wanted);
+        ddl__terms_of(&terms, args, &tuning->model);
+        double seconds = algo->cost(&terms) + (fenced ? terms.rounds * terms.latency : 0);
+        if (best->algo == NULL || seconds < best->seconds) {
+            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds};
+        }
+        if (terms.bytes <= DDL__MIN_CHUNK_BYTES) {
+            break;
+        }
+    }
+}
+
+/* Chooses for a call; a forced algorithm that cannot serve it (an op that is not commutative, hosts of unequal size)
+ * gives way to the best that can. Needs no memory and cannot fail: every kind has an algorithm that always fits. */
+static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args) {
+    ddl__plan_args common = *args;
+    common.rank = 0;
+    common.in_place = false;
+    ddl__choice best = {0};
+    const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
+    if (forced != NULL && ddl__algo_can(forced, &common, tuning->deterministic)) {
+        ddl__tune_chunks(tuning, &common, forced, &best);
+    }
+    bool served = best.algo != NULL;
+    for (size_t i = 0; !served && i < DDL__COUNT_OF(ddl__algos); i++) {
+        if (ddl__algo_can(&ddl__algos[i], &common, tuning->deterministic)) {
+            ddl__tune_chunks(tuning, &common, &ddl__algos[i], &best);
+        }
+    }
+    best.fence = best.fence && args->size > 1;
+    best.seconds = args->size > 1 ? best.seconds : 0;
+    return best;
+}
+
+/* >>tune-names: DDL_ALGO. "ring", "auto", or by operation: "all_reduce=ring,broadcast=tree". */
+
+/* Names of a kind's algorithms, of all kinds' when it is DDL_KIND_NONE. */
+static void ddl__tune_list(ddl__text *text, ddl_kind kind) {
+    ddl__text_add(text, "auto");
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        bool known = kind != DDL_KIND_NONE && ddl__algos[i].kind != kind;
+        for (size_t j = 0; j < i && kind == DDL_KIND_NONE; j++) {
+            known = known || strcmp(ddl__algos[j].name, ddl__algos[i].name) == 0;
+        }
+        if (!known) {
+            ddl__text_add(text, ", %s", ddl__algos[i].name);
+        }
+    }
+}
+
+static ddl_kind ddl__tune_kind(const char *name, size_t length) {
+    for (int kind = DDL_BARRIER; kind <= DDL_EXSCAN; kind++) {
+        const char *known = ddl__kind_name((ddl_kind)kind);
+        if (strlen(known) == length && memcmp(known, name, length) == 0) {
+            return (ddl_kind)kind;
+        }
+    }
+    return DDL_KIND_NONE;
+}
+
+/* Forces one name for a kind, or for every kind that has it. */
+static bool ddl__tune_force(ddl__tuning *tuning, ddl_kind kind, const char *name) {
+    bool found = false;
+    for (int k = DDL_BARRIER; k <= DDL_EXSCAN; k++) {
+        const ddl__algo *algo = ddl__algo_find((ddl_kind)k, name);
+        bool is_auto = strcmp(name, "auto") == 0;
+        if ((kind == DDL_KIND_NONE || kind == (ddl_kind)k) && (algo != NULL || is_auto)) {
+            tuning->forced[k] = algo;
+            found = true;
+        }
+    }
+    return found;
+}
+
+static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__sentence *error) {
+    const char *equals = strchr(entry, '=');
+    const char *name = equals != NULL ? equals + 1 : entry;
+    ddl_kind kind = equals != NULL ? ddl__tune_kind(entry, (size_t)(equals - entry)) : DDL_KIND_NONE;
+    if (equals != NULL && kind == DDL_KIND_NONE) {
+        return ddl__fail(error, DDL_ERR_ARG,
+                         "algorithm setting \"%s\" names no operation: use barrier, broadcast, reduce, all_reduce, "
+                         "gather, scatter, all_gather, reduce_scatter, all_to_all, scan or exscan",
+                         entry);
+    }
+    if (ddl__tune_force(tuning, kind, name)) {
+        return DDL_OK;
+    }
+    char names[400];
+    ddl__text list = {names, sizeof names, 0};
+    ddl__tune_list(&list, kind);
+    return ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s",
+                     kind == DDL_KIND_NONE ? "no operation" : ddl__kind_name(kind), name, names);
+}
+
+/* Reads DDL_ALGO into tuning->forced; entries that are not named stay as they are. Errors: DDL_ERR_ARG with a sentence
+ * that lists the valid names; tuning is unchanged then. */
+static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__sentence *error) {
+    ddl__tuning parsed = *tuning;
+    for (const char *at = text; *at != '\0';) {
+        char entry[64];
+        size_t length = strcspn(at, ","), begin = strspn(at, " "), end = length;
+        while (end > begin && at[end - 1] == ' ') {
+            end--;
+        }
+        begin = DDL__MIN(begin, end);
+        if (end - begin >= sizeof entry) {
+            return ddl__fail(error, DDL_ERR_ARG, "algorithm setting \"%.80s\" is too long", at);
+        }
+        memcpy(entry, at + begin, end - begin);
+        entry[end - begin] = '\0';
+        if (entry[0] != '\0') {
+            DDL__TRY(ddl__tune_entry(&parsed, entry, error));
+        }
+        at += length + (at[length] == ',');
+    }
+    *tuning = parsed;
+    return DDL_OK;
+}
+
+#endif /* DDL_TUNE_H */

@@ -1,0 +1,335 @@
+/* Every algorithm writes right plans: for group sizes 1 to 64, run together without a network, against plain loops.
+ * Groups up to 9 ranks take a full grid of counts, roots and fences; larger ones a sample drawn from a seed, which
+ * DDL_TEST_SEED replaces and every failure prints. */
+#define TEST_TIMEOUT_S 120
+#define _GNU_SOURCE 1
+#include "plan_sim.h"
+#include "test.h"
+
+/* ---- the oracle: what the call means, in plain loops ---- */
+
+/* The operand of a rank for element i of its IN, before anything ran. */
+static const unsigned char *operand(const sim *s, int32_t rank, int64_t at) {
+    const sim_rank *r = &s->rank[rank];
+    return r->before + r->at[DDL__IN] + at;
+}
+
+static void expect_copy(sim *s, int32_t to, int64_t to_at, int32_t from, int64_t from_at, int64_t bytes) {
+    sim_rank *r = &s->rank[to];
+    memcpy(r->expected + r->at[DDL__OUT] + to_at, operand(s, from, from_at), (size_t)bytes);
+}
+
+/* x0 op x1 ... of ranks 0 .. last, from byte from_at of each IN, bracketed from the left. */
+static void expect_fold(sim *s, int32_t to, int64_t from_at, int64_t bytes, int32_t last) {
+    sim_rank *r = &s->rank[to];
+    unsigned char *out = r->expected + r->at[DDL__OUT];
+    memcpy(out, operand(s, 0, from_at), (size_t)bytes);
+    for (int32_t i = 1; i <= last; i++) {
+        sim_combine_all(s->c->op, out, out, operand(s, i, from_at), bytes);
+    }
+}
+
+static void expect_all_to_all(sim *s, int32_t rank) {
+    const sim_case *c = s->c;
+    int64_t size = sim_element_bytes(c->op);
+    for (int32_t i = 0; i < c->n; i++) {
+        if (c->kind == DDL_ALL_TO_ALL) {
+            expect_copy(s, rank, i * c->count * size, i, rank * c->count * size, c->count * size);
+        } else {
+            expect_copy(s, rank, c->recv_offsets[rank][i] * size, i, c->send_offsets[i][rank] * size,
+                        c->recv_counts[rank][i] * size);
+        }
+    }
+}
+
+static void expect(sim *s, int32_t rank) {
+    const sim_case *c = s->c;
+    bool v = ddl__kind_is_v(c->kind), root = rank == c->root;
+    int64_t size = sim_element_bytes(c->op), bytes = c->count * size;
+    switch (ddl__kind_base(c->kind)) {
+    case DDL_BROADCAST:
+        expect_copy(s, rank, 0, c->root, 0, bytes);
+        break;
+    case DDL_REDUCE:
+        if (root) {
+            expect_fold(s, rank, 0, bytes, c->n - 1);
+        }
+        break;
+    case DDL_ALL_REDUCE:
+        expect_fold(s, rank, 0, bytes, c->n - 1);
+        break;
+    case DDL_SCAN:
+        expect_fold(s, rank, 0, bytes, rank);
+        break;
+    case DDL_EXSCAN:
+        if (rank > 0) {
+            expect_fold(s, rank, 0, bytes, rank - 1);
+        }
+        break;
+    case DDL_GATHER:
+    case DDL_ALL_GATHER:
+        for (int32_t i = 0; i < c->n && (root || ddl__kind_base(c->kind) == DDL_ALL_GATHER); i++) {
+            expect_copy(s, rank, v ? c->offsets[i] * size : i * bytes, i, 0, v ? c->counts[i] * size : bytes);
+        }
+        break;
+    case DDL_SCATTER:
+        expect_copy(s, rank, 0, c->root, v ? c->offsets[rank] * size : rank * bytes,
+                    v ? c->counts[rank] * size : bytes);
+        break;
+    case DDL_REDUCE_SCATTER:
+        expect_fold(s, rank, v ? c->offsets[rank] * size : rank * bytes, v ? c->counts[rank] * size : bytes, c->n - 1);
+        break;
+    case DDL_ALL_TO_ALL:
+        expect_all_to_all(s, rank);
+        break;
+    default:
+        break;
+    }
+}
+
+/* f32 sums depend on the brackets: exact where the algorithm promises rank order, else close. What is not a result
+ * must be untouched, so whole images of memory are compared. */
+static bool same_memory(const sim *s, const sim_rank *r, int64_t *where) {
+    bool exact = s->c->op != SIM_F32 || s->c->algo->rank_order;
+    for (int64_t i = 0; i < r->user_bytes; i += exact ? 1 : 4) {
+        bool same = r->user[i] == r->expected[i];
+        if (!exact && i + 4 <= r->user_bytes) {
+            float a, b;
+            memcpy(&a, r->user + i, 4);
+            memcpy(&b, r->expected + i, 4);
+            double gap = (double)a - (double)b;
+            same = gap < 0.2 && gap > -0.2; /* operands are below 2048, at most 64 of them */
+        }
+        if (!same) {
+            *where = i;
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_result(sim *s) {
+    int64_t where = 0;
+    for (int32_t i = 0; i < s->c->n; i++) {
+        if (!same_memory(s, &s->rank[i], &where)) {
+            return sim_fail(s, "rank %d: byte %lld of its memory is wrong (IN at %lld, OUT at %lld)", i,
+                            (long long)where, (long long)s->rank[i].at[0], (long long)s->rank[i].at[1]);
+        }
+        if (s->c->kind == DDL_ALL_REDUCE && memcmp(s->rank[i].user + s->rank[i].at[DDL__OUT],
+                                                   s->rank[0].user + s->rank[0].at[DDL__OUT],
+                                                   (size_t)s->rank[0].bytes[DDL__OUT]) != 0) {
+            return sim_fail(s, "ranks 0 and %d have different bits", i);
+        }
+    }
+    return true;
+}
+
+/* ---- one case ---- */
+
+/* A plan that does not begin with a fence may count on eager sends; only the exchange of two ranks in place does. */
+static bool may_need_eager(const sim *s) {
+    return !s->rank[0].plan.fenced && s->c->kind == DDL_ALL_REDUCE && s->c->n == 2;
+}
+
+static bool check_plans(sim *s) {
+    for (int32_t i = 0; i < s->c->n; i++) {
+        if (!sim_check_steps(s, &s->rank[i])) {
+            return false;
+        }
+    }
+    if (!sim_check_pairs(s) || !sim_check_knowledge(s)) {
+        return false;
+    }
+    for (int32_t i = 0; i < s->c->n; i++) {
+        if (!sim_check_races(s, &s->rank[i])) {
+            return false;
+        }
+        expect(s, i);
+    }
+    for (int mode = SIM_EAGER; mode <= SIM_SYNC; mode++) {
+        if (mode == SIM_SYNC && may_need_eager(s)) {
+            continue;
+        }
+        if (!sim_execute(s, (sim_mode)mode) || !check_result(s)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const char *describe(const sim_case *c, const char *error) {
+    static char text[700];
+    snprintf(text, sizeof text, "%s %s n %d root %d count %lld chunk %lld fence %d op %d in place %llx seed %llx: %s",
+             ddl__kind_name(c->kind), c->algo->name, c->n, c->root, (long long)c->count, (long long)c->chunk_bytes,
+             c->fence, (int)c->op, (unsigned long long)c->in_place, (unsigned long long)c->seed, error);
+    return text;
+}
+
+static void run_case(const sim_case *c) {
+    sim *s = malloc(sizeof *s);
+    REQUIRE(s != NULL);
+    bool ok = sim_open(s, c) && check_plans(s);
+    if (!ok) {
+        test__fail(__FILE__, __LINE__, "%s", describe(c, s->error));
+    }
+    sim_close(s);
+    CHECK_EQ(s->base.memory, 0);
+    free(s);
+}
+
+/* ---- drawing cases ---- */
+
+static uint64_t test_seed(void) {
+    const char *text = getenv("DDL_TEST_SEED");
+    return text != NULL ? strtoull(text, NULL, 16) : 0x5EEDull;
+}
+
+/* Blocks of uneven length, some empty, in any order and with gaps; packed for reduce_scatterv, which has no offsets. */
+static void draw_blocks(sim_case *c, uint64_t *random, int64_t *counts, int64_t *offsets) {
+    int32_t order[SIM_MAX];
+    for (int32_t i = 0; i < c->n; i++) {
+        int32_t j = (int32_t)(sim_random(random) % (uint64_t)(i + 1));
+        order[i] = order[j];
+        order[j] = i;
+        counts[i] = sim_random(random) % 3 == 0 ? 0 : (int64_t)(sim_random(random) % (uint64_t)(c->count + 1));
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < c->n; i++) {
+        int32_t r = c->kind == DDL_REDUCE_SCATTERV ? i : order[i];
+        at += c->kind == DDL_REDUCE_SCATTERV ? 0 : (int64_t)(sim_random(random) % 3);
+        offsets[r] = at;
+        at += counts[r];
+    }
+}
+
+static void draw_all_to_allv(sim_case *c, uint64_t *random) {
+    for (int32_t i = 0; i < c->n; i++) {
+        draw_blocks(c, random, c->send_counts[i], c->send_offsets[i]);
+    }
+    for (int32_t i = 0; i < c->n; i++) {
+        int64_t at = 0;
+        for (int32_t j = 0; j < c->n; j++) {
+            at += (int64_t)(sim_random(random) % 3);
+            c->recv_counts[i][j] = c->send_counts[j][i];
+            c->recv_offsets[i][j] = at;
+            at += c->recv_counts[i][j];
+        }
+    }
+}
+
+/* One host, blocks of ranks, dealt out in turn, or at random; numbered by first appearance. */
+static void draw_hosts(sim_case *c, uint64_t *random) {
+    int32_t per_host = 1 + (int32_t)(sim_random(random) % 8), names[SIM_MAX], known = 0;
+    while (c->n % per_host != 0) {
+        per_host--;
+    }
+    int32_t hosts = c->n / per_host, shape = (int32_t)(sim_random(random) % 4);
+    memset(names, -1, sizeof names);
+    for (int32_t r = 0; r < c->n; r++) {
+        int32_t random_host = (int32_t)(sim_random(random) % (uint64_t)hosts);
+        int32_t host = shape == 0 ? 0 : shape == 1 ? r / per_host : shape == 2 ? r % hosts : random_host;
+        names[host] = names[host] < 0 ? known++ : names[host];
+        c->host_of[r] = names[host];
+    }
+}
+
+static void draw_rest(sim_case *c, uint64_t *random) {
+    c->seed = sim_random(random);
+    /* One chunk to about twenty, of sizes that do not divide anything. */
+    c->chunk_bytes = 16 + 8 * (int64_t)(sim_random(random) % 8) + c->count * 8 / (1 + (int64_t)(sim_random(random) % 20));
+    c->in_place = sim_random(random) % 3 == 0 ? 0 : sim_random(random) % 2 == 0 ? ~0ull : sim_random(random);
+    c->op = (sim_op)(sim_random(random) % 3);
+    if (c->op == SIM_AFFINE && !c->algo->keeps_order) {
+        c->op = SIM_U32;
+    }
+    draw_hosts(c, random);
+    if (c->kind == DDL_ALL_TO_ALLV) {
+        draw_all_to_allv(c, random);
+    } else if (ddl__kind_is_v(c->kind)) {
+        draw_blocks(c, random, c->counts, c->offsets);
+    }
+}
+
+static ddl_kind v_form(ddl_kind kind) {
+    for (int k = DDL_GATHERV; k <= DDL_ALL_TO_ALLV; k++) {
+        if (ddl__kind_base((ddl_kind)k) == kind) {
+            return (ddl_kind)k;
+        }
+    }
+    return DDL_KIND_NONE;
+}
+
+/* The counts that break things: none, fewer than ranks, as many, odd, several chunks in every part. */
+#define COUNTS 6
+static int64_t nth_count(int32_t n, int which) {
+    const int64_t counts[COUNTS] = {0, 1, n - 1, n, 7 * n + 3, 23 * n + 5};
+    return counts[which];
+}
+
+static int try_case(sim_case *c, uint64_t *random, int count, int root, bool fence) {
+    const int32_t roots[3] = {0, c->n / 2, c->n - 1};
+    ddl__plan_args args;
+    bool spreads = nth_count(c->n, count) > 200 && ddl__kind_base(c->kind) >= DDL_GATHER && c->kind != DDL_SCAN &&
+                   c->kind != DDL_EXSCAN;
+    c->count = spreads ? 37 : nth_count(c->n, count); /* n blocks of this length are enough */
+    c->root = roots[root];
+    c->fence = fence;
+    draw_rest(c, random);
+    sim_args(c, 0, &args);
+    if (!ddl__algo_can(c->algo, &args, false)) {
+        return 0;
+    }
+    run_case(c);
+    return 1;
+}
+
+static bool has_root(ddl_kind kind) {
+    kind = ddl__kind_base(kind);
+    return kind == DDL_BROADCAST || kind == DDL_REDUCE || kind == DDL_GATHER || kind == DDL_SCATTER;
+}
+
+static int try_size(sim_case *c, uint64_t *random) {
+    int ran = 0;
+    if (c->n <= 9) {
+        for (int i = 0; i < COUNTS * 3 * 2; i++) {
+            bool skip = !has_root(c->kind) && i / 2 % 3 != 0;
+            ran += skip ? 0 : try_case(c, random, i / 6, i / 2 % 3, i % 2 == 1);
+        }
+        return ran;
+    }
+    for (int i = 0; i < 2; i++) {
+        uint64_t draw = sim_random(random);
+        ran += try_case(c, random, (int)(draw % COUNTS), (int)(draw / 8 % 3), (draw >> 8) % 2 == 1);
+    }
+    return ran;
+}
+
+static void try_kind(ddl_kind kind) {
+    uint64_t random = test_seed() + (uint64_t)kind;
+    sim_case *c = malloc(sizeof *c);
+    int ran = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        const ddl__algo *algo = &ddl__algos[i];
+        for (int32_t n = 1; algo->kind == kind && n <= SIM_MAX; n++) {
+            *c = (sim_case){.algo = algo, .kind = kind, .n = n};
+            ran += try_size(c, &random);
+            *c = (sim_case){.algo = algo, .kind = v_form(kind), .n = n};
+            ran += algo->v ? try_size(c, &random) : 0;
+        }
+    }
+    free(c);
+    CHECK(ran > 64);
+    printf("     %d calls\n", ran);
+}
+
+TEST(barrier) { try_kind(DDL_BARRIER); }
+TEST(broadcast) { try_kind(DDL_BROADCAST); }
+TEST(reduce) { try_kind(DDL_REDUCE); }
+TEST(all_reduce) { try_kind(DDL_ALL_REDUCE); }
+TEST(gather) { try_kind(DDL_GATHER); }
+TEST(scatter) { try_kind(DDL_SCATTER); }
+TEST(all_gather) { try_kind(DDL_ALL_GATHER); }
+TEST(reduce_scatter) { try_kind(DDL_REDUCE_SCATTER); }
+TEST(all_to_all) { try_kind(DDL_ALL_TO_ALL); }
+TEST(scan) { try_kind(DDL_SCAN); }
+TEST(exscan) { try_kind(DDL_EXSCAN); }
