@@ -93,6 +93,7 @@ static const char *ddl__plugin_libdir(void) {
 
 /* >>plugin_lists */
 
+/* The loaded plugin of that name, or NULL. A handful of plugins at most: a list is all that is needed. */
 static const ddl__plugin_record *ddl__loader_find(const ddl__loader *loader, const char *name) {
     const ddl__plugin_record *record = loader->loaded;
     while (record != NULL && strcmp(record->name, name) != 0) {
@@ -101,6 +102,7 @@ static const ddl__plugin_record *ddl__loader_find(const ddl__loader *loader, con
     return record;
 }
 
+/* By path, not by name: another file of the same name may well be usable. */
 static const ddl__plugin_record *ddl__loader_refused(const ddl__loader *loader, const char *path) {
     const ddl__plugin_record *record = loader->refused;
     while (record != NULL && strcmp(record->path, path) != 0) {
@@ -109,6 +111,7 @@ static const ddl__plugin_record *ddl__loader_refused(const ddl__loader *loader, 
     return record;
 }
 
+/* One block for a record and its strings, so that there is one thing to free and one that can fail. */
 static ddl__plugin_record *ddl__plugin_append(ddl__loader *loader, ddl__plugin_record **list,
                                               const ddl__plugin_try *candidate) {
     size_t path_bytes = strlen(candidate->path) + 1, reason_bytes = strlen(candidate->reason) + 1;
@@ -203,6 +206,9 @@ static void *ddl__dlopen(const char *path, int flags) __attribute__((weakref("dl
 static void *ddl__dlsym(void *handle, const char *name) __attribute__((weakref("dlsym")));
 static char *ddl__dlerror(void) __attribute__((weakref("dlerror")));
 
+/* Here the plugin's code runs for the first time: its constructors inside dlopen, then its entry. RTLD_NOW finds what
+ * is missing now and not in the middle of training; RTLD_LOCAL keeps the names of plugins out of each other's way.
+ * A plugin that is refused after this point stays mapped, which is harmless. */
 static ddl__plugin_verdict ddl__plugin_open_checked(const ddl__loader *loader, const char *real,
                                                     ddl__plugin_try *out) {
     if (ddl__dlopen == NULL || ddl__dlsym == NULL || ddl__dlerror == NULL) {
@@ -267,34 +273,38 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
     ddl__plugin_append(loader, &loader->refused, candidate);
 }
 
+/* Looks at a candidate whose path and, when folded in, name are set. What was refused before is not tried again: its
+ * code would run twice, and its warning be read twice. */
+static ddl__plugin_verdict ddl__plugin_judge(ddl__loader *loader, const ddl__plugin_static *folded,
+                                             ddl__plugin_try *out) {
+    const ddl__plugin_record *before = ddl__loader_refused(loader, out->path);
+    if (before != NULL) {
+        return ddl__plugin_refuse(&out->text, "%s", before->reason);
+    }
+    ddl__plugin_verdict verdict =
+        folded != NULL ? ddl__plugin_call(loader, folded->entry, out) : ddl__plugin_open(loader, out);
+    /* Two paths may lead to one plugin: what is loaded stays. */
+    if (verdict != DDL__PLUGIN_USABLE || ddl__loader_find(loader, out->name) == NULL) {
+        ddl__plugin_note(loader, verdict, out);
+    }
+    return verdict;
+}
+
 /* One candidate: a file or, with folded, a part of this program. `tried` collects what happened for the sentence of an
- * error; it may be NULL. What was refused before is not tried again. */
+ * error; it may be NULL. */
 static bool ddl__plugin_attempt(ddl__loader *loader, const char *path, const ddl__plugin_static *folded,
                                 ddl__text *tried) {
     char built_in[DDL__PLUGIN_NAME_BYTES + 16];
-    if (folded != NULL) {
-        snprintf(built_in, sizeof built_in, "(built in: %s)", folded->name);
-        path = built_in;
-    }
     ddl__plugin_try candidate = {.path = path};
     candidate.text = (ddl__text){candidate.reason, sizeof candidate.reason, 0};
-    const ddl__plugin_record *before = ddl__loader_refused(loader, path);
-    ddl__plugin_verdict verdict = DDL__PLUGIN_REFUSED;
-    if (before != NULL) {
-        ddl__text_add(&candidate.text, "%s", before->reason);
-    } else if (folded != NULL) {
+    if (folded != NULL) {
+        snprintf(built_in, sizeof built_in, "(built in: %s)", folded->name);
         snprintf(candidate.name, sizeof candidate.name, "%s", folded->name);
-        verdict = ddl__plugin_call(loader, folded->entry, &candidate);
-        ddl__plugin_note(loader, verdict, &candidate);
-    } else {
-        verdict = ddl__plugin_open(loader, &candidate);
-        /* Two links may lead to one plugin: what is loaded stays. */
-        if (verdict != DDL__PLUGIN_USABLE || ddl__loader_find(loader, candidate.name) == NULL) {
-            ddl__plugin_note(loader, verdict, &candidate);
-        }
+        candidate.path = built_in;
     }
+    ddl__plugin_verdict verdict = ddl__plugin_judge(loader, folded, &candidate);
     if (tried != NULL && verdict != DDL__PLUGIN_USABLE) {
-        ddl__text_add(tried, "%s%s (%s)", tried->used > 0 ? ", " : "", path, candidate.reason);
+        ddl__text_add(tried, "%s%s (%s)", tried->used > 0 ? ", " : "", candidate.path, candidate.reason);
     }
     return verdict == DDL__PLUGIN_USABLE && !loader->out_of_memory;
 }
@@ -366,6 +376,7 @@ static bool ddl__loader_by_name(ddl__loader *loader, const char *name, ddl__text
     return false;
 }
 
+/* The same lists name transports of the core ("tcp"): nothing to load for these. */
 static bool ddl__plugin_is_built_in(const ddl__loader_params *params, const char *name) {
     const char *const *built_in = params->built_in;
     while (built_in != NULL && *built_in != NULL && strcmp(*built_in, name) != 0) {
@@ -459,13 +470,14 @@ static void ddl__loader_scan(ddl__loader *loader, const char *folder) {
     for (size_t i = 0; i < count; i++) {
         char path[DDL__PLUGIN_PATH_BYTES];
         ddl__plugin_path(path, folder, names->name[i]);
-        if (ddl__loader_find(loader, names->name[i]) == NULL) {
+        if (ddl__loader_find(loader, names->name[i]) == NULL) { /* an earlier folder wins */
             ddl__plugin_attempt(loader, path, NULL, NULL);
         }
     }
     ddl__free(loader->base, names);
 }
 
+/* Nobody asked for these: whatever is wrong with one of them is a warning. */
 static void ddl__loader_scan_all(ddl__loader *loader) {
     const ddl__plugin_static *folded = loader->params->statics;
     for (; folded != NULL && folded->name != NULL; folded++) {

@@ -60,6 +60,7 @@ static bool ddl__plugin_name_of(const char *path, char out_name[DDL__PLUGIN_NAME
     return ddl__plugin_name_ok(out_name);
 }
 
+/* root and this user can change this process anyway. */
 static bool ddl__plugin_owner_ok(const ddl__plugin_owners *owners, uid_t uid) {
     return uid == 0 || uid == owners->self || uid == owners->program;
 }
@@ -89,6 +90,7 @@ static ddl__plugin_verdict ddl__plugin_check_folders(const ddl__plugin_owners *o
     return DDL__PLUGIN_USABLE;
 }
 
+/* On the opened file, not on its path. Group-writable is allowed: shared software folders of a cluster are. */
 static ddl__plugin_verdict ddl__plugin_check_owner(const ddl__plugin_owners *owners, const struct stat *info,
                                                    ddl__text *reason) {
     if (!S_ISREG(info->st_mode)) {
@@ -119,8 +121,9 @@ static ddl__plugin_verdict ddl__plugin_check_owner(const ddl__plugin_owners *own
 #define DDL__ELF_MACHINE 0
 #endif
 
+/* dlopen would say some of this, but for another machine it says "no such file or directory". */
 static ddl__plugin_verdict ddl__plugin_check_elf_head(const Elf64_Ehdr *head, ddl__text *reason) {
-    const uint16_t probe = 1;
+    const uint16_t probe = 1; /* its first byte shows this processor's byte order */
     int order = *(const uint8_t *)&probe == 1 ? ELFDATA2LSB : ELFDATA2MSB;
     if (memcmp(head->e_ident, ELFMAG, SELFMAG) != 0) {
         return ddl__plugin_refuse(reason, "it is not a shared object (no ELF header)");
@@ -139,7 +142,7 @@ static ddl__plugin_verdict ddl__plugin_check_elf_head(const Elf64_Ehdr *head, dd
 }
 
 /* dlopen maps the segments and then reads them, so that a file cut short ends the process with SIGBUS: all segments
- * must lie inside the file. (glibc checks the headers only; and of another machine it says "no such file".) */
+ * must lie inside the file. glibc checks the headers only. */
 static ddl__plugin_verdict ddl__plugin_check_elf(int fd, uint64_t file_bytes, ddl__text *reason) {
     Elf64_Ehdr head;
     if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head) {
@@ -171,7 +174,7 @@ static ddl__plugin_verdict ddl__plugin_check_file(const ddl__plugin_owners *owne
         ddl__text_add(reason, "%s", absent ? "no such file" : strerror(errno));
         return absent ? DDL__PLUGIN_ABSENT : DDL__PLUGIN_REFUSED;
     }
-    int fd = open(out_real, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    int fd = open(out_real, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* it may turn out to be a fifo */
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
         ddl__plugin_refuse(reason, "it cannot be read: %s", strerror(errno));
@@ -227,6 +230,7 @@ static const char *ddl__device_lacks(const ddl_device *device) {
 }
 #undef DDL__NEED
 
+/* What the core relies on beyond the functions. */
 static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *transport, ddl__text *reason) {
     const char *lacks = ddl__transport_lacks(transport);
     if (lacks != NULL) {
