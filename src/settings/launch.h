@@ -32,7 +32,8 @@ static bool ddl__launcher_present(const ddl__launcher *l) {
     if (strcmp(l->by, "Slurm") == 0 && ddl__env("SLURM_STEP_NODELIST") == NULL) {
         return false;
     }
-    return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL;
+    return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL ||
+           (l->world_too != NULL && ddl__env(l->world_too) != NULL);
 }
 
 static ddl_status ddl__launch_check(const ddl__launch *l, const char *rank_name, const char *world_name,
