@@ -1,0 +1,295 @@
+/* machine: raw figures of this machine that bound what any library can reach on it. No library is involved: two
+ * processes, sockets, memory. A collective's time can be held against them: an 8-byte all-reduce of two ranks cannot
+ * beat one socket exchange, a large one cannot beat the stream rate.
+ *
+ *     cc -O2 -march=native -o machine bench/machine.c && ./machine
+ *
+ * Medians; each block takes well under a second. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How a process waits for bytes that are not there yet. */
+typedef enum wait_mode { WAIT_SPIN, WAIT_YIELD, WAIT_POLL } wait_mode;
+static const char *const wait_names[] = {"spin", "sched_yield", "poll"};
+
+/* Shared by the two processes: a barrier and the figures of both. */
+typedef struct common {
+    _Atomic int arrived;
+    _Atomic int turn;
+    double ns[2][4096];
+} common;
+
+static common *shared;
+
+static void die(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static double now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+/* Seq-cst defaults: this barrier is outside of what is measured. */
+static void meet(void) {
+    int turn = shared->turn;
+    if (++shared->arrived == 2) {
+        shared->arrived = 0;
+        shared->turn = turn + 1;
+        return;
+    }
+    while (shared->turn == turn) {
+        sched_yield();
+    }
+}
+
+static void tcp_pair(int fds[2], const char *control) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int one = 1;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&address, length) != 0 || listen(listener, 1) != 0 ||
+        getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
+        die("listen on loopback");
+    }
+    fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fds[0] < 0 || connect(fds[0], (struct sockaddr *)&address, length) != 0) {
+        die("connect over loopback");
+    }
+    fds[1] = accept(listener, NULL, NULL);
+    close(listener);
+    for (int i = 0; i < 2; i++) {
+        setsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (control != NULL) {
+            setsockopt(fds[i], IPPROTO_TCP, TCP_CONGESTION, control, (socklen_t)strlen(control));
+        }
+    }
+}
+
+static void make_pair(int fds[2], int is_unix, const char *control) {
+    if (is_unix) {
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
+            die("socketpair");
+        }
+    } else {
+        tcp_pair(fds, control);
+    }
+    fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    fcntl(fds[1], F_SETFL, O_NONBLOCK);
+}
+
+static void pause_for(int fd, short events, wait_mode mode) {
+    struct pollfd p = {.fd = fd, .events = events};
+    if (mode == WAIT_POLL) {
+        poll(&p, 1, -1);
+    } else if (mode == WAIT_YIELD) {
+        sched_yield();
+    }
+}
+
+static size_t moved(ssize_t n) {
+    if (n == 0 || (n < 0 && errno != EAGAIN)) {
+        exit(1); /* the other process ended */
+    }
+    return n > 0 ? (size_t)n : 0;
+}
+
+/* Sends `out` bytes and receives `in` bytes at once, alternating, as a transport with one thread does. */
+static void transfer(int fd, char *data, size_t out, size_t in, wait_mode mode) {
+    while (out > 0 || in > 0) {
+        size_t sent = out > 0 ? moved(send(fd, data, out, MSG_NOSIGNAL)) : 0;
+        size_t got = in > 0 ? moved(recv(fd, data, in, 0)) : 0;
+        out -= sent;
+        in -= got;
+        if (sent + got == 0 && (out > 0 || in > 0)) {
+            pause_for(fd, (short)((in > 0 ? POLLIN : 0) | (out > 0 ? POLLOUT : 0)), mode);
+        }
+    }
+}
+
+typedef enum pattern { PING_PONG, BOTH_WAYS, ONE_WAY } pattern;
+typedef struct experiment {
+    pattern pattern;
+    wait_mode mode;
+    size_t bytes;
+    int rounds;
+} experiment;
+
+static void play(int fd, int side, const experiment *e) {
+    char *data = malloc(e->bytes);
+    if (data == NULL) {
+        die("malloc");
+    }
+    memset(data, side, e->bytes);
+    for (int i = 0; i < e->rounds; i++) {
+        meet();
+        double start = now_ns();
+        if (e->pattern == BOTH_WAYS) {
+            transfer(fd, data, e->bytes, e->bytes, e->mode);
+        } else {
+            transfer(fd, data, side == 0 ? e->bytes : 0, side == 0 ? 0 : e->bytes, e->mode);
+            if (e->pattern == PING_PONG) {
+                transfer(fd, data, side == 0 ? 0 : e->bytes, side == 0 ? e->bytes : 0, e->mode);
+            }
+        }
+        shared->ns[side][i] = now_ns() - start;
+    }
+    free(data);
+}
+
+/* Median over rounds of the slower side's time. */
+static double between_two(int is_unix, const char *control, experiment e) {
+    int fds[2];
+    make_pair(fds, is_unix, control);
+    shared->arrived = 0;
+    pid_t child = fork();
+    if (child < 0) {
+        die("fork");
+    }
+    if (child == 0) {
+        close(fds[0]);
+        play(fds[1], 1, &e);
+        _exit(0);
+    }
+    close(fds[1]);
+    play(fds[0], 0, &e);
+    waitpid(child, NULL, 0);
+    close(fds[0]);
+    for (int i = 0; i < e.rounds; i++) {
+        double other = shared->ns[1][i];
+        shared->ns[0][i] = other > shared->ns[0][i] ? other : shared->ns[0][i];
+    }
+    return median(shared->ns[0], e.rounds);
+}
+
+static void latencies(void) {
+    printf("\n8 bytes between two processes, microseconds\n%-12s %14s %14s %14s %14s\n", "waiting by", "tcp round trip",
+           "tcp exchange", "unix round trip", "unix exchange");
+    for (int mode = WAIT_SPIN; mode <= WAIT_POLL; mode++) {
+        printf("%-12s", wait_names[mode]);
+        for (int is_unix = 0; is_unix < 2; is_unix++) {
+            experiment there = {PING_PONG, (wait_mode)mode, 8, 4000};
+            experiment both = {BOTH_WAYS, (wait_mode)mode, 8, 4000};
+            printf(" %14.1f %14.1f", between_two(is_unix, NULL, there) / 1e3, between_two(is_unix, NULL, both) / 1e3);
+        }
+        printf("\n");
+    }
+}
+
+/* Some systems default to a congestion control that paces (bbr): on loopback that costs, and reno is always allowed. */
+static void streams(void) {
+    static const struct {
+        const char *name;
+        int is_unix;
+        const char *control;
+        wait_mode mode;
+    } rows[] = {{"tcp, poll", 0, NULL, WAIT_POLL},
+                {"tcp, sched_yield", 0, NULL, WAIT_YIELD},
+                {"tcp reno, poll", 0, "reno", WAIT_POLL},
+                {"tcp reno, sched_yield", 0, "reno", WAIT_YIELD},
+                {"unix, poll", 1, NULL, WAIT_POLL}};
+    printf("\nstreams between two processes, GB/s of payload in one direction\n%-22s %12s %12s %12s %12s\n", "",
+           "1M one way", "1M both ways", "16M one way", "16M both ways");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        printf("%-22s", rows[i].name);
+        for (size_t bytes = 1u << 20; bytes <= 16u << 20; bytes *= 16) {
+            int rounds = bytes > 1u << 20 ? 11 : 101;
+            experiment one = {ONE_WAY, rows[i].mode, bytes, rounds};
+            experiment both = {BOTH_WAYS, rows[i].mode, bytes, rounds};
+            printf(" %12.2f %12.2f", (double)bytes / between_two(rows[i].is_unix, rows[i].control, one),
+                   (double)bytes / between_two(rows[i].is_unix, rows[i].control, both));
+        }
+        printf("\n");
+    }
+}
+
+/* The plain loop a user would write; what the compiler makes of it is the machine's offer. */
+static void add(float *restrict dst, const float *restrict src, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        dst[i] += src[i];
+    }
+}
+
+static double memory_rate(int reduces, float *dst, float *src, size_t bytes) {
+    double ns[64];
+    int repeat = bytes < 1u << 20 ? 64 : 1;
+    for (int i = 0; i < 31; i++) {
+        double start = now_ns();
+        for (int k = 0; k < repeat; k++) {
+            if (reduces) {
+                add(dst, src, bytes / sizeof *dst);
+            } else {
+                memcpy(dst, src, bytes);
+            }
+            __asm__ volatile("" : : "r"(dst) : "memory"); /* or the compiler drops repeats of the same copy */
+        }
+        ns[i] = (now_ns() - start) / repeat;
+    }
+    return (double)bytes / median(ns, 31);
+}
+
+static void memories(void) {
+    size_t most = 64u << 20;
+    float *dst = malloc(most);
+    float *src = malloc(most);
+    if (dst == NULL || src == NULL) {
+        die("malloc");
+    }
+    memset(dst, 0, most);
+    memset(src, 0, most);
+    printf("\nmemory on one core, GB/s of destination bytes\n%-12s %12s %12s\n", "bytes", "memcpy", "d[i] += s[i]");
+    for (size_t bytes = 32u << 10; bytes <= most; bytes *= bytes == 16u << 20 ? 4 : 8) {
+        printf("%-12zu %12.1f %12.1f\n", bytes, memory_rate(0, dst, src, bytes), memory_rate(1, dst, src, bytes));
+    }
+    free(dst);
+    free(src);
+}
+
+int main(void) {
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        die("mmap");
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    char control[64] = "?";
+    FILE *file = fopen("/proc/sys/net/ipv4/tcp_congestion_control", "r");
+    if (file != NULL) {
+        if (fscanf(file, "%63s", control) != 1) {
+            control[0] = '?';
+        }
+        fclose(file);
+    }
+    printf("%ld cores, default congestion control %s\n", sysconf(_SC_NPROCESSORS_ONLN), control);
+    latencies();
+    streams();
+    memories();
+    return 0;
+}

@@ -1,0 +1,341 @@
+/* measure: one measuring protocol for every library under test, so that a ratio compares libraries and not
+ * stopwatches.
+ *
+ * A peer program fills in a bench_peer (how to synchronise, how to run one operation) and calls bench_main; everything
+ * that decides a figure lives here: sizes, warm-up, rounds, what is written before a round, where the clock starts and
+ * stops. This file knows no library, and moves no figure through one: ranks meet in a small file that all of them map.
+ *
+ * One round, for every library alike:
+ *   1. every rank rewrites its whole input (values depend on the round: a library that keeps old results is caught,
+ *      and pages and caches are in the state in which a training step leaves them: freshly written);
+ *   2. the library's own barrier, so that nothing of the last round is still under way;
+ *   3. a barrier in the mapped file, so that all ranks start together however skewed the library's barrier lets them
+ *      go;
+ *   4. clock, operation, clock. The time of the round is that of the slowest rank.
+ * The first and the last round of each size are compared with an oracle, element by element. Values are small integers
+ * in floats, so sums are exact in any order.
+ *
+ * Compiles as C11 and C++17. */
+#ifndef DDL_BENCH_MEASURE_H
+#define DDL_BENCH_MEASURE_H
+
+#include <fcntl.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512 };
+
+/* What `count` means to bench_peer.run, in floats; `bytes` in the output is always the larger of a rank's two buffers:
+ *   all_reduce      out[count] summed in place over ranks
+ *   broadcast       out[count] of rank 0 to all
+ *   all_gather      in[count] of each rank to out[ranks * count]
+ *   reduce_scatter  in[ranks * count] summed, block r to rank r's out[count]
+ *   all_to_all      block r of in[ranks * count] to rank r; out[ranks * count]
+ *   ping_pong       in[count] from rank 0 to rank 1's out and back; the time reported is half of it, as OSU does */
+typedef enum bench_op {
+    BENCH_ALL_REDUCE,
+    BENCH_BROADCAST,
+    BENCH_ALL_GATHER,
+    BENCH_REDUCE_SCATTER,
+    BENCH_ALL_TO_ALL,
+    BENCH_PING_PONG,
+    BENCH_OP_COUNT
+} bench_op;
+
+static const char *const bench_op_names[BENCH_OP_COUNT] = {"all_reduce",     "broadcast",  "all_gather",
+                                                           "reduce_scatter", "all_to_all", "ping_pong"};
+
+/* Both functions return 0, or anything else after they have printed why; the program then ends. */
+typedef struct bench_peer {
+    int rank;
+    int ranks;
+    void *state;
+    int (*sync)(void *state);
+    int (*run)(void *state, bench_op op, float *in, float *out, size_t count);
+} bench_peer;
+
+/* The mapped file. `arrived` and `turn` are the barrier; nanoseconds[r] belongs to rank r until the barrier after a
+ * size. */
+typedef struct bench_shared {
+    uint32_t arrived;
+    uint32_t turn;
+    uint32_t failed;
+    uint32_t unused;
+    double nanoseconds[BENCH_MAX_RANKS][BENCH_MAX_ROUNDS];
+} bench_shared;
+
+typedef struct bench_run {
+    const bench_peer *peer;
+    bench_shared *shared;
+    bench_op op;
+    float *in;
+    float *out;
+    size_t count;
+    size_t in_count;
+    size_t out_count;
+} bench_run;
+
+static inline double bench_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* Release on the last arrival, acquire on leaving: what a rank wrote before the barrier is seen by all after it.
+ * Yields in every turn, because ranks may outnumber cores and the one that is missing needs this core. */
+static inline void bench_meet(const bench_run *run) {
+    bench_shared *s = run->shared;
+    uint32_t turn = __atomic_load_n(&s->turn, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&s->arrived, 1, __ATOMIC_ACQ_REL) == (uint32_t)run->peer->ranks) {
+        __atomic_store_n(&s->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&s->turn, turn + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    while (__atomic_load_n(&s->turn, __ATOMIC_ACQUIRE) == turn) {
+        if (__atomic_load_n(&s->failed, __ATOMIC_RELAXED) != 0) {
+            exit(4);
+        }
+        sched_yield();
+    }
+}
+
+static inline bench_shared *bench_map(void) {
+    const char *path = getenv("DDL_BENCH_SHARED");
+    if (path == NULL) {
+        fprintf(stderr, "bench: DDL_BENCH_SHARED must name an empty file that all ranks of this run can map\n");
+        return NULL;
+    }
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, (off_t)sizeof(bench_shared)) != 0) {
+        perror(path);
+        return NULL;
+    }
+    void *p = mmap(NULL, sizeof(bench_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED) {
+        perror("mmap");
+        return NULL;
+    }
+    return (bench_shared *)p;
+}
+
+/* Any count above a few dozen gives a stable median; the table bounds the time of a whole comparison. The same for
+ * every library, and never adapted to what is measured: slow and fast libraries get the same number of draws. */
+static inline int bench_rounds(size_t bytes) {
+    int rounds = bytes <= (32u << 10)    ? 400
+                 : bytes <= (256u << 10) ? 150
+                 : bytes <= (1u << 20)   ? 60
+                 : bytes <= (4u << 20)   ? 24
+                 : bytes <= (16u << 20)  ? 10
+                                         : 6;
+    if (getenv("DDL_BENCH_QUICK") != NULL && rounds > 12) {
+        rounds = rounds / 4 < 12 ? 12 : rounds / 4;
+    }
+    return rounds;
+}
+
+static inline int bench_warmup(int rounds) {
+    return rounds >= 100 ? rounds / 5 : 3;
+}
+
+/* The value at `index` of rank's input in a round. Below 32, so that sums over 64 ranks stay exact even in bf16-sized
+ * mantissas of an accumulating library, and different in neighbouring ranks, indices and rounds. */
+static inline float bench_value(int rank, size_t index, int round) {
+    return (float)((index * 5 + (size_t)rank * 7 + (size_t)round * 3) % 29 + 1);
+}
+
+static inline float bench_sum(int ranks, size_t index, int round) {
+    float sum = 0;
+    for (int r = 0; r < ranks; r++) {
+        sum += bench_value(r, index, round);
+    }
+    return sum;
+}
+
+/* Writes this rank's input. The index runs modulo 29 by counting, since a division for each element would make the
+ * rewriting slower than the operation. `out` is poisoned where the operation must fill it. */
+static inline void bench_write(float *p, size_t count, int rank, int round) {
+    float value[29];
+    for (size_t i = 0; i < 29; i++) {
+        value[i] = bench_value(rank, i, round);
+    }
+    for (size_t i = 0, k = 0; i < count; i++) {
+        p[i] = value[k];
+        k = k == 28 ? 0 : k + 1;
+    }
+}
+
+static inline void bench_prepare(const bench_run *run, int round) {
+    int rank = run->peer->rank;
+    if (run->op == BENCH_ALL_REDUCE || (run->op == BENCH_BROADCAST && rank == 0)) {
+        bench_write(run->out, run->count, rank, round);
+        return;
+    }
+    bench_write(run->in, run->in_count, rank, round);
+    memset(run->out, 0xff, run->out_count * sizeof(float)); /* NaN: equal to nothing */
+}
+
+/* What must stand at out[i] after the round. */
+static inline float bench_expect(const bench_run *run, size_t i, int round) {
+    int rank = run->peer->rank;
+    int ranks = run->peer->ranks;
+    int from = (int)(i / run->count);
+    switch (run->op) {
+    case BENCH_ALL_REDUCE:
+        return bench_sum(ranks, i, round);
+    case BENCH_BROADCAST:
+        return bench_value(0, i, round);
+    case BENCH_ALL_GATHER:
+        return bench_value(from, i % run->count, round);
+    case BENCH_REDUCE_SCATTER:
+        return bench_sum(ranks, (size_t)rank * run->count + i, round);
+    case BENCH_ALL_TO_ALL:
+        return bench_value(from, (size_t)rank * run->count + i % run->count, round);
+    case BENCH_PING_PONG:
+        return bench_value(1 - rank, i, round);
+    default:
+        return 0;
+    }
+}
+
+static inline int bench_check(const bench_run *run, int round) {
+    if (run->op == BENCH_PING_PONG && run->peer->rank > 1) {
+        return 0;
+    }
+    for (size_t i = 0; i < run->out_count; i++) {
+        float want = bench_expect(run, i, round);
+        if (run->out[i] != want) {
+            fprintf(stderr, "bench: %s, %zu floats, round %d: rank %d has %g at [%zu], the oracle %g\n",
+                    bench_op_names[run->op], run->count, round, run->peer->rank, (double)run->out[i], i, (double)want);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Ranks meet after a check, so that those with the right result learn of the wrong one instead of waiting for its rank
+ * in the library's next operation. */
+static inline int bench_check_together(const bench_run *run, int round) {
+    int failed = bench_check(run, round);
+    if (failed != 0) {
+        __atomic_store_n(&run->shared->failed, 1, __ATOMIC_RELAXED);
+        return failed;
+    }
+    bench_meet(run);
+    return 0;
+}
+
+/* Sizes the two buffers. `bytes` is the larger of them; below one float per rank it is rounded up to that. */
+static inline int bench_shape(bench_run *run, size_t bytes) {
+    size_t ranks = (size_t)run->peer->ranks;
+    int blocks = run->op == BENCH_ALL_GATHER || run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL;
+    size_t count = bytes / sizeof(float) / (blocks ? ranks : 1);
+    run->count = count == 0 ? 1 : count;
+    run->in_count = run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
+    run->out_count = run->op == BENCH_ALL_GATHER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
+    run->in = (float *)malloc(run->in_count * sizeof(float));
+    run->out = (float *)malloc(run->out_count * sizeof(float));
+    return run->in != NULL && run->out != NULL ? 0 : -1;
+}
+
+static inline int bench_compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Rank 0, alone between two barriers: slowest rank of each round, then the median and the least over rounds. */
+static inline void bench_report(const bench_run *run, size_t bytes, int rounds) {
+    double worst[BENCH_MAX_ROUNDS];
+    double scale = run->op == BENCH_PING_PONG ? 2e3 : 1e3;
+    for (int i = 0; i < rounds; i++) {
+        worst[i] = 0;
+        for (int r = 0; r < run->peer->ranks; r++) {
+            double t = run->shared->nanoseconds[r][i];
+            worst[i] = t > worst[i] ? t : worst[i];
+        }
+    }
+    qsort(worst, (size_t)rounds, sizeof(double), bench_compare_doubles);
+    double median = (worst[(rounds - 1) / 2] + worst[rounds / 2]) / 2;
+    printf("%s %d %zu %.2f %.2f\n", bench_op_names[run->op], run->peer->ranks, bytes, median / scale, worst[0] / scale);
+    fflush(stdout);
+}
+
+static inline int bench_round(const bench_run *run, int round, double *out_ns) {
+    const bench_peer *peer = run->peer;
+    bench_prepare(run, round);
+    if (peer->sync(peer->state) != 0) {
+        return -1;
+    }
+    bench_meet(run);
+    double start = bench_now_ns();
+    int failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
+    *out_ns = bench_now_ns() - start;
+    return failed;
+}
+
+static inline int bench_size(bench_run *run, size_t bytes) {
+    int rounds = bench_rounds(bytes);
+    int warmup = bench_warmup(rounds);
+    if (bench_shape(run, bytes) != 0) {
+        fprintf(stderr, "bench: no memory for %zu bytes\n", bytes);
+        return -1;
+    }
+    for (int i = 0; i < warmup + rounds; i++) {
+        double ns = 0;
+        if (bench_round(run, i, &ns) != 0) {
+            return -1;
+        }
+        if (i >= warmup) {
+            run->shared->nanoseconds[run->peer->rank][i - warmup] = ns;
+        }
+        if ((i == 0 || i == warmup + rounds - 1) && bench_check_together(run, i) != 0) {
+            return -1;
+        }
+    }
+    bench_meet(run);
+    if (run->peer->rank == 0) {
+        bench_report(run, bytes, rounds);
+    }
+    bench_meet(run);
+    free(run->in);
+    free(run->out);
+    return 0;
+}
+
+/* Measures argv[1] at each size in argv[2..]. Prints lines "op ranks bytes median_us min_us" on rank 0. */
+static inline int bench_main(const bench_peer *peer, int argc, char **argv) {
+    bench_run run;
+    memset(&run, 0, sizeof run);
+    run.peer = peer;
+    while (argc > 2 && run.op < BENCH_OP_COUNT && strcmp(argv[1], bench_op_names[run.op]) != 0) {
+        run.op = (bench_op)(run.op + 1);
+    }
+    if (argc < 3 || run.op == BENCH_OP_COUNT || peer->ranks > BENCH_MAX_RANKS || peer->ranks < 2) {
+        fprintf(stderr, "usage: %s all_reduce|broadcast|all_gather|reduce_scatter|all_to_all|ping_pong BYTES..., "
+                        "at 2 to %d ranks\n",
+                argv[0], (int)BENCH_MAX_RANKS);
+        return 2;
+    }
+    run.shared = bench_map();
+    if (run.shared == NULL) {
+        return 1;
+    }
+    for (int i = 2; i < argc; i++) {
+        if (bench_size(&run, (size_t)strtoull(argv[i], NULL, 10)) != 0) {
+            /* The others spin in bench_meet and must not wait for this rank for ever. */
+            __atomic_store_n(&run.shared->failed, 1, __ATOMIC_RELAXED);
+            return 3;
+        }
+    }
+    return 0;
+}
+
+#endif

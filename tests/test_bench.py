@@ -1,0 +1,159 @@
+"""The benchmark's protocol catches a library that is wrong, and compare's floors say what they should."""
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import subprocess
+
+from harness import ROOT, WARNINGS, check, good, main, scratch, test
+
+# A library of two ranks and one operation: broadcast through a mapped file. FAKE=short leaves out the last element,
+# FAKE=stale delivers what the first round delivered.
+FAKE = r"""
+#define _GNU_SOURCE
+#include "measure.h"
+static float *box;
+static const char *mode;
+static uint32_t *bell;
+static int meet(void *state) {
+    (void)state;
+    uint32_t turn = (__atomic_add_fetch(bell, 1, __ATOMIC_SEQ_CST) + 1) / 2 * 2;
+    while (__atomic_load_n(bell, __ATOMIC_SEQ_CST) < turn) {
+        sched_yield();
+    }
+    return 0;
+}
+static int run(void *state, bench_op op, float *in, float *out, size_t count) {
+    static int rounds;
+    (void)in;
+    size_t bytes = (strcmp(mode, "short") == 0 ? count - 1 : count) * sizeof(float);
+    int root = *(int *)state == 0;
+    int keep = strcmp(mode, "stale") == 0 && rounds++ > 0;
+    if (op != BENCH_BROADCAST) {
+        return -1;
+    }
+    if (root && !keep) {
+        memcpy(box, out, bytes);
+    }
+    meet(NULL);
+    if (!root) {
+        memcpy(out, box, bytes);
+    }
+    return meet(NULL);
+}
+int main(int argc, char **argv) {
+    int rank = atoi(getenv("RANK"));
+    int fd = open(getenv("FAKE_BOX"), O_RDWR);
+    mode = getenv("FAKE");
+    bell = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    box = (float *)(bell + 16);
+    bench_peer peer = {rank, 2, &rank, meet, run};
+    return bench_main(&peer, argc, argv);
+}
+"""
+
+
+def run_fake(folder, mode, *arguments):
+    """(status, stdout, stderr) of two ranks of the fake library."""
+    for name in ("box", "shared"):
+        with open(pathlib.Path(folder, name), "wb") as file:
+            file.truncate(1 << 20)
+    environment = {**os.environ, "FAKE": mode, "FAKE_BOX": f"{folder}/box", "DDL_BENCH_SHARED": f"{folder}/shared"}
+    ranks = [subprocess.Popen([f"{folder}/fake", *arguments], env={**environment, "RANK": str(r)}, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]
+    try:
+        texts = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return max(rank.returncode for rank in ranks), texts[0][0] + texts[1][0], texts[0][1] + texts[1][1]
+
+
+def build_fake(folder, compiler="gcc", flags=("-std=c11",)):
+    source = pathlib.Path(folder, "fake.c")
+    source.write_text(FAKE)
+    good(compiler, *flags, WARNINGS, "-O2", "-I", ROOT / "bench/peers", source, "-o", f"{folder}/fake")
+
+
+@test
+def a_right_library_is_measured():
+    with scratch() as folder:
+        build_fake(folder)
+        status, out, err = run_fake(folder, "right", "broadcast", "8", "4096", "100000")
+        check(status == 0, err)
+        rows = [line.split() for line in out.splitlines()]
+        check([row[:3] for row in rows] == [["broadcast", "2", n] for n in ("8", "4096", "100000")], out)
+        check(all(0 < float(row[4]) <= float(row[3]) for row in rows), out)
+
+
+@test
+def a_wrong_library_is_caught():
+    with scratch() as folder:
+        build_fake(folder)
+        for mode in ("short", "stale"):
+            status, out, err = run_fake(folder, mode, "broadcast", "4096")
+            check(status != 0 and "the oracle" in err and not out, f"{mode}: {status}\n{out}\n{err}")
+
+
+@test
+def the_protocol_compiles_as_cpp():
+    with scratch() as folder:
+        source = pathlib.Path(folder, "a.cc")
+        source.write_text('#include "measure.h"\nint main(int c, char **v) { return bench_main(nullptr, c, v); }\n')
+        good("g++ -std=c++17", WARNINGS, "-I", ROOT / "bench/peers", "-c", source, "-o", f"{folder}/a.o")
+
+
+def load_compare():
+    loader = importlib.machinery.SourceFileLoader("compare", str(ROOT / "bench" / "compare"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("compare", loader))
+    loader.exec_module(module)
+    return module
+
+
+def results_of(compare, ours, theirs, size=8):
+    results = compare.Results()
+    for value in ours:
+        results.add("all_reduce", 2, "ddl", {size: (value, value)})
+    for value in theirs:
+        results.add("all_reduce", 2, "openmpi", {size: (value, value)})
+    return results
+
+
+@test
+def floors_hold_ratios_of_medians():
+    compare = load_compare()
+    floors = [("openmpi", "*", 0, 1000, 1.0), ("openmpi", "all_reduce", 0, 8, 2.0), ("gloo", "*", 0, 1000, 9.0)]
+    missed, held = compare.check_floors(results_of(compare, [10, 11, 900], [22, 23, 1]), floors)
+    check((missed, held) == ([], 1), f"22 / 11 reaches 2: {missed}")
+    missed, held = compare.check_floors(results_of(compare, [10, 12, 12], [22, 23, 1]), floors)
+    check(len(missed) == 1 and "1.83" in missed[0] and held == 1, f"22 / 12 does not reach 2: {missed}")
+    check(compare.check_floors(results_of(compare, [10], [1], size=2000), floors) == ([], 0), "outside of all floors")
+    check(compare.check_floors(results_of(compare, [], [1]), floors) == ([], 0), "nothing to compare with")
+
+
+@test
+def floors_are_read_from_a_file():
+    compare = load_compare()
+    with scratch() as folder:
+        path = pathlib.Path(folder, "floors")
+        path.write_text("# peer op from to ratio\nopenmpi * 0 32K 1.5\n\ngloo all_reduce 1M 1G 2 # large\n")
+        want = [("openmpi", "*", 0, 32768, 1.5), ("gloo", "all_reduce", 1 << 20, 1 << 30, 2.0)]
+        check(compare.read_floors(path) == want)
+    check(compare.read_floors(None) == compare.FLOORS)
+
+
+@test
+def a_library_that_is_not_there_is_skipped_with_its_reason():
+    compare = load_compare()
+    path = os.environ["PATH"]
+    try:
+        os.environ["PATH"] = "/nowhere"
+        compare.PEERS["openmpi"].build()
+        check(False, "built without a compiler")
+    except compare.Skip as reason:
+        check("not installed" in str(reason) and "libopenmpi-dev" in str(reason), str(reason))
+    finally:
+        os.environ["PATH"] = path
+
+
+main()
