@@ -20,7 +20,7 @@ struct options {
 static const struct options default_options = {
     .steps = 600,
     .batch = 16,
-    .layers = 4,
+    .layers = 3,
     .dim = 128,
     .heads = 4,
     .context = 64,
@@ -34,7 +34,7 @@ static const struct options default_options = {
     .decay = 0.1,
     .temperature = 0.7,
     .out = "gpt-run",
-    .prompt = "\n",
+    .prompt = "The ",
 };
 
 enum option_kind { OPTION_COUNT, OPTION_REAL, OPTION_TEXT, OPTION_FLAG };

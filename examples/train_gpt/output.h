@@ -35,8 +35,9 @@ static uint32_t crc32c(uint32_t crc, const void *data, size_t count) {
         }
     }
     crc = ~crc;
-    for (const unsigned char *p = data, *end = p + count; p < end; p++) {
-        crc = (crc >> 8) ^ table[(crc ^ *p) & 255];
+    const unsigned char *bytes = data;
+    for (size_t i = 0; i < count; i++) {
+        crc = (crc >> 8) ^ table[(crc ^ bytes[i]) & 255];
     }
     return ~crc;
 }
