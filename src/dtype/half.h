@@ -109,23 +109,19 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 
 #if defined(__x86_64__)
 /* F16C rounds as its immediate says (0 = to nearest even), whatever the modes of the thread. It keeps a part of a NaN's
- * payload, hence the step before. OPEN takes the lower and the upper 16 bytes, which is as good as low and high. */
+ * payload, hence the step before. */
 #define DDL__F16C_WIDEN(W, f, h) ((f) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(h)))
 #define DDL__F16C_NARROW(W, h, f)                                                                                      \
     do {                                                                                                               \
         DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
         (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
     } while (0)
-#define DDL__F16C_OPEN(W, low, high, x)                                                                                \
-    do {                                                                                                               \
-        (low) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(x)));                                   \
-        (high) = (ddl__f32_v32)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(x), 1));                             \
-    } while (0)
+/* 16 bytes of halves make one 32-byte vector, so that there is no high part. */
+#define DDL__F16C_OPEN(W, low, high, x) ((low) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(x)))
 #define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
     do {                                                                                                               \
-        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
-        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
-        (r) = (ddl__f16_v32)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(high), 0), _mm256_cvtps_ph((__m256)(low), 0));   \
+        DDL__CANONICAL_NAN(ddl__f32, 32, low);                                                                         \
+        (r) = (ddl__f16_v16)_mm256_cvtps_ph((__m256)(low), 0);                                                         \
     } while (0)
 #endif
 

@@ -62,50 +62,70 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         DO(E, W, r, x, y);                                                                                             \
         DDL__CANONICAL_NAN(E, W, r);                                                                                   \
     } while (0)
-#define DDL__WIDENED(DO, W, r, x, y, OPEN, CLOSE)                                                                      \
+/* Halves are widened to vectors of F bytes: a low and a high one, or with F16C a single one. */
+#define DDL__BOTH_PARTS(...) __VA_ARGS__
+#define DDL__ONE_PART(...)
+#define DDL__WIDENED(DO, F, PARTS, W, r, x, y, OPEN, CLOSE)                                                            \
     do {                                                                                                               \
-        ddl__f32_v##W xl_, xh_, yl_, yh_, sl_, sh_;                                                                    \
+        ddl__f32_v##F xl_, yl_, sl_;                                                                                   \
+        PARTS(ddl__f32_v##F xh_, yh_, sh_;)                                                                            \
         OPEN(W, xl_, xh_, x);                                                                                          \
         OPEN(W, yl_, yh_, y);                                                                                          \
-        DO(ddl__f32, W, sl_, xl_, yl_);                                                                                \
-        DO(ddl__f32, W, sh_, xh_, yh_);                                                                                \
+        DO(ddl__f32, F, sl_, xl_, yl_);                                                                                \
+        PARTS(DO(ddl__f32, F, sh_, xh_, yh_);)                                                                         \
         CLOSE(W, r, sl_, sh_);                                                                                         \
     } while (0)
-#define DDL__F16_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
-#define DDL__BF16_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
-#define DDL__F16C_APPLY(DO, E, W, r, x, y) DDL__WIDENED(DO, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+#define DDL__F16_APPLY(DO, E, W, r, x, y)                                                                              \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
+#define DDL__BF16_APPLY(DO, E, W, r, x, y)                                                                             \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
+    DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 
-/* One vector. Both operands are loaded before the store, which makes dst == a and dst == b safe. */
-#define DDL__STEP(APPLY, DO, E, W, at)                                                                                 \
+/* Vectors lie in memory as they are; a single element is the first of a vector that is otherwise zero. */
+#define DDL__LOAD_VECTOR(E, W, x, p) ((x) = *(const E##_v##W *)(const void *)(p))
+#define DDL__STORE_VECTOR(E, W, p, x) (*(E##_v##W *)(void *)(p) = (x))
+#define DDL__LOAD_ELEMENT(E, W, x, p)                                                                                  \
     do {                                                                                                               \
-        E##_v##W x = *(const E##_v##W *)(const void *)(p + (at)), y = *(const E##_v##W *)(const void *)(q + (at)), r;  \
+        E##_element one_;                                                                                              \
+        memcpy(&one_, (p), sizeof(one_));                                                                              \
+        (x) = (E##_v##W){one_};                                                                                        \
+    } while (0)
+#define DDL__STORE_ELEMENT(E, W, p, x)                                                                                 \
+    do {                                                                                                               \
+        E##_element one_ = (E##_element)(x)[0];                                                                        \
+        memcpy((p), &one_, sizeof(one_));                                                                              \
+    } while (0)
+
+/* Both operands are loaded before the store, which makes dst == a and dst == b safe. */
+#define DDL__STEP(WHAT, APPLY, DO, E, W, at)                                                                           \
+    do {                                                                                                               \
+        E##_v##W x, y, r;                                                                                              \
+        DDL__LOAD_##WHAT(E, W, x, p + (at));                                                                           \
+        DDL__LOAD_##WHAT(E, W, y, q + (at));                                                                           \
         APPLY(DO, E, W, r, x, y);                                                                                      \
-        *(E##_v##W *)(void *)(d + (at)) = r;                                                                           \
+        DDL__STORE_##WHAT(E, W, d + (at), r);                                                                          \
     } while (0)
 
 /* The one loop of all kernels: four vectors at a time (enough to keep loads and stores busy; more only adds code), then
- * one, then single elements by the same text in vectors of width TAIL. A lone half is copied into the first bytes of a
- * word and back: right in either byte order. */
+ * one, then single elements by the same text in vectors of width TAIL. A lone half is the low one of a
+ * word whose other half is zero. */
 #define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
     target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
         char *d = dst;                                                                                                 \
         const char *p = a, *q = b;                                                                                     \
-        size_t i = 0, bytes = count * E##_bytes;                                                                       \
+        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
         for (; bytes - i >= 4 * (W); i += 4 * (W)) {                                                                   \
-            DDL__STEP(APPLY, DO, E, W, i);                                                                             \
-            DDL__STEP(APPLY, DO, E, W, i + (W));                                                                       \
-            DDL__STEP(APPLY, DO, E, W, i + 2 * (W));                                                                   \
-            DDL__STEP(APPLY, DO, E, W, i + 3 * (W));                                                                   \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + (W));                                                               \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + 2 * (W));                                                           \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + 3 * (W));                                                           \
         }                                                                                                              \
         for (; bytes - i >= (W); i += (W)) {                                                                           \
-            DDL__STEP(APPLY, DO, E, W, i);                                                                             \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
         }                                                                                                              \
-        for (; i < bytes; i += E##_bytes) {                                                                            \
-            E##_v##TAIL x = {0}, y = {0}, r;                                                                           \
-            memcpy(&x, p + i, E##_bytes);                                                                              \
-            memcpy(&y, q + i, E##_bytes);                                                                              \
-            APPLY(DO, E, TAIL, r, x, y);                                                                               \
-            memcpy(d + i, &r, E##_bytes);                                                                              \
+        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
+            DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                 \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
@@ -120,41 +140,42 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
  * of srcs, since a vector of each is read before the result is written. */
 typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, size_t count);
 
-#define DDL__MANY_STEP(OPEN, CLOSE, DO, E, W, at, bytes)                                                               \
+#define DDL__MANY_STEP(WHAT, F, PARTS, OPEN, CLOSE, DO, E, W, at)                                                      \
     do {                                                                                                               \
-        E##_v##W x = {0};                                                                                              \
-        ddl__f32_v##W low, high, xl, xh, sl, sh;                                                                       \
-        memcpy(&x, (const char *)srcs[0] + (at), bytes);                                                               \
+        E##_v##W x;                                                                                                    \
+        ddl__f32_v##F low, xl, sl;                                                                                     \
+        PARTS(ddl__f32_v##F high, xh, sh;)                                                                             \
+        DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[0] + (at));                                                       \
         OPEN(W, low, high, x);                                                                                         \
         for (int k = 1; k < n; k++) {                                                                                  \
-            memcpy(&x, (const char *)srcs[k] + (at), bytes);                                                           \
+            DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[k] + (at));                                                   \
             OPEN(W, xl, xh, x);                                                                                        \
-            DO(ddl__f32, W, sl, low, xl);                                                                              \
-            DO(ddl__f32, W, sh, high, xh);                                                                             \
+            DO(ddl__f32, F, sl, low, xl);                                                                              \
+            PARTS(DO(ddl__f32, F, sh, high, xh);)                                                                      \
             low = sl;                                                                                                  \
-            high = sh;                                                                                                 \
+            PARTS(high = sh;)                                                                                          \
         }                                                                                                              \
         CLOSE(W, x, low, high);                                                                                        \
-        memcpy((char *)dst + (at), &x, bytes);                                                                         \
+        DDL__STORE_##WHAT(E, W, (char *)dst + (at), x);                                                                \
     } while (0)
 
-#define DDL__DEFINE_MANY(name, L, target, E, W, TAIL, OPEN, CLOSE, DO)                                                 \
+#define DDL__DEFINE_MANY(name, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DO)                                \
     target static void E##_many_##name##_##L(void *dst, const void *const *srcs, int n, size_t count) {                \
-        size_t i = 0, bytes = count * E##_bytes;                                                                       \
+        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
         for (; bytes - i >= (W); i += (W)) {                                                                           \
-            DDL__MANY_STEP(OPEN, CLOSE, DO, E, W, i, W);                                                               \
+            DDL__MANY_STEP(VECTOR, F, PARTS, OPEN, CLOSE, DO, E, W, i);                                                \
         }                                                                                                              \
-        for (; i < bytes; i += E##_bytes) {                                                                            \
-            DDL__MANY_STEP(OPEN, CLOSE, DO, E, TAIL, i, E##_bytes);                                                    \
+        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
+            DDL__MANY_STEP(ELEMENT, FTAIL, PARTS, OPEN, CLOSE, DO, E, TAIL, i);                                        \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
 
-#define DDL__MANY_KERNELS(L, target, E, W, TAIL, OPEN, CLOSE)                                                          \
-    DDL__DEFINE_MANY(sum, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_SUM)                                             \
-    DDL__DEFINE_MANY(prod, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_PROD)                                           \
-    DDL__DEFINE_MANY(min, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMIN)                                            \
-    DDL__DEFINE_MANY(max, L, target, E, W, TAIL, OPEN, CLOSE, DDL__DO_FMAX)
+#define DDL__MANY_KERNELS(L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE)                                         \
+    DDL__DEFINE_MANY(sum, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_SUM)                            \
+    DDL__DEFINE_MANY(prod, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_PROD)                          \
+    DDL__DEFINE_MANY(min, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMIN)                           \
+    DDL__DEFINE_MANY(max, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMAX)
 
 #define DDL__KERNEL(L, target, E, W, name, DO) DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
 
@@ -179,7 +200,7 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
-    DDL__MANY_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_OPEN, DDL__BF16_CLOSE)                                     \
+    DDL__MANY_KERNELS(L, target, ddl__bf16, W, W, 1, 1, DDL__BOTH_PARTS, DDL__BF16_OPEN, DDL__BF16_CLOSE)              \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
@@ -188,11 +209,12 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
 
 DDL__LEVEL_KERNELS(portable, , 16)
 DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_APPLY)
-DDL__MANY_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_OPEN, DDL__F16_CLOSE)
+DDL__MANY_KERNELS(portable, , ddl__f16, 16, 16, DDL__F16_TAIL, DDL__F16_TAIL, DDL__BOTH_PARTS, DDL__F16_OPEN,
+                  DDL__F16_CLOSE)
 #if defined(__x86_64__)
 DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
-DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16C_APPLY)
-DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 32, 32, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 16, DDL__F16C_APPLY)
+DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 32, 16, 32, DDL__ONE_PART, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 #endif
 
 #endif /* DDL_DTYPE_KERNELS_H */

@@ -6,7 +6,7 @@
  * one element for the end of a buffer, so that all elements of all paths get the same bits by construction.
  *
  * For each element type E there are E_v16 (16 bytes wide), E_v32 and E_v1 (one element), the unsigned vectors of the
- * same shape E_u16, E_u32, E_u1, and E_bytes. All of them may lie at any address and alias anything. */
+ * same shape E_u16, E_u32, E_u1, and E_element. All of them may lie at any address and alias anything. */
 #ifndef DDL_DTYPE_VECTORS_H
 #define DDL_DTYPE_VECTORS_H
 
@@ -25,8 +25,8 @@
 #define DDL__LEAVE_portable ((void)0)
 
 #define DDL__VECTOR(width) __attribute__((vector_size(width), aligned(1), may_alias))
-#define DDL__DEFINE_VECTORS(E, bytes, type, unsigned_type)                                                             \
-    enum { E##_bytes = (bytes) };                                                                                      \
+#define DDL__DEFINE_VECTORS(E, element, type, unsigned_type)                                                           \
+    typedef element E##_element;                                                                                       \
     typedef type E##_v1 DDL__VECTOR(sizeof(type));                                                                     \
     typedef type E##_v16 DDL__VECTOR(16);                                                                              \
     typedef type E##_v32 DDL__VECTOR(32);                                                                              \
@@ -34,18 +34,18 @@
     typedef unsigned_type E##_u16 DDL__VECTOR(16);                                                                     \
     typedef unsigned_type E##_u32 DDL__VECTOR(32);
 
-DDL__DEFINE_VECTORS(ddl__i8, 1, int8_t, uint8_t)
-DDL__DEFINE_VECTORS(ddl__u8, 1, uint8_t, uint8_t)
-DDL__DEFINE_VECTORS(ddl__i32, 4, int32_t, uint32_t)
-DDL__DEFINE_VECTORS(ddl__u32, 4, uint32_t, uint32_t)
-DDL__DEFINE_VECTORS(ddl__i64, 8, int64_t, uint64_t)
-DDL__DEFINE_VECTORS(ddl__u64, 8, uint64_t, uint64_t)
-DDL__DEFINE_VECTORS(ddl__f32, 4, float, uint32_t)
-DDL__DEFINE_VECTORS(ddl__f64, 8, double, uint64_t)
+DDL__DEFINE_VECTORS(ddl__i8, int8_t, int8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__u8, uint8_t, uint8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__i32, int32_t, int32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__u32, uint32_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__i64, int64_t, int64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__u64, uint64_t, uint64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__f32, float, float, uint32_t)
+DDL__DEFINE_VECTORS(ddl__f64, double, double, uint64_t)
 /* Two halves ride in one 32-bit word: widening both takes shifts and masks, never a shuffle, and works in either byte
  * order since each half goes back to where it came from. A lone half leaves the other half of its word zero. */
-DDL__DEFINE_VECTORS(ddl__f16, 2, uint32_t, uint32_t)
-DDL__DEFINE_VECTORS(ddl__bf16, 2, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__f16, uint16_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__bf16, uint16_t, uint32_t, uint32_t)
 /* Vectors of halves one by one, for conversion between arrays; named after the width of the f32 side. */
 typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
 typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
