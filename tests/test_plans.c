@@ -131,6 +131,18 @@ static bool may_need_eager(const sim *s) {
     return !s->rank[0].plan.fenced && s->c->kind == DDL_ALL_REDUCE && s->c->n == 2;
 }
 
+/* The bound by which the fence is decided: what a rank sends to any one other. */
+static bool check_bound(sim *s, const sim_rank *r) {
+    int64_t sent[SIM_MAX] = {0}, bound = s->c->algo->peer_bytes(&r->args);
+    for (uint32_t k = 0; k < r->plan.step_count; k++) {
+        const ddl__step *step = &r->plan.steps[k];
+        if (step->kind == DDL__SEND && (sent[step->peer] += step->bytes) > bound) {
+            return sim_fail(s, "rank %d sends rank %d more than %lld bytes", r->args.rank, step->peer, (long long)bound);
+        }
+    }
+    return true;
+}
+
 static bool check_plans(sim *s) {
     for (int32_t i = 0; i < s->c->n; i++) {
         if (!sim_check_steps(s, &s->rank[i])) {
@@ -141,7 +153,7 @@ static bool check_plans(sim *s) {
         return false;
     }
     for (int32_t i = 0; i < s->c->n; i++) {
-        if (!sim_check_races(s, &s->rank[i])) {
+        if (!sim_check_races(s, &s->rank[i]) || !check_bound(s, &s->rank[i])) {
             return false;
         }
         expect(s, i);
@@ -333,3 +345,297 @@ TEST(reduce_scatter) { try_kind(DDL_REDUCE_SCATTER); }
 TEST(all_to_all) { try_kind(DDL_ALL_TO_ALL); }
 TEST(scan) { try_kind(DDL_SCAN); }
 TEST(exscan) { try_kind(DDL_EXSCAN); }
+
+/* ---- bytes on the wire ---- */
+
+static int popcount_sum(int32_t n) {
+    int bits = 0;
+    for (int32_t i = 0; i < n; i++) {
+        bits += __builtin_popcount((unsigned)i);
+    }
+    return bits;
+}
+
+/* What each rank sends when n divides everything, in units of vector / n (a block, for gather and its like); -1 where
+ * ranks differ. */
+static int64_t theory(const ddl__algo *algo, int32_t n) {
+    bool pow2 = (n & (n - 1)) == 0;
+    const char *name = algo->name;
+    switch (algo->kind) {
+    case DDL_ALL_REDUCE:
+        if (strcmp(name, "recursive_doubling") == 0) {
+            return pow2 ? (int64_t)ddl__log2_ceil(n) * n : -1;
+        }
+        if (strcmp(name, "all_gather") == 0) {
+            return (int64_t)(n - 1) * n;
+        }
+        return strcmp(name, "double_tree") == 0 || (strcmp(name, "halving_doubling") == 0 && !pow2) ? -1 : 2 * (n - 1);
+    case DDL_REDUCE_SCATTER:
+        return strcmp(name, "recursive_halving") == 0 && !pow2 ? -1 : n - 1;
+    case DDL_ALL_TO_ALL:
+        return strcmp(name, "bruck") == 0 ? popcount_sum(n) : n - 1;
+    case DDL_ALL_GATHER:
+        return n - 1;
+    default:
+        return algo->kind == DDL_BARRIER ? 0 : -1;
+    }
+}
+
+/* The same of all ranks together, -1 where there is no simple figure. */
+static int64_t theory_sum(const ddl__algo *algo, int32_t n) {
+    bool passes_all = strcmp(algo->name, "scatter_all_gather") == 0 || strcmp(algo->name, "reduce_scatter_gather") == 0;
+    bool subtrees = passes_all || strcmp(algo->name, "tree") == 0;
+    int64_t below = 0; /* sizes of all subtrees of a binomial tree but the whole */
+    for (int32_t v = 1; v < n; v++) {
+        below += DDL__MIN(v & -v, n - v);
+    }
+    switch (algo->kind) {
+    case DDL_BROADCAST:
+    case DDL_REDUCE:
+        return passes_all ? below + (int64_t)n * (n - 1) : (int64_t)n * (n - 1);
+    case DDL_GATHER:
+    case DDL_SCATTER:
+        return subtrees ? below : n - 1;
+    case DDL_ALL_REDUCE:
+        return strcmp(algo->name, "double_tree") == 0 ? 2 * (int64_t)n * (n - 1) : -1;
+    default:
+        return -1;
+    }
+}
+
+static int64_t sent_by(const sim_rank *r) {
+    int64_t bytes = 0;
+    for (uint32_t k = 0; k < r->plan.step_count; k++) {
+        bytes += r->plan.steps[k].kind == DDL__SEND ? r->plan.steps[k].bytes : 0;
+    }
+    return bytes;
+}
+
+static void check_bytes(const sim_case *c) {
+    sim *s = malloc(sizeof *s);
+    REQUIRE(s != NULL && sim_open(s, c));
+    bool whole = ddl__kind_base(c->kind) <= DDL_ALL_REDUCE;
+    int64_t unit = c->count * 4 / (whole ? c->n : 1), sum = 0, most = 0;
+    int64_t each = theory(c->algo, c->n), all = theory_sum(c->algo, c->n);
+    for (int32_t i = 0; i < c->n; i++) {
+        int64_t sent = sent_by(&s->rank[i]);
+        sum += sent;
+        most = DDL__MAX(most, sent);
+        if (each >= 0 && sent != each * unit) {
+            test__fail(__FILE__, __LINE__, "%s: rank %d sends %lld bytes, theory says %lld", describe(c, ""), i,
+                       (long long)sent, (long long)(each * unit));
+        }
+    }
+    if (all >= 0 && sum != all * unit) {
+        test__fail(__FILE__, __LINE__, "%s: %lld bytes, theory says %lld", describe(c, ""), (long long)sum,
+                   (long long)(all * unit));
+    }
+    if (strcmp(c->algo->name, "double_tree") == 0) {
+        /* The point of two trees: nobody sends more than the vector in each direction. */
+        CHECK(most <= c->n * unit * (c->kind == DDL_ALL_REDUCE ? 2 : 1));
+    }
+    sim_close(s);
+    free(s);
+}
+
+TEST(bytes_on_the_wire_are_those_of_the_theory) {
+    sim_case *c = malloc(sizeof *c);
+    int checked = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        for (int32_t n = 2; n <= SIM_MAX; n++) {
+            ddl__plan_args args;
+            *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = n, .chunk_bytes = 40};
+            c->count = c->kind <= DDL_ALL_REDUCE ? 6 * n : 6;
+            for (int32_t r = 0; r < n; r++) {
+                c->host_of[r] = n % 4 == 0 ? r / 4 : 0;
+            }
+            sim_args(c, 0, &args);
+            if (ddl__algo_can(c->algo, &args, false) && (theory(c->algo, n) >= 0 || theory_sum(c->algo, n) >= 0)) {
+                check_bytes(c);
+                checked++;
+            }
+        }
+    }
+    free(c);
+    CHECK(checked > 1000);
+}
+
+/* ---- the checker checks ---- */
+
+typedef enum mutation { SLOT, DST, SRC, BYTES, PEER, TURN, LOSE, UNTIE, MUTATIONS } mutation;
+
+/* Whether `after` has another way to wait for `before`. */
+static bool is_tied_otherwise(const ddl__plan *plan, uint32_t before, uint32_t after) {
+    bool reached[SIM_MAX_STEPS] = {false};
+    for (uint32_t k = before; k < after; k++) {
+        for (uint32_t i = 0; (k == before || reached[k]) && i < plan->steps[k].next_count; i++) {
+            uint32_t next = plan->nexts[plan->steps[k].first_next + i];
+            if (k != before || next != after) {
+                reached[next] = true;
+            }
+        }
+    }
+    return reached[after];
+}
+
+static bool overlap(const sim_rank *r, const ddl__step *writer, const ddl__step *other, bool other_reads) {
+    uint8_t space = other_reads ? other->src_space : other->dst_space;
+    int64_t a = writer->dst + (writer->dst_space == DDL__TMP ? r->user_bytes : r->at[writer->dst_space]);
+    int64_t b = (other_reads ? other->src : other->dst) + (space == DDL__TMP ? r->user_bytes : r->at[space]);
+    bool touches = other->kind != (other_reads ? DDL__RECV : DDL__SEND);
+    return writer->kind != DDL__SEND && touches && a < b + other->bytes && b < a + writer->bytes;
+}
+
+/* Cuts one dependency that memory needs and that no others imply. Mere throttles and signals do not count. */
+static bool untie(sim_rank *r, uint32_t k, uint64_t draw) {
+    ddl__plan *plan = &r->plan;
+    ddl__step *step = &plan->steps[k];
+    if (step->next_count == 0) {
+        return false;
+    }
+    uint32_t *nexts = plan->nexts + step->first_next, i = (uint32_t)(draw % step->next_count), after = nexts[i];
+    ddl__step *next = &plan->steps[after];
+    bool conflict = overlap(r, step, next, true) || overlap(r, step, next, false) || overlap(r, next, step, true);
+    if (!conflict || step->bytes == 0 || next->bytes == 0 || is_tied_otherwise(plan, k, after)) {
+        return false;
+    }
+    next->waits--;
+    nexts[i] = nexts[--step->next_count];
+    return true;
+}
+
+static bool mutate(sim *s, mutation what, uint64_t draw) {
+    sim_rank *r = &s->rank[draw % (uint64_t)s->c->n];
+    uint32_t k = (uint32_t)((draw >> 8) % r->plan.step_count);
+    ddl__step *step = &r->plan.steps[k];
+    bool message = step->peer >= 0;
+    int32_t size = sim_element_bytes(s->c->op);
+    switch (what) {
+    case SLOT:
+        step->slot += message ? 1000 : 0;
+        return message;
+    case DST:
+        step->dst += size;
+        return step->kind != DDL__SEND && step->bytes > 0;
+    case SRC:
+        step->src += size;
+        return step->kind != DDL__RECV && step->bytes > 0;
+    case BYTES:
+        step->bytes -= size;
+        return message && step->bytes > 0;
+    case PEER:
+        step->peer = (step->peer + 1) % s->c->n;
+        return message && s->c->n > 2;
+    case TURN:
+        step->flags ^= 1;
+        return s->c->op == SIM_AFFINE && (step->kind == DDL__REDUCE || step->kind == DDL__RECV_REDUCE) &&
+               step->bytes > 0;
+    case LOSE:
+        if (message || step->bytes == 0) {
+            return false;
+        }
+        step->bytes = 0;
+        return true;
+    default:
+        return untie(r, k, draw >> 40);
+    }
+}
+
+TEST(broken_plans_are_noticed) {
+    uint64_t random = test_seed();
+    int broken[MUTATIONS] = {0}, noticed[MUTATIONS] = {0};
+    sim_case *c = malloc(sizeof *c);
+    sim *s = malloc(sizeof *s);
+    for (int i = 0; i < 6000; i++) {
+        const ddl__algo *algo = &ddl__algos[sim_random(&random) % DDL__COUNT_OF(ddl__algos)];
+        ddl__plan_args args;
+        *c = (sim_case){.algo = algo, .kind = algo->kind, .n = 2 + (int32_t)(sim_random(&random) % 8)};
+        c->count = 5 * c->n + 1;
+        c->fence = sim_random(&random) % 2 == 0;
+        draw_rest(c, &random);
+        c->op = algo->keeps_order ? SIM_AFFINE : SIM_U32;
+        sim_args(c, 0, &args);
+        mutation what = (mutation)(i % MUTATIONS);
+        if (ddl__algo_can(algo, &args, false) && sim_open(s, c)) {
+            if (s->rank[0].plan.step_count > 0 && mutate(s, what, sim_random(&random))) {
+                broken[what]++;
+                noticed[what] += !check_plans(s);
+            }
+            sim_close(s);
+        }
+    }
+    for (int what = 0; what < MUTATIONS; what++) {
+        CHECK(broken[what] > 50);
+        CHECK_EQ(noticed[what], broken[what]);
+    }
+    free(c);
+    free(s);
+}
+
+/* Cuts everything loose from the last step of the fence: OUT may then change before all ranks are known to agree. */
+TEST(forgotten_fence_is_noticed) {
+    sim_case *c = malloc(sizeof *c);
+    sim *s = malloc(sizeof *s);
+    *c = (sim_case){.algo = ddl__algo_find(DDL_ALL_GATHER, "linear"), .kind = DDL_ALL_GATHER, .n = 5, .count = 3};
+    c->chunk_bytes = 64;
+    c->fence = true;
+    REQUIRE(sim_open(s, c));
+    CHECK(check_plans(s));
+    ddl__plan *plan = &s->rank[2].plan;
+    ddl__step *gate = plan->steps;
+    for (uint32_t k = 0; k < plan->step_count && plan->steps[k].bytes == 0; k++) {
+        gate = plan->steps[k].kind == DDL__RECV ? &plan->steps[k] : gate;
+    }
+    CHECK(gate->next_count > 0);
+    for (uint32_t i = 0; i < gate->next_count; i++) {
+        plan->steps[plan->nexts[gate->first_next + i]].waits--;
+    }
+    gate->next_count = 0;
+    CHECK(!check_plans(s));
+    CHECK_STR(s->error, "rank 2 step");
+    CHECK_STR(s->error, "writes OUT knowing");
+    sim_close(s);
+    free(c);
+    free(s);
+}
+
+/* ---- memory ---- */
+
+typedef struct failing {
+    int left, held;
+} failing;
+
+static void *failing_alloc(void *user, size_t bytes) {
+    failing *f = user;
+    if (f->left-- <= 0) {
+        return NULL;
+    }
+    f->held++;
+    return malloc(bytes);
+}
+
+static void failing_free(void *user, void *memory) {
+    ((failing *)user)->held--;
+    free(memory);
+}
+
+TEST(running_out_of_memory_is_clean) {
+    sim_case *c = malloc(sizeof *c);
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = 8, .count = 40, .chunk_bytes = 16};
+        ddl__plan_args args;
+        sim_args(c, 0, &args);
+        ddl_status status = DDL_ERR_NOMEM;
+        for (int left = 0; status == DDL_ERR_NOMEM && left < 200; left++) {
+            failing f = {left, 0};
+            ddl__base base = {.allocator = {failing_alloc, failing_free, &f}};
+            ddl__plan plan;
+            status = ddl__plan_make(&base, c->algo, &args, &plan);
+            CHECK(status == DDL_OK || (plan.steps == NULL && f.held == 0));
+            ddl__plan_free(&base, &plan);
+            CHECK_EQ(f.held, 0);
+        }
+        CHECK_EQ(status, DDL_OK);
+    }
+    free(c);
+}
