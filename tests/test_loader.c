@@ -409,6 +409,19 @@ IN_FOLDER(truncated_in_a_segment) {
         CHECK_EQ(truncate(path, info.st_size * part / 16), 0);
         expect_broken("cut", "it is truncated");
     }
+    /* Only the last byte that some segment holds is missing. */
+    Elf64_Ehdr head;
+    Elf64_Phdr segment;
+    uint64_t end_of_segments = 0;
+    int fd = open(plugin("cut", ""), O_RDONLY);
+    CHECK_EQ(pread(fd, &head, sizeof head, 0), (ssize_t)sizeof head);
+    for (int i = 0; i < head.e_phnum; i++) {
+        CHECK(pread(fd, &segment, sizeof segment, (off_t)head.e_phoff + i * (off_t)sizeof segment) > 0);
+        end_of_segments = DDL__MAX(end_of_segments, segment.p_offset + segment.p_filesz);
+    }
+    close(fd);
+    CHECK_EQ(truncate(path, (off_t)end_of_segments - 1), 0);
+    expect_broken("cut", "it is truncated");
 }
 
 IN_FOLDER(not_an_elf_file) {

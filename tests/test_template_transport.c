@@ -467,6 +467,8 @@ TEST(words_sent_before_close_arrive_before_the_loss) {
         CHECK_EQ(post(&e[0], 1, &l[i], 1000), DDL_OK); /* the socket has room */
     }
     endpoint_close(&e[0]);
+    /* The kernel may tell of the end of one socket before the bytes in the other: as if it did. */
+    template_out_event(e[1].self, 0, EPOLLIN | EPOLLHUP);
     DRIVE(e + 1, 1, e[1].lost[0] > 0) {}
     CHECK_EQ(e[1].arrived[0], 4);
     CHECK_EQ(e[1].lost[0], 1);
@@ -601,6 +603,111 @@ TEST(a_wrong_secret_is_refused) {
     CHECK_EQ(fd_count(), before);
 }
 
+/* The same without a secret: an address of another job of this user, at a name that was used again. */
+TEST(a_wrong_token_is_refused) {
+    static endpoint e[2];
+    letter l;
+    world_open(e, 2, NULL);
+    ((template_self *)e[0].self)->peers[1].address.token[3] ^= 1;
+    post(&e[0], 1, &l, 100);
+    DRIVE(e, 2, e[0].lost[1] == 1) {}
+    CHECK_EQ(e[1].arrived[0], 0);
+    CHECK_EQ(e[1].lost[0], 0);
+    letter_free(&l);
+    world_close(e, 2);
+}
+
+/* Connects to an endpoint by hand, says hello as rank `from`, and returns the socket. */
+static int impostor(endpoint *e, int from) {
+    template_self *s = e->self;
+    struct sockaddr_un name;
+    socklen_t bytes = template_name(&s->address, &name);
+    template_hello hello = {.from = from, .to = e->rank};
+    memcpy(hello.magic, "ddltmpl1", 8);
+    memcpy(hello.token, s->address.token, sizeof hello.token);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(connect(fd, (struct sockaddr *)&name, bytes), 0);
+    CHECK_EQ(send(fd, &hello, sizeof hello, MSG_NOSIGNAL), (ssize_t)sizeof hello);
+    return fd;
+}
+
+/* 1: the other side has closed it without a word. */
+static int turned_away(int fd) {
+    char byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno == ECONNRESET);
+}
+
+TEST(a_second_connection_and_one_of_the_dead_are_refused) {
+    static endpoint e[3];
+    letter l[2];
+    int before = fd_count();
+    world_open(e, 3, NULL);
+    post(&e[0], 1, &l[0], 10);
+    DRIVE(e, 3, e[1].arrived[0] == 1 && l[0].returned) {}
+    e[1].transport->peer_dead(e[1].self, 2);
+    int second = impostor(&e[1], 0), dead = impostor(&e[1], 2), nobody = impostor(&e[1], 7), self = impostor(&e[1], -1);
+    DRIVE(e, 3, turned_away(second) && turned_away(dead) && turned_away(nobody) && turned_away(self)) {}
+    post(&e[0], 1, &l[1], 10); /* and the first goes on */
+    DRIVE(e, 3, e[1].arrived[0] == 2) {}
+    CHECK_EQ(e[1].lost[0], 0);
+    int fds[] = {second, dead, nobody, self};
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+    letter_free(&l[0]);
+    letter_free(&l[1]);
+    world_close(e, 3);
+    CHECK_EQ(fd_count(), before);
+}
+
+/* Another user of this host, who even knows the token: as a client, and as a server under a name that became free. */
+static void stranger_main(endpoint *e, const template_address *free_name, int *ready) {
+    struct sockaddr_un name;
+    socklen_t bytes = template_name(free_name, &name);
+    char word[64];
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK_EQ(bind(listener, (struct sockaddr *)&name, bytes) + listen(listener, 1), 0);
+    int client = impostor(e, 1);
+    __atomic_store_n(ready, 1, __ATOMIC_RELEASE);
+    CHECK(recv(client, word, sizeof word, 0) <= 0); /* no welcome */
+    int server = accept(listener, NULL, NULL);
+    CHECK(recv(server, word, sizeof word, 0) <= 0); /* no hello: it holds a token */
+    _exit(0);
+}
+
+TEST(another_user_is_refused) {
+    static endpoint e[2];
+    letter l;
+    if (geteuid() != 0) {
+        SKIP("only root can become another user");
+    }
+    world_open(e, 2, NULL);
+    int *ready = ranks_shared(sizeof *ready), status = 1;
+    template_address *other = &((template_self *)e[0].self)->peers[1].address;
+    other->name[3] ^= 1;
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (setgid(12345) != 0 || setuid(12345) != 0) {
+            _exit(3);
+        }
+        stranger_main(&e[0], other, ready);
+    }
+    for (double until = test_now_s() + 10 * test_slow(); !__atomic_load_n(ready, __ATOMIC_ACQUIRE);) {
+        REQUIRE(test_now_s() < until);
+        usleep(500);
+    }
+    post(&e[0], 1, &l, 10);
+    DRIVE(e, 2, e[0].lost[1] == 1) {}
+    CHECK_EQ(e[0].lost_error[1], EACCES);
+    DRIVE(e, 2, waitpid(child, &status, WNOHANG) == child) {}
+    CHECK_EQ(status, 0);
+    CHECK_EQ(e[0].arrived[1], 0);
+    letter_free(&l);
+    world_close(e, 2);
+}
+
 /* Garbage, silence and hang-ups on the listener, more of them than there are slots; then a peer comes and is heard. */
 static void storm(const char *secret) {
     static endpoint e[2];
@@ -724,7 +831,8 @@ TEST(a_forked_child_does_not_hide_the_end) {
     DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
     pid_t child = fork();
     if (child == 0) {
-        sleep(10);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        sleep(100);
         _exit(0);
     }
     endpoint_close(&e[0]);
