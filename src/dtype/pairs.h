@@ -8,7 +8,7 @@
 #define DDL__LESS(a, b) ((a) < (b))
 #define DDL__MORE(a, b) ((a) > (b))
 #define DDL__IS_NAN(x) ((x) != (x))
-#define DDL__NEVER(x) 0
+#define DDL__NO_NAN(x) 0
 
 /* a wins if its value is better, or it alone is a NaN, or the values tie and its index is smaller. Two zeros of
  * different sign tie; with one index too, the larger bits win, so that the order of operands never shows.
@@ -44,7 +44,7 @@
 
 DDL__PAIR_KERNELS(f32_i32, float, uint32_t, int32_t, DDL__IS_NAN)
 DDL__PAIR_KERNELS(f64_i64, double, uint64_t, int64_t, DDL__IS_NAN)
-DDL__PAIR_KERNELS(i32_i32, int32_t, uint32_t, int32_t, DDL__NEVER)
-DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NEVER)
+DDL__PAIR_KERNELS(i32_i32, int32_t, uint32_t, int32_t, DDL__NO_NAN)
+DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
 
 #endif /* DDL_DTYPE_PAIRS_H */

@@ -25,6 +25,14 @@ static inline const char *ddl__dtype_name(ddl_dtype dtype) {
     return ddl__dtype_known(dtype) ? names[dtype] : "?";
 }
 
+DDL_API size_t ddl_dtype_bytes(ddl_dtype dtype) {
+    return ddl__dtype_bytes(dtype);
+}
+
+DDL_API const char *ddl_dtype_name(ddl_dtype dtype) {
+    return ddl__dtype_name(dtype);
+}
+
 static inline const char *ddl__op_name(ddl_op op) {
     static const char names[DDL__OPS][10] = {"none", "sum",  "prod", "min", "max",  "avg",       "band",
                                              "bor",  "bxor", "land", "lor", "lxor", "min_index", "max_index"};
