@@ -176,9 +176,9 @@ typedef struct ddl__edge {
 } ddl__edge;
 
 /* Readers of a cell: a list that only grows at its head, so that two halves of a split cell can share the tail. */
-typedef struct ddl__reader {
+typedef struct ddl__cell_reader {
     uint32_t step, next; /* next: index + 1, 0 ends */
-} ddl__reader;
+} ddl__cell_reader;
 
 /* A stretch of memory whose bytes have one history: who wrote it last, who has read it since. */
 typedef struct ddl__cell {
@@ -201,7 +201,7 @@ typedef struct ddl__planner {
     ddl_status status;
     ddl__step *steps;
     ddl__edge *edges;
-    ddl__reader *readers;
+    ddl__cell_reader *readers;
     uint32_t step_count, step_cap, edge_count, edge_cap, reader_count, reader_cap;
     ddl__cells cells[2];
     bool aliased;     /* IN and OUT are the same memory ... */
@@ -326,7 +326,7 @@ static uint32_t ddl__cell_split(ddl__planner *p, ddl__cells *cells, int64_t addr
 static void ddl__cell_add_reader(ddl__planner *p, ddl__cell *cell, uint32_t step) {
     p->readers = ddl__plan_grow(p, p->readers, p->reader_count, &p->reader_cap, sizeof *p->readers);
     if (p->status >= 0) {
-        p->readers[p->reader_count++] = (ddl__reader){step, cell->readers};
+        p->readers[p->reader_count++] = (ddl__cell_reader){step, cell->readers};
         cell->readers = p->reader_count;
     }
 }

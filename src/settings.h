@@ -9,7 +9,7 @@
 
 typedef struct ddl__settings {
     ddl__launch launch; /* rank, world, local_rank, local_world */
-    ddl__place place;   /* where the ranks meet */
+    ddl__meeting_place place;   /* where the ranks meet */
     ddl_exchange_fn exchange;
     void *exchange_user;
     const uint8_t *secret; /* NULL: the job has none */
@@ -40,7 +40,7 @@ static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
 }
 
 /* What a plugin may ask for: the value of DDL_<name>, or NULL. The secret is none of a plugin's business. */
-static __attribute__((unused)) const char *ddl__plugin_setting(const char *name) {
+static const char *ddl__plugin_setting(const char *name) {
     char full[64];
     int n = snprintf(full, sizeof full, "DDL_%s", name);
     return n <= 0 || (size_t)n >= sizeof full || strncmp(name, "SECRET", 6) == 0 ? NULL : ddl__env(full);

@@ -94,9 +94,9 @@ TEST(deterministic_keeps_rank_order) {
     ddl__tuning t = tuning();
     t.deterministic = true;
     for (int64_t count = 1; count < 1 << 24; count *= 8) {
-        CHECK(choose_all_reduce(&t, 5, count).algo->rank_order);
+        CHECK(ddl__algo_has(choose_all_reduce(&t, 5, count).algo, DDL__RANK_ORDER));
         ddl__plan_args scatter = call(DDL_REDUCE_SCATTER, 5, count);
-        CHECK(ddl__tune_choose(&t, &scatter).algo->rank_order);
+        CHECK(ddl__algo_has(ddl__tune_choose(&t, &scatter).algo, DDL__RANK_ORDER));
     }
     /* Two ranks have only one order. */
     CHECK_STR(choose_all_reduce(&t, 2, 1).algo->name, "recursive_doubling");
@@ -109,7 +109,7 @@ TEST(operators_that_do_not_commute_keep_order) {
     ddl__plan_args args = call(DDL_ALL_REDUCE, 6, 1 << 20);
     CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "ring");
     args.commutative = false;
-    CHECK(ddl__tune_choose(&t, &args).algo->keeps_order);
+    CHECK(ddl__algo_has(ddl__tune_choose(&t, &args).algo, DDL__KEEPS_ORDER));
 }
 
 TEST(plans_of_huge_vectors_stay_short) {

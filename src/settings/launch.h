@@ -101,14 +101,14 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
 /* Where the ranks meet. */
 enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
 
-typedef struct ddl__place {
+typedef struct ddl__meeting_place {
     int kind;         /* enum ddl__meeting */
     char *host;       /* TCP: a name or an address, without brackets */
     int32_t port;     /* TCP: the first port to try */
     int32_t ports;    /* how many in a row; 1 but for torchrun */
     char *folder;     /* FILE */
     const char *from; /* for messages: "MASTER_ADDR and MASTER_PORT" */
-} ddl__place;
+} ddl__meeting_place;
 
 /* The first host of Slurm's list: "node[03-07,9],x1" is node03. */
 static void ddl__first_host(const char *list, char *out, size_t cap) {
@@ -124,7 +124,7 @@ static void ddl__first_host(const char *list, char *out, size_t cap) {
 }
 
 static ddl_status ddl__place_set_tcp(ddl__base *base, const char *host, size_t host_bytes, const char *port,
-                                     const char *port_name, ddl__place *out, ddl__sentence *why) {
+                                     const char *port_name, ddl__meeting_place *out, ddl__sentence *why) {
     int64_t number = 0;
     if (!ddl__parse_int(port, 1, 65535, &number)) {
         return ddl__fail(
@@ -151,7 +151,7 @@ static ddl_status ddl__place_set_tcp(ddl__base *base, const char *host, size_t h
     return DDL_OK;
 }
 
-static ddl_status ddl__place_from_url(ddl__base *base, const char *url, const char *from, ddl__place *out,
+static ddl_status ddl__place_from_url(ddl__base *base, const char *url, const char *from, ddl__meeting_place *out,
                                       ddl__sentence *why) {
     out->from = from;
     if (strncmp(url, "tcp://", 6) == 0) {
@@ -170,7 +170,7 @@ static ddl_status ddl__place_from_url(ddl__base *base, const char *url, const ch
 
 /* The agent of torchrun listens on MASTER_PORT itself and says so; rank 0 then takes one of the ports that follow, and
  * the others find out which by the handshake. */
-static void ddl__place_beside_agent(ddl__place *place) {
+static void ddl__place_beside_agent(ddl__meeting_place *place) {
     const char *agent = ddl__env("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) {
         place->port = place->port < 65527 ? place->port + 1 : 65520;
@@ -178,7 +178,7 @@ static void ddl__place_beside_agent(ddl__place *place) {
     }
 }
 
-static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__place *out,
+static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__meeting_place *out,
                                          ddl__sentence *why) {
     const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
                *list = ddl__env("SLURM_STEP_NODELIST");
@@ -204,7 +204,7 @@ static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *lau
     return DDL_OK;
 }
 
-static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__place *out,
+static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__meeting_place *out,
                                   ddl__sentence *why) {
     const char *url = ddl__setting_env("DDL_RENDEZVOUS");
     if (config->exchange != NULL) {

@@ -351,10 +351,10 @@ static ddl_status ddl__client_run(ddl__client *c) {
         }
         uint64_t now = ddl__now_ns();
         bool taken = c->refused_ns != 0 && s->place.ports == 1 && now - c->refused_ns > DDL__REFUSED_NS;
-        if (taken || now + pause_ms * DDL__NS_PER_MS >= c->deadline_ns) {
+        if (taken || now >= c->deadline_ns) {
             return ddl__client_give_up(c);
         }
-        ddl__pause_ms(pause_ms);
+        ddl__pause_ms(DDL__MIN(pause_ms, (c->deadline_ns - now) / DDL__NS_PER_MS + 1));
         pause_ms = DDL__MIN(pause_ms * 2, 100u);
     }
 }

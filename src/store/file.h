@@ -163,6 +163,17 @@ static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, s
     return ddl__ct_equal(mac, out + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(out) == DDL__FILE_MAGIC;
 }
 
+/* The head alone, not checked: to see whether the file is worth reading again. A table is long, and so is its MAC. */
+static bool ddl__file_peek(const ddl__file *f, const char *name, uint8_t out[DDL__FILE_HEAD]) {
+    int fd = openat(f->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t n = read(fd, out, DDL__FILE_HEAD);
+    close(fd);
+    return n == DDL__FILE_HEAD;
+}
+
 /* The head of a file that was read: its state, or -1 when it is of another job, world or version. */
 static int ddl__file_state(const ddl__file *f, const uint8_t *bytes) {
     ddl__reader r = ddl__reader_of(bytes + 4, DDL__FILE_HEAD - 4);
@@ -253,6 +264,7 @@ static void ddl__file_clean(ddl__file *f) {
 static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
     int32_t world = f->settings->launch.world;
     uint64_t pause = 1;
+    uint8_t head[DDL__FILE_HEAD];
     memcpy(ddl__file_slot(f, f->table, 0) + DDL__FILE_NONCE, blobs, f->blob_bytes);
     DDL__TRY(ddl__file_put_table(f, DDL__FILE_OPEN));
     while (ddl__file_collect(f) < world) {
@@ -261,7 +273,7 @@ static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
         }
         pause = ddl__file_pause(pause);
         ddl__file_refresh(f);
-        if (!ddl__file_read(f, "table", f->scratch, f->table_bytes)) {
+        if (!ddl__file_peek(f, "table", head) || memcmp(head + 24, f->nonce, DDL__FILE_NONCE) != 0) {
             DDL__TRY(ddl__file_put_table(f, DDL__FILE_OPEN)); /* an earlier run cleaned up late */
         }
     }
@@ -331,17 +343,27 @@ static ddl_status ddl__file_overdue(ddl__file *f, const char *name, bool written
 /* Rank 0 speaks first at the deadline: it knows who is missing. */
 static ddl_status ddl__file_follow(ddl__file *f, uint8_t *blobs) {
     char name[32];
-    bool written = false;
+    uint8_t head[DDL__FILE_HEAD];
+    bool written = false, known = false; /* known: there is a table to answer */
     uint64_t pause = 1;
     const uint8_t *blob = blobs + (size_t)f->settings->launch.rank * f->blob_bytes;
     snprintf(name, sizeof name, "rank.%d", f->settings->launch.rank);
     for (;;) {
-        if (ddl__file_read(f, "table", f->table, f->table_bytes) && ddl__file_state(f, f->table) >= 0) {
+        bool there = ddl__file_peek(f, "table", head);
+        bool news = there && memcmp(head, f->table, sizeof head) != 0;
+        bool whole = news && ddl__file_read(f, "table", f->table, f->table_bytes);
+        if (news && !whole) {
+            memset(f->table, 0, sizeof head); /* so that it is news again */
+        }
+        if (whole && ddl__file_state(f, f->table) >= 0) {
             ddl_status status = ddl__file_take(f, name, blobs);
             if (status != DDL_IN_PROGRESS) {
                 return status;
             }
             memcpy(f->seen, f->table + 24, DDL__FILE_NONCE);
+            known = true;
+        }
+        if (known) {
             DDL__TRY(ddl__file_answer(f, name, blob, &written));
         }
         if (ddl__now_ns() >= f->deadline_ns + DDL__LEAVE_NS) {

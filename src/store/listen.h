@@ -48,7 +48,7 @@ static int ddl__listen_all(ddl__server *server, const ddl__addresses *list, int3
 }
 
 static ddl_status ddl__listen_failed(ddl__server *server, int error) {
-    const ddl__place *place = &server->settings->place;
+    const ddl__meeting_place *place = &server->settings->place;
     ddl__text text = {server->why->text, sizeof server->why->text, 0};
     server->why->status = DDL_ERR_CONFIG;
     if (error == EADDRNOTAVAIL) {
@@ -84,7 +84,7 @@ static void ddl__pause_ms(uint64_t ms) {
 
 /* Tries the ports of the place in turn until one is free. */
 static ddl_status ddl__listen_ports(ddl__server *server, const ddl__addresses *list) {
-    const ddl__place *place = &server->settings->place;
+    const ddl__meeting_place *place = &server->settings->place;
     uint64_t until = ddl__now_ns() + DDL__BIND_NS;
     for (;;) {
         int error = EADDRINUSE;

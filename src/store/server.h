@@ -134,7 +134,8 @@ static void ddl__guest_say(ddl__guest *g, uint8_t kind, ddl_status status, const
 
 /* Tells a proven member why it cannot take part, and lets it go. The job goes on. text must stay: a literal. */
 static void ddl__guest_dismiss(ddl__server *server, ddl__guest *g, ddl_status status, const char *text) {
-    ddl__log(server->base, DDL_LOG_WARN, "turned away rank %u from %s: %s", g->auth.peer_rank, g->from, text);
+    ddl_log_level level = g->auth.code == DDL__AUTH_JOB ? DDL_LOG_DEBUG : DDL_LOG_WARN; /* that one will come again */
+    ddl__log(server->base, level, "turned away rank %u from %s: %s", g->auth.peer_rank, g->from, text);
     server->strangers_now -= g->stage == DDL__GUEST_PROOF;
     ddl__guest_say(g, DDL__RECORD_FAILED, status, text, strlen(text));
     g->stage = DDL__GUEST_LEAVING;
@@ -189,14 +190,13 @@ static void ddl__server_fail_missing(ddl__server *server) {
     ddl__server_fail(server);
 }
 
-static void ddl__server_fail_lost(ddl__server *server, const ddl__guest *g, const char *what) {
+static void ddl__server_name_lost(ddl__server *server, const ddl__guest *g, const char *what) {
     ddl__text text = {server->why->text, sizeof server->why->text, 0};
     ddl__text_add(&text, "ddl_init: rank %u (from %s) %s during the start, while ", g->rank, g->from, what);
     ddl__text_ranks_below(&text, server->ranks, server->settings->launch.world, DDL__RANK_HERE);
     ddl__text_add(&text, " of %d had not come yet. Look at what rank %u printed last", server->settings->launch.world,
                   g->rank);
     server->why->status = DDL_ERR_PEER;
-    ddl__server_fail(server);
 }
 
 /* The connection is gone, whoever closed it. Before its blob is here a rank may come again; after it, it has died. */
@@ -214,12 +214,9 @@ static void ddl__guest_gone(ddl__server *server, ddl__guest *g, const char *what
         *state = DDL__RANK_SERVED;
         server->served++;
     } else if (died) {
-        ddl__guest copy = *g;
-        *state = DDL__RANK_AWAY;
-        server->here--;
+        ddl__server_name_lost(server, g, what);
         ddl__guest_close(server, g);
-        ddl__server_fail_lost(server, &copy, what);
-        ddl__auth_wipe(&copy.auth);
+        ddl__server_fail(server);
         return;
     }
     ddl__guest_close(server, g);

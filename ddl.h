@@ -1,0 +1,15677 @@
+/* ddl.h: distributed deep-learning communication in one C header. */
+
+/* Made by amalgamate.py from src/. Do not edit: change src/ and run it again. */
+#if defined(DDL_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE 1 /* memfd, pidfd, accept4: this needs Linux */
+#endif
+
+#ifndef DDL_H
+#define DDL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* DDL_NAMESPACE: a prefix for all public functions, so that two libraries in one program can each bring a ddl. */
+#ifdef DDL_NAMESPACE
+#define DDL__PASTE2(a, b) a##b
+#define DDL__PASTE(a, b) DDL__PASTE2(a, b)
+#define ddl_abort DDL__PASTE(DDL_NAMESPACE, ddl_abort)
+#define ddl_agree DDL__PASTE(DDL_NAMESPACE, ddl_agree)
+#define ddl_all_gather DDL__PASTE(DDL_NAMESPACE, ddl_all_gather)
+#define ddl_all_gatherv DDL__PASTE(DDL_NAMESPACE, ddl_all_gatherv)
+#define ddl_all_reduce DDL__PASTE(DDL_NAMESPACE, ddl_all_reduce)
+#define ddl_all_reduce_many DDL__PASTE(DDL_NAMESPACE, ddl_all_reduce_many)
+#define ddl_all_reduce_scalar DDL__PASTE(DDL_NAMESPACE, ddl_all_reduce_scalar)
+#define ddl_all_to_all DDL__PASTE(DDL_NAMESPACE, ddl_all_to_all)
+#define ddl_all_to_allv DDL__PASTE(DDL_NAMESPACE, ddl_all_to_allv)
+#define ddl_barrier DDL__PASTE(DDL_NAMESPACE, ddl_barrier)
+#define ddl_batch DDL__PASTE(DDL_NAMESPACE, ddl_batch)
+#define ddl_broadcast DDL__PASTE(DDL_NAMESPACE, ddl_broadcast)
+#define ddl_cancel DDL__PASTE(DDL_NAMESPACE, ddl_cancel)
+#define ddl_collective_init DDL__PASTE(DDL_NAMESPACE, ddl_collective_init)
+#define ddl_dtype_bytes DDL__PASTE(DDL_NAMESPACE, ddl_dtype_bytes)
+#define ddl_dtype_name DDL__PASTE(DDL_NAMESPACE, ddl_dtype_name)
+#define ddl_error DDL__PASTE(DDL_NAMESPACE, ddl_error)
+#define ddl_estimate DDL__PASTE(DDL_NAMESPACE, ddl_estimate)
+#define ddl_exscan DDL__PASTE(DDL_NAMESPACE, ddl_exscan)
+#define ddl_feature DDL__PASTE(DDL_NAMESPACE, ddl_feature)
+#define ddl_finalize DDL__PASTE(DDL_NAMESPACE, ddl_finalize)
+#define ddl_flight_record DDL__PASTE(DDL_NAMESPACE, ddl_flight_record)
+#define ddl_gather DDL__PASTE(DDL_NAMESPACE, ddl_gather)
+#define ddl_gatherv DDL__PASTE(DDL_NAMESPACE, ddl_gatherv)
+#define ddl_group_context DDL__PASTE(DDL_NAMESPACE, ddl_group_context)
+#define ddl_group_create DDL__PASTE(DDL_NAMESPACE, ddl_group_create)
+#define ddl_group_duplicate DDL__PASTE(DDL_NAMESPACE, ddl_group_duplicate)
+#define ddl_group_free DDL__PASTE(DDL_NAMESPACE, ddl_group_free)
+#define ddl_group_name DDL__PASTE(DDL_NAMESPACE, ddl_group_name)
+#define ddl_group_set DDL__PASTE(DDL_NAMESPACE, ddl_group_set)
+#define ddl_group_shrink DDL__PASTE(DDL_NAMESPACE, ddl_group_shrink)
+#define ddl_group_split DDL__PASTE(DDL_NAMESPACE, ddl_group_split)
+#define ddl_group_translate DDL__PASTE(DDL_NAMESPACE, ddl_group_translate)
+#define ddl_iall_gather DDL__PASTE(DDL_NAMESPACE, ddl_iall_gather)
+#define ddl_iall_gatherv DDL__PASTE(DDL_NAMESPACE, ddl_iall_gatherv)
+#define ddl_iall_reduce DDL__PASTE(DDL_NAMESPACE, ddl_iall_reduce)
+#define ddl_iall_reduce_many DDL__PASTE(DDL_NAMESPACE, ddl_iall_reduce_many)
+#define ddl_iall_to_all DDL__PASTE(DDL_NAMESPACE, ddl_iall_to_all)
+#define ddl_iall_to_allv DDL__PASTE(DDL_NAMESPACE, ddl_iall_to_allv)
+#define ddl_ibarrier DDL__PASTE(DDL_NAMESPACE, ddl_ibarrier)
+#define ddl_ibroadcast DDL__PASTE(DDL_NAMESPACE, ddl_ibroadcast)
+#define ddl_iexscan DDL__PASTE(DDL_NAMESPACE, ddl_iexscan)
+#define ddl_igather DDL__PASTE(DDL_NAMESPACE, ddl_igather)
+#define ddl_igatherv DDL__PASTE(DDL_NAMESPACE, ddl_igatherv)
+#define ddl_init DDL__PASTE(DDL_NAMESPACE, ddl_init)
+#define ddl_iprobe DDL__PASTE(DDL_NAMESPACE, ddl_iprobe)
+#define ddl_irecv DDL__PASTE(DDL_NAMESPACE, ddl_irecv)
+#define ddl_ireduce DDL__PASTE(DDL_NAMESPACE, ddl_ireduce)
+#define ddl_ireduce_scatter DDL__PASTE(DDL_NAMESPACE, ddl_ireduce_scatter)
+#define ddl_ireduce_scatterv DDL__PASTE(DDL_NAMESPACE, ddl_ireduce_scatterv)
+#define ddl_iscan DDL__PASTE(DDL_NAMESPACE, ddl_iscan)
+#define ddl_iscatter DDL__PASTE(DDL_NAMESPACE, ddl_iscatter)
+#define ddl_iscatterv DDL__PASTE(DDL_NAMESPACE, ddl_iscatterv)
+#define ddl_isend DDL__PASTE(DDL_NAMESPACE, ddl_isend)
+#define ddl_op_create DDL__PASTE(DDL_NAMESPACE, ddl_op_create)
+#define ddl_op_create_scaled_sum DDL__PASTE(DDL_NAMESPACE, ddl_op_create_scaled_sum)
+#define ddl_op_free DDL__PASTE(DDL_NAMESPACE, ddl_op_free)
+#define ddl_part DDL__PASTE(DDL_NAMESPACE, ddl_part)
+#define ddl_probe DDL__PASTE(DDL_NAMESPACE, ddl_probe)
+#define ddl_progress DDL__PASTE(DDL_NAMESPACE, ddl_progress)
+#define ddl_rank DDL__PASTE(DDL_NAMESPACE, ddl_rank)
+#define ddl_recv DDL__PASTE(DDL_NAMESPACE, ddl_recv)
+#define ddl_reduce DDL__PASTE(DDL_NAMESPACE, ddl_reduce)
+#define ddl_reduce_scatter DDL__PASTE(DDL_NAMESPACE, ddl_reduce_scatter)
+#define ddl_reduce_scatterv DDL__PASTE(DDL_NAMESPACE, ddl_reduce_scatterv)
+#define ddl_request_free DDL__PASTE(DDL_NAMESPACE, ddl_request_free)
+#define ddl_scan DDL__PASTE(DDL_NAMESPACE, ddl_scan)
+#define ddl_scatter DDL__PASTE(DDL_NAMESPACE, ddl_scatter)
+#define ddl_scatterv DDL__PASTE(DDL_NAMESPACE, ddl_scatterv)
+#define ddl_send DDL__PASTE(DDL_NAMESPACE, ddl_send)
+#define ddl_send_recv DDL__PASTE(DDL_NAMESPACE, ddl_send_recv)
+#define ddl_size DDL__PASTE(DDL_NAMESPACE, ddl_size)
+#define ddl_start DDL__PASTE(DDL_NAMESPACE, ddl_start)
+#define ddl_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_stats_get)
+#define ddl_status_name DDL__PASTE(DDL_NAMESPACE, ddl_status_name)
+#define ddl_status_text DDL__PASTE(DDL_NAMESPACE, ddl_status_text)
+#define ddl_tensor_1d DDL__PASTE(DDL_NAMESPACE, ddl_tensor_1d)
+#define ddl_tensor_alloc DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc)
+#define ddl_tensor_count DDL__PASTE(DDL_NAMESPACE, ddl_tensor_count)
+#define ddl_tensor_free DDL__PASTE(DDL_NAMESPACE, ddl_tensor_free)
+#define ddl_tensor_from_dlpack DDL__PASTE(DDL_NAMESPACE, ddl_tensor_from_dlpack)
+#define ddl_tensor_nd DDL__PASTE(DDL_NAMESPACE, ddl_tensor_nd)
+#define ddl_tensor_to_dlpack DDL__PASTE(DDL_NAMESPACE, ddl_tensor_to_dlpack)
+#define ddl_test DDL__PASTE(DDL_NAMESPACE, ddl_test)
+#define ddl_test_all DDL__PASTE(DDL_NAMESPACE, ddl_test_all)
+#define ddl_version DDL__PASTE(DDL_NAMESPACE, ddl_version)
+#define ddl_wait DDL__PASTE(DDL_NAMESPACE, ddl_wait)
+#define ddl_wait_all DDL__PASTE(DDL_NAMESPACE, ddl_wait_all)
+#define ddl_wait_any DDL__PASTE(DDL_NAMESPACE, ddl_wait_any)
+#define ddl_wait_some DDL__PASTE(DDL_NAMESPACE, ddl_wait_some)
+#define ddl_world DDL__PASTE(DDL_NAMESPACE, ddl_world)
+#endif
+
+/* >>api */
+/* api: what a program that uses ddl reads. Types and functions, documented here and nowhere else.
+ * This room knows nothing of how any of it is done. */
+
+#define DDL_VERSION_MAJOR 0
+#define DDL_VERSION_MINOR 1
+#define DDL_VERSION_PATCH 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef DDL_API
+#ifdef DDL_STATIC
+#define DDL_API static __attribute__((unused))
+#else
+#define DDL_API extern
+#endif
+#endif
+
+/* >>status
+ * Every call returns a ddl_status. 0 is success, positive is "not yet", negative is an error; the values never change.
+ * The sentence that goes with an error (what was tried, with whom, what to do) is ddl_error(). */
+#define DDL_STATUS_LIST(X)                                                                                             \
+    X(DDL_OK, 0, "success")                                                                                            \
+    X(DDL_IN_PROGRESS, 1, "not finished yet")                                                                          \
+    X(DDL_ERR_ARG, -1, "an argument is wrong; nothing was changed")                                                    \
+    X(DDL_ERR_NOMEM, -2, "out of memory")                                                                              \
+    X(DDL_ERR_SYSTEM, -3, "the operating system refused a request")                                                    \
+    X(DDL_ERR_STATE, -4, "the object is freed, finalized or busy")                                                     \
+    X(DDL_ERR_TIMEOUT, -5, "the deadline passed")                                                                      \
+    X(DDL_ERR_PEER, -6, "a rank is dead")                                                                              \
+    X(DDL_ERR_MISMATCH, -7, "ranks called different operations")                                                       \
+    X(DDL_ERR_AUTH, -8, "the peer could not prove that it belongs to this job")                                        \
+    X(DDL_ERR_VERSION, -9, "the peer speaks another version")                                                          \
+    X(DDL_ERR_CORRUPT, -10, "damaged bytes arrived")                                                                   \
+    X(DDL_ERR_TRUNCATED, -11, "the message is larger than the buffer")                                                 \
+    X(DDL_ERR_CANCELLED, -12, "the request was cancelled")                                                             \
+    X(DDL_ERR_ABORTED, -13, "the job was aborted")                                                                     \
+    X(DDL_ERR_FORK, -14, "the context belongs to the parent process")                                                  \
+    X(DDL_ERR_QUORUM, -15, "too few ranks are left to go on")                                                          \
+    X(DDL_ERR_PLUGIN, -16, "a plugin that was asked for cannot be used")                                               \
+    X(DDL_ERR_CONFIG, -17, "the configuration or the environment is wrong")                                            \
+    X(DDL_ERR_UNSUPPORTED, -18, "not supported here")                                                                  \
+    X(DDL_ERR_INTERNAL, -19, "a bug in ddl")
+
+typedef enum ddl_status {
+#define DDL_STATUS_ENUM(name, value, text) name = value,
+    DDL_STATUS_LIST(DDL_STATUS_ENUM)
+#undef DDL_STATUS_ENUM
+} ddl_status;
+
+/* Names a status ("DDL_ERR_PEER"). Never NULL; unknown values give "DDL_?". [any thread] */
+DDL_API const char *ddl_status_name(ddl_status status);
+/* Says in a few words what a status means. Never NULL. [any thread] */
+DDL_API const char *ddl_status_text(ddl_status status);
+
+/* >>handles
+ * Opaque. Who creates, frees. */
+typedef struct ddl_context ddl_context; /* one member of one job: a process, or a thread that plays a rank */
+typedef struct ddl_group ddl_group;     /* an ordered set of ranks that communicate with each other */
+typedef struct ddl_request ddl_request; /* an operation that was started */
+
+/* >>tensor
+ * A tensor is a view by value: it owns nothing. strides are in elements; all zero means C-contiguous.
+ *     float grad[1000];
+ *     ddl_all_reduce(world, DDL_ARRAY(grad), DDL_ARRAY(grad), DDL_SUM); */
+typedef enum ddl_dtype {
+    DDL_DTYPE_NONE = 0,
+    DDL_F16 = 1,
+    DDL_BF16 = 2,
+    DDL_F32 = 3,
+    DDL_F64 = 4,
+    DDL_I8 = 5,
+    DDL_U8 = 6,
+    DDL_I32 = 7,
+    DDL_U32 = 8,
+    DDL_I64 = 9,
+    DDL_U64 = 10,
+    DDL_BOOL = 11,    /* one byte, 0 or 1 */
+    DDL_F32_I32 = 12, /* struct { float value; int32_t index; }    for DDL_MIN_INDEX and DDL_MAX_INDEX */
+    DDL_F64_I64 = 13, /* struct { double value; int64_t index; } */
+    DDL_I32_I32 = 14, /* struct { int32_t value; int32_t index; } */
+    DDL_I64_I64 = 15  /* struct { int64_t value; int64_t index; } */
+} ddl_dtype;
+
+#define DDL_MAX_DIMS 8
+#define DDL_HOST 0 /* the device number of ordinary memory; device plugins hand out 1, 2, ... */
+
+typedef struct ddl_tensor {
+    void *data;
+    ddl_dtype dtype;
+    int32_t device;
+    int32_t ndim; /* 0 is one element */
+    int64_t shape[DDL_MAX_DIMS];
+    int64_t strides[DDL_MAX_DIMS];
+} ddl_tensor;
+
+/* Makes a view of count elements at data. [any thread] */
+DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count);
+/* Makes a C-contiguous view of ndim <= DDL_MAX_DIMS dimensions; ndim out of range gives a view of dtype
+ * DDL_DTYPE_NONE, which every operation refuses. [any thread] */
+DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape);
+/* Counts the elements of a view; -1 when its shape is not valid. [any thread] */
+DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor);
+/* Size of one element in bytes, 0 for an unknown type. [any thread] */
+DDL_API size_t ddl_dtype_bytes(ddl_dtype dtype);
+/* "f32"; "?" for an unknown type. [any thread] */
+DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
+/* Allocates memory that peers can reach without a copy where a transport offers it, aligned to 64 bytes.
+ * shape has ndim entries. Errors: DDL_ERR_ARG, DDL_ERR_NOMEM. Free with ddl_tensor_free. [any thread] */
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor);
+/* Frees memory of ddl_tensor_alloc and zeroes *tensor. A zeroed tensor is skipped. Errors: DDL_ERR_ARG when the memory
+ * is not ddl's (or was freed before). [any thread] */
+DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
+
+/* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
+ * cannot be passed for an element count. A pointer does not compile. DDL_VIEW(p, count): count elements at p. */
+#ifndef __cplusplus
+#define DDL_DTYPE_OF(lvalue)                                                                                           \
+    _Generic((lvalue),                                                                                                 \
+        float: DDL_F32,                                                                                                \
+        double: DDL_F64,                                                                                               \
+        int8_t: DDL_I8,                                                                                                \
+        uint8_t: DDL_U8,                                                                                               \
+        int32_t: DDL_I32,                                                                                              \
+        uint32_t: DDL_U32,                                                                                             \
+        int64_t: DDL_I64,                                                                                              \
+        uint64_t: DDL_U64,                                                                                             \
+        _Bool: DDL_BOOL)
+#define DDL_ARRAY(a)                                                                                                   \
+    ddl_tensor_1d((a), DDL_DTYPE_OF((a)[0]),                                                                           \
+                  (int64_t)(sizeof(a) / sizeof((a)[0])) +                                                              \
+                      0 * (int64_t)sizeof(char[1 - 2 * !_Generic(&(a), __typeof__((a)[0]) **: 0, default: 1)]))
+#define DDL_VIEW(p, count) ddl_tensor_1d((p), DDL_DTYPE_OF(*(p)), (int64_t)(count))
+#endif
+
+/* The public C struct of DLPack 0.x (https://dmlc.github.io/dlpack), declared here under our own names so that no
+ * other header is needed; a DLTensor * may be cast to it. */
+typedef struct ddl_dlpack {
+    void *data;
+    struct {
+        int32_t type; /* 1 = kDLCPU, 2 = kDLCUDA, 3 = kDLCUDAHost */
+        int32_t id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+        uint8_t bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL = C-contiguous */
+    uint64_t byte_offset;
+} ddl_dlpack;
+
+/* Views a DLTensor. Nothing is copied; the memory stays its owner's. Errors: DDL_ERR_ARG (ndim, lanes),
+ * DDL_ERR_UNSUPPORTED (a type or device that ddl has not). [any thread] */
+DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor);
+/* Shows a tensor as a DLTensor. out_dlpack points into *tensor, which must outlive it. Errors: DDL_ERR_ARG,
+ * DDL_ERR_UNSUPPORTED (the value-index pairs). [any thread] */
+DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
+
+/* >>op
+ * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. */
+typedef int32_t ddl_op;
+enum {
+    DDL_OP_NONE = 0,
+    DDL_SUM = 1,
+    DDL_PROD = 2,
+    DDL_MIN = 3,
+    DDL_MAX = 4,
+    DDL_AVG = 5,
+    DDL_BAND = 6,
+    DDL_BOR = 7,
+    DDL_BXOR = 8,
+    DDL_LAND = 9,
+    DDL_LOR = 10,
+    DDL_LXOR = 11,
+    DDL_MIN_INDEX = 12, /* pairs: the smaller value, of equals the smaller index */
+    DDL_MAX_INDEX = 13
+};
+/* dst[i] = a[i] op b[i] for count elements; a is from the lower ranks. dst is a or b or neither. */
+typedef void (*ddl_op_fn)(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user);
+/* Makes an op of a function. commutative == 0 keeps the order of ranks: x0 op x1 op ... (the op must be associative).
+ * All ranks must create their ops in the same order. fn must not call ddl. Free with ddl_op_free. [any thread] */
+DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op);
+/* Makes sum(factor * x): each rank's input is multiplied by its own factor before the sum. [any thread] */
+DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op);
+/* Frees a created op; operations in flight keep it alive. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op);
+
+/* >>context */
+typedef enum ddl_log_level { DDL_LOG_NONE = 0, DDL_LOG_WARN = 1, DDL_LOG_INFO = 2, DDL_LOG_DEBUG = 3 } ddl_log_level;
+typedef void (*ddl_log_fn)(void *user, ddl_log_level level, const char *line);
+/* All three or none. alloc returns memory aligned like malloc's or NULL. */
+typedef struct ddl_allocator {
+    void *(*alloc)(void *user, size_t bytes);
+    void (*free)(void *user, void *memory);
+    void *user;
+} ddl_allocator;
+/* Bring your own rendezvous: an all-gather of small blobs. in has bytes bytes, out has world_size * bytes, rank r's
+ * blob goes to out + r * bytes. Every rank calls it with the same bytes. Returns 0, anything else fails ddl_init. */
+typedef int (*ddl_exchange_fn)(void *user, const void *in, void *out, size_t bytes);
+
+/* All zero = take it from the environment, else the default. Strings are copied. */
+typedef struct ddl_config {
+    int32_t world_size;      /* 0: rank and world_size come from the environment */
+    int32_t rank;            /* 0 <= rank < world_size */
+    const char *rendezvous;  /* "tcp://host:port" or "file:///shared/folder"; NULL: MASTER_ADDR and MASTER_PORT */
+    ddl_exchange_fn exchange; /* instead of a rendezvous */
+    void *exchange_user;
+    const void *secret; /* >= 16 bytes that all ranks share; NULL: see DDL_SECRET_FILE */
+    size_t secret_bytes;
+    const char *job;            /* tells jobs on one host apart */
+    const char *interface_name; /* "eth0": bind and advertise its address */
+    const char *advertise;      /* an address that peers reach this rank at, when it is not the bound one */
+    const char *port_range;     /* "20000-20100"; NULL: any free port */
+    const char *transports;     /* "shm,tcp": which, in order of preference; NULL: all that load */
+    const char *plugins;        /* names or absolute paths that must load, separated by commas */
+    const char *algorithm;      /* "ring": see DDL_ALGO */
+    int64_t timeout_ms;         /* deadline of an operation; default 300,000; -1: none */
+    int64_t init_timeout_ms;    /* deadline of ddl_init; default 60,000 */
+    int64_t stall_ms;           /* a wait this long is reported; default 10,000; -1: never */
+    int32_t progress_thread;    /* 1: operations progress on a thread of the context's own */
+    int32_t deterministic;      /* 1: reduce in rank order whatever the algorithm and transport */
+    ddl_log_level log_level;    /* NONE: DDL_LOG, else warn */
+    ddl_log_fn log;             /* NULL: stderr */
+    void *log_user;
+    ddl_allocator allocator;
+    char *error_text; /* where ddl_init puts the sentence when it fails */
+    size_t error_bytes;
+} ddl_config;
+
+/* Version as MAJOR * 10000 + MINOR * 100 + PATCH of the implementation that is linked. [any thread] */
+DDL_API int32_t ddl_version(void);
+/* 1 when this build has a feature: "tcp", "plugins", "trace", a plugin's name that is folded in. [any thread] */
+DDL_API int32_t ddl_feature(const char *name);
+/* Joins a job. config NULL reads the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...); with none set the
+ * world is this process alone. Blocks until all ranks have come, at most init_timeout_ms. Errors: DDL_ERR_CONFIG,
+ * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
+ * On error *out_context is NULL and nothing is left behind. [any thread] */
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
+/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them; outstanding
+ * requests end with DDL_ERR_STATE. Groups that the caller created remain to be freed. [one thread] */
+DDL_API ddl_status ddl_finalize(ddl_context **context);
+/* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
+ * at once. [any thread, any time] */
+DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
+/* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
+DDL_API ddl_group *ddl_world(ddl_context *context);
+/* The sentence of the last error of this context; "" when there was none. Valid until the next error. [any thread] */
+DDL_API const char *ddl_error(const ddl_context *context);
+/* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
+DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
+/* Lets operations progress without waiting for one. [any thread] */
+DDL_API ddl_status ddl_progress(ddl_context *context);
+
+typedef struct ddl_stats {
+    uint64_t ops_started, ops_completed, ops_failed;
+    uint64_t messages_sent, messages_received;
+    uint64_t bytes_sent, bytes_received;
+    uint64_t wait_ns;           /* time inside blocking waits */
+    uint64_t memory_bytes;      /* held by this context now, tensors of ddl_tensor_alloc excluded */
+    uint64_t memory_peak_bytes; /* the most it ever held */
+    uint64_t peers_connected;
+    uint64_t strangers_refused; /* connections that could not prove that they belong here */
+    uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+} ddl_stats;
+/* Reads the counters. [any thread] */
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
+
+/* >>group
+ * Ranks in a group are 0 .. size-1. Groups are independent: two may be used at once from different threads, with no
+ * rule of order between them. Calls of collectives on one group come in the same order on all its ranks. */
+/* [any thread] 's for all four; -1 or "" for NULL. */
+DDL_API int32_t ddl_rank(const ddl_group *group);
+DDL_API int32_t ddl_size(const ddl_group *group);
+DDL_API const char *ddl_group_name(const ddl_group *group);
+DDL_API ddl_context *ddl_group_context(const ddl_group *group);
+
+/* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
+ * involved. name may be NULL. Blocks. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
+ * DDL_ERR_MISMATCH (lists differ). Free with ddl_group_free. [any thread] */
+DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                    ddl_group **out_group);
+/* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
+ * NULL. Every rank of parent calls. Blocks. [any thread] */
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group);
+/* Duplicates a group: same ranks, its own messages. Every rank calls. Blocks. [any thread] */
+DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group);
+/* Frees a group and sets *group to NULL. Local: does not wait for others. Errors: DDL_ERR_STATE while requests are
+ * outstanding, DDL_ERR_ARG for the world. [any thread] */
+DDL_API ddl_status ddl_group_free(ddl_group **group);
+/* Translates count ranks of one group into ranks of another of the same context; DDL_NO_RANK where there is none.
+ * [any thread] */
+DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
+                                       int32_t *out_ranks);
+/* Agrees on the AND of flag over the ranks that are alive, in spite of deaths: all survivors get the same *flag.
+ * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too). [any thread] */
+DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
+ * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
+DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
+
+/* A member that is zero is left as it is. */
+typedef struct ddl_group_options {
+    int64_t timeout_ms;    /* -1: none */
+    int64_t stall_ms;      /* -1: never */
+    const char *algorithm; /* "ring", "auto"; or by operation: "all_reduce=ring,broadcast=tree" */
+    int32_t deterministic; /* 1 on, -1 off */
+} ddl_group_options;
+/* Sets options of this rank's handle; algorithm and deterministic must be set alike on all ranks.
+ * Errors: DDL_ERR_ARG for an unknown algorithm. [any thread] */
+DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
+
+/* >>request
+ * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
+ * are skipped. Buffers belong to ddl until then. */
+typedef struct ddl_info {
+    int32_t source; /* of a receive: who sent it */
+    int32_t tag;
+    int64_t count; /* elements of the receiver's dtype that arrived */
+    ddl_status status;
+} ddl_info;
+/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status. [any thread] */
+DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info);
+/* DDL_IN_PROGRESS until it is done, then as ddl_wait. Does not block. [any thread] */
+DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info);
+/* Waits for all; returns the first error by index. out_infos (count entries) may be NULL. [any thread] */
+DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos);
+/* Waits for any one; *out_index is which, -1 when all are NULL. [any thread] */
+DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info);
+/* Waits until at least one is done and reports all that are: out_indices and out_infos have count entries.
+ * *out_done is 0 when all are NULL. [any thread] */
+DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t *out_done, int32_t *out_indices,
+                                 ddl_info *out_infos);
+/* DDL_IN_PROGRESS until all are done, then as ddl_wait_all; frees none before. [any thread] */
+DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos);
+/* Cancels a receive that nothing has arrived for; it then ends with DDL_ERR_CANCELLED, which ddl_wait reports.
+ * Errors: DDL_ERR_STATE when it is too late, DDL_ERR_ARG when it is not a receive. [any thread] */
+DDL_API ddl_status ddl_cancel(ddl_request *request);
+/* Frees a persistent request that is not running, or a finished one, and sets *request to NULL. Errors: DDL_ERR_STATE
+ * while it runs. [any thread] */
+DDL_API ddl_status ddl_request_free(ddl_request **request);
+
+/* >>p2p
+ * Messages between two ranks of a group are received in the order they were sent, per tag. 0 <= tag. */
+#define DDL_ANY_SOURCE (-1)
+#define DDL_ANY_TAG (-1)
+#define DDL_NO_RANK (-2) /* as a peer: completes at once, moves nothing */
+
+/* Sends to peer. Blocks until the tensor may be used again. Errors: DDL_ERR_ARG, DDL_ERR_PEER, DDL_ERR_TIMEOUT.
+ * [any thread] */
+DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag);
+/* Receives from peer or DDL_ANY_SOURCE. A shorter message is fine, out_info->count tells; a longer one is
+ * DDL_ERR_TRUNCATED, names both sizes and stays to be received with a larger buffer. [any thread] */
+DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info);
+DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
+DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
+/* Sends and receives at once; cannot deadlock on itself. [any thread] */
+DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
+                                 int32_t source, int32_t recv_tag, ddl_info *out_info);
+/* Waits for a message that could be received; out_info->count is in bytes. The message stays. [any thread] */
+DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
+/* The same without waiting: DDL_IN_PROGRESS when there is none. [any thread] */
+DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
+
+typedef struct ddl_transfer {
+    int32_t is_send;
+    ddl_tensor tensor;
+    int32_t peer;
+    int32_t tag;
+} ddl_transfer;
+/* Starts many sends and receives at once: all or none. out_requests has count entries. [any thread] */
+DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
+                             ddl_request **out_requests);
+
+/* >>coll
+ * Every rank of the group calls, in the same order, with matching arguments: else DDL_ERR_MISMATCH on all, both calls
+ * spelled out, buffers untouched. in == out in place, where it says so; other overlaps are DDL_ERR_ARG.
+ * n is the group's size, count the elements of the smaller tensor. The result has the same bits on every rank.
+ * The i-forms return a request, the others are the i-form and ddl_wait. All [any thread]. */
+DDL_API ddl_status ddl_barrier(ddl_group *group);
+/* tensor of root -> tensor of all. */
+DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root);
+/* in (count) of all -> out (count) of root; out is not looked at elsewhere. In place at root. */
+DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root);
+/* in (count) of all -> out (count) of all. In place. */
+DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* The same for many tensors, of any types, as one operation; in place. */
+DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op);
+/* One number of each rank in, the reduced number out. */
+DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op);
+/* in (count) of all -> out (n * count) of root, by rank. In place at root: in is its own part of out. */
+DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root);
+/* in (n * count) of root -> out (count) of all. In place at root: out is its own part of in. */
+DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root);
+/* in (count) of all -> out (n * count) of all. In place: in is the own part of out. */
+DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out);
+/* in (n * count) of all -> out (count): part r reduced, for rank r. In place: out is the own part of in. */
+DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in == out. */
+DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out);
+/* in (count) of ranks 0 .. r -> out (count) of rank r. In place. */
+DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* in (count) of ranks 0 .. r-1 -> out (count) of rank r; out of rank 0 is left as it is. In place. */
+DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+
+/* The v-forms: counts[r] elements belong to rank r, at element offsets[r]; offsets NULL = packed in rank order.
+ * Arrays have n entries, are the same on every rank and are copied. */
+DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                               const int64_t *offsets, int32_t root);
+DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root);
+DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                   const int64_t *offsets);
+DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                       ddl_op op);
+/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. */
+DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                   const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                   const int64_t *recv_offsets);
+
+DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request);
+DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
+                               ddl_request **out_request);
+DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                   ddl_request **out_request);
+DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
+                                        ddl_request **out_request);
+DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                               ddl_request **out_request);
+DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                                ddl_request **out_request);
+DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                       ddl_request **out_request);
+DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request);
+DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                 const int64_t *offsets, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                    const int64_t *offsets, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                        ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                    const int64_t *recv_offsets, ddl_request **out_request);
+
+/* >>collective
+ * A collective as data: what the functions above fill in. For the persistent form and for ddl_estimate. */
+typedef enum ddl_kind {
+    DDL_KIND_NONE = 0,
+    DDL_BARRIER = 1,
+    DDL_BROADCAST = 2,
+    DDL_REDUCE = 3,
+    DDL_ALL_REDUCE = 4,
+    DDL_GATHER = 5,
+    DDL_SCATTER = 6,
+    DDL_ALL_GATHER = 7,
+    DDL_REDUCE_SCATTER = 8,
+    DDL_ALL_TO_ALL = 9,
+    DDL_SCAN = 10,
+    DDL_EXSCAN = 11,
+    DDL_GATHERV = 12,
+    DDL_SCATTERV = 13,
+    DDL_ALL_GATHERV = 14,
+    DDL_REDUCE_SCATTERV = 15,
+    DDL_ALL_TO_ALLV = 16
+} ddl_kind;
+typedef struct ddl_collective {
+    ddl_kind kind;
+    ddl_op op;
+    int32_t root;
+    ddl_tensor in; /* broadcast: the tensor is both in and out */
+    ddl_tensor out;
+    const int64_t *counts;  /* all_to_allv: of what is sent */
+    const int64_t *offsets; /* NULL = packed */
+    const int64_t *recv_counts;
+    const int64_t *recv_offsets;
+} ddl_collective;
+/* Plans a collective once; start it as often as wanted on the same buffers with ddl_start, end each start with ddl_wait
+ * or ddl_test (which keep the request), and free it with ddl_request_free. Local. [any thread] */
+DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request);
+/* Starts a persistent request. Errors: DDL_ERR_STATE while it runs. [any thread] */
+DDL_API ddl_status ddl_start(ddl_request *request);
+
+typedef struct ddl_estimate_info {
+    double seconds;
+    const char *algorithm; /* "ring" */
+    const char *transport; /* "tcp" */
+    double latency_s;      /* what the model used: time of an empty message, */
+    double seconds_per_byte;
+} ddl_estimate_info;
+/* Says how long a collective should take and by which algorithm. Local. [any thread] */
+DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate);
+
+/* Cuts count elements over parts with remainder: the first count % parts parts get one more. Part index starts at
+ * *out_begin and has *out_count elements. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t *out_begin, int64_t *out_count);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+/* >>plugin */
+/* plugin: the ABI between ddl and its transports and devices; what plugin authors read. docs/plugins.md is the guide.
+ * Append-only: a table grows at its end, its first member is its size, and an optional member is read only through
+ * DDL_HAS. This room knows nothing of how the core uses a table beyond what is said here. */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A plugin NAME is libddl-NAME.so with one exported function ddl_plugin_NAME_v1, of type ddl_plugin_fn. It returns a
+ * constant table, or NULL when it cannot work on this machine (it says why through host->log). */
+#define DDL_PLUGIN_ABI 1u
+
+/* 1 when a table that says it is `size` bytes long has the member and it is not NULL. */
+#define DDL_HAS(table, member)                                                                                         \
+    ((table) != NULL &&                                                                                                \
+     (table)->size >= (uint32_t)((const char *)(&(table)->member + 1) - (const char *)(table)) &&                      \
+     (table)->member != NULL)
+
+/* Sending: the core owns a ddl_message until the transport says sent(). A transport may chain messages through next and
+ * keep its own notes in priv; nothing has to be allocated to send. */
+#define DDL_MESSAGE_HEADER_BYTES 48
+typedef struct ddl_message {
+    uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
+    const void *payload;
+    uint64_t payload_bytes; /* <= the transport's max_payload_bytes */
+    struct ddl_message *next;
+    uint64_t priv[4];
+} ddl_message;
+
+/* >>host
+ * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
+ * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
+typedef struct ddl_host {
+    uint32_t size;
+    uint32_t abi; /* DDL_PLUGIN_ABI of the program */
+    void *core;   /* the core's own */
+
+    void *(*alloc)(const struct ddl_host *host, size_t bytes); /* [any thread] */
+    void (*free)(const struct ddl_host *host, void *memory);   /* [any thread] */
+    void (*log)(const struct ddl_host *host, ddl_log_level level, const char *line); /* [any thread] */
+    /* Value of a setting (DDL_<NAME>) or NULL. A plugin reads its settings here, never with getenv. */
+    const char *(*setting)(const struct ddl_host *host, const char *name);
+    uint64_t (*now_ns)(const struct ddl_host *host); /* CLOCK_MONOTONIC, or a simulation's clock */
+
+    /* A whole message lies in memory of the transport's; it is used or copied before the call returns. Returns
+     * DDL_ERR_CORRUPT when the header is not valid: close the link to peer with host->lost. [in progress] */
+    ddl_status (*deliver)(const struct ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                          uint64_t payload_bytes);
+    /* A header has come and its payload will: *out_landing is where the payload_bytes bytes go. Then call landed with
+     * the token, once, even if the link dies half-way (status says so). For streams and remote writes. [in progress] */
+    ddl_status (*land)(const struct ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_payload_bytes,
+                       void **out_landing, void **out_token);
+    void (*landed)(const struct ddl_host *host, int32_t peer, void *token, ddl_status status);
+    /* The message (from send) or the transfer (from get, put) is finished: its memory may be used again. */
+    void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
+    void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
+    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close. The core decides who is dead. */
+    void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
+
+    /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
+     * Secrets are never given to a plugin. NULL when the program has none. Non-blocking: see docs/plugins.md. */
+    ddl_status (*prove)(const struct ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
+                        size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer);
+    /* Passes file descriptors to a rank on the same host and takes those that were passed (shared memory, devices),
+     * over a socket whose other end proved that it is of this job. */
+    ddl_status (*send_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int fd);
+    ddl_status (*take_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
+
+    /* For streams: checks a header and says how long its payload is. When the whole payload has come already, deliver
+     * it where it lies; else land it. Returns DDL_ERR_CORRUPT like deliver. [in progress] */
+    ddl_status (*measure)(const struct ddl_host *host, int32_t peer, const uint8_t *header,
+                          uint64_t *out_payload_bytes);
+} ddl_host;
+
+/* >>transport */
+enum {
+    DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
+    DDL_TRANSPORT_ORDERED = 1u << 1 /* messages to one peer arrive in order; needed today */
+};
+
+typedef struct ddl_transport_params {
+    uint32_t size;
+    int32_t rank, world_size;
+    int32_t local_ranks;           /* ranks on this host */
+    int32_t cores;                 /* that this process may use */
+    const char *host_id;           /* equal on two ranks when they share a host */
+    const char *interface_name;    /* or NULL */
+    const char *advertise;         /* or NULL */
+    const char *port_range;        /* or NULL */
+    const char *master_host;       /* bind to the interface that leads there; NULL: any not loopback */
+    int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
+} ddl_transport_params;
+
+/* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
+typedef struct ddl_memory_key {
+    uint64_t base; /* what the owner's address is called in offsets: its address, or 0 */
+    uint8_t bytes[56];
+} ddl_memory_key;
+
+/* A set of ranks that the transport can serve as a whole, by load and store (see native below). */
+typedef struct ddl_native_params {
+    uint32_t size;
+    int32_t kind; /* ddl_kind */
+    int32_t dtype, op, root;
+    int32_t rank, group_size;
+    const int32_t *ranks; /* world ranks of the group, in group order */
+    uint64_t group, epoch, sequence, signature;
+    const void *in;
+    void *out;
+    int64_t count;
+    int64_t timeout_ns;
+} ddl_native_params;
+
+typedef struct ddl_transport {
+    uint32_t size;
+    uint32_t flags;
+    uint64_t max_payload_bytes; /* of one message; at most 1 MiB is used */
+
+    /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
+    ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);
+    /* Ends it: sends what is queued if that does not block, then closes. Never waits for a peer. */
+    void (*close)(void *self);
+    /* Writes this rank's address, at most *bytes long (256 is offered); peers get it byte for byte. */
+    ddl_status (*address)(void *self, void *out_address, size_t *bytes);
+    /* Learns a peer's address. Returns DDL_ERR_UNSUPPORTED when that peer cannot be reached this way. Connects lazily.
+     * out_latency_ns and out_bytes_per_s are first guesses; the core measures. */
+    ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
+                           uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
+    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS: borrowed
+     * until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+    ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
+    /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
+     * Returns how many events there were, negative on a failure of the whole transport. */
+    int32_t (*progress)(void *self, int32_t expect);
+    /* Prepares to sleep: DDL_OK when *out_fd turns readable on the next event; DDL_IN_PROGRESS when there is something
+     * to do at once. */
+    ddl_status (*arm)(void *self, int *out_fd);
+    /* The core knows that a peer is dead: drop all that is queued for it (sent() with DDL_ERR_PEER), close its link,
+     * end what is landing. */
+    void (*peer_dead)(void *self, int32_t peer);
+
+    /* Optional from here: NULL, or beyond `size`. */
+    /* Sleeps its own way until an event, a readable fd of fds, or the timeout. Instead of arm for a transport with a
+     * clock of its own (a simulation) or a futex. */
+    ddl_status (*wait)(void *self, int64_t timeout_ns, const int *fds, int32_t fd_count);
+    uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
+    ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
+    /* Registered memory. put completes (transferred) when the peer's memory holds the data. */
+    ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
+    void (*memory_free)(void *self, void *memory);
+    ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);
+    void (*memory_release)(void *self, void *handle);
+    ddl_status (*get)(void *self, int32_t peer, void *local, void *local_handle, const ddl_memory_key *key,
+                      uint64_t offset, uint64_t bytes, void *cookie);
+    ddl_status (*put)(void *self, int32_t peer, const void *local, void *local_handle, const ddl_memory_key *key,
+                      uint64_t offset, uint64_t bytes, void *cookie);
+    /* Native collectives: native_open says whether this set of ranks can be served (DDL_ERR_UNSUPPORTED: plans are
+     * used); native_start begins one operation, native_test is DDL_IN_PROGRESS until it is done; the mismatch check
+     * (params.signature) and death of a rank (peer_dead) must end it with the right status. */
+    ddl_status (*native_open)(void *self, const int32_t *ranks, int32_t rank, int32_t count, void **out_set);
+    void (*native_close)(void *self, void *set);
+    ddl_status (*native_start)(void *self, void *set, const ddl_native_params *params, void **out_op);
+    ddl_status (*native_test)(void *self, void *set, void *op);
+    /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
+     * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already. Without
+     * them a failed operation cannot end before its messages have. */
+    void (*recall)(void *self, int32_t peer, ddl_message *message);
+    void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
+} ddl_transport;
+
+/* >>device
+ * Memory that the CPU does not reduce by itself. Streams and events are the plugin's own pointers. */
+typedef struct ddl_device {
+    uint32_t size;
+    uint32_t flags;
+    ddl_status (*open)(const ddl_host *host, int32_t device, void **out_self);
+    void (*close)(void *self);
+    int32_t (*count)(void); /* devices of this kind on this machine */
+    /* Which device a pointer belongs to: 0 host, 1.. this plugin's device + 1, negative error. */
+    int32_t (*owner)(void *self, const void *pointer);
+    ddl_status (*alloc)(void *self, size_t bytes, void **out_memory);
+    void (*free)(void *self, void *memory);
+    /* All four are ordered on stream (NULL: the plugin's own) and do not wait. */
+    ddl_status (*copy)(void *self, void *dst, const void *src, size_t bytes, void *stream);
+    ddl_status (*fill)(void *self, void *dst, int value, size_t bytes, void *stream);
+    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count, int32_t dtype,
+                         int32_t op, void *stream);
+    ddl_status (*strided)(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack, void *stream);
+    ddl_status (*event_record)(void *self, void *stream, void **out_event);
+    ddl_status (*event_test)(void *self, void *event); /* DDL_IN_PROGRESS until it has happened */
+    void (*event_free)(void *self, void *event);
+} ddl_device;
+
+/* >>plugin */
+typedef struct ddl_plugin {
+    uint32_t size;
+    uint32_t abi;        /* DDL_PLUGIN_ABI it was built with; refused when it is not the program's */
+    const char *name;    /* as in libddl-NAME.so */
+    const char *version; /* free text */
+    const char *about;   /* one sentence */
+    const ddl_transport *transport; /* or NULL */
+    const ddl_device *device;       /* or NULL */
+} ddl_plugin;
+
+typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
+
+#if defined(__GNUC__)
+#define DDL_PLUGIN_EXPORT __attribute__((visibility("default")))
+#else
+#define DDL_PLUGIN_EXPORT
+#endif
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DDL_H */
+
+/* >>implementation */
+#if defined(DDL_IMPLEMENTATION) && !defined(DDL__IMPLEMENTED)
+#define DDL__IMPLEMENTED
+
+#ifdef __cplusplus
+#error "ddl.h: the implementation is C. Make a file ddl.c of two lines and compile it as C: \
+#define DDL_IMPLEMENTATION (newline) #include \"ddl.h\" (newline)"
+#endif
+#ifndef __USE_GNU
+#error "ddl.h: a system header came before; include ddl.h first in this file, or compile it with -D_GNU_SOURCE"
+#endif
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* >>base */
+/* base: what every room above stands on: error sentences, log, clock, memory hook, hash.
+ * It must not know of ranks, sockets or tensors. */
+
+#define DDL__COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define DDL__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define DDL__MAX(a, b) ((a) > (b) ? (a) : (b))
+#define DDL__NS_PER_MS 1000000ull
+#define DDL__NS_PER_S 1000000000ull
+#define DDL__NEVER UINT64_MAX /* a deadline that does not come */
+
+/* Passes an error on: the sentence has been written where it happened. */
+#define DDL__TRY(call)                                                                                                 \
+    do {                                                                                                               \
+        ddl_status try_status_ = (call);                                                                               \
+        if (try_status_ < 0) {                                                                                         \
+            return try_status_;                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+DDL_API const char *ddl_status_name(ddl_status status) {
+    switch (status) {
+#define DDL__STATUS_NAME(name, value, text)                                                                            \
+    case name:                                                                                                         \
+        return #name;
+        DDL_STATUS_LIST(DDL__STATUS_NAME)
+#undef DDL__STATUS_NAME
+    }
+    return "DDL_?";
+}
+
+DDL_API const char *ddl_status_text(ddl_status status) {
+    switch (status) {
+#define DDL__STATUS_TEXT(name, value, text)                                                                            \
+    case name:                                                                                                         \
+        return text;
+        DDL_STATUS_LIST(DDL__STATUS_TEXT)
+#undef DDL__STATUS_TEXT
+    }
+    return "unknown status";
+}
+
+/* An error sentence and its status, kept by whoever reports it. Long enough for a mismatch with two calls in it. */
+#define DDL__SENTENCE_BYTES 1024
+typedef struct ddl__sentence {
+    ddl_status status;
+    char text[DDL__SENTENCE_BYTES];
+} ddl__sentence;
+
+/* Writes the sentence and returns the status, so that an error is one `return ddl__fail(...)`. errno is kept.
+ * sentence may be NULL. */
+static ddl_status __attribute__((format(printf, 3, 4))) ddl__fail(ddl__sentence *sentence, ddl_status status,
+                                                                 const char *format, ...) {
+    int saved = errno;
+    if (sentence != NULL) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(sentence->text, sizeof sentence->text, format, args);
+        va_end(args);
+        sentence->status = status;
+    }
+    errno = saved;
+    return status;
+}
+
+/* Text that is built piece by piece in a fixed buffer; what does not fit is counted and dropped. */
+typedef struct ddl__text {
+    char *out;
+    size_t cap, used;
+} ddl__text;
+
+static void __attribute__((format(printf, 2, 3))) ddl__text_add(ddl__text *text, const char *format, ...) {
+    size_t at = DDL__MIN(text->used, text->cap);
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->cap > at ? text->out + at : NULL, text->cap - at, format, args);
+    va_end(args);
+    text->used += n > 0 ? (size_t)n : 0;
+}
+
+static uint64_t ddl__now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * DDL__NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+/* now + ms, and never for a negative ms. */
+static uint64_t ddl__deadline(uint64_t now_ns, int64_t ms) {
+    return ms < 0 ? DDL__NEVER : now_ns + (uint64_t)ms * DDL__NS_PER_MS;
+}
+
+/* Memory and log of one context: the part of it that low rooms may see. The counters are under the context's lock. */
+typedef struct ddl__base {
+    ddl_allocator allocator; /* alloc NULL: malloc and free */
+    ddl_log_fn log;
+    void *log_user;
+    ddl_log_level log_level;
+    int32_t rank; /* only to sign log lines; -1 until it is known */
+    uint64_t memory, memory_peak;
+} ddl__base;
+
+static void __attribute__((format(printf, 3, 4))) ddl__log(const ddl__base *base, ddl_log_level level,
+                                                          const char *format, ...) {
+    if (level > base->log_level) {
+        return;
+    }
+    int saved = errno;
+    char line[DDL__SENTENCE_BYTES + 64];
+    ddl__text text = {line, sizeof line, 0};
+    if (base->rank >= 0) {
+        ddl__text_add(&text, "ddl: rank %d: ", base->rank);
+    } else {
+        ddl__text_add(&text, "ddl: ");
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + text.used, sizeof line - text.used, format, args);
+    va_end(args);
+    if (base->log != NULL) {
+        base->log(base->log_user, level, line);
+    } else {
+        fprintf(stderr, "%s\n", line);
+    }
+    errno = saved;
+}
+
+/* Each block remembers its size, for the count of memory held. 16 bytes keep malloc's alignment. */
+#define DDL__SIZE_BYTES 16
+
+/* Zeroed memory or NULL. */
+static void *ddl__alloc(ddl__base *base, size_t bytes) {
+    if (bytes > SIZE_MAX - DDL__SIZE_BYTES) {
+        return NULL;
+    }
+    size_t whole = bytes + DDL__SIZE_BYTES;
+    char *block = base->allocator.alloc != NULL ? base->allocator.alloc(base->allocator.user, whole) : malloc(whole);
+    if (block == NULL) {
+        return NULL;
+    }
+    memset(block, 0, whole);
+    memcpy(block, &whole, sizeof whole);
+    base->memory += whole;
+    base->memory_peak = DDL__MAX(base->memory_peak, base->memory);
+    return block + DDL__SIZE_BYTES;
+}
+
+static void ddl__free(ddl__base *base, void *memory) {
+    if (memory == NULL) {
+        return;
+    }
+    char *block = (char *)memory - DDL__SIZE_BYTES;
+    size_t whole;
+    memcpy(&whole, block, sizeof whole);
+    base->memory -= whole;
+    if (base->allocator.free != NULL) {
+        base->allocator.free(base->allocator.user, block);
+    } else {
+        free(block);
+    }
+}
+
+/* count * bytes, NULL when that overflows. */
+static void *ddl__alloc_array(ddl__base *base, size_t count, size_t bytes) {
+    size_t whole;
+    return __builtin_mul_overflow(count, bytes, &whole) ? NULL : ddl__alloc(base, whole);
+}
+
+static char *ddl__copy_string(ddl__base *base, const char *string) {
+    size_t bytes = strlen(string) + 1;
+    char *copy = ddl__alloc(base, bytes);
+    if (copy != NULL) {
+        memcpy(copy, string, bytes);
+    }
+    return copy;
+}
+
+/* Mixes a word into a hash: the finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014). For signatures of calls:
+ * collisions must be unlikely, not hard to make. */
+static uint64_t ddl__mix(uint64_t hash, uint64_t word) {
+    uint64_t z = (hash ^ word) + 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+static uint64_t ddl__mix_bytes(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = ddl__mix(hash, at[i]);
+    }
+    return ddl__mix(hash, bytes);
+}
+
+/* >>dtype/types */
+/* dtype/types: sizes and names of element types, which op makes sense for which type, and what this processor can do.
+ * Must not know: who reduces, why, or where the bytes come from. */
+
+#define DDL__DTYPES 16 /* values of ddl_dtype, DDL_DTYPE_NONE included */
+#define DDL__OPS 14    /* built-in values of ddl_op, DDL_OP_NONE included; created ops begin at 256 */
+
+/* A dtype may come from a peer or from an uninitialised tensor, so every table is entered through this test. */
+static inline int ddl__dtype_known(ddl_dtype dtype) {
+    return (unsigned)dtype > (unsigned)DDL_DTYPE_NONE && (unsigned)dtype < DDL__DTYPES;
+}
+
+/* Size of one element, 0 for an unknown type. */
+static inline size_t ddl__dtype_bytes(ddl_dtype dtype) {
+    static const uint8_t bytes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16};
+    return ddl__dtype_known(dtype) ? bytes[dtype] : 0;
+}
+
+static inline const char *ddl__dtype_name(ddl_dtype dtype) {
+    static const char names[DDL__DTYPES][8] = {"none", "f16", "bf16", "f32", "f64", "i8", "u8", "i32",
+                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
+    return ddl__dtype_known(dtype) ? names[dtype] : "?";
+}
+
+DDL_API size_t ddl_dtype_bytes(ddl_dtype dtype) {
+    return ddl__dtype_bytes(dtype);
+}
+
+DDL_API const char *ddl_dtype_name(ddl_dtype dtype) {
+    return ddl__dtype_name(dtype);
+}
+
+static inline const char *ddl__op_name(ddl_op op) {
+    static const char names[DDL__OPS][10] = {"none", "sum",  "prod", "min", "max",  "avg",       "band",
+                                             "bor",  "bxor", "land", "lor", "lxor", "min_index", "max_index"};
+    return op > DDL_OP_NONE && op < DDL__OPS ? names[op] : op >= 256 ? "created" : "?";
+}
+
+static inline int ddl__dtype_is_half(ddl_dtype dtype) {
+    return dtype == DDL_F16 || dtype == DDL_BF16;
+}
+
+static inline int ddl__dtype_is_float(ddl_dtype dtype) {
+    return dtype >= DDL_F16 && dtype <= DDL_F64;
+}
+
+static inline int ddl__dtype_is_integer(ddl_dtype dtype) {
+    return dtype >= DDL_I8 && dtype <= DDL_U64;
+}
+
+/* Whether a built-in op is defined for a type; 0 for created ops, which only their function can judge.
+ * The sum of bool is "or", the product and the minimum "and", as in torch; its average would not be a bool. */
+static inline int ddl__op_valid(ddl_op op, ddl_dtype dtype) {
+    int arithmetic = op >= DDL_SUM && op <= DDL_MAX;
+    int logic = op >= DDL_BAND && op <= DDL_LXOR;
+    if (ddl__dtype_is_float(dtype)) {
+        return arithmetic || op == DDL_AVG;
+    }
+    if (ddl__dtype_is_integer(dtype)) {
+        return arithmetic || op == DDL_AVG || logic;
+    }
+    if (dtype == DDL_BOOL) {
+        return arithmetic || logic;
+    }
+    return ddl__dtype_known(dtype) && (op == DDL_MIN_INDEX || op == DDL_MAX_INDEX);
+}
+
+/* Instruction sets the kernels are compiled for. A level is an argument, so that a test can run every one of them. */
+typedef enum ddl__cpu {
+    DDL__CPU_PORTABLE, /* 16-byte vectors in the compiler's generic dialect: SSE2, NEON, VSX or plain scalars */
+    DDL__CPU_AVX2,     /* 32-byte vectors, and F16C for f16 */
+    DDL__CPU_LEVELS
+} ddl__cpu;
+
+/* clang before 17 has no name for F16C; no processor was made with AVX2 and FMA but without F16C. */
+#if defined(__clang__)
+#define DDL__F16C_NAME "fma"
+#else
+#define DDL__F16C_NAME "f16c"
+#endif
+
+/* Best level of this processor. Nothing is cached here (no mutable globals): the compiler's own table, filled before
+ * main by its run-time library, is read with two loads, so asking costs less than one kernel call. */
+static inline ddl__cpu ddl__cpu_level(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports(DDL__F16C_NAME)) {
+        return DDL__CPU_AVX2;
+    }
+#endif
+    return DDL__CPU_PORTABLE;
+}
+
+/* >>dtype/vectors */
+/* dtype/vectors: the vector types that kernels are written in, and conversion of f16 and bf16 in them.
+ * Must not know: reductions.
+ *
+ * Everything is written in the vector extensions of GCC and clang, because gcc 12 hardly vectorises a loop at -O2 and
+ * the library has to be fast under the flags of its user. The same macro text serves every width, down to a vector of
+ * one element for the end of a buffer, so that all elements of all paths get the same bits by construction.
+ *
+ * For each element type E there are E_v16 (16 bytes wide), E_v32 and E_v1 (one element), the unsigned vectors of the
+ * same shape E_u16, E_u32, E_u1, and E_element. All of them may lie at any address and alias anything. */
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define DDL__AVX2 __attribute__((target("avx2,f16c")))
+/* Last in each function with 32-byte vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
+ * program runs slower on some processors. */
+#define DDL__LEAVE_avx2 _mm256_zeroupper()
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#define DDL__LEAVE_portable ((void)0)
+
+#define DDL__VECTOR(width) __attribute__((vector_size(width), aligned(1), may_alias))
+#define DDL__DEFINE_VECTORS(E, element, type, unsigned_type)                                                           \
+    typedef element E##_element;                                                                                       \
+    typedef type E##_v1 DDL__VECTOR(sizeof(type));                                                                     \
+    typedef type E##_v16 DDL__VECTOR(16);                                                                              \
+    typedef type E##_v32 DDL__VECTOR(32);                                                                              \
+    typedef unsigned_type E##_u1 DDL__VECTOR(sizeof(type));                                                            \
+    typedef unsigned_type E##_u16 DDL__VECTOR(16);                                                                     \
+    typedef unsigned_type E##_u32 DDL__VECTOR(32);
+
+DDL__DEFINE_VECTORS(ddl__i8, int8_t, int8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__u8, uint8_t, uint8_t, uint8_t)
+DDL__DEFINE_VECTORS(ddl__i32, int32_t, int32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__u32, uint32_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__i64, int64_t, int64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__u64, uint64_t, uint64_t, uint64_t)
+DDL__DEFINE_VECTORS(ddl__f32, float, float, uint32_t)
+DDL__DEFINE_VECTORS(ddl__f64, double, double, uint64_t)
+/* Two halves ride in one 32-bit word: widening both takes shifts and masks, never a shuffle, and works in either byte
+ * order since each half goes back to where it came from. A lone half leaves the other half of its word zero. */
+DDL__DEFINE_VECTORS(ddl__f16, uint16_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__bf16, uint16_t, uint32_t, uint32_t)
+/* Vectors of halves one by one, for conversion between arrays; named after the width of the f32 side. */
+typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
+typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+
+/* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
+ *
+ * Every NaN result becomes the quiet NaN with all bits set, in every float type: which payload an addition keeps
+ * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or". */
+#define DDL__CANONICAL_NAN(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+
+/* f = the f16 in the low 16 bits of each word of h. Subnormals become normal by a subtraction that has no subnormal
+ * operand, so that flush-to-zero modes do not change the result. After F. Giesen, half_to_float_fast4. */
+#define DDL__F16_WIDEN(W, f, h)                                                                                        \
+    do {                                                                                                               \
+        ddl__f32_u##W bits_ = ((h) & 0x7fff) << 13, exponent_ = bits_ & 0x0f800000;                                    \
+        ddl__f32_u##W special_ = (ddl__f32_u##W)(exponent_ == 0x0f800000), tiny_ = (ddl__f32_u##W)(exponent_ == 0);    \
+        ddl__f32_u##W normal_ = bits_ + 0x38000000 + (special_ & 0x38000000);                                          \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)(bits_ + 0x38800000) - 0x1p-14f);                        \
+        (f) = (ddl__f32_v##W)((small_ & tiny_) | (normal_ & ~tiny_) | (((h) & 0x8000) << 16));                         \
+    } while (0)
+
+/* h = f rounded to nearest even as f16, in the low 16 bits of each word. Adding 0.5 aligns a result below 2^-14 so
+ * that the addition itself rounds to the subnormal grid. After F. Giesen, float_to_half_fast3_rtne. */
+#define DDL__F16_NARROW(W, h, f)                                                                                       \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_; /* SSE2 and AVX2 compare signed words only */                     \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x38800000), huge_ = (ddl__f32_u##W)(order_ >= 0x47800000);     \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(order_ > 0x7f800000);                                                     \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0.5f) - 0x3f000000;                              \
+        ddl__f32_u##W normal_ = (bits_ + 0xc8000fff + ((bits_ >> 13) & 1)) >> 13;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~huge_) | (huge_ & 0x7c00) | (nan_ & 0xffff);                 \
+        (h) = normal_ | ((all_ >> 16) & 0x8000);                                                                       \
+    } while (0)
+
+#define DDL__BF16_WIDEN(W, f, h) ((f) = (ddl__f32_v##W)((h) << 16))
+
+/* h = f rounded to nearest even as bf16; a carry out of the mantissa rightly becomes the next exponent. */
+#define DDL__BF16_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)((f) != (f)), bits_ = (ddl__f32_u##W)(f);                                  \
+        (h) = ((bits_ + 0x7fff + ((bits_ >> 16) & 1)) | nan_) >> 16;                                                   \
+    } while (0)
+
+/* >>dtype/half */
+/* dtype/half: conversion between f32 and the 16-bit types, one value or an array.
+ * Rounds to nearest even; keeps infinities, subnormals, the sign of zero; a NaN becomes the one with all bits set.
+ * Must not know: reductions. */
+
+#define DDL__DEFINE_HALF(E, NAME)                                                                                      \
+    static inline float E##_to_f32(uint16_t half) {                                                                    \
+        ddl__f32_u1 h = {half};                                                                                        \
+        ddl__f32_v1 f;                                                                                                 \
+        NAME##_WIDEN(1, f, h);                                                                                         \
+        DDL__CANONICAL_NAN(ddl__f32, 1, f);                                                                            \
+        return f[0];                                                                                                   \
+    }                                                                                                                  \
+    static inline uint16_t E##_from_f32(float value) {                                                                 \
+        ddl__f32_v1 f = {value};                                                                                       \
+        ddl__f32_u1 h;                                                                                                 \
+        NAME##_NARROW(1, h, f);                                                                                        \
+        return (uint16_t)h[0];                                                                                         \
+    }
+
+DDL__DEFINE_HALF(ddl__f16, DDL__F16)
+DDL__DEFINE_HALF(ddl__bf16, DDL__BF16)
+
+/* Conversion of arrays, which must not overlap. */
+typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
+
+#define DDL__DEFINE_WIDEN(L, target, E, W, WIDEN)                                                                      \
+    target static void E##_widen_##L(void *dst, const void *src, size_t count) {                                       \
+        const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
+        float *d = dst;                                                                                                \
+        const char *s = src;                                                                                           \
+        size_t i = 0;                                                                                                  \
+        for (; count - i >= lanes; i += lanes) {                                                                       \
+            ddl__half_v##W h = *(const ddl__half_v##W *)(const void *)(s + 2 * i);                                     \
+            ddl__f32_v##W f;                                                                                           \
+            WIDEN(W, f, h);                                                                                            \
+            DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                        \
+            *(ddl__f32_v##W *)(void *)(d + i) = f;                                                                     \
+        }                                                                                                              \
+        for (; i < count; i++) {                                                                                       \
+            uint16_t h;                                                                                                \
+            memcpy(&h, s + 2 * i, 2);                                                                                  \
+            d[i] = E##_to_f32(h);                                                                                      \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__DEFINE_NARROW(L, target, E, W, NARROW)                                                                    \
+    target static void E##_narrow_##L(void *dst, const void *src, size_t count) {                                      \
+        const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
+        char *d = dst;                                                                                                 \
+        const float *s = src;                                                                                          \
+        size_t i = 0;                                                                                                  \
+        for (; count - i >= lanes; i += lanes) {                                                                       \
+            ddl__f32_v##W f = *(const ddl__f32_v##W *)(const void *)(s + i);                                           \
+            ddl__half_v##W h;                                                                                          \
+            NARROW(W, h, f);                                                                                           \
+            *(ddl__half_v##W *)(void *)(d + 2 * i) = h;                                                                \
+        }                                                                                                              \
+        for (; i < count; i++) {                                                                                       \
+            uint16_t h = E##_from_f32(s[i]);                                                                           \
+            memcpy(d + 2 * i, &h, 2);                                                                                  \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+/* The conversions of vectors.h on halves that lie one by one. */
+#define DDL__F16_WIDEN_ARRAY(W, f, h)                                                                                  \
+    do {                                                                                                               \
+        ddl__f32_u##W word_ = __builtin_convertvector(h, ddl__f32_u##W);                                               \
+        DDL__F16_WIDEN(W, f, word_);                                                                                   \
+    } while (0)
+#define DDL__F16_NARROW_ARRAY(W, h, f)                                                                                 \
+    do {                                                                                                               \
+        ddl__f32_u##W word_;                                                                                           \
+        DDL__F16_NARROW(W, word_, f);                                                                                  \
+        (h) = __builtin_convertvector(word_, ddl__half_v##W);                                                          \
+    } while (0)
+#define DDL__BF16_WIDEN_ARRAY(W, f, h) DDL__BF16_WIDEN(W, f, __builtin_convertvector(h, ddl__f32_u##W))
+#define DDL__BF16_NARROW_ARRAY(W, h, f)                                                                                \
+    do {                                                                                                               \
+        ddl__f32_u##W word_;                                                                                           \
+        DDL__BF16_NARROW(W, word_, f);                                                                                 \
+        (h) = __builtin_convertvector(word_, ddl__half_v##W);                                                          \
+    } while (0)
+
+/* Kernels convert vectors of packed halves: OPEN makes two f32 vectors of one (here: of the low and of the high half of
+ * each word), CLOSE rounds them back to where they came from. */
+#define DDL__PACKED_OPEN(W, low, high, x, WIDEN)                                                                       \
+    do {                                                                                                               \
+        WIDEN(W, low, (x));                                                                                            \
+        WIDEN(W, high, ((x) >> 16));                                                                                   \
+    } while (0)
+#define DDL__PACKED_CLOSE(W, r, low, high, NARROW)                                                                     \
+    do {                                                                                                               \
+        ddl__f32_u##W rl_, rh_;                                                                                        \
+        NARROW(W, rl_, low);                                                                                           \
+        NARROW(W, rh_, high);                                                                                          \
+        (r) = rl_ | (rh_ << 16);                                                                                       \
+    } while (0)
+#define DDL__F16_BITS_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__F16_WIDEN)
+#define DDL__F16_BITS_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__F16_NARROW)
+#define DDL__BF16_OPEN(W, low, high, x) DDL__PACKED_OPEN(W, low, high, x, DDL__BF16_WIDEN)
+#define DDL__BF16_CLOSE(W, r, low, high) DDL__PACKED_CLOSE(W, r, low, high, DDL__BF16_NARROW)
+
+#if defined(__x86_64__)
+/* F16C rounds as its immediate says (0 = to nearest even), whatever the modes of the thread. It keeps a part of a NaN's
+ * payload, hence the step before. */
+#define DDL__F16C_WIDEN(W, f, h) ((f) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(h)))
+#define DDL__F16C_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
+        (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
+    } while (0)
+/* 16 bytes of halves make one 32-byte vector, so that there is no high part. */
+#define DDL__F16C_OPEN(W, low, high, x) ((low) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(x)))
+#define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, 32, low);                                                                         \
+        (r) = (ddl__f16_v16)_mm256_cvtps_ph((__m256)(low), 0);                                                         \
+    } while (0)
+#endif
+
+/* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest
+ * in a full vector (F16_TAIL) where there is an instruction. */
+#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#define DDL__F16_TAIL 16
+#define DDL__F16_WIDEN_VECTOR(W, f, h) ((f) = (ddl__f32_v16)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)(h))))
+#define DDL__F16_NARROW_VECTOR(W, h, f)                                                                                \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
+        (h) = (ddl__half_v16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(f)));                                     \
+    } while (0)
+#define DDL__F16_OPEN(W, low, high, x)                                                                                 \
+    do {                                                                                                               \
+        float16x8_t both_ = vreinterpretq_f16_u32((uint32x4_t)(x));                                                    \
+        (low) = (ddl__f32_v16)vcvt_f32_f16(vget_low_f16(both_));                                                       \
+        (high) = (ddl__f32_v16)vcvt_high_f32_f16(both_);                                                               \
+    } while (0)
+#define DDL__F16_CLOSE(W, r, low, high)                                                                                \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, low);                                                                          \
+        DDL__CANONICAL_NAN(ddl__f32, W, high);                                                                         \
+        float16x4_t low_ = vcvt_f16_f32((float32x4_t)(low));                                                           \
+        (r) = (ddl__f16_v16)vreinterpretq_u32_f16(vcvt_high_f16_f32(low_, (float32x4_t)(high)));                       \
+    } while (0)
+#else
+#define DDL__F16_TAIL 1
+#define DDL__F16_WIDEN_VECTOR DDL__F16_WIDEN_ARRAY
+#define DDL__F16_NARROW_VECTOR DDL__F16_NARROW_ARRAY
+#define DDL__F16_OPEN DDL__F16_BITS_OPEN
+#define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
+#endif
+
+DDL__DEFINE_WIDEN(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR)
+DDL__DEFINE_WIDEN(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(portable, , ddl__f16, 16, DDL__F16_NARROW_VECTOR)
+DDL__DEFINE_NARROW(portable, , ddl__bf16, 16, DDL__BF16_NARROW_ARRAY)
+#if defined(__x86_64__)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_NARROW)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_NARROW_ARRAY)
+#endif
+
+/* The function that turns an array of f16 or bf16 into f32. */
+static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype half) {
+#if defined(__x86_64__)
+    if (level >= DDL__CPU_AVX2) {
+        return half == DDL_F16 ? ddl__f16_widen_avx2 : ddl__bf16_widen_avx2;
+    }
+#endif
+    (void)level;
+    return half == DDL_F16 ? ddl__f16_widen_portable : ddl__bf16_widen_portable;
+}
+
+/* The function that rounds an array of f32 to f16 or bf16. */
+static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype half) {
+#if defined(__x86_64__)
+    if (level >= DDL__CPU_AVX2) {
+        return half == DDL_F16 ? ddl__f16_narrow_avx2 : ddl__bf16_narrow_avx2;
+    }
+#endif
+    (void)level;
+    return half == DDL_F16 ? ddl__f16_narrow_portable : ddl__bf16_narrow_portable;
+}
+
+/* >>dtype/kernels */
+/* dtype/kernels: dst = a op b for every type and op, and the table that finds the function.
+ * Must not know: how many ranks there are, or what a group is.
+ *
+ * Promise: a op b and b op a have the same bits, on every level and processor. IEEE addition, multiplication and
+ * comparison give that for numbers; every NaN result has all bits set; zeros order as -0 < +0 in min and max, where
+ * a NaN operand wins. Integers wrap: they are added and multiplied unsigned.
+ * What can void it: -ffast-math for the file of the implementation (NaN, signed zeros), and ranks whose threads run in
+ * different rounding or flush-to-zero modes. With denormals-are-zero set, min and max may mix the bits of two subnormal
+ * operands, which that mode counts as the same zero. */
+
+/* dst[i] = a[i] op b[i]. dst is a, or b, or overlaps neither; the pointers may be odd. */
+typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t count);
+
+/* What an op does to one vector: r = x op y. */
+#define DDL__DO_SUM(E, W, r, x, y) ((r) = (x) + (y))
+#define DDL__DO_PROD(E, W, r, x, y) ((r) = (x) * (y))
+#define DDL__DO_DIV(E, W, r, x, y) ((r) = (x) / (y))
+#define DDL__DO_BAND(E, W, r, x, y) ((r) = (x) & (y))
+#define DDL__DO_BOR(E, W, r, x, y) ((r) = (x) | (y))
+#define DDL__DO_BXOR(E, W, r, x, y) ((r) = (x) ^ (y))
+/* Comparisons give all bits set for true. */
+#define DDL__DO_LAND(E, W, r, x, y) ((r) = (E##_v##W)((x) != 0) & (E##_v##W)((y) != 0) & 1)
+#define DDL__DO_LOR(E, W, r, x, y) ((r) = (E##_v##W)(((x) | (y)) != 0) & 1)
+#define DDL__DO_LXOR(E, W, r, x, y) ((r) = ((E##_v##W)((x) != 0) ^ (E##_v##W)((y) != 0)) & 1)
+#define DDL__DO_MIN(E, W, r, x, y)                                                                                     \
+    do {                                                                                                               \
+        E##_v##W take_ = (E##_v##W)((x) < (y));                                                                        \
+        (r) = ((x) & take_) | ((y) & ~take_);                                                                          \
+    } while (0)
+#define DDL__DO_MAX(E, W, r, x, y)                                                                                     \
+    do {                                                                                                               \
+        E##_v##W take_ = (E##_v##W)((x) > (y));                                                                        \
+        (r) = ((x) & take_) | ((y) & ~take_);                                                                          \
+    } while (0)
+
+/* Floats. DDL__DIRECT_FLOAT or CLOSE makes a NaN canonical afterwards.
+ * Neither less nor greater means equal or NaN: then both operands pass and are or-ed, which makes -0 of two different
+ * zeros and keeps a NaN a NaN. */
+#define DDL__DO_FMIN(E, W, r, x, y)                                                                                    \
+    do {                                                                                                               \
+        E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
+        (r) = (E##_v##W)(((E##_u##W)(x) & ~more_) | ((E##_u##W)(y) & ~less_));                                         \
+    } while (0)
+/* The mirror image: both operands are and-ed, which makes +0 of two different zeros but may lose a NaN, so that the
+ * operands have to be asked. */
+#define DDL__DO_FMAX(E, W, r, x, y)                                                                                    \
+    do {                                                                                                               \
+        E##_u##W less_ = (E##_u##W)((x) < (y)), more_ = (E##_u##W)((x) > (y));                                         \
+        E##_u##W nan_ = (E##_u##W)((x) != (x)) | (E##_u##W)((y) != (y));                                               \
+        E##_u##W both_ = ((E##_u##W)(x) | less_) & ((E##_u##W)(y) | more_);                                            \
+        (r) = (E##_v##W)(both_ | nan_);                                                                                \
+    } while (0)
+
+/* How an op is applied to vectors as they lie in memory: directly, or to halves widened to f32 and rounded once. */
+#define DDL__DIRECT(DO, E, W, r, x, y) DO(E, W, r, x, y)
+#define DDL__DIRECT_FLOAT(DO, E, W, r, x, y)                                                                           \
+    do {                                                                                                               \
+        DO(E, W, r, x, y);                                                                                             \
+        DDL__CANONICAL_NAN(E, W, r);                                                                                   \
+    } while (0)
+/* Halves are widened to vectors of F bytes: a low and a high one, or with F16C a single one. */
+#define DDL__BOTH_PARTS(...) __VA_ARGS__
+#define DDL__ONE_PART(...)
+#define DDL__WIDENED(DO, F, PARTS, W, r, x, y, OPEN, CLOSE)                                                            \
+    do {                                                                                                               \
+        ddl__f32_v##F xl_, yl_, sl_;                                                                                   \
+        PARTS(ddl__f32_v##F xh_, yh_, sh_;)                                                                            \
+        OPEN(W, xl_, xh_, x);                                                                                          \
+        OPEN(W, yl_, yh_, y);                                                                                          \
+        DO(ddl__f32, F, sl_, xl_, yl_);                                                                                \
+        PARTS(DO(ddl__f32, F, sh_, xh_, yh_);)                                                                         \
+        CLOSE(W, r, sl_, sh_);                                                                                         \
+    } while (0)
+#define DDL__F16_APPLY(DO, E, W, r, x, y)                                                                              \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
+#define DDL__BF16_APPLY(DO, E, W, r, x, y)                                                                             \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
+    DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+
+/* Vectors lie in memory as they are; a single element is the first of a vector that is otherwise zero. */
+#define DDL__LOAD_VECTOR(E, W, x, p) ((x) = *(const E##_v##W *)(const void *)(p))
+#define DDL__STORE_VECTOR(E, W, p, x) (*(E##_v##W *)(void *)(p) = (x))
+#define DDL__LOAD_ELEMENT(E, W, x, p)                                                                                  \
+    do {                                                                                                               \
+        E##_element one_;                                                                                              \
+        memcpy(&one_, (p), sizeof(one_));                                                                              \
+        (x) = (E##_v##W){one_};                                                                                        \
+    } while (0)
+#define DDL__STORE_ELEMENT(E, W, p, x)                                                                                 \
+    do {                                                                                                               \
+        E##_element one_ = (E##_element)(x)[0];                                                                        \
+        memcpy((p), &one_, sizeof(one_));                                                                              \
+    } while (0)
+
+/* Both operands are loaded before the store, which makes dst == a and dst == b safe. */
+#define DDL__STEP(WHAT, APPLY, DO, E, W, at)                                                                           \
+    do {                                                                                                               \
+        E##_v##W x, y, r;                                                                                              \
+        DDL__LOAD_##WHAT(E, W, x, p + (at));                                                                           \
+        DDL__LOAD_##WHAT(E, W, y, q + (at));                                                                           \
+        APPLY(DO, E, W, r, x, y);                                                                                      \
+        DDL__STORE_##WHAT(E, W, d + (at), r);                                                                          \
+    } while (0)
+
+/* The one loop of all kernels: four vectors at a time (enough to keep loads and stores busy; more only adds code), then
+ * one, then single elements by the same text in vectors of width TAIL. A lone half is the low one of a
+ * word whose other half is zero. */
+#define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
+    target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
+        char *d = dst;                                                                                                 \
+        const char *p = a, *q = b;                                                                                     \
+        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
+        for (; bytes - i >= 4 * (W); i += 4 * (W)) {                                                                   \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + (W));                                                               \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + 2 * (W));                                                           \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i + 3 * (W));                                                           \
+        }                                                                                                              \
+        for (; bytes - i >= (W); i += (W)) {                                                                           \
+            DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
+        }                                                                                                              \
+        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
+            DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                 \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__FLOAT_KERNELS(L, target, E, W, TAIL, APPLY)                                                               \
+    DDL__DEFINE_KERNEL(sum, L, target, E, W, TAIL, APPLY, DDL__DO_SUM)                                                 \
+    DDL__DEFINE_KERNEL(prod, L, target, E, W, TAIL, APPLY, DDL__DO_PROD)                                               \
+    DDL__DEFINE_KERNEL(min, L, target, E, W, TAIL, APPLY, DDL__DO_FMIN)                                                \
+    DDL__DEFINE_KERNEL(max, L, target, E, W, TAIL, APPLY, DDL__DO_FMAX)
+
+/* All of n buffers at once, for halves: the partial results stay f32 in registers and are rounded once. dst may be any
+ * of srcs, since a vector of each is read before the result is written. */
+typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, size_t count);
+
+#define DDL__MANY_STEP(WHAT, F, PARTS, OPEN, CLOSE, DO, E, W, at)                                                      \
+    do {                                                                                                               \
+        E##_v##W x;                                                                                                    \
+        ddl__f32_v##F low, xl, sl;                                                                                     \
+        PARTS(ddl__f32_v##F high, xh, sh;)                                                                             \
+        DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[0] + (at));                                                       \
+        OPEN(W, low, high, x);                                                                                         \
+        for (int k = 1; k < n; k++) {                                                                                  \
+            DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[k] + (at));                                                   \
+            OPEN(W, xl, xh, x);                                                                                        \
+            DO(ddl__f32, F, sl, low, xl);                                                                              \
+            PARTS(DO(ddl__f32, F, sh, high, xh);)                                                                      \
+            low = sl;                                                                                                  \
+            PARTS(high = sh;)                                                                                          \
+        }                                                                                                              \
+        CLOSE(W, x, low, high);                                                                                        \
+        DDL__STORE_##WHAT(E, W, (char *)dst + (at), x);                                                                \
+    } while (0)
+
+#define DDL__DEFINE_MANY(name, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DO)                                \
+    target static void E##_many_##name##_##L(void *dst, const void *const *srcs, int n, size_t count) {                \
+        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
+        for (; bytes - i >= (W); i += (W)) {                                                                           \
+            DDL__MANY_STEP(VECTOR, F, PARTS, OPEN, CLOSE, DO, E, W, i);                                                \
+        }                                                                                                              \
+        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
+            DDL__MANY_STEP(ELEMENT, FTAIL, PARTS, OPEN, CLOSE, DO, E, TAIL, i);                                        \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__MANY_KERNELS(L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE)                                         \
+    DDL__DEFINE_MANY(sum, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_SUM)                            \
+    DDL__DEFINE_MANY(prod, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_PROD)                          \
+    DDL__DEFINE_MANY(min, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMIN)                           \
+    DDL__DEFINE_MANY(max, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMAX)
+
+#define DDL__KERNEL(L, target, E, W, name, DO) DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
+
+/* Only order tells a signed type from an unsigned one of its size; the rest is shared. */
+#define DDL__ORDER_KERNELS(L, target, E, W)                                                                            \
+    DDL__KERNEL(L, target, E, W, min, DDL__DO_MIN)                                                                     \
+    DDL__KERNEL(L, target, E, W, max, DDL__DO_MAX)
+#define DDL__INTEGER_KERNELS(L, target, E, SIGNED, W)                                                                  \
+    DDL__KERNEL(L, target, E, W, sum, DDL__DO_SUM)                                                                     \
+    DDL__KERNEL(L, target, E, W, prod, DDL__DO_PROD)                                                                   \
+    DDL__KERNEL(L, target, E, W, band, DDL__DO_BAND)                                                                   \
+    DDL__KERNEL(L, target, E, W, bor, DDL__DO_BOR)                                                                     \
+    DDL__KERNEL(L, target, E, W, bxor, DDL__DO_BXOR)                                                                   \
+    DDL__KERNEL(L, target, E, W, land, DDL__DO_LAND)                                                                   \
+    DDL__KERNEL(L, target, E, W, lor, DDL__DO_LOR)                                                                     \
+    DDL__KERNEL(L, target, E, W, lxor, DDL__DO_LXOR)                                                                   \
+    DDL__ORDER_KERNELS(L, target, E, W)                                                                                \
+    DDL__ORDER_KERNELS(L, target, SIGNED, W)
+
+/* All kernels of a level, f16 apart. */
+#define DDL__LEVEL_KERNELS(L, target, W)                                                                               \
+    DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
+    DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
+    DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
+    DDL__MANY_KERNELS(L, target, ddl__bf16, W, W, 1, 1, DDL__BOTH_PARTS, DDL__BF16_OPEN, DDL__BF16_CLOSE)              \
+    DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
+    DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
+    DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
+    DDL__INTEGER_KERNELS(L, target, ddl__u32, ddl__i32, W)                                                             \
+    DDL__INTEGER_KERNELS(L, target, ddl__u64, ddl__i64, W)
+
+DDL__LEVEL_KERNELS(portable, , 16)
+DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_APPLY)
+DDL__MANY_KERNELS(portable, , ddl__f16, 16, 16, DDL__F16_TAIL, DDL__F16_TAIL, DDL__BOTH_PARTS, DDL__F16_OPEN,
+                  DDL__F16_CLOSE)
+#if defined(__x86_64__)
+DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
+DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 16, DDL__F16C_APPLY)
+DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 32, 16, 32, DDL__ONE_PART, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+#endif
+
+/* >>dtype/pairs */
+/* dtype/pairs: MIN_INDEX and MAX_INDEX, which keep the index (often the rank) beside the value.
+ * Must not know: where indices come from. */
+
+#define DDL__LESS(a, b) ((a) < (b))
+#define DDL__MORE(a, b) ((a) > (b))
+#define DDL__IS_NAN(x) ((x) != (x))
+#define DDL__NO_NAN(x) 0
+
+/* a wins if its value is better, or it alone is a NaN, or the values tie and its index is smaller. Two zeros of
+ * different sign tie; with one index too, the larger bits win, so that the order of operands never shows.
+ * Branch-free on purpose: which side wins is unpredictable. */
+#define DDL__PAIR_KERNEL(fn, value, word, index, BETTER, NAN)                                                          \
+    static void fn(void *dst, const void *a, const void *b, size_t count) {                                            \
+        enum { half = sizeof(value), pair = 2 * sizeof(value) };                                                       \
+        char *d = dst;                                                                                                 \
+        const char *p = a, *q = b;                                                                                     \
+        for (size_t i = 0; i < count; i++, d += pair, p += pair, q += pair) {                                          \
+            value va, vb;                                                                                              \
+            word wa, wb;                                                                                               \
+            index ia, ib;                                                                                              \
+            memcpy(&va, p, half);                                                                                      \
+            memcpy(&vb, q, half);                                                                                      \
+            memcpy(&wa, p, half);                                                                                      \
+            memcpy(&wb, q, half);                                                                                      \
+            memcpy(&ia, p + half, half);                                                                               \
+            memcpy(&ib, q + half, half);                                                                               \
+            int nan_a = NAN(va), nan_b = NAN(vb);                                                                      \
+            int tie = (va == vb) | (nan_a & nan_b), first = (ia < ib) | ((ia == ib) & (wa >= wb));                     \
+            int take_a = BETTER(va, vb) | (nan_a & !nan_b) | (tie & first);                                            \
+            word w = nan_a | nan_b ? (word)-1 : take_a ? wa : wb;                                                      \
+            index k = take_a ? ia : ib;                                                                                \
+            memcpy(d, &w, half);                                                                                       \
+            memcpy(d + half, &k, half);                                                                                \
+        }                                                                                                              \
+    }
+
+#define DDL__PAIR_KERNELS(name, value, word, index, NAN)                                                               \
+    DDL__PAIR_KERNEL(ddl__##name##_min_index, value, word, index, DDL__LESS, NAN)                                      \
+    DDL__PAIR_KERNEL(ddl__##name##_max_index, value, word, index, DDL__MORE, NAN)
+
+DDL__PAIR_KERNELS(f32_i32, float, uint32_t, int32_t, DDL__IS_NAN)
+DDL__PAIR_KERNELS(f64_i64, double, uint64_t, int64_t, DDL__IS_NAN)
+DDL__PAIR_KERNELS(i32_i32, int32_t, uint32_t, int32_t, DDL__NO_NAN)
+DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
+
+/* >>dtype/reduce */
+/* dtype/reduce: what the rooms above call: find a kernel, reduce many buffers at once, scale, average.
+ * Must not know: ranks, groups, messages. Every function here is pure: no state, any thread. */
+
+#define DDL__FLOAT_ROW(E, L)                                                                                           \
+    {[DDL_SUM] = E##_sum_##L, [DDL_PROD] = E##_prod_##L, [DDL_MIN] = E##_min_##L, [DDL_MAX] = E##_max_##L,             \
+     [DDL_AVG] = E##_sum_##L}
+#define DDL__INTEGER_ROW(E, ORDER, L)                                                                                  \
+    {[DDL_SUM] = E##_sum_##L,   [DDL_PROD] = E##_prod_##L, [DDL_MIN] = ORDER##_min_##L, [DDL_MAX] = ORDER##_max_##L,   \
+     [DDL_AVG] = E##_sum_##L,   [DDL_BAND] = E##_band_##L, [DDL_BOR] = E##_bor_##L,     [DDL_BXOR] = E##_bxor_##L,     \
+     [DDL_LAND] = E##_land_##L, [DDL_LOR] = E##_lor_##L,   [DDL_LXOR] = E##_lxor_##L}
+/* A bool is any byte; the result is 0 or 1, also of the bitwise ops. */
+#define DDL__BOOL_ROW(L)                                                                                               \
+    {[DDL_SUM] = ddl__u8_lor_##L,   [DDL_PROD] = ddl__u8_land_##L, [DDL_MIN] = ddl__u8_land_##L,                       \
+     [DDL_MAX] = ddl__u8_lor_##L,   [DDL_BAND] = ddl__u8_land_##L, [DDL_BOR] = ddl__u8_lor_##L,                        \
+     [DDL_BXOR] = ddl__u8_lxor_##L, [DDL_LAND] = ddl__u8_land_##L, [DDL_LOR] = ddl__u8_lor_##L,                        \
+     [DDL_LXOR] = ddl__u8_lxor_##L}
+#define DDL__PAIR_ROW(name)                                                                                            \
+    {[DDL_MIN_INDEX] = ddl__##name##_min_index, [DDL_MAX_INDEX] = ddl__##name##_max_index}
+#define DDL__LEVEL_TABLE(L)                                                                                            \
+    {[DDL_F16] = DDL__FLOAT_ROW(ddl__f16, L),                                                                          \
+     [DDL_BF16] = DDL__FLOAT_ROW(ddl__bf16, L),                                                                        \
+     [DDL_F32] = DDL__FLOAT_ROW(ddl__f32, L),                                                                          \
+     [DDL_F64] = DDL__FLOAT_ROW(ddl__f64, L),                                                                          \
+     [DDL_I8] = DDL__INTEGER_ROW(ddl__u8, ddl__i8, L),                                                                 \
+     [DDL_U8] = DDL__INTEGER_ROW(ddl__u8, ddl__u8, L),                                                                 \
+     [DDL_I32] = DDL__INTEGER_ROW(ddl__u32, ddl__i32, L),                                                              \
+     [DDL_U32] = DDL__INTEGER_ROW(ddl__u32, ddl__u32, L),                                                              \
+     [DDL_I64] = DDL__INTEGER_ROW(ddl__u64, ddl__i64, L),                                                              \
+     [DDL_U64] = DDL__INTEGER_ROW(ddl__u64, ddl__u64, L),                                                              \
+     [DDL_BOOL] = DDL__BOOL_ROW(L),                                                                                    \
+     [DDL_F32_I32] = DDL__PAIR_ROW(f32_i32),                                                                           \
+     [DDL_F64_I64] = DDL__PAIR_ROW(f64_i64),                                                                           \
+     [DDL_I32_I32] = DDL__PAIR_ROW(i32_i32),                                                                           \
+     [DDL_I64_I64] = DDL__PAIR_ROW(i64_i64)}
+
+/* The kernel of an op at a level; NULL where the op is not defined for the type (see ddl__op_valid). AVG gives the
+ * kernel of SUM: the division comes once, at the end (ddl__average). A level this machine lacks must not be run. */
+static inline ddl__reduce_fn ddl__reduce_kernel_at(ddl__cpu level, ddl_dtype dtype, ddl_op op) {
+    static const ddl__reduce_fn table[][DDL__DTYPES][DDL__OPS] = {
+        [DDL__CPU_PORTABLE] = DDL__LEVEL_TABLE(portable),
+#if defined(__x86_64__)
+        [DDL__CPU_AVX2] = DDL__LEVEL_TABLE(avx2),
+#endif
+    };
+    if (!ddl__dtype_known(dtype) || op <= DDL_OP_NONE || op >= DDL__OPS ||
+        (size_t)level >= sizeof(table) / sizeof(table[0])) {
+        return NULL;
+    }
+    return table[level][dtype][op];
+}
+
+static inline ddl__reduce_fn ddl__reduce_kernel(ddl_dtype dtype, ddl_op op) {
+    return ddl__reduce_kernel_at(ddl__cpu_level(), dtype, op);
+}
+
+/* The kernel of a division of f32 or f64; no op of the interface, averages need it. */
+static inline ddl__reduce_fn ddl__divide_kernel_at(ddl__cpu level, ddl_dtype dtype) {
+#if defined(__x86_64__)
+    if (level >= DDL__CPU_AVX2) {
+        return dtype == DDL_F32 ? ddl__f32_div_avx2 : ddl__f64_div_avx2;
+    }
+#endif
+    (void)level;
+    return dtype == DDL_F32 ? ddl__f32_div_portable : ddl__f64_div_portable;
+}
+
+#define DDL__MANY_ROW(E, L)                                                                                            \
+    {[DDL_SUM] = E##_many_sum_##L, [DDL_PROD] = E##_many_prod_##L, [DDL_MIN] = E##_many_min_##L,                       \
+     [DDL_MAX] = E##_many_max_##L, [DDL_AVG] = E##_many_sum_##L}
+
+/* The kernel that reduces any number of f16 or bf16 buffers. */
+static inline ddl__reduce_many_fn ddl__reduce_many_kernel_at(ddl__cpu level, ddl_dtype half, ddl_op op) {
+    static const ddl__reduce_many_fn table[][2][DDL_AVG + 1] = {
+        [DDL__CPU_PORTABLE] = {DDL__MANY_ROW(ddl__f16, portable), DDL__MANY_ROW(ddl__bf16, portable)},
+#if defined(__x86_64__)
+        [DDL__CPU_AVX2] = {DDL__MANY_ROW(ddl__f16, avx2), DDL__MANY_ROW(ddl__bf16, avx2)},
+#endif
+    };
+    if (!ddl__dtype_is_half(half) || !ddl__op_valid(op, half) || (size_t)level >= sizeof(table) / sizeof(table[0])) {
+        return NULL;
+    }
+    return table[level][half == DDL_BF16][op];
+}
+
+/* Work is cut into pieces whose temporaries stay in the first-level cache, on the stack. */
+enum { DDL__BLOCK_BYTES = 4096, DDL__BLOCK_F32 = DDL__BLOCK_BYTES / 4, DDL__BLOCK_F64 = DDL__BLOCK_BYTES / 8 };
+
+/* One block. The last source is read by the kernel that writes dst, so dst may be any of them. */
+static inline void ddl__reduce_block(char *dst, const void *const *srcs, int n, size_t at, size_t count,
+                                     ddl__reduce_fn kernel) {
+    char sum[DDL__BLOCK_BYTES] __attribute__((aligned(64)));
+    const char *left = (const char *)srcs[0] + at;
+    for (int k = 1; k < n - 1; k++) {
+        kernel(sum, left, (const char *)srcs[k] + at, count);
+        left = sum;
+    }
+    kernel(dst + at, left, (const char *)srcs[n - 1] + at, count);
+}
+
+/* dst = ((srcs[0] op srcs[1]) op srcs[2]) ..., in this order whatever the processor. f16 and bf16 are accumulated in
+ * f32 over all n and rounded once. dst may be one of srcs. One source is copied as it is; none, or an op that is not
+ * defined for the type, does nothing. */
+static inline void ddl__reduce_n(void *dst, const void *const *srcs, int n, size_t count, ddl_dtype dtype, ddl_op op) {
+    ddl__reduce_fn kernel = ddl__reduce_kernel(dtype, op);
+    size_t size = ddl__dtype_bytes(dtype);
+    if (kernel == NULL || n < 1 || count == 0) {
+        return;
+    }
+    if (n == 1) {
+        memmove(dst, srcs[0], count * size);
+        return;
+    }
+    if (n == 2) {
+        kernel(dst, srcs[0], srcs[1], count);
+        return;
+    }
+    if (ddl__dtype_is_half(dtype)) {
+        ddl__reduce_many_kernel_at(ddl__cpu_level(), dtype, op)(dst, srcs, n, count);
+        return;
+    }
+    size_t step = DDL__BLOCK_BYTES / size;
+    for (size_t i = 0; i < count; i += step) {
+        ddl__reduce_block(dst, srcs, n, i * size, count - i < step ? count - i : step, kernel);
+    }
+}
+
+/* One block: dst = src kernel factors, where kernel multiplies or divides; halves through f32. */
+static inline void ddl__apply_block(char *dst, const char *src, size_t count, ddl_dtype dtype, const void *factors,
+                                    ddl__reduce_fn kernel) {
+    if (!ddl__dtype_is_half(dtype)) {
+        kernel(dst, src, factors, count);
+        return;
+    }
+    float wide[DDL__BLOCK_F32];
+    ddl__cpu level = ddl__cpu_level();
+    ddl__widen_at(level, dtype)(wide, src, count);
+    kernel(wide, wide, factors, count);
+    ddl__narrow_at(level, dtype)(dst, wide, count);
+}
+
+/* dst = src * factor, or src / factor, for every float type. The factor is spread over a block so that the kernels of
+ * two operands serve. For f16 and bf16 it stays an f32, since 1/3 rounded to bf16 would be good for two digits only. */
+static inline void ddl__apply_float(void *dst, const void *src, size_t count, ddl_dtype dtype, double factor,
+                                    int divide) {
+    union {
+        float f32[DDL__BLOCK_F32];
+        double f64[DDL__BLOCK_F64];
+    } factors;
+    ddl_dtype wide = dtype == DDL_F64 ? DDL_F64 : DDL_F32;
+    ddl__cpu level = ddl__cpu_level();
+    ddl__reduce_fn kernel = divide ? ddl__divide_kernel_at(level, wide) : ddl__reduce_kernel_at(level, wide, DDL_PROD);
+    size_t step = wide == DDL_F64 ? DDL__BLOCK_F64 : DDL__BLOCK_F32, size = ddl__dtype_bytes(dtype);
+    for (size_t i = 0; i < step && i < count; i++) {
+        if (wide == DDL_F64) {
+            factors.f64[i] = factor;
+        } else {
+            factors.f32[i] = (float)factor;
+        }
+    }
+    for (size_t i = 0; i < count; i += step) {
+        ddl__apply_block((char *)dst + i * size, (const char *)src + i * size, count - i < step ? count - i : step,
+                         dtype, &factors, kernel);
+    }
+}
+
+/* Integers. A whole factor multiplies exactly and wraps like a sum of that many terms; another one goes through double,
+ * truncates toward zero and saturates (a plain cast would be undefined there); NaN gives 0. */
+#define DDL__SCALE_INTEGER(E, type, word, least, most)                                                                 \
+    static inline void E##_scale(char *dst, const char *src, size_t count, double factor) {                            \
+        int whole = factor >= -0x1p62 && factor <= 0x1p62 && (double)(int64_t)factor == factor;                        \
+        uint64_t times = whole ? (uint64_t)(int64_t)factor : 0;                                                        \
+        for (size_t i = 0; i < count; i++) {                                                                           \
+            type x;                                                                                                    \
+            memcpy(&x, src + i * sizeof(x), sizeof(x));                                                                \
+            double y = (double)x * factor;                                                                             \
+            if (whole) {                                                                                               \
+                x = (type)(word)((uint64_t)x * times);                                                                 \
+            } else if (y > (double)(least) && y < (double)(most)) {                                                    \
+                x = (type)y;                                                                                           \
+            } else {                                                                                                   \
+                x = y >= (double)(most) ? (most) : y <= (double)(least) ? (least) : 0;                                 \
+            }                                                                                                          \
+            memcpy(dst + i * sizeof(x), &x, sizeof(x));                                                                \
+        }                                                                                                              \
+    }
+/* The quotient is formed in 64 bits, because n need not fit the type. */
+#define DDL__AVERAGE_INTEGER(E, type, wide)                                                                            \
+    static inline void E##_average(char *data, size_t count, int n) {                                                  \
+        for (size_t i = 0; i < count; i++) {                                                                           \
+            type x;                                                                                                    \
+            memcpy(&x, data + i * sizeof(x), sizeof(x));                                                               \
+            x = (type)((wide)x / (wide)n);                                                                             \
+            memcpy(data + i * sizeof(x), &x, sizeof(x));                                                               \
+        }                                                                                                              \
+    }
+#define DDL__INTEGERS(X)                                                                                               \
+    X(DDL_I8, ddl__i8, int8_t, uint8_t, int64_t, INT8_MIN, INT8_MAX)                                                   \
+    X(DDL_U8, ddl__u8, uint8_t, uint8_t, uint64_t, 0, UINT8_MAX)                                                       \
+    X(DDL_I32, ddl__i32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX)                                             \
+    X(DDL_U32, ddl__u32, uint32_t, uint32_t, uint64_t, 0, UINT32_MAX)                                                  \
+    X(DDL_I64, ddl__i64, int64_t, uint64_t, int64_t, INT64_MIN, INT64_MAX)                                             \
+    X(DDL_U64, ddl__u64, uint64_t, uint64_t, uint64_t, 0, UINT64_MAX)
+#define DDL__DEFINE_INTEGER(dtype, E, type, word, wide, least, most)                                                   \
+    DDL__SCALE_INTEGER(E, type, word, least, most)                                                                     \
+    DDL__AVERAGE_INTEGER(E, type, wide)
+DDL__INTEGERS(DDL__DEFINE_INTEGER)
+#undef DDL__DEFINE_INTEGER
+
+/* dst = src * factor; dst is src or overlaps it nowhere. bool and the pairs have no factor: they are copied. */
+static inline void ddl__scale(void *dst, const void *src, size_t count, ddl_dtype dtype, double factor) {
+    if (ddl__dtype_is_float(dtype)) {
+        ddl__apply_float(dst, src, count, dtype, factor, 0);
+        return;
+    }
+    switch (dtype) {
+#define DDL__CASE(dtype, E, type, word, wide, least, most)                                                             \
+    case dtype:                                                                                                        \
+        E##_scale(dst, src, count, factor);                                                                            \
+        return;
+        DDL__INTEGERS(DDL__CASE)
+#undef DDL__CASE
+    default:
+        memmove(dst, src, count * ddl__dtype_bytes(dtype));
+    }
+}
+
+/* Divides the finished sum of n terms by n, in place. Floats divide rather than multiply by 1/n, so that the average of
+ * equal values whose sum is exact is that value; integers truncate toward zero. n < 1, bool and the pairs: nothing. */
+static inline void ddl__average(void *data, size_t count, ddl_dtype dtype, int n) {
+    if (n <= 1) {
+        return;
+    }
+    if (ddl__dtype_is_float(dtype)) {
+        ddl__apply_float(data, data, count, dtype, n, 1);
+        return;
+    }
+    switch (dtype) {
+#define DDL__CASE(dtype, E, type, word, wide, least, most)                                                             \
+    case dtype:                                                                                                        \
+        E##_average(data, count, n);                                                                                   \
+        return;
+        DDL__INTEGERS(DDL__CASE)
+#undef DDL__CASE
+    default:
+        return;
+    }
+}
+
+/* >>plan */
+/* plan: a collective as data. A plan is the list of steps that one rank takes, with their dependencies; algorithms
+ * write plans, the engine runs them, the checker proves them. It must not know of sockets, requests or time. */
+
+typedef enum ddl__step_kind {
+    DDL__SEND = 1,        /* src -> peer */
+    DDL__RECV = 2,        /* peer -> dst */
+    DDL__RECV_REDUCE = 3, /* dst = src op what peer sent (DDL__THEIRS_FIRST: what peer sent op src) */
+    DDL__COPY = 4,        /* dst = src */
+    DDL__REDUCE = 5       /* dst = src op dst (DDL__DST_FIRST: dst op src) */
+} ddl__step_kind;
+
+/* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
+typedef enum ddl__space { DDL__IN = 0, DDL__OUT = 1, DDL__TMP = 2 } ddl__space;
+
+enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1 };
+
+typedef struct ddl__step {
+    uint8_t kind, flags, src_space, dst_space;
+    int32_t peer;  /* rank in the group */
+    uint32_t slot; /* pairs a send with its receive: unique for (sender, receiver) within the operation */
+    uint32_t waits;      /* how many steps must end before this one may start */
+    uint32_t first_next; /* the steps that wait for this one: nexts[first_next .. + next_count - 1] of the plan */
+    uint32_t next_count;
+    int64_t src, dst; /* byte offsets */
+    int64_t bytes;    /* 0 is a pure signal */
+} ddl__step;
+
+/* What an algorithm is told. count is elements of the smaller tensor, as in api.h. */
+typedef struct ddl__plan_args {
+    ddl_kind kind;
+    int32_t size, rank, root;
+    int32_t element_bytes;
+    int64_t count;
+    bool in_place;
+    bool commutative;
+    bool fence;          /* begin with a fence, see below */
+    int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
+    const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
+} ddl__plan_args;
+
+/* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
+ * go the steps that wait for it; the operation ends with its last step. A send reads its memory when it is let go and
+ * ends when the memory may be reused; data that arrives before a receive is let go is kept by the engine.
+ *
+ * Two rules make a mismatched call harmless ("buffers untouched"; every message carries the signature of the call):
+ * - barrier, all_reduce, all_gather, reduce_scatter, all_to_all, and every fenced plan: a step that writes OUT comes
+ *   after a chain of messages from every rank;
+ * - the rooted kinds and the scans, not fenced: it comes after a message from each rank that this rank ever receives
+ *   from. The message that a receive itself waits for counts.
+ * A plan that is not fenced sends so little that each send may count on ending before its receiver looks at it; a
+ * fenced plan also ends when a send does not end before its receive has been let go. */
+typedef struct ddl__plan {
+    const char *algorithm;
+    ddl__step *steps;
+    uint32_t *nexts;
+    uint32_t step_count, next_count;
+    int64_t tmp_bytes;
+    bool fenced;
+} ddl__plan;
+
+/* >>plan-part: cutting memory. A span is bytes of a space, or of something that is mapped to one by a place. */
+typedef struct ddl__span {
+    int64_t at, bytes;
+} ddl__span;
+
+DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t *out_begin, int64_t *out_count) {
+    if (count < 0 || parts < 1 || index < 0 || index >= parts || out_begin == NULL || out_count == NULL) {
+        return DDL_ERR_ARG;
+    }
+    int64_t each = count / parts, more = count % parts;
+    *out_begin = index * each + DDL__MIN((int64_t)index, more);
+    *out_count = each + (index < more);
+    return DDL_OK;
+}
+
+/* Parts first .. end-1 of a span that is cut into equal parts at borders of elements. */
+static ddl__span ddl__span_parts(ddl__span whole, int32_t parts, int32_t first, int32_t end, int32_t element_bytes) {
+    int64_t count = whole.bytes / element_bytes, each = count / parts, more = count % parts;
+    int64_t begin = first * each + DDL__MIN((int64_t)first, more);
+    int64_t stop = end * each + DDL__MIN((int64_t)end, more);
+    return (ddl__span){whole.at + begin * element_bytes, (stop - begin) * element_bytes};
+}
+
+static ddl__span ddl__span_part(ddl__span whole, int32_t parts, int32_t index, int32_t element_bytes) {
+    return ddl__span_parts(whole, parts, index, index + 1, element_bytes);
+}
+
+/* chunk_bytes in whole elements. */
+static int64_t ddl__chunk_bytes(const ddl__plan_args *args) {
+    int64_t elements = args->chunk_bytes / args->element_bytes;
+    return DDL__MAX(elements, 1) * args->element_bytes;
+}
+
+/* An empty span has one empty chunk, so that loops over chunks still exchange a signal. */
+static uint32_t ddl__chunk_count(const ddl__plan_args *args, int64_t bytes) {
+    int64_t chunk = ddl__chunk_bytes(args);
+    return bytes <= chunk ? 1 : (uint32_t)((bytes + chunk - 1) / chunk);
+}
+
+static ddl__span ddl__chunk(const ddl__plan_args *args, ddl__span span, uint32_t index) {
+    int64_t chunk = ddl__chunk_bytes(args), skip = chunk * (int64_t)index;
+    return (ddl__span){span.at + skip, DDL__MIN(chunk, span.bytes - skip)};
+}
+
+/* The v-form's kind without the v. */
+static ddl_kind ddl__kind_base(ddl_kind kind) {
+    switch (kind) {
+    case DDL_GATHERV:
+        return DDL_GATHER;
+    case DDL_SCATTERV:
+        return DDL_SCATTER;
+    case DDL_ALL_GATHERV:
+        return DDL_ALL_GATHER;
+    case DDL_REDUCE_SCATTERV:
+        return DDL_REDUCE_SCATTER;
+    case DDL_ALL_TO_ALLV:
+        return DDL_ALL_TO_ALL;
+    default:
+        return kind;
+    }
+}
+
+/* What users call it, in DDL_ALGO and in sentences. */
+static const char *ddl__kind_name(ddl_kind kind) {
+    static const char *const names[] = {"?",           "barrier",        "broadcast",       "reduce",
+                                        "all_reduce",  "gather",         "scatter",         "all_gather",
+                                        "reduce_scatter", "all_to_all",  "scan",            "exscan",
+                                        "gatherv",     "scatterv",       "all_gatherv",     "reduce_scatterv",
+                                        "all_to_allv"};
+    return kind > 0 && (size_t)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
+}
+
+static bool ddl__kind_is_v(ddl_kind kind) { return ddl__kind_base(kind) != kind; }
+
+/* Where the block of a rank lies in the larger tensor; of an all_to_all: the block that is sent to that rank. */
+static ddl__span ddl__block(const ddl__plan_args *args, int32_t rank) {
+    int64_t size = args->element_bytes;
+    if (!ddl__kind_is_v(args->kind)) {
+        return (ddl__span){rank * args->count * size, args->count * size};
+    }
+    return (ddl__span){args->offsets[rank] * size, args->counts[rank] * size};
+}
+
+/* Of an all_to_all: where the block that comes from a rank goes. */
+static ddl__span ddl__recv_block(const ddl__plan_args *args, int32_t rank) {
+    if (args->kind != DDL_ALL_TO_ALLV) {
+        return ddl__block(args, rank);
+    }
+    int64_t size = args->element_bytes;
+    return (ddl__span){args->recv_offsets[rank] * size, args->recv_counts[rank] * size};
+}
+
+/* Smallest r with 2^r >= n: the rounds in which n ranks can all hear of each other. */
+static uint32_t ddl__log2_ceil(int32_t n) {
+    uint32_t rounds = 0;
+    while (((int64_t)1 << rounds) < n) {
+        rounds++;
+    }
+    return rounds;
+}
+
+/* >>plan-build: the builder. An algorithm adds steps in an order that would be right on a machine that runs them one
+ * by one; the builder finds which of them really depend on each other from the memory they touch, as a processor's
+ * scoreboard does (Thornton, "Parallel operation in the Control Data 6600", 1964). So no algorithm states a data
+ * dependency by hand, and none can be forgotten; ddl__plan_after is for order that memory does not show.
+ * An error sticks: later calls do nothing and ddl__plan_finish returns it. */
+#define DDL__NO_STEP UINT32_MAX
+
+typedef struct ddl__edge {
+    uint32_t before, after;
+} ddl__edge;
+
+/* Readers of a cell: a list that only grows at its head, so that two halves of a split cell can share the tail. */
+typedef struct ddl__cell_reader {
+    uint32_t step, next; /* next: index + 1, 0 ends */
+} ddl__cell_reader;
+
+/* A stretch of memory whose bytes have one history: who wrote it last, who has read it since. */
+typedef struct ddl__cell {
+    int64_t begin, end;
+    uint32_t writer;  /* DDL__NO_STEP: nobody */
+    uint32_t readers; /* index + 1 */
+} ddl__cell;
+
+/* The touched cells of one memory in order of address, without overlap; gaps have no history. */
+typedef struct ddl__cells {
+    ddl__cell *at;
+    uint32_t count, cap;
+} ddl__cells;
+
+enum { DDL__USER_MEMORY = 0, DDL__TMP_MEMORY = 1 };
+
+typedef struct ddl__planner {
+    ddl__base *base;
+    const ddl__plan_args *args;
+    ddl_status status;
+    ddl__step *steps;
+    ddl__edge *edges;
+    ddl__cell_reader *readers;
+    uint32_t step_count, step_cap, edge_count, edge_cap, reader_count, reader_cap;
+    ddl__cells cells[2];
+    bool aliased;     /* IN and OUT are the same memory ... */
+    int64_t shift[2]; /* ... in which IN and OUT begin here */
+    int64_t tmp_bytes;
+    uint32_t next_slot;
+    uint32_t gate; /* the step that ends the fence; steps after it wait for it */
+    bool fenced;
+} ddl__planner;
+
+/* Where "in place" puts the smaller tensor: at the rank's own part of the larger one. */
+static void ddl__plan_alias(ddl__planner *p, const ddl__plan_args *args) {
+    p->aliased = args->in_place || args->kind == DDL_BROADCAST;
+    switch (ddl__kind_base(args->kind)) {
+    case DDL_GATHER:
+    case DDL_ALL_GATHER:
+        p->shift[DDL__IN] = ddl__block(args, args->rank).at;
+        break;
+    case DDL_SCATTER:
+    case DDL_REDUCE_SCATTER:
+        p->shift[DDL__OUT] = ddl__block(args, args->rank).at;
+        break;
+    default:
+        break;
+    }
+}
+
+static void ddl__plan_open(ddl__planner *p, ddl__base *base, const ddl__plan_args *args) {
+    *p = (ddl__planner){.base = base, .args = args, .gate = DDL__NO_STEP};
+    ddl__plan_alias(p, args);
+}
+
+static void ddl__plan_close(ddl__planner *p) {
+    ddl__free(p->base, p->steps);
+    ddl__free(p->base, p->edges);
+    ddl__free(p->base, p->readers);
+    ddl__free(p->base, p->cells[0].at);
+    ddl__free(p->base, p->cells[1].at);
+    p->steps = NULL;
+    p->edges = NULL;
+    p->readers = NULL;
+    p->cells[0].at = p->cells[1].at = NULL;
+}
+
+/* Room for one more item: returns the array, moved if it had to grow; on failure the old one, and the error sticks. */
+static void *ddl__plan_grow(ddl__planner *p, void *items, uint32_t count, uint32_t *cap, size_t item_bytes) {
+    if (count < *cap) {
+        return items;
+    }
+    uint32_t wanted = DDL__MAX(*cap * 2, 16u);
+    void *larger = *cap > UINT32_MAX / 4 ? NULL : ddl__alloc_array(p->base, wanted, item_bytes);
+    if (larger == NULL) {
+        p->status = DDL_ERR_NOMEM;
+        return items;
+    }
+    if (count > 0) {
+        memcpy(larger, items, count * item_bytes);
+    }
+    ddl__free(p->base, items);
+    *cap = wanted;
+    return larger;
+}
+
+/* after does not start before `before` has ended. DDL__NO_STEP on either side means nothing. */
+static void ddl__plan_after(ddl__planner *p, uint32_t after, uint32_t before) {
+    if (before == DDL__NO_STEP || after == DDL__NO_STEP || before == after) {
+        return;
+    }
+    for (uint32_t i = p->edge_count; i > 0 && p->edge_count - i < 8 && p->edges[i - 1].after == after; i--) {
+        if (p->edges[i - 1].before == before) {
+            return;
+        }
+    }
+    p->edges = ddl__plan_grow(p, p->edges, p->edge_count, &p->edge_cap, sizeof *p->edges);
+    if (p->status >= 0) {
+        p->edges[p->edge_count++] = (ddl__edge){before, after};
+    }
+}
+
+/* The first cell that ends after address. Algorithms walk upwards, so the last cell is tried first. */
+static uint32_t ddl__cell_find(const ddl__cells *cells, int64_t address) {
+    if (cells->count == 0 || cells->at[cells->count - 1].end <= address) {
+        return cells->count;
+    }
+    uint32_t low = 0, high = cells->count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (cells->at[middle].end <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static void ddl__cell_insert(ddl__planner *p, ddl__cells *cells, uint32_t index, ddl__cell cell) {
+    cells->at = ddl__plan_grow(p, cells->at, cells->count, &cells->cap, sizeof *cells->at);
+    if (p->status < 0) {
+        return;
+    }
+    memmove(&cells->at[index + 1], &cells->at[index], (cells->count - index) * sizeof *cells->at);
+    cells->at[index] = cell;
+    cells->count++;
+}
+
+/* Makes address a border between cells and returns the first cell at or above it. */
+static uint32_t ddl__cell_split(ddl__planner *p, ddl__cells *cells, int64_t address) {
+    uint32_t index = ddl__cell_find(cells, address);
+    if (index == cells->count || cells->at[index].begin >= address) {
+        return index;
+    }
+    ddl__cell lower = cells->at[index];
+    lower.end = address;
+    ddl__cell_insert(p, cells, index, lower);
+    if (p->status >= 0) {
+        cells->at[index + 1].begin = address;
+    }
+    return index + 1;
+}
+
+static void ddl__cell_add_reader(ddl__planner *p, ddl__cell *cell, uint32_t step) {
+    p->readers = ddl__plan_grow(p, p->readers, p->reader_count, &p->reader_cap, sizeof *p->readers);
+    if (p->status >= 0) {
+        p->readers[p->reader_count++] = (ddl__cell_reader){step, cell->readers};
+        cell->readers = p->reader_count;
+    }
+}
+
+/* A reader waits for whoever wrote what it reads. */
+static void ddl__cells_read(ddl__planner *p, ddl__cells *cells, int64_t begin, int64_t end, uint32_t step) {
+    uint32_t i = ddl__cell_split(p, cells, begin);
+    ddl__cell_split(p, cells, end);
+    for (int64_t at = begin; at < end && p->status >= 0; at = cells->at[i++].end) {
+        if (i == cells->count || cells->at[i].begin > at) {
+            int64_t stop = i == cells->count ? end : DDL__MIN(end, cells->at[i].begin);
+            ddl__cell_insert(p, cells, i, (ddl__cell){at, stop, DDL__NO_STEP, 0});
+            if (p->status < 0) {
+                return;
+            }
+        }
+        ddl__plan_after(p, step, cells->at[i].writer);
+        ddl__cell_add_reader(p, &cells->at[i], step);
+    }
+}
+
+/* A writer waits for those who read the old bytes; they waited for the writer before, so it need not. */
+static void ddl__cells_write(ddl__planner *p, ddl__cells *cells, int64_t begin, int64_t end, uint32_t step) {
+    uint32_t first = ddl__cell_split(p, cells, begin), i = first;
+    ddl__cell_split(p, cells, end);
+    for (; p->status >= 0 && i < cells->count && cells->at[i].begin < end; i++) {
+        uint32_t reader = cells->at[i].readers;
+        if (reader == 0) {
+            ddl__plan_after(p, step, cells->at[i].writer);
+        }
+        for (; reader != 0; reader = p->readers[reader - 1].next) {
+            ddl__plan_after(p, step, p->readers[reader - 1].step);
+        }
+    }
+    ddl__cell whole = {begin, end, step, 0};
+    if (p->status < 0) {
+        return;
+    }
+    if (i == first) {
+        ddl__cell_insert(p, cells, first, whole);
+        return;
+    }
+    cells->at[first] = whole;
+    memmove(&cells->at[first + 1], &cells->at[i], (cells->count - i) * sizeof *cells->at);
+    cells->count -= i - first - 1;
+}
+
+/* IN that is not also OUT is never written, so nobody ever waits for its readers. */
+static void ddl__plan_touch(ddl__planner *p, uint32_t step, uint8_t space, int64_t offset, int64_t bytes, bool write) {
+    if (bytes <= 0 || p->status < 0 || (space == DDL__IN && !p->aliased)) {
+        return;
+    }
+    int64_t begin = offset + (space != DDL__TMP && p->aliased ? p->shift[space] : 0);
+    ddl__cells *cells = &p->cells[space == DDL__TMP ? DDL__TMP_MEMORY : DDL__USER_MEMORY];
+    if (write) {
+        ddl__cells_write(p, cells, begin, begin + bytes, step);
+    } else {
+        ddl__cells_read(p, cells, begin, begin + bytes, step);
+    }
+}
+
+static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
+    p->steps = p->status < 0 ? p->steps
+                             : ddl__plan_grow(p, p->steps, p->step_count, &p->step_cap, sizeof *p->steps);
+    if (p->status < 0) {
+        return DDL__NO_STEP;
+    }
+    uint32_t index = p->step_count++;
+    p->steps[index] = step;
+    if (step.kind != DDL__RECV) {
+        ddl__plan_touch(p, index, step.src_space, step.src, step.bytes, false);
+    }
+    if (step.kind != DDL__SEND) {
+        ddl__plan_touch(p, index, step.dst_space, step.dst, step.bytes, true);
+    }
+    return index;
+}
+
+/* Maps spans to a space: span.at + base is the offset there. Scratch holds only the part that is worked on. */
+typedef struct ddl__place {
+    ddl__space space;
+    int64_t base;
+} ddl__place;
+
+static const ddl__place ddl__in = {DDL__IN, 0}, ddl__out = {DDL__OUT, 0};
+
+static uint32_t ddl__plan_send(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__span span) {
+    return ddl__plan_add(p, (ddl__step){.kind = DDL__SEND,
+                                        .peer = peer,
+                                        .slot = slot,
+                                        .src_space = (uint8_t)src.space,
+                                        .src = span.at + src.base,
+                                        .bytes = span.bytes});
+}
+
+static uint32_t ddl__plan_recv(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place dst, ddl__span span) {
+    return ddl__plan_add(p, (ddl__step){.kind = DDL__RECV,
+                                        .peer = peer,
+                                        .slot = slot,
+                                        .dst_space = (uint8_t)dst.space,
+                                        .dst = span.at + dst.base,
+                                        .bytes = span.bytes});
+}
+
+/* dst = src op what peer sent; flags DDL__THEIRS_FIRST turns the operands. */
+static uint32_t ddl__plan_recv_reduce(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__place dst,
+                                      ddl__span span, uint8_t flags) {
+    return ddl__plan_add(p, (ddl__step){.kind = DDL__RECV_REDUCE,
+                                        .flags = flags,
+                                        .peer = peer,
+                                        .slot = slot,
+                                        .src_space = (uint8_t)src.space,
+                                        .dst_space = (uint8_t)dst.space,
+                                        .src = span.at + src.base,
+                                        .dst = span.at + dst.base,
+                                        .bytes = span.bytes});
+}
+
+static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place src, ddl__place dst, ddl__span span,
+                                uint8_t flags) {
+    return ddl__plan_add(p, (ddl__step){.kind = (uint8_t)kind,
+                                        .flags = flags,
+                                        .peer = -1,
+                                        .src_space = (uint8_t)src.space,
+                                        .dst_space = (uint8_t)dst.space,
+                                        .src = span.at + src.base,
+                                        .dst = span.at + dst.base,
+                                        .bytes = span.bytes});
+}
+
+static uint32_t ddl__plan_copy(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span) {
+    return ddl__plan_local(p, DDL__COPY, src, dst, span, 0);
+}
+
+/* dst = src op dst; flags DDL__DST_FIRST turns the operands. */
+static uint32_t ddl__plan_reduce(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span, uint8_t flags) {
+    return ddl__plan_local(p, DDL__REDUCE, src, dst, span, flags);
+}
+
+/* Scratch for a span, aligned for any vector. */
+static ddl__place ddl__plan_tmp(ddl__planner *p, ddl__span span) {
+    int64_t at = p->tmp_bytes;
+    p->tmp_bytes += (span.bytes + 63) / 64 * 64;
+    return (ddl__place){DDL__TMP, at - span.at};
+}
+
+/* count slots that no other phase of the plan uses. Every rank takes the same slots in the same order, also for
+ * phases that it has no part in. */
+static uint32_t ddl__plan_slots(ddl__planner *p, uint32_t count) {
+    uint32_t first = p->next_slot;
+    p->next_slot += count;
+    return first;
+}
+
+/* A step that does nothing and ends after all receives up to now: then this rank has heard of everybody it hears of. */
+static uint32_t ddl__plan_join(ddl__planner *p) {
+    uint32_t end = p->step_count;
+    uint32_t join = ddl__plan_copy(p, ddl__in, ddl__out, (ddl__span){0, 0});
+    for (uint32_t i = 0; i < end && p->status >= 0; i++) {
+        if (p->steps[i].kind == DDL__RECV || p->steps[i].kind == DDL__RECV_REDUCE) {
+            ddl__plan_after(p, join, i);
+        }
+    }
+    return join;
+}
+
+/* Signals in ceil(log2 n) rounds, after which each rank knows that every rank has begun the operation: the
+ * dissemination barrier of Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988. Round k
+ * hears from rank + 2^k. Each round waits for the one before, which is what makes the knowledge add up. */
+static void ddl__plan_fence(ddl__planner *p) {
+    int32_t size = p->args->size, rank = p->args->rank;
+    uint32_t rounds = ddl__log2_ceil(size), slot = ddl__plan_slots(p, rounds);
+    uint32_t heard = DDL__NO_STEP;
+    for (uint32_t k = 0; k < rounds; k++) {
+        int32_t distance = (int32_t)(1u << k);
+        ddl__span signal = {0, 0};
+        ddl__plan_after(p, ddl__plan_send(p, (rank - distance + size) % size, slot + k, ddl__in, signal), heard);
+        uint32_t recv = ddl__plan_recv(p, (rank + distance) % size, slot + k, ddl__out, signal);
+        ddl__plan_after(p, recv, heard);
+        heard = recv;
+    }
+    p->gate = heard;
+    p->fenced = true;
+}
+
+/* Steps that wait for nothing wait for the fence; then waits are counted. */
+static void ddl__plan_count_waits(ddl__planner *p) {
+    for (uint32_t i = 0; i < p->edge_count; i++) {
+        p->steps[p->edges[i].after].waits++;
+    }
+    for (uint32_t i = p->gate == DDL__NO_STEP ? p->step_count : p->gate + 1; i < p->step_count; i++) {
+        if (p->steps[i].waits == 0) {
+            ddl__plan_after(p, i, p->gate);
+            p->steps[i].waits = 1;
+        }
+    }
+}
+
+/* Turns the edges into lists per step (compressed sparse rows) and hands the plan over; the planner is closed either
+ * way. Errors: DDL_ERR_NOMEM. Free with ddl__plan_free. */
+static ddl_status ddl__plan_finish(ddl__planner *p, ddl__plan *out) {
+    *out = (ddl__plan){0};
+    if (p->status >= 0) {
+        ddl__plan_count_waits(p);
+    }
+    uint32_t *nexts = p->status < 0 ? NULL : ddl__alloc_array(p->base, DDL__MAX(p->edge_count, 1u), sizeof *nexts);
+    if (nexts == NULL) {
+        ddl__plan_close(p);
+        return DDL_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < p->edge_count; i++) {
+        p->steps[p->edges[i].before].next_count++;
+    }
+    for (uint32_t i = 0, first = 0; i < p->step_count; i++) {
+        p->steps[i].first_next = first;
+        first += p->steps[i].next_count;
+        p->steps[i].next_count = 0;
+    }
+    for (uint32_t i = 0; i < p->edge_count; i++) {
+        ddl__step *before = &p->steps[p->edges[i].before];
+        nexts[before->first_next + before->next_count++] = p->edges[i].after;
+    }
+    *out = (ddl__plan){.steps = p->steps,
+                       .nexts = nexts,
+                       .step_count = p->step_count,
+                       .next_count = p->edge_count,
+                       .tmp_bytes = p->tmp_bytes,
+                       .fenced = p->fenced};
+    p->steps = NULL;
+    ddl__plan_close(p);
+    return DDL_OK;
+}
+
+static void ddl__plan_free(ddl__base *base, ddl__plan *plan) {
+    ddl__free(base, plan->steps);
+    ddl__free(base, plan->nexts);
+    *plan = (ddl__plan){0};
+}
+
+/* >>algo/cost */
+/* algo/cost: what the closed forms of the algorithms are made of. It must not know how a link is measured. */
+
+/* Measured or assumed, the same on every rank. Index 0 is inside a host, 1 between hosts. */
+typedef struct ddl__cost_model {
+    double latency_s[2], s_per_byte[2]; /* the alpha and beta of Hockney's model */
+    double reduce_s_per_byte;           /* gamma */
+    double message_s;                   /* what one more message costs the rank that sends it */
+    int32_t oversubscription;           /* ranks per core; 0 and 1 are the same */
+} ddl__cost_model;
+
+/* A call as its cost sees it. */
+typedef struct ddl__terms {
+    double n, rounds;             /* ranks, ceil(log2 n) */
+    double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
+    double latency, byte, reduce; /* of the slowest link in use */
+    double near_latency, near_byte;
+    double message; /* of a message that does not wait for the one before */
+    double hosts, per_host;
+    double crossing; /* how much slower a byte is when all ranks of a host send to others at once */
+    double chunk;
+} ddl__terms;
+
+static int32_t ddl__host_count(const ddl__plan_args *args) {
+    int32_t last = 0;
+    for (int32_t r = 0; args->host_of != NULL && r < args->size; r++) {
+        last = DDL__MAX(last, args->host_of[r]);
+    }
+    return last + 1;
+}
+
+/* Bytes of all blocks, or of the vector that every rank has. The lengths in an all_to_allv are each rank's own, so
+ * none may count. */
+static int64_t ddl__total_bytes(const ddl__plan_args *args) {
+    int64_t count = args->count;
+    switch (ddl__kind_base(args->kind)) {
+    case DDL_GATHER:
+    case DDL_SCATTER:
+    case DDL_ALL_GATHER:
+    case DDL_REDUCE_SCATTER:
+    case DDL_ALL_TO_ALL:
+        count *= args->size;
+        break;
+    default:
+        break;
+    }
+    if (ddl__kind_is_v(args->kind)) {
+        count = 0;
+        for (int32_t r = 0; args->kind != DDL_ALL_TO_ALLV && r < args->size; r++) {
+            count += args->counts[r];
+        }
+    }
+    return count * args->element_bytes;
+}
+
+/* The largest block. */
+static int64_t ddl__block_bytes(const ddl__plan_args *args) {
+    int64_t count = args->count;
+    if (ddl__kind_is_v(args->kind)) {
+        count = 0;
+        for (int32_t r = 0; args->kind != DDL_ALL_TO_ALLV && r < args->size; r++) {
+            count = DDL__MAX(count, args->counts[r]);
+        }
+    }
+    return count * args->element_bytes;
+}
+
+/* More ranks than cores: they take turns, so every time is as much longer. */
+static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__cost_model *model) {
+    int32_t hosts = ddl__host_count(args), far = hosts > 1;
+    double turns = DDL__MAX(model->oversubscription, 1);
+    *t = (ddl__terms){.n = args->size, .rounds = ddl__log2_ceil(args->size), .hosts = hosts};
+    t->bytes = (double)ddl__total_bytes(args);
+    t->per_host = DDL__MAX(t->n / t->hosts, 1.0);
+    t->latency = (model->latency_s[far] + model->message_s) * turns;
+    t->byte = model->s_per_byte[far] * (far ? 1 : turns);
+    t->near_latency = (model->latency_s[0] + model->message_s) * turns;
+    t->near_byte = model->s_per_byte[0] * turns;
+    t->message = model->message_s * turns;
+    t->reduce = model->reduce_s_per_byte * turns;
+    t->crossing = far ? t->per_host : 1;
+    t->chunk = (double)args->chunk_bytes;
+}
+
+/* What an algorithm can do, and what it needs. */
+enum {
+    DDL__SERVES_V = 1,   /* the v-form of its kind too */
+    DDL__KEEPS_ORDER = 2, /* x0 op x1 op ...: the op need not be commutative */
+    /* And brackets from the left: the bits depend on the operands alone, not on group, transport or cuts. */
+    DDL__RANK_ORDER = 4 | DDL__KEEPS_ORDER,
+    DDL__FENCES = 8 /* needs a fence whatever the size */
+};
+
+/* An algorithm: a pure function from arguments to plan, with what choosing needs to know of it. */
+typedef struct ddl__algo {
+    const char *name;
+    ddl_kind kind;
+    uint32_t traits;
+    bool (*can)(const ddl__plan_args *args); /* NULL: whenever the above fits */
+    void (*plan)(ddl__planner *p, const ddl__plan_args *args);
+    double (*cost)(const ddl__terms *t);               /* seconds, without a fence */
+    int64_t (*peer_bytes)(const ddl__plan_args *args); /* a bound of what any rank sends to any one other */
+} ddl__algo;
+
+static bool ddl__algo_has(const ddl__algo *algo, uint32_t traits) { return (algo->traits & traits) == traits; }
+
+/* Bounds that several algorithms share. */
+static int64_t ddl__peer_nothing(const ddl__plan_args *args) {
+    (void)args;
+    return 0;
+}
+
+static int64_t ddl__peer_once(const ddl__plan_args *args) { return ddl__total_bytes(args); }
+
+static int64_t ddl__peer_twice(const ddl__plan_args *args) { return 2 * ddl__total_bytes(args); }
+
+/* One block, or all that an all_to_allv may send: nobody knows, so it counts as too much. */
+static int64_t ddl__peer_block(const ddl__plan_args *args) {
+    return args->kind == DDL_ALL_TO_ALLV ? INT64_MAX : ddl__block_bytes(args);
+}
+
+/* >>algo/tree */
+/* algo/tree: what runs along trees: barrier, broadcast, reduce, and all_reduce as one after the other.
+ * Trees differ only in who is whose child; data moves the same way in all of them. */
+
+/* A span as messages of one chunk each, in slots from `slot` on, so that what comes after can begin with the first
+ * chunk. Nothing for an empty span: where these are used, both ends know that it is empty. */
+static void ddl__send_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__span span) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_send(p, peer, slot + c, src, ddl__chunk(p->args, span, c));
+    }
+}
+
+static void ddl__recv_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place dst, ddl__span span) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_recv(p, peer, slot + c, dst, ddl__chunk(p->args, span, c));
+    }
+}
+
+static void ddl__recv_reduce_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__place dst,
+                                    ddl__span span, uint8_t flags) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_recv_reduce(p, peer, slot + c, src, dst, ddl__chunk(p->args, span, c), flags);
+    }
+}
+
+#define DDL__MAX_CHILDREN 32
+
+/* One rank's place in a tree. Children stand in the order in which they are reduced. */
+typedef struct ddl__tree {
+    int32_t parent; /* -1 at the root */
+    int32_t child_count;
+    int32_t child[DDL__MAX_CHILDREN];
+} ddl__tree;
+
+/* Binomial: ranks count from the root; the parent of v is v without its lowest set bit, its children are v plus each
+ * smaller power of two. The subtree of v is v .. v + lowbit - 1, so ascending children keep the order of ranks. */
+static ddl__tree ddl__tree_binomial(int32_t size, int32_t rank, int32_t root) {
+    int32_t v = (rank - root + size) % size, lowest = v & -v;
+    ddl__tree tree = {.parent = v == 0 ? -1 : (v - lowest + root) % size};
+    for (int32_t bit = 1; (v == 0 || bit < lowest) && bit < size - v; bit *= 2) {
+        tree.child[tree.child_count++] = (v + bit + root) % size;
+        if (bit > INT32_MAX / 2) {
+            break;
+        }
+    }
+    return tree;
+}
+
+static ddl__tree ddl__tree_chain(int32_t size, int32_t rank, int32_t root) {
+    int32_t v = (rank - root + size) % size;
+    ddl__tree tree = {.parent = v == 0 ? -1 : (rank - 1 + size) % size};
+    if (v + 1 < size) {
+        tree.child[tree.child_count++] = (rank + 1) % size;
+    }
+    return tree;
+}
+
+/* The in-order tree of NCCL (src/graph/trees.cc) over 0 .. size-1: odd numbers are leaves, 0 is the root and has one
+ * child, the highest power of two below size. Fills in numbers, not ranks. */
+static ddl__tree ddl__tree_inorder(int32_t size, int32_t v) {
+    int32_t bit = 1;
+    while (v == 0 ? bit < size : (v & bit) == 0) {
+        bit *= 2;
+    }
+    ddl__tree tree = {.parent = -1};
+    if (v > 0) {
+        int32_t up = (v ^ bit) | (bit * 2);
+        tree.parent = up < size ? up : v ^ bit;
+    }
+    int32_t low = bit / 2;
+    if (v > 0 && low > 0) {
+        tree.child[tree.child_count++] = v - low;
+    }
+    while (low > 0 && v + low >= size) {
+        low /= 2;
+    }
+    if (low > 0) {
+        tree.child[tree.child_count++] = v + low;
+    }
+    return tree;
+}
+
+/* The second tree gives the numbers 1 .. size-1 to other ranks, so that a leaf of one tree is inner in the other: it
+ * mirrors them when size is odd, else shifts them by one. Its own inverse is `back`. */
+static int32_t ddl__tree_second(int32_t size, int32_t v, bool back) {
+    if (v <= 0) {
+        return v;
+    }
+    if (size % 2 == 1) {
+        return size - v;
+    }
+    return back ? (v + size - 3) % (size - 1) + 1 : v % (size - 1) + 1;
+}
+
+/* One of the two trees of Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+ * scan", Parallel Computing 35, 2009. Both have the same root, as theirs; every other rank has children in at most
+ * one tree, so with half of the data in each, nobody sends or receives more than the root does. */
+static ddl__tree ddl__tree_double(int32_t size, int32_t rank, int32_t root, bool second) {
+    int32_t v = (rank - root + size) % size;
+    ddl__tree tree = ddl__tree_inorder(size, second ? ddl__tree_second(size, v, false) : v);
+    for (int32_t i = -1; i < tree.child_count; i++) {
+        int32_t *at = i < 0 ? &tree.parent : &tree.child[i];
+        if (*at >= 0) {
+            *at = ((second ? ddl__tree_second(size, *at, true) : *at) + root) % size;
+        }
+    }
+    return tree;
+}
+
+/* Sends one chunk from the root (where it is in `source`) to OUT of all others; the largest subtree first. */
+static void ddl__tree_down(ddl__planner *p, const ddl__tree *tree, uint32_t slot, ddl__place source, ddl__span chunk) {
+    if (tree->parent >= 0) {
+        ddl__plan_recv(p, tree->parent, slot, ddl__out, chunk);
+        source = ddl__out;
+    }
+    for (int32_t i = tree->child_count - 1; i >= 0; i--) {
+        ddl__plan_send(p, tree->child[i], slot, source, chunk);
+    }
+}
+
+/* Reduces one chunk towards the root: own IN first, then the children in order. Partial results stand in `partial`;
+ * the last one at the root goes to OUT, which the other children may not have touched before. */
+static void ddl__tree_up(ddl__planner *p, const ddl__tree *tree, uint32_t slot, ddl__place partial, ddl__span chunk) {
+    ddl__place from = ddl__in;
+    for (int32_t i = 0; i < tree->child_count; i++) {
+        bool last = tree->parent < 0 && i == tree->child_count - 1;
+        ddl__place to = last ? ddl__out : partial;
+        ddl__plan_recv_reduce(p, tree->child[i], slot, from, to, chunk, 0);
+        from = to;
+    }
+    if (tree->parent >= 0) {
+        ddl__plan_send(p, tree->parent, slot, from, chunk);
+    }
+}
+
+/* Scratch for partial results: a few chunks that are used in turn. */
+#define DDL__WINDOW 16
+typedef struct ddl__window {
+    ddl__place at[DDL__WINDOW];
+} ddl__window;
+
+static ddl__window ddl__plan_window(ddl__planner *p, uint32_t chunks, int64_t chunk_bytes) {
+    ddl__window window = {0};
+    for (uint32_t i = 0; i < DDL__MIN(chunks, (uint32_t)DDL__WINDOW); i++) {
+        window.at[i] = ddl__plan_tmp(p, (ddl__span){0, chunk_bytes});
+    }
+    return window;
+}
+
+static ddl__place ddl__window_place(const ddl__window *window, uint32_t index, ddl__span chunk) {
+    ddl__place place = window->at[index % DDL__WINDOW];
+    place.base -= chunk.at;
+    return place;
+}
+
+static void ddl__plan_tree_broadcast(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree,
+                                     ddl__span span) {
+    uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__tree_down(p, tree, slot + c, ddl__in, ddl__chunk(args, span, c));
+    }
+}
+
+static void ddl__plan_tree_reduce(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree, ddl__span span) {
+    uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
+    ddl__window window = {0};
+    if (tree->child_count > 0) {
+        window = ddl__plan_window(p, chunks, DDL__MIN(span.bytes, ddl__chunk_bytes(args)));
+    }
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, span, c);
+        ddl__tree_up(p, tree, slot + c, ddl__window_place(&window, c, chunk), chunk);
+    }
+}
+
+static ddl__span ddl__whole(const ddl__plan_args *args) { return (ddl__span){0, args->count * args->element_bytes}; }
+
+static ddl__span ddl__tree_half(const ddl__plan_args *args, int32_t half) {
+    return ddl__span_part(ddl__whole(args), 2, half, args->element_bytes);
+}
+
+/* barrier */
+
+/* Nothing after the fence. */
+static void ddl__algo_barrier(ddl__planner *p, const ddl__plan_args *args) {
+    (void)p;
+    (void)args;
+}
+
+static double ddl__cost_barrier(const ddl__terms *t) { return t->rounds * t->latency; }
+
+/* broadcast */
+
+static void ddl__algo_broadcast_tree(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
+}
+
+static double ddl__cost_broadcast_tree(const ddl__terms *t) {
+    return t->rounds * (t->latency + t->bytes * t->byte);
+}
+
+/* Pipelined along a line of ranks: the best for large data, the worst for small. */
+static void ddl__algo_broadcast_chain(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
+    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
+}
+
+static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
+    double chunks = bytes / t->chunk;
+    return chunks < 1 ? 1 : chunks;
+}
+
+static double ddl__cost_broadcast_chain(const ddl__terms *t) {
+    double chunks = ddl__cost_chunks(t, t->bytes);
+    return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * t->byte);
+}
+
+/* Two parents may write OUT, so it always begins with a fence. */
+static void ddl__algo_broadcast_double_tree(ddl__planner *p, const ddl__plan_args *args) {
+    for (int32_t half = 0; half < 2; half++) {
+        ddl__tree tree = ddl__tree_double(args->size, args->rank, args->root, half == 1);
+        ddl__plan_tree_broadcast(p, args, &tree, ddl__tree_half(args, half));
+    }
+}
+
+/* Each round of the pipeline moves a chunk in each tree. */
+static double ddl__cost_broadcast_double_tree(const ddl__terms *t) {
+    double chunks = ddl__cost_chunks(t, t->bytes / 2);
+    return (t->rounds + chunks) * 2 * (t->latency + t->bytes / 2 / chunks * t->byte * t->crossing);
+}
+
+/* reduce. An op that is not commutative is reduced to rank 0, whose tree keeps the order, and sent on from there. */
+
+static void ddl__algo_reduce_tree(ddl__planner *p, const ddl__plan_args *args) {
+    if (args->commutative || args->root == 0) {
+        ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+        ddl__plan_tree_reduce(p, args, &tree, ddl__whole(args));
+        return;
+    }
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, 0);
+    if (args->rank == 0) {
+        tree.parent = args->root;
+    }
+    ddl__span whole = ddl__whole(args);
+    ddl__plan_tree_reduce(p, args, &tree, whole);
+    uint32_t chunks = ddl__chunk_count(args, whole.bytes), slot = p->next_slot - chunks;
+    for (uint32_t c = 0; args->rank == args->root && c < chunks; c++) {
+        ddl__plan_recv(p, 0, slot + c, ddl__out, ddl__chunk(args, whole, c));
+    }
+}
+
+static double ddl__cost_reduce_tree(const ddl__terms *t) {
+    return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
+}
+
+static void ddl__algo_reduce_chain(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
+    ddl__plan_tree_reduce(p, args, &tree, ddl__whole(args));
+}
+
+static double ddl__cost_reduce_chain(const ddl__terms *t) {
+    double chunks = ddl__cost_chunks(t, t->bytes);
+    return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * (t->byte + t->reduce));
+}
+
+static void ddl__algo_reduce_double_tree(ddl__planner *p, const ddl__plan_args *args) {
+    for (int32_t half = 0; half < 2; half++) {
+        ddl__tree tree = ddl__tree_double(args->size, args->rank, args->root, half == 1);
+        ddl__plan_tree_reduce(p, args, &tree, ddl__tree_half(args, half));
+    }
+}
+
+static double ddl__cost_reduce_double_tree(const ddl__terms *t) {
+    double chunks = ddl__cost_chunks(t, t->bytes / 2);
+    return (t->rounds + chunks) * 2 *
+           (t->latency + t->bytes / 2 / chunks * (t->byte * t->crossing + t->reduce));
+}
+
+/* all_reduce: up and down both trees, chunk by chunk. */
+static void ddl__algo_all_reduce_double_tree(ddl__planner *p, const ddl__plan_args *args) {
+    for (int32_t half = 0; half < 2; half++) {
+        ddl__tree tree = ddl__tree_double(args->size, args->rank, 0, half == 1);
+        ddl__span span = ddl__tree_half(args, half);
+        uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, 2 * chunks);
+        for (uint32_t c = 0; c < chunks; c++) {
+            ddl__span chunk = ddl__chunk(args, span, c);
+            ddl__tree_up(p, &tree, slot + 2 * c, ddl__out, chunk);
+            ddl__tree_down(p, &tree, slot + 2 * c + 1, ddl__out, chunk);
+        }
+    }
+}
+
+static double ddl__cost_all_reduce_double_tree(const ddl__terms *t) {
+    return ddl__cost_reduce_double_tree(t) + t->rounds * t->latency + t->bytes * t->byte * t->crossing;
+}
+
+/* >>algo/ring */
+/* algo/ring: what runs around rings: the bandwidth-optimal algorithms for large data. Ring reduce-scatter and
+ * all-gather are building blocks of all_reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+ * clusters of workstations", JPDC 69, 2009), of broadcast and reduce of large vectors, and of the hierarchy. */
+
+typedef struct ddl__ring {
+    int32_t size, index, prev, next; /* index of this rank in the ring; prev and next are ranks */
+} ddl__ring;
+
+static ddl__ring ddl__ring_all(const ddl__plan_args *args) {
+    return (ddl__ring){args->size, args->rank, (args->rank + args->size - 1) % args->size,
+                       (args->rank + 1) % args->size};
+}
+
+/* How the data of a ring is cut: member i's part is the i-th equal part of a span, or the block of rank i. */
+typedef struct ddl__cut {
+    const ddl__plan_args *args;
+    bool blocks;
+    ddl__span whole;
+    int32_t parts;
+} ddl__cut;
+
+static ddl__span ddl__cut_part(const ddl__cut *cut, int32_t index) {
+    if (cut->blocks) {
+        return ddl__block(cut->args, index);
+    }
+    return ddl__span_part(cut->whole, cut->parts, index, cut->args->element_bytes);
+}
+
+/* Chunks of the largest part: how many slots one round needs. */
+static uint32_t ddl__cut_chunks(const ddl__cut *cut) {
+    int64_t bytes = cut->blocks ? ddl__block_bytes(cut->args) : ddl__cut_part(cut, 0).bytes;
+    return ddl__chunk_count(cut->args, bytes);
+}
+
+/* Where the members' own data is, where partial results go, and where the finished part goes. With turn_bytes > 0
+ * there is scratch for two parts, which the rounds use in turn. */
+typedef struct ddl__flow {
+    ddl__place own, work, last;
+    int64_t turn_bytes;
+} ddl__flow;
+
+static ddl__place ddl__flow_work(const ddl__flow *flow, int32_t round, ddl__span part) {
+    if (flow->turn_bytes == 0) {
+        return flow->work;
+    }
+    return (ddl__place){flow->work.space, flow->work.base + round % 2 * flow->turn_bytes - part.at};
+}
+
+/* Each part travels around the ring once and collects every member's contribution; part i ends at member i. Empty
+ * parts do not travel. Every chunk moves on as soon as it is reduced. */
+static void ddl__ring_reduce_scatter(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__flow flow) {
+    uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
+    for (int32_t s = 0; s + 1 < ring->size; s++, slot += each) {
+        ddl__span out = ddl__cut_part(cut, (ring->index - s - 1 + ring->size) % ring->size);
+        ddl__span in = ddl__cut_part(cut, (ring->index - s - 2 + 2 * ring->size) % ring->size);
+        ddl__place from = s == 0 ? flow.own : ddl__flow_work(&flow, s - 1, out);
+        ddl__place to = s + 2 == ring->size ? flow.last : ddl__flow_work(&flow, s, in);
+        ddl__send_chunks(p, ring->next, slot, from, out);
+        ddl__recv_reduce_chunks(p, ring->prev, slot, flow.own, to, in, 0);
+    }
+}
+
+/* Each part travels around the ring once; all of them end in `to`. */
+static void ddl__ring_all_gather(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__place own,
+                                 ddl__place to) {
+    uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
+    for (int32_t s = 0; s + 1 < ring->size; s++, slot += each) {
+        ddl__span out = ddl__cut_part(cut, (ring->index - s + ring->size) % ring->size);
+        ddl__span in = ddl__cut_part(cut, (ring->index - s - 1 + ring->size) % ring->size);
+        ddl__send_chunks(p, ring->next, slot, s == 0 ? own : to, out);
+        ddl__recv_chunks(p, ring->prev, slot, to, in);
+    }
+}
+
+/* all_reduce. Without a fence, partial results stay in scratch: only the last message of a part's round trip brings
+ * word of every rank. */
+static void ddl__algo_all_reduce_ring(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring ring = ddl__ring_all(args);
+    ddl__cut cut = {args, false, ddl__whole(args), args->size};
+    ddl__place work = p->fenced ? ddl__out : ddl__plan_tmp(p, cut.whole);
+    ddl__ring_reduce_scatter(p, &ring, &cut, (ddl__flow){ddl__in, work, ddl__out, 0});
+    ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
+}
+
+static double ddl__cost_all_reduce_ring(const ddl__terms *t) {
+    return 2 * (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (2 * t->byte + t->reduce);
+}
+
+/* all_gather. Blocks of ranks that this one has not heard of yet go to OUT, hence always a fence. */
+static void ddl__algo_all_gather_ring(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring ring = ddl__ring_all(args);
+    ddl__cut cut = {args, true, {0, 0}, args->size};
+    ddl__span mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__IN, -mine.at};
+    ddl__ring_all_gather(p, &ring, &cut, own, ddl__out);
+    if (!args->in_place) {
+        ddl__plan_copy(p, own, ddl__out, mine);
+    }
+}
+
+static double ddl__cost_gather_ring(const ddl__terms *t) {
+    return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * t->byte;
+}
+
+/* reduce_scatter */
+static void ddl__algo_reduce_scatter_ring(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring ring = ddl__ring_all(args);
+    ddl__cut cut = {args, true, {0, 0}, args->size};
+    int64_t turn = ddl__block_bytes(args);
+    ddl__place work = ddl__plan_tmp(p, (ddl__span){0, 2 * turn});
+    ddl__place last = {DDL__OUT, -ddl__block(args, args->rank).at};
+    ddl__ring_reduce_scatter(p, &ring, &cut, (ddl__flow){ddl__in, work, last, turn});
+}
+
+static double ddl__cost_reduce_scatter_ring(const ddl__terms *t) {
+    return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (t->byte + t->reduce);
+}
+
+/* The root's vector in parts by distance from the root, along a binomial tree: each rank has or wants the parts of
+ * its subtree. */
+static ddl__span ddl__subtree(const ddl__plan_args *args, int32_t rank) {
+    int32_t v = (rank - args->root + args->size) % args->size, lowest = v & -v;
+    int32_t end = v == 0 || lowest > args->size - v ? args->size : v + lowest;
+    return ddl__span_parts(ddl__whole(args), args->size, v, end, args->element_bytes);
+}
+
+static ddl__ring ddl__ring_from_root(const ddl__plan_args *args) {
+    ddl__ring ring = ddl__ring_all(args);
+    ring.index = (args->rank - args->root + args->size) % args->size;
+    return ring;
+}
+
+/* broadcast as scatter and all-gather: van de Geijn's algorithm for long vectors (Barnett et al., "Interprocessor
+ * collective communication library", 1994). Two neighbours write OUT, hence the fence. */
+static void ddl__algo_broadcast_scatter(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+    uint32_t slot = ddl__plan_slots(p, ddl__chunk_count(args, ddl__whole(args).bytes));
+    if (tree.parent >= 0) {
+        ddl__recv_chunks(p, tree.parent, slot, ddl__out, ddl__subtree(args, args->rank));
+    }
+    for (int32_t i = tree.child_count - 1; i >= 0; i--) {
+        ddl__send_chunks(p, tree.child[i], slot, ddl__out, ddl__subtree(args, tree.child[i]));
+    }
+    ddl__ring ring = ddl__ring_from_root(args);
+    ddl__cut cut = {args, false, ddl__whole(args), args->size};
+    ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
+}
+
+static double ddl__cost_broadcast_scatter(const ddl__terms *t) {
+    return (t->rounds + t->n - 1) * t->latency + 2 * (t->n - 1) / t->n * t->bytes * t->byte;
+}
+
+/* reduce as reduce-scatter and gather: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004,
+ * here with a ring for the first half. Only the root has an OUT; the others work in scratch. */
+static void ddl__algo_reduce_scatter_gather(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring ring = ddl__ring_from_root(args);
+    ddl__cut cut = {args, false, ddl__whole(args), args->size};
+    ddl__place work = args->rank == args->root ? ddl__out : ddl__plan_tmp(p, cut.whole);
+    ddl__ring_reduce_scatter(p, &ring, &cut, (ddl__flow){ddl__in, work, work, 0});
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+    uint32_t slot = ddl__plan_slots(p, ddl__chunk_count(args, cut.whole.bytes));
+    for (int32_t i = 0; i < tree.child_count; i++) {
+        ddl__recv_chunks(p, tree.child[i], slot, work, ddl__subtree(args, tree.child[i]));
+    }
+    if (tree.parent >= 0) {
+        ddl__send_chunks(p, tree.parent, slot, work, ddl__subtree(args, args->rank));
+    }
+}
+
+static double ddl__cost_reduce_scatter_gather(const ddl__terms *t) {
+    return ddl__cost_broadcast_scatter(t) + (t->n - 1) / t->n * t->bytes * t->reduce;
+}
+
+/* >>algo-hierarchy: all_reduce by host: reduce-scatter inside each host, all_reduce of each part between the ranks
+ * that have it, all-gather inside (BlueConnect: Cho et al., "BlueConnect: decomposing all-reduce for deep learning on
+ * heterogeneous network hierarchy", SysML 2019, with two dimensions). Between hosts travels what a single ring over
+ * all ranks would send there, in 2 (hosts - 1) rounds instead of 2 (n - 1). */
+
+/* The ring of the ranks that agree with this one in one digit (host, or number within the host); index is the other
+ * digit. */
+static ddl__ring ddl__ring_of(const ddl__plan_args *args, bool inside) {
+    int32_t mine = args->host_of[args->rank], number = 0;
+    for (int32_t r = 0; r < args->rank; r++) {
+        number += args->host_of[r] == mine;
+    }
+    ddl__ring ring = {.prev = -1, .next = -1};
+    int32_t first = -1, last = -1;
+    for (int32_t host = 0, hosts = ddl__host_count(args); host < hosts; host++) {
+        for (int32_t r = 0, n = 0; r < args->size; r++) {
+            if (args->host_of[r] != host || (inside ? host != mine : n++ != number)) {
+                continue;
+            }
+            first = first < 0 ? r : first;
+            if (r == args->rank) {
+                ring.index = ring.size;
+                ring.prev = last;
+            }
+            ring.next = last == args->rank ? r : ring.next;
+            last = r;
+            ring.size++;
+        }
+    }
+    ring.prev = ring.prev < 0 ? last : ring.prev;
+    ring.next = ring.next < 0 ? first : ring.next;
+    return ring;
+}
+
+/* Several hosts with the same number of ranks each, at least two. */
+static bool ddl__can_hierarchy(const ddl__plan_args *args) {
+    int32_t hosts = ddl__host_count(args);
+    if (hosts < 2 || args->size % hosts != 0 || args->size == hosts) {
+        return false;
+    }
+    for (int32_t host = 0; host < hosts; host++) {
+        int32_t members = 0;
+        for (int32_t r = 0; r < args->size; r++) {
+            members += args->host_of[r] == host;
+        }
+        if (members != args->size / hosts) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void ddl__algo_all_reduce_hierarchy(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
+    ddl__cut cut = {args, false, ddl__whole(args), inside.size};
+    ddl__cut piece = {args, false, ddl__cut_part(&cut, inside.index), across.size};
+    /* All pieces take as many slots as the largest, so that every rank counts alike. */
+    ddl__cut largest = {args, false, ddl__cut_part(&cut, 0), across.size};
+    ddl__ring_reduce_scatter(p, &inside, &cut, (ddl__flow){ddl__in, ddl__out, ddl__out, 0});
+    uint32_t slot = p->next_slot;
+    ddl__ring_reduce_scatter(p, &across, &piece, (ddl__flow){ddl__out, ddl__out, ddl__out, 0});
+    ddl__ring_all_gather(p, &across, &piece, ddl__out, ddl__out);
+    p->next_slot = slot + 2 * ddl__cut_chunks(&largest) * (uint32_t)across.size;
+    ddl__ring_all_gather(p, &inside, &cut, ddl__out, ddl__out);
+}
+
+static double ddl__cost_all_reduce_hierarchy(const ddl__terms *t) {
+    double l = t->per_host, h = t->hosts;
+    double inside = 2 * (l - 1) * t->near_latency + (l - 1) / l * t->bytes * (2 * t->near_byte + t->reduce);
+    return inside + 2 * (h - 1) * t->latency + (h - 1) / h * t->bytes * (2 * t->byte + t->reduce / l);
+}
+
+/* >>algo/doubling */
+/* algo/doubling: recursive doubling and halving: log2 n rounds between partners whose numbers differ in one bit
+ * (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005). */
+
+/* Any number of ranks on a power of two: of the first 2 * extra ranks each even one gives its data to the odd one
+ * above it and waits for the result. Neighbours in rank are folded, so the order of operands stays. */
+typedef struct ddl__fold {
+    int32_t pow2, extra, rounds;
+    int32_t id;  /* 0 .. pow2-1, -1 for those who wait */
+    bool folded; /* this rank carries the one below it */
+} ddl__fold;
+
+static ddl__fold ddl__fold_of(int32_t size, int32_t rank) {
+    ddl__fold fold = {.pow2 = 1};
+    while (fold.pow2 <= size / 2) {
+        fold.pow2 *= 2;
+        fold.rounds++;
+    }
+    fold.extra = size - fold.pow2;
+    fold.folded = rank < 2 * fold.extra && rank % 2 == 1;
+    fold.id = rank >= 2 * fold.extra ? rank - fold.extra : fold.folded ? rank / 2 : -1;
+    return fold;
+}
+
+static int32_t ddl__fold_rank(const ddl__fold *fold, int32_t id) {
+    return id < fold->extra ? 2 * id + 1 : id + fold->extra;
+}
+
+static uint8_t ddl__theirs_first(bool they_are_lower) { return they_are_lower ? DDL__THEIRS_FIRST : 0; }
+
+/* OUT = IN op theirs where both are the same memory and the message still has to leave it. A small message leaves at
+ * once; a large one may stay until the partner looks at it, and the partner does the same: so receive beside. */
+static void ddl__exchange_in_place(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place beside, ddl__span chunk) {
+    ddl__plan_send(p, peer, slot, ddl__in, chunk);
+    if (!p->fenced) {
+        ddl__plan_recv_reduce(p, peer, slot, ddl__in, ddl__out, chunk, ddl__theirs_first(peer < p->args->rank));
+        return;
+    }
+    ddl__plan_recv(p, peer, slot, beside, chunk);
+    ddl__plan_reduce(p, beside, ddl__out, chunk, peer < p->args->rank ? 0 : DDL__DST_FIRST);
+}
+
+/* all_reduce of one chunk; slots: one to fold, one for each round, one to unfold. Both partners compute lower op
+ * higher, so they get the same bits. The result of a round goes beside its operand, which may still be leaving. */
+static void ddl__double_chunk(ddl__planner *p, const ddl__fold *fold, uint32_t slot, const ddl__place *beside,
+                              ddl__span chunk) {
+    int32_t rank = p->args->rank;
+    ddl__place at = ddl__in;
+    if (fold->id < 0) {
+        ddl__plan_send(p, rank + 1, slot, ddl__in, chunk);
+        ddl__plan_recv(p, rank + 1, slot + (uint32_t)fold->rounds + 1, ddl__out, chunk);
+        return;
+    }
+    if (fold->folded) {
+        ddl__plan_recv_reduce(p, rank - 1, slot, ddl__in, beside[1], chunk, DDL__THEIRS_FIRST);
+        at = beside[1];
+    }
+    for (int32_t k = 0; k < fold->rounds; k++) {
+        int32_t peer = ddl__fold_rank(fold, fold->id ^ (1 << k));
+        uint32_t round = slot + 1 + (uint32_t)k;
+        ddl__place to = k == fold->rounds - 1 ? ddl__out : beside[k % 2];
+        if (at.space == DDL__IN && to.space == DDL__OUT && p->args->in_place) {
+            ddl__exchange_in_place(p, peer, round, beside[0], chunk);
+        } else {
+            ddl__plan_send(p, peer, round, at, chunk);
+            ddl__plan_recv_reduce(p, peer, round, at, to, chunk, ddl__theirs_first(peer < rank));
+        }
+        at = to;
+    }
+    if (fold->folded) {
+        ddl__plan_send(p, rank - 1, slot + (uint32_t)fold->rounds + 1, ddl__out, chunk);
+    }
+}
+
+static void ddl__algo_all_reduce_doubling(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__fold fold = ddl__fold_of(args->size, args->rank);
+    ddl__span whole = ddl__whole(args);
+    uint32_t chunks = ddl__chunk_count(args, whole.bytes), each = (uint32_t)fold.rounds + 2;
+    uint32_t slot = ddl__plan_slots(p, chunks * each);
+    ddl__window window = {0};
+    if (fold.id >= 0 && (args->size > 2 || p->fenced)) {
+        window = ddl__plan_window(p, 2 * chunks, DDL__MIN(whole.bytes, ddl__chunk_bytes(args)));
+    }
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, whole, c);
+        ddl__place beside[2] = {ddl__window_place(&window, 2 * c, chunk), ddl__window_place(&window, 2 * c + 1, chunk)};
+        ddl__double_chunk(p, &fold, slot + c * each, beside, chunk);
+    }
+}
+
+static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0; }
+
+static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
+    double rounds = t->rounds + (ddl__is_pow2(t->n) ? 0 : 1);
+    return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce));
+}
+
+/* all_reduce by halving and doubling: reduce-scatter in which the partners split what they have, then the same way
+ * back. Partners are near first, so that data is always of a run of ranks and the order of operands stays. */
+typedef struct ddl__halving {
+    ddl__fold fold;
+    ddl__span whole;
+    uint32_t slot, each;  /* slots of one round */
+    ddl__place own, work; /* where this rank's contribution is; where partial results go */
+} ddl__halving;
+
+static ddl__span ddl__halving_parts(const ddl__planner *p, const ddl__halving *h, int32_t first, int32_t end) {
+    return ddl__span_parts(h->whole, h->fold.pow2, first, end, p->args->element_bytes);
+}
+
+/* Gives one half of low .. high away and reduces the other, until one part is left; the last result goes to OUT.
+ * Returns which part that is. */
+static int32_t ddl__halve(ddl__planner *p, const ddl__halving *h) {
+    int32_t low = 0, high = h->fold.pow2, id = h->fold.id;
+    uint32_t slot = h->slot;
+    ddl__place at = h->own;
+    for (int32_t k = 0; k < h->fold.rounds; k++, slot += h->each) {
+        int32_t peer = ddl__fold_rank(&h->fold, id ^ (1 << k)), middle = (low + high) / 2;
+        bool upper = (id >> k & 1) != 0;
+        ddl__span give = ddl__halving_parts(p, h, upper ? low : middle, upper ? middle : high);
+        ddl__span keep = ddl__halving_parts(p, h, upper ? middle : low, upper ? high : middle);
+        ddl__place to = k == h->fold.rounds - 1 ? ddl__out : h->work;
+        ddl__send_chunks(p, peer, slot, at, give);
+        ddl__recv_reduce_chunks(p, peer, slot, at, to, keep, ddl__theirs_first(peer < p->args->rank));
+        low = upper ? middle : low;
+        high = upper ? high : middle;
+        at = to;
+    }
+    return low;
+}
+
+/* The same partners in the other order; each gives all it has. */
+static void ddl__double(ddl__planner *p, const ddl__halving *h, int32_t low) {
+    uint32_t slot = h->slot + h->each * (uint32_t)h->fold.rounds;
+    for (int32_t k = h->fold.rounds - 1, width = 1; k >= 0; k--, width *= 2, slot += h->each) {
+        int32_t peer = ddl__fold_rank(&h->fold, h->fold.id ^ (1 << k));
+        bool upper = (h->fold.id >> k & 1) != 0;
+        int32_t theirs = upper ? low - width : low + width;
+        ddl__send_chunks(p, peer, slot, ddl__out, ddl__halving_parts(p, h, low, low + width));
+        ddl__recv_chunks(p, peer, slot, ddl__out, ddl__halving_parts(p, h, theirs, theirs + width));
+        low = DDL__MIN(low, theirs);
+    }
+}
+
+static void ddl__algo_all_reduce_halving(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__halving h = {.fold = ddl__fold_of(args->size, args->rank), .whole = ddl__whole(args), .own = ddl__in};
+    h.each = ddl__chunk_count(args, h.whole.bytes);
+    uint32_t slot = ddl__plan_slots(p, h.each * (2 * (uint32_t)h.fold.rounds + 2));
+    h.slot = slot + 2 * h.each;
+    if (h.fold.id < 0) {
+        ddl__send_chunks(p, args->rank + 1, slot, ddl__in, h.whole);
+        ddl__recv_chunks(p, args->rank + 1, slot + h.each, ddl__out, h.whole);
+        return;
+    }
+    h.work = p->fenced ? ddl__out : ddl__plan_tmp(p, h.whole);
+    if (h.fold.folded) {
+        ddl__recv_reduce_chunks(p, args->rank - 1, slot, ddl__in, h.work, h.whole, DDL__THEIRS_FIRST);
+        h.own = h.work;
+    }
+    ddl__double(p, &h, ddl__halve(p, &h));
+    if (h.fold.folded) {
+        ddl__send_chunks(p, args->rank - 1, slot + h.each, ddl__out, h.whole);
+    }
+}
+
+static double ddl__cost_all_reduce_halving(const ddl__terms *t) {
+    double fold = ddl__is_pow2(t->n) ? 0 : 2 * t->latency + t->bytes * (2 * t->byte + t->reduce);
+    return fold + 2 * t->rounds * t->latency +
+           (t->n - 1) / t->n * t->bytes * (2 * t->byte * t->crossing + t->reduce);
+}
+
+/* all_gather by doubling: each partner gives the run of blocks that it has. */
+static bool ddl__can_all_gather_doubling(const ddl__plan_args *args) { return (args->size & (args->size - 1)) == 0; }
+
+static void ddl__algo_all_gather_doubling(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span whole = {0, ddl__total_bytes(args)}, mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__IN, -mine.at};
+    ddl__fold fold = ddl__fold_of(args->size, args->rank);
+    uint32_t each = ddl__chunk_count(args, whole.bytes), slot = ddl__plan_slots(p, each * (uint32_t)fold.rounds);
+    bool direct = p->fenced || fold.rounds == 1;
+    ddl__place to = direct ? ddl__out : ddl__plan_tmp(p, whole);
+    if (fold.rounds > 1 && !(direct && args->in_place)) {
+        ddl__plan_copy(p, own, to, mine);
+    }
+    for (int32_t k = 0, width = 1; k < fold.rounds; k++, width *= 2, slot += each) {
+        int32_t first = args->rank / width * width, peer = args->rank ^ width, theirs = first ^ width;
+        int64_t block = mine.bytes;
+        ddl__send_chunks(p, peer, slot, k == 0 ? own : to, (ddl__span){first * block, width * block});
+        ddl__recv_chunks(p, peer, slot, to, (ddl__span){theirs * block, width * block});
+    }
+    if (direct && (fold.rounds > 1 || args->in_place)) {
+        return;
+    }
+    uint32_t join = ddl__plan_join(p);
+    ddl__plan_after(p, direct ? ddl__plan_copy(p, own, ddl__out, mine) : ddl__plan_copy(p, to, ddl__out, whole), join);
+}
+
+static double ddl__cost_gather_doubling(const ddl__terms *t) {
+    return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
+}
+
+/* reduce_scatter by halving: far partners first, so that a rank ends with its own block. Each of the pow2 members is
+ * responsible for a run of blocks, of one rank or of two that were folded. */
+static ddl__span ddl__fold_blocks(const ddl__plan_args *args, const ddl__fold *fold, int32_t first, int32_t end) {
+    int32_t low = first < fold->extra ? 2 * first : first + fold->extra;
+    int32_t high = end < fold->extra ? 2 * end : end + fold->extra;
+    ddl__span begin = ddl__block(args, low), last = ddl__block(args, high - 1);
+    return (ddl__span){begin.at, last.at + last.bytes - begin.at};
+}
+
+static void ddl__halve_blocks(ddl__planner *p, const ddl__fold *fold, uint32_t slot, uint32_t each, ddl__flow flow) {
+    int32_t low = 0, high = fold->pow2;
+    for (int32_t width = fold->pow2 / 2; width > 0; width /= 2, slot += each) {
+        int32_t peer = ddl__fold_rank(fold, fold->id ^ width), middle = low + width;
+        bool upper = (fold->id & width) != 0;
+        ddl__span keep = ddl__fold_blocks(p->args, fold, upper ? middle : low, upper ? high : middle);
+        ddl__span give = ddl__fold_blocks(p->args, fold, upper ? low : middle, upper ? middle : high);
+        ddl__place to = width == 1 ? flow.last : flow.work;
+        ddl__send_chunks(p, peer, slot, flow.own, give);
+        ddl__recv_reduce_chunks(p, peer, slot, flow.own, to, keep, 0);
+        low = upper ? middle : low;
+        high = upper ? high : middle;
+        flow.own = to;
+    }
+}
+
+static void ddl__algo_reduce_scatter_halving(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__fold fold = ddl__fold_of(args->size, args->rank);
+    ddl__span whole = {0, ddl__total_bytes(args)}, mine = ddl__block(args, args->rank);
+    ddl__place out = {DDL__OUT, -mine.at};
+    uint32_t each = ddl__chunk_count(args, whole.bytes), slot = ddl__plan_slots(p, each * ((uint32_t)fold.rounds + 2));
+    if (fold.id < 0) {
+        ddl__send_chunks(p, args->rank + 1, slot, ddl__in, whole);
+        ddl__recv_chunks(p, args->rank + 1, slot + each, out, mine);
+        return;
+    }
+    ddl__place work = ddl__plan_tmp(p, whole);
+    ddl__flow flow = {ddl__in, work, fold.folded ? work : out, 0};
+    if (fold.folded) {
+        ddl__recv_reduce_chunks(p, args->rank - 1, slot, ddl__in, work, whole, DDL__THEIRS_FIRST);
+        flow.own = work;
+    }
+    ddl__halve_blocks(p, &fold, slot + 2 * each, each, flow);
+    if (fold.folded) {
+        ddl__send_chunks(p, args->rank - 1, slot + each, work, ddl__block(args, args->rank - 1));
+        ddl__plan_after(p, ddl__plan_copy(p, work, out, mine), ddl__plan_join(p));
+    }
+}
+
+static double ddl__cost_reduce_scatter_halving(const ddl__terms *t) {
+    double fold = ddl__is_pow2(t->n) ? 0 : 2 * t->latency + t->bytes * (t->byte + t->reduce);
+    return fold + t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * (t->byte * t->crossing + t->reduce);
+}
+
+/* >>algo/linear */
+/* algo/linear: everybody talks to everybody directly: fewest hops for each byte, most messages. Also the algorithms
+ * that reduce strictly in the order of ranks. */
+
+/* A receive that must not write OUT yet lands in scratch: the last one to come tells that everybody made this call,
+ * then all are copied. With two ranks the only receive is the last one. */
+static bool ddl__must_stage(const ddl__planner *p) { return !p->fenced && p->args->size > 2; }
+
+/* ((x0 op x1) op x2) ... of one chunk of this rank's part, whatever the size and shape of the group: the messages
+ * come in any order but are reduced in the order of ranks. Rank n-1 ends with its own operand, the others with a
+ * message. Only the last step writes `last`, except that rank n-1 moves there one step before when that is not in the
+ * way of its own operand. */
+static void ddl__fold_in_order(ddl__planner *p, uint32_t slot, ddl__place partial, ddl__place last, ddl__span chunk) {
+    int32_t n = p->args->size, rank = p->args->rank;
+    ddl__place at = ddl__in;
+    for (int32_t r = 0; r < n; r++) {
+        bool early = rank == n - 1 && r == n - 2 && !p->args->in_place;
+        ddl__place to = r == n - 1 || early ? last : partial;
+        if (r != rank) {
+            if (r == 0) {
+                ddl__plan_recv(p, r, slot, to, chunk);
+            } else {
+                ddl__plan_recv_reduce(p, r, slot, at, to, chunk, 0);
+            }
+        } else if (r == n - 1 && p->args->in_place) {
+            ddl__plan_reduce(p, at, last, chunk, 0);
+        } else if (r > 0) {
+            to = at;
+            ddl__plan_reduce(p, ddl__in, at, chunk, DDL__DST_FIRST);
+        } else {
+            to = ddl__in;
+        }
+        at = to;
+    }
+}
+
+/* Everybody gives everybody its part: chunks of `cut`, from IN. The next rank first, so that not all begin with the
+ * same one. */
+static void ddl__give_parts(ddl__planner *p, const ddl__cut *cut, uint32_t slot) {
+    const ddl__plan_args *args = p->args;
+    for (int32_t i = 1; i < args->size; i++) {
+        int32_t peer = (args->rank + i) % args->size;
+        ddl__send_chunks(p, peer, slot, ddl__in, ddl__cut_part(cut, peer));
+    }
+}
+
+/* Reduces this rank's part of the cut into `last`; with slot after, each finished chunk is sent to all. */
+static void ddl__fold_part(ddl__planner *p, const ddl__cut *cut, uint32_t slot, ddl__place last, bool share,
+                           uint32_t share_slot) {
+    const ddl__plan_args *args = p->args;
+    ddl__span mine = ddl__cut_part(cut, args->rank);
+    uint32_t chunks = mine.bytes > 0 ? ddl__chunk_count(args, mine.bytes) : 0;
+    ddl__window window = ddl__plan_window(p, chunks, DDL__MIN(mine.bytes, ddl__chunk_bytes(args)));
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, mine, c);
+        ddl__fold_in_order(p, slot + c, ddl__window_place(&window, c, chunk), last, chunk);
+        for (int32_t i = 1; share && i < args->size; i++) {
+            ddl__plan_send(p, (args->rank + i) % args->size, share_slot + c, last, chunk);
+        }
+    }
+}
+
+/* all_reduce: part r is reduced by rank r in the order of ranks, then given to all. */
+static void ddl__algo_all_reduce_direct(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__cut cut = {args, false, ddl__whole(args), args->size};
+    uint32_t each = ddl__cut_chunks(&cut), slot = ddl__plan_slots(p, 2 * each);
+    ddl__give_parts(p, &cut, slot);
+    ddl__fold_part(p, &cut, slot, ddl__out, true, slot + each);
+    for (int32_t i = 1; i < args->size; i++) {
+        int32_t peer = (args->rank - i + args->size) % args->size;
+        ddl__recv_chunks(p, peer, slot + each, ddl__out, ddl__cut_part(&cut, peer));
+    }
+}
+
+static double ddl__cost_all_reduce_direct(const ddl__terms *t) {
+    return 2 * t->latency + 2 * (t->n - 2) * t->message +
+           (t->n - 1) / t->n * t->bytes * (2 * t->byte * t->crossing + t->reduce);
+}
+
+/* What one rank sends another: a part to reduce and a part that is reduced. */
+static int64_t ddl__peer_parts(const ddl__plan_args *args) {
+    return 2 * ddl__span_part(ddl__whole(args), args->size, 0, args->element_bytes).bytes;
+}
+
+/* reduce_scatter in the order of ranks. */
+static void ddl__algo_reduce_scatter_direct(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__cut cut = {args, true, {0, 0}, args->size};
+    uint32_t slot = ddl__plan_slots(p, ddl__cut_chunks(&cut));
+    ddl__give_parts(p, &cut, slot);
+    ddl__fold_part(p, &cut, slot, (ddl__place){DDL__OUT, -ddl__block(args, args->rank).at}, false, 0);
+}
+
+static double ddl__cost_spread(const ddl__terms *t) {
+    return t->latency + (t->n - 2) * t->message + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
+}
+
+static double ddl__cost_reduce_scatter_direct(const ddl__terms *t) {
+    return ddl__cost_spread(t) + (t->n - 1) / t->n * t->bytes * t->reduce;
+}
+
+/* reduce_scatter, pairwise: in step i give to rank + i and take from rank - i. */
+static void ddl__algo_reduce_scatter_pairwise(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t n = args->size;
+    ddl__span mine = ddl__block(args, args->rank);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__place partial = n > 2 ? ddl__plan_tmp(p, mine) : ddl__in, at = ddl__in;
+    uint32_t heard = DDL__NO_STEP;
+    for (int32_t i = 1; i < n; i++) {
+        int32_t to = (args->rank + i) % n, from = (args->rank - i + n) % n;
+        ddl__plan_after(p, ddl__plan_send(p, to, slot, ddl__in, ddl__block(args, to)), heard);
+        ddl__place dst = i == n - 1 ? (ddl__place){DDL__OUT, -mine.at} : partial;
+        heard = ddl__plan_recv_reduce(p, from, slot, at, dst, mine, 0);
+        at = dst;
+    }
+}
+
+static double ddl__cost_reduce_scatter_pairwise(const ddl__terms *t) {
+    return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (t->byte * t->crossing + t->reduce);
+}
+
+/* all_gather */
+static void ddl__algo_all_gather_linear(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t n = args->size;
+    ddl__span mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__IN, -mine.at};
+    bool stage = ddl__must_stage(p);
+    ddl__span all = {0, ddl__total_bytes(args)};
+    ddl__place tmp = stage ? ddl__plan_tmp(p, all) : ddl__out;
+    uint32_t slot = ddl__plan_slots(p, 1);
+    int64_t at = 0;
+    for (int32_t i = 1; i < n; i++) {
+        int32_t to = (args->rank + i) % n, from = (args->rank - i + n) % n;
+        ddl__span theirs = ddl__block(args, from);
+        ddl__plan_send(p, to, slot, own, mine);
+        ddl__plan_recv(p, from, slot, stage ? (ddl__place){DDL__TMP, tmp.base + at - theirs.at} : ddl__out, theirs);
+        at += theirs.bytes;
+    }
+    uint32_t join = p->fenced ? DDL__NO_STEP : ddl__plan_join(p);
+    if (!args->in_place) {
+        ddl__plan_after(p, ddl__plan_copy(p, own, ddl__out, mine), join);
+    }
+    at = 0;
+    for (int32_t i = 1; stage && i < n; i++) {
+        ddl__span theirs = ddl__block(args, (args->rank - i + n) % n);
+        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__TMP, tmp.base + at - theirs.at}, ddl__out, theirs), join);
+        at += theirs.bytes;
+    }
+}
+
+/* all_to_all. In place, a block is replaced by the one that comes from the rank it goes to, so what comes waits in
+ * scratch. Empty blocks are sent too: only their sender knows that they are empty. */
+typedef struct ddl__swap {
+    uint32_t slot;
+    bool stage, in_turn; /* in_turn: step i waits for what step i-1 received */
+    ddl__place tmp;
+} ddl__swap;
+
+static void ddl__swap_blocks(ddl__planner *p, const ddl__swap *swap) {
+    const ddl__plan_args *args = p->args;
+    int32_t n = args->size;
+    int64_t at = swap->tmp.base;
+    uint32_t heard = DDL__NO_STEP;
+    for (int32_t i = 1; i < n; i++) {
+        int32_t to = (args->rank + i) % n, from = (args->rank - i + n) % n;
+        ddl__span theirs = ddl__recv_block(args, from);
+        uint32_t send = ddl__plan_send(p, to, swap->slot, ddl__in, ddl__block(args, to));
+        ddl__plan_after(p, send, swap->in_turn ? heard : DDL__NO_STEP);
+        heard = ddl__plan_recv(p, from, swap->slot, swap->stage ? (ddl__place){DDL__TMP, at - theirs.at} : ddl__out,
+                               theirs);
+        at += theirs.bytes;
+    }
+}
+
+/* What stays on this rank, through scratch when the copy may run into blocks that have not left yet. */
+static void ddl__swap_own(ddl__planner *p, uint32_t join, int64_t at) {
+    ddl__span from = ddl__block(p->args, p->args->rank), to = ddl__recv_block(p->args, p->args->rank);
+    if (!p->args->in_place) {
+        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__IN, from.at - to.at}, ddl__out, to), join);
+    } else if (from.at != to.at) {
+        ddl__place tmp = {DDL__TMP, at - to.at};
+        ddl__plan_copy(p, (ddl__place){DDL__IN, from.at - to.at}, tmp, to);
+        ddl__plan_after(p, ddl__plan_copy(p, tmp, ddl__out, to), join);
+    }
+}
+
+static int64_t ddl__recv_bytes(const ddl__plan_args *args) {
+    int64_t bytes = 0;
+    for (int32_t r = 0; r < args->size; r++) {
+        bytes += ddl__recv_block(args, r).bytes;
+    }
+    return bytes;
+}
+
+static void ddl__swap_all(ddl__planner *p, bool in_turn) {
+    const ddl__plan_args *args = p->args;
+    int32_t n = args->size;
+    ddl__swap swap = {.slot = ddl__plan_slots(p, 1), .in_turn = in_turn};
+    swap.stage = ddl__must_stage(p) || args->in_place;
+    ddl__span scratch = {0, swap.stage ? ddl__recv_bytes(args) : 0};
+    swap.tmp = ddl__plan_tmp(p, scratch);
+    ddl__swap_blocks(p, &swap);
+    uint32_t join = p->fenced ? DDL__NO_STEP : ddl__plan_join(p);
+    ddl__swap_own(p, join, swap.tmp.base + scratch.bytes - ddl__recv_block(args, args->rank).bytes);
+    int64_t at = swap.tmp.base;
+    for (int32_t i = 1; swap.stage && i < n; i++) {
+        ddl__span theirs = ddl__recv_block(args, (args->rank - i + n) % n);
+        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__TMP, at - theirs.at}, ddl__out, theirs), join);
+        at += theirs.bytes;
+    }
+}
+
+static void ddl__algo_all_to_all_linear(ddl__planner *p, const ddl__plan_args *args) {
+    (void)args;
+    ddl__swap_all(p, false);
+}
+
+static void ddl__algo_all_to_all_pairwise(ddl__planner *p, const ddl__plan_args *args) {
+    (void)args;
+    ddl__swap_all(p, true);
+}
+
+static double ddl__cost_all_to_all_pairwise(const ddl__terms *t) {
+    return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
+}
+
+/* gather: the root takes every block itself. */
+static void ddl__algo_gather_linear(ddl__planner *p, const ddl__plan_args *args) {
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__IN, -mine.at};
+    if (args->rank != args->root) {
+        ddl__plan_send(p, args->root, slot, own, mine);
+        return;
+    }
+    bool stage = ddl__must_stage(p);
+    int64_t first = ddl__plan_tmp(p, (ddl__span){0, stage ? ddl__total_bytes(args) : 0}).base, at = first;
+    for (int32_t r = 0; r < args->size; r++) {
+        ddl__span theirs = ddl__block(args, r);
+        if (r != args->rank) {
+            ddl__plan_recv(p, r, slot, stage ? (ddl__place){DDL__TMP, at - theirs.at} : ddl__out, theirs);
+        }
+        at += theirs.bytes;
+    }
+    uint32_t join = p->fenced ? DDL__NO_STEP : ddl__plan_join(p);
+    if (!args->in_place) {
+        ddl__plan_after(p, ddl__plan_copy(p, own, ddl__out, mine), join);
+    }
+    at = first;
+    for (int32_t r = 0; stage && r < args->size; r++) {
+        ddl__span theirs = ddl__block(args, r);
+        if (r != args->rank) {
+            ddl__place tmp = {DDL__TMP, at - theirs.at};
+            ddl__plan_after(p, ddl__plan_copy(p, tmp, ddl__out, theirs), join);
+        }
+        at += theirs.bytes;
+    }
+}
+
+/* scatter: the root gives every block itself. */
+static void ddl__algo_scatter_linear(ddl__planner *p, const ddl__plan_args *args) {
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__OUT, -mine.at};
+    if (args->rank != args->root) {
+        ddl__plan_recv(p, args->root, slot, own, mine);
+        return;
+    }
+    for (int32_t i = 1; i < args->size; i++) {
+        int32_t peer = (args->rank + i) % args->size;
+        ddl__plan_send(p, peer, slot, ddl__in, ddl__block(args, peer));
+    }
+    if (!args->in_place) {
+        ddl__plan_copy(p, ddl__in, own, mine);
+    }
+}
+
+/* reduce in the order of ranks: the root takes every vector and reduces it itself. */
+static void ddl__algo_reduce_direct(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span whole = ddl__whole(args);
+    uint32_t chunks = ddl__chunk_count(args, whole.bytes), slot = ddl__plan_slots(p, chunks);
+    ddl__window window = {0};
+    if (args->rank == args->root) {
+        window = ddl__plan_window(p, chunks, DDL__MIN(whole.bytes, ddl__chunk_bytes(args)));
+    }
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, whole, c);
+        if (args->rank == args->root) {
+            ddl__fold_in_order(p, slot + c, ddl__window_place(&window, c, chunk), ddl__out, chunk);
+        } else {
+            ddl__plan_send(p, args->root, slot + c, ddl__in, chunk);
+        }
+    }
+}
+
+static double ddl__cost_reduce_direct(const ddl__terms *t) {
+    return t->latency + (t->n - 2) * t->message + (t->n - 1) * t->bytes * (t->byte + t->reduce);
+}
+
+/* >>algo/bruck */
+/* algo/bruck: log2 n rounds for any number of ranks, in scratch (Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient
+ * algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997). For small data:
+ * everything is copied before it is sent and once more at the end. */
+
+/* The block in position i is that of rank + i; positions are packed. */
+static ddl__span ddl__bruck_block(const ddl__plan_args *args, int32_t position) {
+    return ddl__block(args, (args->rank + position) % args->size);
+}
+
+static int64_t ddl__bruck_bytes(const ddl__plan_args *args, int32_t from, int32_t positions) {
+    int64_t bytes = 0;
+    if (!ddl__kind_is_v(args->kind)) {
+        return positions * ddl__block_bytes(args);
+    }
+    for (int32_t i = from; i < from + positions; i++) {
+        bytes += ddl__bruck_block(args, i).bytes;
+    }
+    return bytes;
+}
+
+/* Collects every rank's block in scratch, own block first; returns the last receive, after which all is known. Round k
+ * gives all that is known to rank - 2^k and takes as much from rank + 2^k. */
+static uint32_t ddl__bruck_collect(ddl__planner *p, ddl__place tmp) {
+    const ddl__plan_args *args = p->args;
+    int32_t n = args->size;
+    uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(n)), heard = DDL__NO_STEP;
+    for (int32_t have = 1; have < n; have *= 2, slot++) {
+        int32_t more = DDL__MIN(have, n - have);
+        int64_t at = ddl__bruck_bytes(args, 0, have);
+        ddl__span give = {0, ddl__bruck_bytes(args, 0, more)}, take = {at, ddl__bruck_bytes(args, have, more)};
+        ddl__plan_after(p, ddl__plan_send(p, (args->rank - have + n) % n, slot, tmp, give), heard);
+        uint32_t recv = ddl__plan_recv(p, (args->rank + have) % n, slot, tmp, take);
+        ddl__plan_after(p, recv, heard);
+        heard = recv;
+    }
+    return heard;
+}
+
+static void ddl__algo_all_gather_bruck(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t n = args->size, rank = args->rank;
+    ddl__place tmp = ddl__plan_tmp(p, (ddl__span){0, ddl__total_bytes(args)});
+    ddl__span mine = ddl__block(args, rank);
+    ddl__plan_copy(p, (ddl__place){DDL__IN, 0}, tmp, (ddl__span){0, mine.bytes});
+    uint32_t heard = ddl__bruck_collect(p, tmp);
+    /* Equal blocks: one copy up to the last rank's, one for those that come after it in scratch. */
+    bool v = ddl__kind_is_v(args->kind);
+    int64_t at = 0;
+    for (int32_t i = 0, run = v ? 1 : n - rank; i < n; i += run, run = v ? 1 : rank) {
+        ddl__span to = {ddl__bruck_block(args, i).at, ddl__bruck_bytes(args, i, run)};
+        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__TMP, tmp.base + at - to.at}, ddl__out, to), heard);
+        at += to.bytes;
+    }
+}
+
+static double ddl__cost_gather_bruck(const ddl__terms *t) {
+    return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 3 * t->byte * t->crossing;
+}
+
+/* all_reduce of small data in the order of ranks: everybody collects all vectors and reduces them itself. */
+static void ddl__algo_all_reduce_gather(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t n = args->size;
+    ddl__span whole = ddl__whole(args);
+    ddl__plan_args each = *args;
+    each.kind = DDL_ALL_GATHER;
+    ddl__place tmp = ddl__plan_tmp(p, (ddl__span){0, n * whole.bytes});
+    ddl__plan_copy(p, ddl__in, tmp, whole);
+    p->args = &each;
+    uint32_t heard = ddl__bruck_collect(p, tmp);
+    p->args = args;
+    ddl__place first = {DDL__TMP, tmp.base + (n - args->rank) % n * whole.bytes};
+    for (int32_t r = 1; r < n; r++) {
+        ddl__place next = {DDL__TMP, tmp.base + (r - args->rank + n) % n * whole.bytes};
+        ddl__plan_after(p, ddl__plan_reduce(p, next, first, whole, DDL__DST_FIRST), heard);
+    }
+    ddl__plan_after(p, ddl__plan_copy(p, first, ddl__out, whole), heard);
+}
+
+static double ddl__cost_all_reduce_gather(const ddl__terms *t) {
+    return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce);
+}
+
+static int64_t ddl__peer_half_of_all(const ddl__plan_args *args) {
+    return (args->size + 1) / 2 * ddl__block_bytes(args);
+}
+
+/* all_to_all: blocks are first ordered by how far they go; round k moves those with bit k in their distance by 2^k.
+ * Such blocks come in runs of 2^k, which are copied together, so there are about 2 n copies in all. */
+typedef struct ddl__bruck_pack {
+    ddl__place blocks, staged;
+    int64_t block;
+} ddl__bruck_pack;
+
+static int64_t ddl__bruck_move(ddl__planner *p, const ddl__bruck_pack *pack, int32_t bit, bool back) {
+    int64_t at = 0;
+    for (int32_t i = bit; i < p->args->size; i += 2 * bit) {
+        ddl__span run = {i * pack->block, DDL__MIN(bit, p->args->size - i) * pack->block};
+        ddl__place staged = {DDL__TMP, pack->staged.base + at - run.at};
+        ddl__plan_copy(p, back ? staged : pack->blocks, back ? pack->blocks : staged, run);
+        at += run.bytes;
+    }
+    return at;
+}
+
+static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t n = args->size, rank = args->rank;
+    int64_t block = ddl__block_bytes(args);
+    ddl__bruck_pack pack = {.blocks = ddl__plan_tmp(p, (ddl__span){0, n * block}), .block = block};
+    ddl__place rotated = {DDL__TMP, pack.blocks.base - rank * block};
+    ddl__plan_copy(p, ddl__in, rotated, (ddl__span){rank * block, (n - rank) * block});
+    rotated.base += n * block;
+    ddl__plan_copy(p, ddl__in, rotated, (ddl__span){0, rank * block});
+    uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(n)), heard = DDL__NO_STEP;
+    for (int32_t bit = 1; bit < n; bit *= 2, slot++) {
+        ddl__span half = {0, (n / 2 + 1) * block};
+        pack.staged = ddl__plan_tmp(p, half);
+        half.bytes = ddl__bruck_move(p, &pack, bit, false);
+        ddl__plan_after(p, ddl__plan_send(p, (rank + bit) % n, slot, pack.staged, half), heard);
+        pack.staged = ddl__plan_tmp(p, half);
+        uint32_t recv = ddl__plan_recv(p, (rank - bit + n) % n, slot, pack.staged, half);
+        ddl__plan_after(p, recv, heard);
+        heard = recv;
+        ddl__bruck_move(p, &pack, bit, true);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        ddl__span to = {(rank - i + n) % n * block, block};
+        ddl__place from = {DDL__TMP, pack.blocks.base + i * block - to.at};
+        ddl__plan_after(p, ddl__plan_copy(p, from, ddl__out, to), heard);
+    }
+}
+
+static bool ddl__can_all_to_all_bruck(const ddl__plan_args *args) { return args->kind == DDL_ALL_TO_ALL; }
+
+static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
+    return t->rounds * (t->latency + t->bytes / 2 * (3 * t->byte * t->crossing));
+}
+
+/* >>algo/scan */
+/* algo/scan: prefixes over the ranks, and gather and scatter along binomial trees. */
+
+/* Recursive doubling of prefixes: Hillis and Steele, "Data parallel algorithms", CACM 29, 1986. After round k a rank
+ * has the result of itself and the 2^(k+1) - 1 ranks below it. `first` is the lowest rank that takes part; `at` is
+ * where this rank's operand is. Each result goes beside its operand, which may still be leaving; the last one is OUT. */
+static void ddl__scan_doubling(ddl__planner *p, int32_t first, uint32_t slot, ddl__place at, ddl__span whole) {
+    int32_t n = p->args->size, rank = p->args->rank, k = 0;
+    ddl__place beside[2] = {ddl__in, ddl__in};
+    if (rank - first >= 2) {
+        beside[0] = ddl__plan_tmp(p, whole);
+        beside[1] = ddl__plan_tmp(p, whole);
+    }
+    for (int32_t distance = 1; distance < n - first; distance *= 2, k++) {
+        if (rank + distance < n) {
+            ddl__plan_send(p, rank + distance, slot + (uint32_t)k, at, whole);
+        }
+        if (rank - distance >= first) {
+            ddl__place to = rank - 2 * distance < first ? ddl__out : beside[k % 2];
+            ddl__plan_recv_reduce(p, rank - distance, slot + (uint32_t)k, at, to, whole, DDL__THEIRS_FIRST);
+            at = to;
+        }
+    }
+}
+
+static void ddl__algo_scan_doubling(ddl__planner *p, const ddl__plan_args *args) {
+    uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(args->size));
+    ddl__scan_doubling(p, 0, slot, ddl__in, ddl__whole(args));
+    if (args->rank == 0 && !args->in_place) {
+        ddl__plan_copy(p, ddl__in, ddl__out, ddl__whole(args));
+    }
+}
+
+/* exscan: everybody gives its operand to the next rank; what ranks 1 .. n-1 then have is scanned. */
+static void ddl__algo_exscan_doubling(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span whole = ddl__whole(args);
+    uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(args->size) + 1);
+    if (args->rank + 1 < args->size) {
+        ddl__plan_send(p, args->rank + 1, slot, ddl__in, whole);
+    }
+    if (args->rank == 0) {
+        return;
+    }
+    ddl__place at = args->rank == 1 ? ddl__out : ddl__plan_tmp(p, whole);
+    ddl__plan_recv(p, args->rank - 1, slot, at, whole);
+    ddl__scan_doubling(p, 1, slot + 1, at, whole);
+}
+
+static double ddl__cost_scan_doubling(const ddl__terms *t) {
+    return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
+}
+
+/* Along the line of ranks, chunk by chunk. */
+static void ddl__algo_scan_chain(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span whole = ddl__whole(args);
+    uint32_t chunks = ddl__chunk_count(args, whole.bytes), slot = ddl__plan_slots(p, chunks);
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, whole, c);
+        if (args->rank > 0) {
+            ddl__plan_recv_reduce(p, args->rank - 1, slot + c, ddl__in, ddl__out, chunk, DDL__THEIRS_FIRST);
+        } else if (!args->in_place) {
+            ddl__plan_copy(p, ddl__in, ddl__out, chunk);
+        }
+        if (args->rank + 1 < args->size) {
+            ddl__plan_send(p, args->rank + 1, slot + c, args->rank == 0 ? ddl__in : ddl__out, chunk);
+        }
+    }
+}
+
+/* What came is the result; what goes on is that op own, which is made in scratch. */
+static void ddl__algo_exscan_chain(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span whole = ddl__whole(args);
+    int32_t rank = args->rank;
+    bool inner = rank > 0 && rank + 1 < args->size;
+    uint32_t chunks = ddl__chunk_count(args, whole.bytes), slot = ddl__plan_slots(p, chunks);
+    ddl__window came = {0}, goes = {0};
+    if (inner) {
+        int64_t each = DDL__MIN(whole.bytes, ddl__chunk_bytes(args));
+        came = ddl__plan_window(p, chunks, each);
+        goes = ddl__plan_window(p, chunks, each);
+    }
+    for (uint32_t c = 0; c < chunks; c++) {
+        ddl__span chunk = ddl__chunk(args, whole, c);
+        if (rank == 0) {
+            ddl__plan_send(p, 1, slot + c, ddl__in, chunk);
+        } else if (!inner) {
+            ddl__plan_recv(p, rank - 1, slot + c, ddl__out, chunk);
+        } else {
+            ddl__place theirs = ddl__window_place(&came, c, chunk), ours = ddl__window_place(&goes, c, chunk);
+            ddl__plan_recv(p, rank - 1, slot + c, theirs, chunk);
+            ddl__plan_copy(p, ddl__in, ours, chunk);
+            ddl__plan_reduce(p, theirs, ours, chunk, 0);
+            ddl__plan_send(p, rank + 1, slot + c, ours, chunk);
+            ddl__plan_copy(p, theirs, ddl__out, chunk);
+        }
+    }
+}
+
+/* >>algo-spread: gather and scatter along a binomial tree. Blocks are packed in the order of distance from the root,
+ * in which a subtree is one run. */
+static ddl__span ddl__packed_subtree(const ddl__plan_args *args, int32_t rank) {
+    int32_t n = args->size, v = (rank - args->root + n) % n, lowest = v & -v;
+    int32_t end = v == 0 || lowest > n - v ? n : v + lowest;
+    if (!ddl__kind_is_v(args->kind)) {
+        int64_t block = ddl__block_bytes(args);
+        return (ddl__span){v * block, (end - v) * block};
+    }
+    ddl__span span = {0, 0};
+    for (int32_t u = 0; u < end; u++) {
+        int64_t bytes = ddl__block(args, (u + args->root) % n).bytes;
+        span.at += u < v ? bytes : 0;
+        span.bytes += u < v ? 0 : bytes;
+    }
+    return span;
+}
+
+/* Copies the blocks of all ranks but the root between the larger tensor and packed scratch; equal blocks in two runs,
+ * up to the last rank's and from the first one's. */
+static void ddl__spread_copy(ddl__planner *p, ddl__place tmp, bool unpack, uint32_t join) {
+    const ddl__plan_args *args = p->args;
+    int32_t n = args->size, root = args->root;
+    bool v = ddl__kind_is_v(args->kind);
+    int64_t at = ddl__block(args, root).bytes;
+    for (int32_t u = 1; u < n;) {
+        int32_t rank = (u + root) % n, run = v ? 1 : rank > root ? n - rank : root - rank;
+        ddl__span blocks = {ddl__block(args, rank).at, v ? ddl__block(args, rank).bytes : run * at};
+        int64_t packed = v ? at : u * at;
+        ddl__place scratch = {DDL__TMP, tmp.base + packed - blocks.at};
+        ddl__plan_after(p, ddl__plan_copy(p, unpack ? scratch : ddl__in, unpack ? ddl__out : scratch, blocks), join);
+        at += v ? blocks.bytes : 0;
+        u += run;
+    }
+}
+
+static void ddl__algo_gather_tree(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+    ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    if (tree.child_count == 0) {
+        ddl__plan_send(p, tree.parent, slot, (ddl__place){DDL__IN, -run.at}, run);
+        return;
+    }
+    ddl__place tmp = ddl__plan_tmp(p, run);
+    for (int32_t i = 0; i < tree.child_count; i++) {
+        ddl__plan_recv(p, tree.child[i], slot, tmp, ddl__packed_subtree(args, tree.child[i]));
+    }
+    if (tree.parent >= 0) {
+        ddl__plan_copy(p, (ddl__place){DDL__IN, -run.at}, tmp, (ddl__span){run.at, mine.bytes});
+        uint32_t join = ddl__plan_join(p);
+        ddl__plan_after(p, ddl__plan_send(p, tree.parent, slot, tmp, run), join);
+        return;
+    }
+    uint32_t join = ddl__plan_join(p);
+    ddl__spread_copy(p, tmp, true, join);
+    if (!args->in_place) {
+        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__IN, -mine.at}, ddl__out, mine), join);
+    }
+}
+
+static double ddl__cost_spread_tree(const ddl__terms *t) {
+    return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 2 * t->byte;
+}
+
+static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
+    ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);
+    ddl__place own = {DDL__OUT, -mine.at};
+    uint32_t slot = ddl__plan_slots(p, 1);
+    if (tree.child_count == 0) {
+        ddl__plan_recv(p, tree.parent, slot, own, mine);
+        return;
+    }
+    ddl__place tmp = ddl__plan_tmp(p, run);
+    if (tree.parent >= 0) {
+        ddl__plan_recv(p, tree.parent, slot, tmp, run);
+    } else {
+        ddl__spread_copy(p, tmp, false, DDL__NO_STEP);
+    }
+    for (int32_t i = tree.child_count - 1; i >= 0; i--) {
+        ddl__plan_send(p, tree.child[i], slot, tmp, ddl__packed_subtree(args, tree.child[i]));
+    }
+    if (tree.parent >= 0) {
+        ddl__plan_copy(p, (ddl__place){DDL__TMP, tmp.base + run.at - mine.at}, own, mine);
+    } else if (!args->in_place) {
+        ddl__plan_copy(p, ddl__in, own, mine);
+    }
+}
+
+/* >>algo/table */
+/* algo/table: all algorithms, by kind and name, and how a plan is made by one of them. */
+
+/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO. */
+static const ddl__algo ddl__algos[] = {
+    {"dissemination", DDL_BARRIER, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_barrier, ddl__cost_barrier,
+     ddl__peer_nothing},
+    {"tree", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree, ddl__peer_once},
+    {"chain", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
+     ddl__peer_once},
+    {"scatter_all_gather", DDL_BROADCAST, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_broadcast_scatter,
+     ddl__cost_broadcast_scatter, ddl__peer_twice},
+    {"double_tree", DDL_BROADCAST, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_broadcast_double_tree,
+     ddl__cost_broadcast_double_tree, ddl__peer_once},
+    {"tree", DDL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_reduce_tree, ddl__cost_reduce_tree, ddl__peer_once},
+    {"chain", DDL_REDUCE, 0, NULL, ddl__algo_reduce_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"reduce_scatter_gather", DDL_REDUCE, DDL__FENCES, NULL, ddl__algo_reduce_scatter_gather,
+     ddl__cost_reduce_scatter_gather, ddl__peer_twice},
+    {"double_tree", DDL_REDUCE, DDL__FENCES, NULL, ddl__algo_reduce_double_tree, ddl__cost_reduce_double_tree,
+     ddl__peer_once},
+    {"direct", DDL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_reduce_direct, ddl__cost_reduce_direct, ddl__peer_once},
+    {"recursive_doubling", DDL_ALL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_all_reduce_doubling,
+     ddl__cost_all_reduce_doubling, ddl__peer_once},
+    {"halving_doubling", DDL_ALL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_all_reduce_halving,
+     ddl__cost_all_reduce_halving, ddl__peer_once},
+    {"ring", DDL_ALL_REDUCE, 0, NULL, ddl__algo_all_reduce_ring, ddl__cost_all_reduce_ring, ddl__peer_twice},
+    {"double_tree", DDL_ALL_REDUCE, DDL__FENCES, NULL, ddl__algo_all_reduce_double_tree,
+     ddl__cost_all_reduce_double_tree, ddl__peer_twice},
+    {"hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
+     ddl__cost_all_reduce_hierarchy, ddl__peer_twice},
+    {"direct", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_direct, ddl__cost_all_reduce_direct,
+     ddl__peer_parts},
+    {"all_gather", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_gather, ddl__cost_all_reduce_gather,
+     ddl__peer_half_of_all},
+    {"linear", DDL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_gather_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"tree", DDL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_gather_tree, ddl__cost_spread_tree,
+     ddl__peer_once},
+    {"linear", DDL_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_scatter_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"tree", DDL_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_scatter_tree, ddl__cost_spread_tree,
+     ddl__peer_once},
+    {"linear", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_gather_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"recursive_doubling", DDL_ALL_GATHER, DDL__RANK_ORDER, ddl__can_all_gather_doubling,
+     ddl__algo_all_gather_doubling, ddl__cost_gather_doubling, ddl__peer_once},
+    {"bruck", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_gather_bruck,
+     ddl__cost_gather_bruck, ddl__peer_once},
+    {"ring", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_all_gather_ring,
+     ddl__cost_gather_ring, ddl__peer_once},
+    {"recursive_halving", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_halving,
+     ddl__cost_reduce_scatter_halving, ddl__peer_once},
+    {"pairwise", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_pairwise,
+     ddl__cost_reduce_scatter_pairwise, ddl__peer_block},
+    {"ring", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_ring, ddl__cost_reduce_scatter_ring,
+     ddl__peer_once},
+    {"direct", DDL_REDUCE_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_reduce_scatter_direct,
+     ddl__cost_reduce_scatter_direct, ddl__peer_block},
+    {"linear", DDL_ALL_TO_ALL, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_to_all_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"bruck", DDL_ALL_TO_ALL, DDL__RANK_ORDER, ddl__can_all_to_all_bruck, ddl__algo_all_to_all_bruck,
+     ddl__cost_all_to_all_bruck, ddl__peer_half_of_all},
+    {"pairwise", DDL_ALL_TO_ALL, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_to_all_pairwise,
+     ddl__cost_all_to_all_pairwise, ddl__peer_block},
+    {"recursive_doubling", DDL_SCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_scan_doubling, ddl__cost_scan_doubling,
+     ddl__peer_once},
+    {"chain", DDL_SCAN, DDL__RANK_ORDER, NULL, ddl__algo_scan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"recursive_doubling", DDL_EXSCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_exscan_doubling, ddl__cost_scan_doubling,
+     ddl__peer_twice},
+    {"chain", DDL_EXSCAN, DDL__RANK_ORDER, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+};
+
+static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        const ddl__algo *algo = &ddl__algos[i];
+        if (algo->kind == ddl__kind_base(kind) && strcmp(algo->name, name) == 0) {
+            return algo;
+        }
+    }
+    return NULL;
+}
+
+/* Whether an algorithm gives the right result for a call. rank_order: only those whose bits are those of
+ * ((x0 op x1) op x2) ...; with up to three ranks, keeping the order leaves no other bracketing. */
+static bool ddl__algo_can(const ddl__algo *algo, const ddl__plan_args *args, bool rank_order) {
+    if (algo->kind != ddl__kind_base(args->kind) || (ddl__kind_is_v(args->kind) && !ddl__algo_has(algo, DDL__SERVES_V))) {
+        return false;
+    }
+    if (!args->commutative && !ddl__algo_has(algo, DDL__KEEPS_ORDER)) {
+        return false;
+    }
+    uint32_t order = args->size <= 3 ? DDL__KEEPS_ORDER : DDL__RANK_ORDER;
+    if (rank_order && !ddl__algo_has(algo, order)) {
+        return false;
+    }
+    return algo->can == NULL || algo->can(args);
+}
+
+/* In an all_to_allv nobody knows how much others send, so nobody could decide alike without a fence. */
+static bool ddl__algo_fences(const ddl__algo *algo, const ddl__plan_args *args) {
+    return ddl__algo_has(algo, DDL__FENCES) || args->kind == DDL_ALL_TO_ALLV;
+}
+
+/* A group of one: the operand is the result. In place only an all_to_allv can have to move it. */
+static void ddl__plan_alone(ddl__planner *p, const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    if (kind == DDL_ALL_TO_ALL) {
+        ddl__span block = {0, ddl__recv_block(args, 0).bytes};
+        ddl__swap_own(p, DDL__NO_STEP, ddl__plan_tmp(p, block).base);
+        return;
+    }
+    if (args->in_place || kind == DDL_BARRIER || kind == DDL_BROADCAST || kind == DDL_EXSCAN) {
+        return;
+    }
+    ddl__span block = ddl__kind_is_v(args->kind) ? ddl__block(args, 0) : ddl__whole(args);
+    bool out_is_larger = kind == DDL_GATHER || kind == DDL_ALL_GATHER;
+    ddl__place in = {DDL__IN, out_is_larger ? -block.at : 0}, out = {DDL__OUT, out_is_larger ? 0 : -block.at};
+    ddl__plan_copy(p, in, out, block);
+}
+
+/* Nothing to move, but whoever calls something else must still hear of it. The v-forms know only their own blocks. */
+static bool ddl__plan_is_empty(const ddl__plan_args *args) {
+    switch (ddl__kind_base(args->kind)) {
+    case DDL_ALL_REDUCE:
+    case DDL_ALL_GATHER:
+    case DDL_REDUCE_SCATTER:
+    case DDL_ALL_TO_ALL:
+        return args->kind != DDL_ALL_TO_ALLV && ddl__total_bytes(args) == 0;
+    default:
+        return false;
+    }
+}
+
+/* Writes the plan of one rank. Errors: DDL_ERR_NOMEM. Free with ddl__plan_free. */
+static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const ddl__plan_args *args, ddl__plan *out) {
+    ddl__planner planner;
+    ddl__plan_open(&planner, base, args);
+    if (args->size == 1) {
+        ddl__plan_alone(&planner, args);
+    } else {
+        bool empty = ddl__plan_is_empty(args);
+        if (empty || args->fence || ddl__algo_fences(algo, args)) {
+            ddl__plan_fence(&planner);
+        }
+        if (!empty) {
+            algo->plan(&planner, args);
+        }
+    }
+    ddl_status status = ddl__plan_finish(&planner, out);
+    out->algorithm = algo->name;
+    return status;
+}
+
+/* >>tune */
+/* tune: chooses the algorithm of a call, how finely it is cut, and whether it begins with a fence. Every rank must
+ * choose alike without asking, so nothing here may look at what only this rank knows: its rank, whether its buffers
+ * are in place, its lengths of an all_to_allv. */
+
+#define DDL__EAGER_BYTES 32768
+#define DDL__CHUNK_BYTES (256 * 1024)
+#define DDL__MIN_CHUNK_BYTES (32 * 1024)
+#define DDL__MAX_CHUNK_BYTES (1024 * 1024)
+#define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
+
+/* Settings of a group, the same on every rank. */
+typedef struct ddl__tuning {
+    ddl__cost_model model;
+    int64_t eager_bytes; /* a plan that sends more to one peer begins with a fence; 0: the default */
+    int64_t chunk_bytes; /* 0: by the model */
+    bool deterministic;  /* reduce in rank order */
+    const ddl__algo *forced[DDL_ALL_TO_ALLV + 1]; /* by base kind; NULL: by the model */
+} ddl__tuning;
+
+typedef struct ddl__choice {
+    const ddl__algo *algo;
+    int64_t chunk_bytes;
+    bool fence;
+    double seconds;
+} ddl__choice;
+
+/* Typical of shared memory and of 10 Gbit/s Ethernet; for who has not measured. */
+static const ddl__cost_model ddl__model_default = {{2e-6, 30e-6}, {0.2e-9, 1e-9}, 0.1e-9, 0.3e-6, 1};
+
+/* Large vectors take larger chunks, so that a plan stays short. */
+static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *args, int64_t wanted) {
+    if (tuning->chunk_bytes > 0) {
+        return tuning->chunk_bytes;
+    }
+    int64_t total = ddl__total_bytes(args);
+    while (total / wanted > DDL__MAX_CHUNKS) {
+        wanted *= 2;
+    }
+    return wanted;
+}
+
+/* The default first, so that it wins where the size of chunks makes no difference. */
+static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, const ddl__algo *algo,
+                             ddl__choice *best) {
+    ddl__terms terms;
+    bool fence = algo->peer_bytes(args) > (tuning->eager_bytes > 0 ? tuning->eager_bytes : DDL__EAGER_BYTES);
+    bool fenced = fence || ddl__algo_fences(algo, args);
+    for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = DDL__CHUNK_BYTES; next <= DDL__MAX_CHUNK_BYTES;
+         next *= 2, wanted = next) {
+        args->chunk_bytes = ddl__tune_chunk(tuning, args, wanted);
+        ddl__terms_of(&terms, args, &tuning->model);
+        double seconds = algo->cost(&terms) + (fenced ? terms.rounds * terms.latency : 0);
+        if (best->algo == NULL || seconds < best->seconds) {
+            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds};
+        }
+        if (terms.bytes <= DDL__MIN_CHUNK_BYTES) {
+            break;
+        }
+    }
+}
+
+/* Chooses for a call; a forced algorithm that cannot serve it (an op that is not commutative, hosts of unequal size)
+ * gives way to the best that can. Needs no memory and cannot fail: every kind has an algorithm that always fits. */
+static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args) {
+    ddl__plan_args common = *args;
+    common.rank = 0;
+    common.in_place = false;
+    ddl__choice best = {0};
+    const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
+    if (forced != NULL && ddl__algo_can(forced, &common, tuning->deterministic)) {
+        ddl__tune_chunks(tuning, &common, forced, &best);
+    }
+    bool served = best.algo != NULL;
+    for (size_t i = 0; !served && i < DDL__COUNT_OF(ddl__algos); i++) {
+        if (ddl__algo_can(&ddl__algos[i], &common, tuning->deterministic)) {
+            ddl__tune_chunks(tuning, &common, &ddl__algos[i], &best);
+        }
+    }
+    best.fence = best.fence && args->size > 1;
+    best.seconds = args->size > 1 ? best.seconds : 0;
+    return best;
+}
+
+/* >>tune-names: DDL_ALGO. "ring", "auto", or by operation: "all_reduce=ring,broadcast=tree". */
+
+/* Names of a kind's algorithms, of all kinds' when it is DDL_KIND_NONE. */
+static void ddl__tune_list(ddl__text *text, ddl_kind kind) {
+    ddl__text_add(text, "auto");
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        bool known = kind != DDL_KIND_NONE && ddl__algos[i].kind != kind;
+        for (size_t j = 0; j < i && kind == DDL_KIND_NONE; j++) {
+            known = known || strcmp(ddl__algos[j].name, ddl__algos[i].name) == 0;
+        }
+        if (!known) {
+            ddl__text_add(text, ", %s", ddl__algos[i].name);
+        }
+    }
+}
+
+static ddl_kind ddl__tune_kind(const char *name, size_t length) {
+    for (int kind = DDL_BARRIER; kind <= DDL_EXSCAN; kind++) {
+        const char *known = ddl__kind_name((ddl_kind)kind);
+        if (strlen(known) == length && memcmp(known, name, length) == 0) {
+            return (ddl_kind)kind;
+        }
+    }
+    return DDL_KIND_NONE;
+}
+
+/* Forces one name for a kind, or for every kind that has it. */
+static bool ddl__tune_force(ddl__tuning *tuning, ddl_kind kind, const char *name) {
+    bool found = false;
+    for (int k = DDL_BARRIER; k <= DDL_EXSCAN; k++) {
+        const ddl__algo *algo = ddl__algo_find((ddl_kind)k, name);
+        bool is_auto = strcmp(name, "auto") == 0;
+        if ((kind == DDL_KIND_NONE || kind == (ddl_kind)k) && (algo != NULL || is_auto)) {
+            tuning->forced[k] = algo;
+            found = true;
+        }
+    }
+    return found;
+}
+
+static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__sentence *error) {
+    const char *equals = strchr(entry, '=');
+    const char *name = equals != NULL ? equals + 1 : entry;
+    ddl_kind kind = equals != NULL ? ddl__tune_kind(entry, (size_t)(equals - entry)) : DDL_KIND_NONE;
+    if (equals != NULL && kind == DDL_KIND_NONE) {
+        return ddl__fail(error, DDL_ERR_ARG,
+                         "algorithm setting \"%s\" names no operation: use barrier, broadcast, reduce, all_reduce, "
+                         "gather, scatter, all_gather, reduce_scatter, all_to_all, scan or exscan",
+                         entry);
+    }
+    if (ddl__tune_force(tuning, kind, name)) {
+        return DDL_OK;
+    }
+    char names[400];
+    ddl__text list = {names, sizeof names, 0};
+    ddl__tune_list(&list, kind);
+    return ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s",
+                     kind == DDL_KIND_NONE ? "no operation" : ddl__kind_name(kind), name, names);
+}
+
+/* Reads DDL_ALGO into tuning->forced; entries that are not named stay as they are. Errors: DDL_ERR_ARG with a sentence
+ * that lists the valid names; tuning is unchanged then. */
+static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__sentence *error) {
+    ddl__tuning parsed = *tuning;
+    for (const char *at = text; *at != '\0';) {
+        char entry[64];
+        size_t length = strcspn(at, ","), begin = strspn(at, " "), end = length;
+        while (end > begin && at[end - 1] == ' ') {
+            end--;
+        }
+        begin = DDL__MIN(begin, end);
+        if (end - begin >= sizeof entry) {
+            return ddl__fail(error, DDL_ERR_ARG, "algorithm setting \"%.80s\" is too long", at);
+        }
+        memcpy(entry, at + begin, end - begin);
+        entry[end - begin] = '\0';
+        if (entry[0] != '\0') {
+            DDL__TRY(ddl__tune_entry(&parsed, entry, error));
+        }
+        at += length + (at[length] == ',');
+    }
+    *tuning = parsed;
+    return DDL_OK;
+}
+
+/* >>wire/crc32c */
+/* crc32c: the checksum of frame headers and, when asked for, of payloads.
+ * CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the one that x86 computes in hardware. This part
+ * knows nothing of frames, and it has no mutable state: the tables are constants, the processor is asked each time. */
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DDL__CRC32C_X86 1
+#include <nmmintrin.h>
+#include <wmmintrin.h>
+#endif
+
+/* Little-endian words at any address; one load or store each on most machines. */
+static inline uint32_t ddl__load_le32(const uint8_t *p) {
+    uint32_t value;
+    memcpy(&value, p, 4);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap32(value);
+#endif
+    return value;
+}
+
+static inline uint64_t ddl__load_le64(const uint8_t *p) {
+    uint64_t value;
+    memcpy(&value, p, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    return value;
+}
+
+static inline void ddl__store_le32(uint8_t *p, uint32_t value) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap32(value);
+#endif
+    memcpy(p, &value, 4);
+}
+
+static inline void ddl__store_le64(uint8_t *p, uint64_t value) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    memcpy(p, &value, 8);
+}
+
+/* A CRC is linear: the entry for a byte is the XOR of the entries for its bits. So each table of slice-by-8 (Kounavis
+ * and Berry, "A Systematic Approach to Building High Performance Software-based CRC Generators", 2005) is given by its
+ * eight one-bit entries, lowest bit first, and the preprocessor writes out the 256. */
+#define DDL__CRC_1(x, a) (x), ((x) ^ a)
+#define DDL__CRC_2(x, a, b) DDL__CRC_1(x, a), DDL__CRC_1((x) ^ b, a)
+#define DDL__CRC_3(x, a, b, c) DDL__CRC_2(x, a, b), DDL__CRC_2((x) ^ c, a, b)
+#define DDL__CRC_4(x, a, b, c, d) DDL__CRC_3(x, a, b, c), DDL__CRC_3((x) ^ d, a, b, c)
+#define DDL__CRC_5(x, a, b, c, d, e) DDL__CRC_4(x, a, b, c, d), DDL__CRC_4((x) ^ e, a, b, c, d)
+#define DDL__CRC_6(x, a, b, c, d, e, f) DDL__CRC_5(x, a, b, c, d, e), DDL__CRC_5((x) ^ f, a, b, c, d, e)
+#define DDL__CRC_7(x, a, b, c, d, e, f, g) DDL__CRC_6(x, a, b, c, d, e, f), DDL__CRC_6((x) ^ g, a, b, c, d, e, f)
+#define DDL__CRC_8(a, b, c, d, e, f, g, h)                                                                             \
+    { DDL__CRC_7(0u, a, b, c, d, e, f, g), DDL__CRC_7(h, a, b, c, d, e, f, g) }
+
+/* Table t advances a byte past t further bytes of zeros. */
+static const uint32_t ddl__crc32c_table[8][256] = {
+    DDL__CRC_8(0xf26b8303u, 0xe13b70f7u, 0xc79a971fu, 0x8ad958cfu, 0x105ec76fu, 0x20bd8edeu, 0x417b1dbcu, 0x82f63b78u),
+    DDL__CRC_8(0x13a29877u, 0x274530eeu, 0x4e8a61dcu, 0x9d14c3b8u, 0x3fc5f181u, 0x7f8be302u, 0xff17c604u, 0xfbc3faf9u),
+    DDL__CRC_8(0xa541927eu, 0x4f6f520du, 0x9edea41au, 0x38513ec5u, 0x70a27d8au, 0xe144fb14u, 0xc76580d9u, 0x8b277743u),
+    DDL__CRC_8(0xdd45aab8u, 0xbf672381u, 0x7b2231f3u, 0xf64463e6u, 0xe964b13du, 0xd725148bu, 0xaba65fe7u, 0x52a0c93fu),
+    DDL__CRC_8(0x38116facu, 0x7022df58u, 0xe045beb0u, 0xc5670b91u, 0x8f2261d3u, 0x1ba8b557u, 0x37516aaeu, 0x6ea2d55cu),
+    DDL__CRC_8(0xef306b19u, 0xdb8ca0c3u, 0xb2f53777u, 0x6006181fu, 0xc00c303eu, 0x85f4168du, 0x0e045bebu, 0x1c08b7d6u),
+    DDL__CRC_8(0x68032cc8u, 0xd0065990u, 0xa5e0c5d1u, 0x4e2dfd53u, 0x9c5bfaa6u, 0x3d5b83bdu, 0x7ab7077au, 0xf56e0ef4u),
+    DDL__CRC_8(0x493c7d27u, 0x9278fa4eu, 0x211d826du, 0x423b04dau, 0x847609b4u, 0x0d006599u, 0x1a00cb32u, 0x34019664u),
+};
+
+/* The raw register in, the raw register out: the inversions of the standard are in ddl__crc32c. */
+static inline uint32_t ddl__crc32c_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
+    const uint32_t(*t)[256] = ddl__crc32c_table;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t w = ddl__load_le64(p) ^ crc;
+        crc = t[7][w & 255] ^ t[6][(w >> 8) & 255] ^ t[5][(w >> 16) & 255] ^ t[4][(w >> 24) & 255] ^
+              t[3][(w >> 32) & 255] ^ t[2][(w >> 40) & 255] ^ t[1][(w >> 48) & 255] ^ t[0][w >> 56];
+    }
+    for (; bytes > 0; bytes--, p++) {
+        crc = (crc >> 8) ^ t[0][(crc ^ *p) & 255];
+    }
+    return crc;
+}
+
+#ifdef DDL__CRC32C_X86
+/* The instruction takes 3 cycles and starts every cycle, so a long buffer is read as three lanes side by side; their
+ * registers are joined by multiplying with x^(8n-33) modulo the polynomial, n = bytes that a lane is followed by
+ * (Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction", Intel 2011). */
+#define DDL__CRC32C_LANE 512
+
+__attribute__((target("sse4.2,pclmul"))) static inline uint32_t ddl__crc32c_lanes(uint32_t crc, const uint8_t *p) {
+    uint64_t a = crc, b = 0, c = 0;
+    for (size_t i = 0; i < DDL__CRC32C_LANE; i += 8) {
+        a = _mm_crc32_u64(a, ddl__load_le64(p + i));
+        b = _mm_crc32_u64(b, ddl__load_le64(p + DDL__CRC32C_LANE + i));
+        c = _mm_crc32_u64(c, ddl__load_le64(p + 2 * DDL__CRC32C_LANE + i));
+    }
+    __m128i shift = _mm_set_epi64x(0xdd7e3b0c, 0x170076fa); /* past one lane, past two */
+    __m128i joined = _mm_xor_si128(_mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)a), shift, 0x00),
+                                   _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)b), shift, 0x10));
+    return (uint32_t)(_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(joined)) ^ c);
+}
+
+__attribute__((target("sse4.2"))) static inline uint32_t ddl__crc32c_x86(uint32_t crc, const uint8_t *p, size_t bytes) {
+    uint64_t wide = crc;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        wide = _mm_crc32_u64(wide, ddl__load_le64(p));
+    }
+    crc = (uint32_t)wide;
+    if (bytes >= 4) {
+        crc = _mm_crc32_u32(crc, ddl__load_le32(p));
+        bytes -= 4;
+        p += 4;
+    }
+    for (; bytes > 0; bytes--, p++) {
+        crc = _mm_crc32_u8(crc, *p);
+    }
+    return crc;
+}
+#endif
+
+/* CRC-32C of data. Start with 0; a buffer may come in pieces, each call taking the result of the one before. */
+static inline uint32_t ddl__crc32c(uint32_t crc, const void *data, size_t bytes) {
+    const uint8_t *p = (const uint8_t *)data;
+    crc = ~crc;
+#ifdef DDL__CRC32C_X86
+    if (__builtin_cpu_supports("sse4.2")) {
+        if (bytes >= 3 * DDL__CRC32C_LANE && __builtin_cpu_supports("pclmul")) {
+            for (; bytes >= 3 * DDL__CRC32C_LANE; bytes -= 3 * DDL__CRC32C_LANE, p += 3 * DDL__CRC32C_LANE) {
+                crc = ddl__crc32c_lanes(crc, p);
+            }
+        }
+        return ~ddl__crc32c_x86(crc, p, bytes);
+    }
+#endif
+    return ~ddl__crc32c_portable(crc, p, bytes);
+}
+
+/* >>wire/frame */
+/* frame: the 48 bytes in front of everything that ranks say to each other, and the bounded reader and writer for the
+ * fields of control messages. It knows bytes; what a frame asks for is the mesh's affair.
+ *
+ *     offset  0  magic        u32  "ddl1"
+ *             4  version      u8   DDL__WIRE_MAJOR
+ *             5  type         u8   enum ddl__frame_type
+ *             6  flags        u16  the type's own; the top bit says that payload_crc is filled in
+ *             8  bytes        u32  of the payload that follows, at most 1 MiB; more data is more frames
+ *            12  source       u32  world rank of the sender
+ *            16  group        u32
+ *            20  epoch        u32  frames of another epoch are dropped
+ *            24  sequence     u64
+ *            32  signature    u64  hash of the collective call; equal on all ranks or the call is a mismatch
+ *            40  payload_crc  u32
+ *            44  header_crc   u32  CRC-32C of bytes 0..43
+ *     all little-endian. */
+
+#define DDL__FRAME_BYTES 48
+#define DDL__FRAME_MAX_PAYLOAD (1u << 20)
+#define DDL__FRAME_MAGIC 0x316c6464u /* "ddl1" read as a little-endian word */
+#define DDL__FRAME_FLAG_CRC 0x8000u  /* payload_crc covers the payload */
+/* A minor version adds; a major one is refused in the handshake, so a frame of another version is damage or a bug. */
+#define DDL__WIRE_MAJOR 1
+#define DDL__WIRE_MINOR 0
+
+enum ddl__frame_type {
+    DDL__FRAME_P2P = 1, /* eager message: envelope and data */
+    DDL__FRAME_RTS = 2, /* rendezvous: request to send, clear to send, data */
+    DDL__FRAME_CTS = 3,
+    DDL__FRAME_DATA = 4,
+    DDL__FRAME_COLL = 5,
+    DDL__FRAME_CREDIT = 6,
+    DDL__FRAME_QUERY = 7, /* stall report: what are you doing; the answer */
+    DDL__FRAME_STATUS = 8,
+    DDL__FRAME_MISMATCH = 9,
+    DDL__FRAME_DEAD = 10,
+    DDL__FRAME_ABORT = 11,
+    DDL__FRAME_BYE = 12,
+    DDL__FRAME_PING = 13,
+    DDL__FRAME_GROUP = 14,
+    DDL__FRAME_AGREE = 15,
+    DDL__FRAME_TYPE_MAX = 15
+};
+
+typedef struct ddl__frame {
+    uint8_t type;
+    uint16_t flags;
+    uint32_t bytes, source, group, epoch;
+    uint64_t sequence, signature;
+    uint32_t payload_crc;
+} ddl__frame;
+
+/* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
+static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
+    ddl__store_le32(out, DDL__FRAME_MAGIC);
+    ddl__store_le32(out + 4, DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16);
+    ddl__store_le32(out + 8, f->bytes);
+    ddl__store_le32(out + 12, f->source);
+    ddl__store_le32(out + 16, f->group);
+    ddl__store_le32(out + 20, f->epoch);
+    ddl__store_le64(out + 24, f->sequence);
+    ddl__store_le64(out + 32, f->signature);
+    ddl__store_le32(out + 40, f->payload_crc);
+    ddl__store_le32(out + 44, ddl__crc32c(0, out, 44));
+}
+
+/* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
+ * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
+ * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
+static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+    uint8_t h[DDL__FRAME_BYTES];
+    memcpy(h, in, sizeof(h));
+    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
+        return DDL_ERR_CORRUPT;
+    }
+    uint32_t word = ddl__load_le32(h + 4), bytes = ddl__load_le32(h + 8);
+    if ((word & 255) != DDL__WIRE_MAJOR) {
+        return DDL_ERR_VERSION;
+    }
+    uint8_t type = (uint8_t)(word >> 8);
+    if (bytes > DDL__FRAME_MAX_PAYLOAD || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
+        return DDL_ERR_CORRUPT;
+    }
+    out->type = type;
+    out->flags = (uint16_t)(word >> 16);
+    out->bytes = bytes;
+    out->source = ddl__load_le32(h + 12);
+    out->group = ddl__load_le32(h + 16);
+    out->epoch = ddl__load_le32(h + 20);
+    out->sequence = ddl__load_le64(h + 24);
+    out->signature = ddl__load_le64(h + 32);
+    out->payload_crc = ddl__load_le32(h + 40);
+    return DDL_OK;
+}
+
+/* True when the payload of f->bytes is what the sender sent, or the sender did not say. */
+static inline int ddl__frame_payload_ok(const ddl__frame *f, const void *payload) {
+    return (f->flags & DDL__FRAME_FLAG_CRC) == 0 || ddl__crc32c(0, payload, f->bytes) == f->payload_crc;
+}
+
+/* Fields of a control message, one after the other, little-endian, no padding. bad is sticky: read or write all, then
+ * look once. A bad reader gives zeros, so that what it fills is never uninitialised. at <= bytes always holds, and so
+ * every check is n > bytes - at, which cannot overflow. */
+typedef struct ddl__reader {
+    const uint8_t *data;
+    size_t bytes, at;
+    int bad;
+} ddl__reader;
+
+typedef struct ddl__writer {
+    uint8_t *data;
+    size_t cap, at;
+    int bad;
+} ddl__writer;
+
+static inline ddl__reader ddl__reader_of(const void *data, size_t bytes) {
+    return (ddl__reader){(const uint8_t *)data, bytes, 0, 0};
+}
+
+static inline ddl__writer ddl__writer_of(void *data, size_t cap) { return (ddl__writer){(uint8_t *)data, cap, 0, 0}; }
+
+/* The next n bytes in place, or NULL when there are not so many. n == 0 may give NULL as well. */
+static inline const uint8_t *ddl__get_view(ddl__reader *r, size_t n) {
+    if (r->bad || n > r->bytes - r->at) {
+        r->bad = 1;
+        return NULL;
+    }
+    const uint8_t *p = n == 0 ? NULL : r->data + r->at;
+    r->at += n;
+    return p;
+}
+
+static inline uint64_t ddl__get_int(ddl__reader *r, size_t n) {
+    uint8_t le[8] = {0};
+    const uint8_t *p = ddl__get_view(r, n);
+    if (p != NULL) {
+        memcpy(le, p, n);
+    }
+    return ddl__load_le64(le);
+}
+
+static inline uint8_t ddl__get_u8(ddl__reader *r) { return (uint8_t)ddl__get_int(r, 1); }
+static inline uint16_t ddl__get_u16(ddl__reader *r) { return (uint16_t)ddl__get_int(r, 2); }
+static inline uint32_t ddl__get_u32(ddl__reader *r) { return (uint32_t)ddl__get_int(r, 4); }
+static inline uint64_t ddl__get_u64(ddl__reader *r) { return ddl__get_int(r, 8); }
+
+/* Copies n bytes; n is the room at out, never a number from the wire. */
+static inline void ddl__get_bytes(ddl__reader *r, void *out, size_t n) {
+    const uint8_t *p = ddl__get_view(r, n);
+    if (p != NULL) {
+        memcpy(out, p, n);
+    } else if (n > 0) {
+        memset(out, 0, n);
+    }
+}
+
+/* A string is a u16 length and so many bytes, none of them 0. It must fit in cap with its terminator: bad otherwise,
+ * and out is "" then. */
+static inline void ddl__get_string(ddl__reader *r, char *out, size_t cap) {
+    size_t n = ddl__get_u16(r);
+    const uint8_t *p = ddl__get_view(r, n);
+    if (r->bad || n >= cap || (n > 0 && memchr(p, 0, n) != NULL)) {
+        r->bad = 1;
+        n = 0;
+    }
+    if (n > 0) {
+        memcpy(out, p, n);
+    }
+    if (cap > 0) {
+        out[n] = '\0';
+    }
+}
+
+static inline void ddl__put_bytes(ddl__writer *w, const void *data, size_t n) {
+    if (w->bad || n > w->cap - w->at) {
+        w->bad = 1;
+    } else if (n > 0) {
+        memcpy(w->data + w->at, data, n);
+        w->at += n;
+    }
+}
+
+static inline void ddl__put_int(ddl__writer *w, uint64_t value, size_t n) {
+    uint8_t le[8];
+    ddl__store_le64(le, value);
+    ddl__put_bytes(w, le, n);
+}
+
+static inline void ddl__put_u8(ddl__writer *w, uint8_t value) { ddl__put_int(w, value, 1); }
+static inline void ddl__put_u16(ddl__writer *w, uint16_t value) { ddl__put_int(w, value, 2); }
+static inline void ddl__put_u32(ddl__writer *w, uint32_t value) { ddl__put_int(w, value, 4); }
+static inline void ddl__put_u64(ddl__writer *w, uint64_t value) { ddl__put_int(w, value, 8); }
+
+/* Strings that get_string would refuse (longer than 65,535 bytes) make the writer bad. */
+static inline void ddl__put_string(ddl__writer *w, const char *text) {
+    size_t n = strlen(text);
+    if (n > UINT16_MAX) {
+        w->bad = 1;
+        return;
+    }
+    ddl__put_u16(w, (uint16_t)n);
+    ddl__put_bytes(w, text, n);
+}
+
+/* >>wire/sha256 */
+/* sha256: what the handshake is made of: SHA-256 (FIPS 180-4), HMAC-SHA256 (RFC 2104), constant-time comparison, wiping
+ * and random bytes. A job makes a handful of MACs for each connection, so this is short rather than fast. */
+
+typedef struct ddl__sha256 {
+    uint32_t state[8];
+    uint64_t bytes; /* hashed so far; the low 6 bits say how full block is */
+    uint8_t block[64];
+} ddl__sha256;
+
+static const uint32_t ddl__sha256_k[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+};
+
+/* Zeroes memory that held a secret. The barrier tells the compiler that somebody looks, or it drops the stores. */
+static void ddl__wipe(void *memory, size_t bytes) {
+    if (bytes > 0) {
+        memset(memory, 0, bytes);
+    }
+    __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
+/* Compares in a time that depends on bytes alone: how far a forgery agrees must not show. */
+static int ddl__ct_equal(const void *a, const void *b, size_t bytes) {
+    const volatile uint8_t *x = (const volatile uint8_t *)a, *y = (const volatile uint8_t *)b;
+    uint8_t difference = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        difference = (uint8_t)(difference | (x[i] ^ y[i]));
+    }
+    return difference == 0;
+}
+
+static uint32_t ddl__sha256_rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
+
+static void ddl__sha256_store(uint8_t *out, uint64_t value, unsigned bytes) {
+    for (unsigned i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * (bytes - 1 - i)));
+    }
+}
+
+static void ddl__sha256_schedule(uint32_t w[64], const uint8_t block[64]) {
+    for (size_t i = 0; i < 16; i++) {
+        const uint8_t *p = block + 4 * i;
+        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+    }
+    for (size_t i = 16; i < 64; i++) {
+        uint32_t a = w[i - 15], b = w[i - 2];
+        uint32_t s0 = ddl__sha256_rotate(a, 7) ^ ddl__sha256_rotate(a, 18) ^ (a >> 3);
+        uint32_t s1 = ddl__sha256_rotate(b, 17) ^ ddl__sha256_rotate(b, 19) ^ (b >> 10);
+        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+    }
+}
+
+/* FIPS 180-4, 6.2.2. */
+static void ddl__sha256_block(uint32_t state[8], const uint8_t block[64]) {
+    uint32_t w[64];
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+    uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
+    ddl__sha256_schedule(w, block);
+    for (size_t i = 0; i < 64; i++) {
+        uint32_t s1 = ddl__sha256_rotate(e, 6) ^ ddl__sha256_rotate(e, 11) ^ ddl__sha256_rotate(e, 25);
+        uint32_t s0 = ddl__sha256_rotate(a, 2) ^ ddl__sha256_rotate(a, 13) ^ ddl__sha256_rotate(a, 22);
+        uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + ddl__sha256_k[i] + w[i];
+        uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
+        h = g, g = f, f = e, e = d + t1;
+        d = c, c = b, b = a, a = t1 + t2;
+    }
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d;
+    state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+    ddl__wipe(w, sizeof(w)); /* the schedule of a key block gives the key */
+}
+
+static void ddl__sha256_init(ddl__sha256 *h) {
+    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    memcpy(h->state, start, sizeof(start));
+    h->bytes = 0;
+}
+
+static void ddl__sha256_update(ddl__sha256 *h, const void *data, size_t bytes) {
+    const uint8_t *p = (const uint8_t *)data;
+    while (bytes > 0) {
+        size_t at = h->bytes & 63, room = 64 - at, n = bytes < room ? bytes : room;
+        memcpy(h->block + at, p, n);
+        h->bytes += n;
+        p += n;
+        bytes -= n;
+        if (n == room) {
+            ddl__sha256_block(h->state, h->block);
+        }
+    }
+}
+
+static void ddl__sha256_final(ddl__sha256 *h, uint8_t out[32]) {
+    static const uint8_t padding[64] = {0x80};
+    uint8_t length[8];
+    ddl__sha256_store(length, h->bytes * 8, 8);
+    /* 0x80 and zeros up to 8 bytes before the end of a block */
+    ddl__sha256_update(h, padding, 1 + ((55 - h->bytes) & 63));
+    ddl__sha256_update(h, length, 8);
+    for (size_t i = 0; i < 8; i++) {
+        ddl__sha256_store(out + 4 * i, h->state[i], 4);
+    }
+    ddl__wipe(h, sizeof(*h));
+}
+
+/* A key after its two blocks are hashed. Whoever keeps this need not keep the secret, and each MAC is half the work. */
+typedef struct ddl__hmac_key {
+    uint32_t inner[8], outer[8];
+} ddl__hmac_key;
+
+static void ddl__hmac_key_half(uint32_t state[8], const uint8_t key[64], uint8_t pad) {
+    ddl__sha256 h;
+    uint8_t block[64];
+    for (size_t i = 0; i < 64; i++) {
+        block[i] = key[i] ^ pad;
+    }
+    ddl__sha256_init(&h);
+    ddl__sha256_block(h.state, block);
+    memcpy(state, h.state, sizeof(h.state));
+    ddl__wipe(block, sizeof(block));
+    ddl__wipe(&h, sizeof(h));
+}
+
+/* Any length of secret; a long one is hashed first, as RFC 2104 says. */
+static void ddl__hmac_key_init(ddl__hmac_key *key, const void *secret, size_t bytes) {
+    uint8_t block[64] = {0};
+    if (bytes > sizeof(block)) {
+        ddl__sha256 h;
+        ddl__sha256_init(&h);
+        ddl__sha256_update(&h, secret, bytes);
+        ddl__sha256_final(&h, block);
+    } else if (bytes > 0) {
+        memcpy(block, secret, bytes);
+    }
+    ddl__hmac_key_half(key->inner, block, 0x36);
+    ddl__hmac_key_half(key->outer, block, 0x5c);
+    ddl__wipe(block, sizeof(block));
+}
+
+static void ddl__hmac_begin(ddl__sha256 *h, const ddl__hmac_key *key) {
+    memcpy(h->state, key->inner, sizeof(h->state));
+    h->bytes = 64;
+}
+
+static void ddl__hmac_end(ddl__sha256 *h, const ddl__hmac_key *key, uint8_t out[32]) {
+    uint8_t inner[32];
+    ddl__sha256_final(h, inner);
+    memcpy(h->state, key->outer, sizeof(h->state));
+    h->bytes = 64;
+    ddl__sha256_update(h, inner, sizeof(inner));
+    ddl__sha256_final(h, out);
+}
+
+/* The whole of it for one message. */
+static __attribute__((unused)) void ddl__hmac_sha256(const void *secret, size_t secret_bytes, const void *data, size_t bytes, uint8_t out[32]) {
+    ddl__hmac_key key;
+    ddl__sha256 h;
+    ddl__hmac_key_init(&key, secret, secret_bytes);
+    ddl__hmac_begin(&h, &key);
+    ddl__sha256_update(&h, data, bytes);
+    ddl__hmac_end(&h, &key, out);
+    ddl__wipe(&key, sizeof(key));
+}
+
+/* For kernels and sandboxes without the system call. */
+static ddl_status ddl__random_from_file(uint8_t *out, size_t bytes) {
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return DDL_ERR_SYSTEM;
+    }
+    while (bytes > 0) {
+        ssize_t n = read(fd, out, bytes);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        out += n;
+        bytes -= (size_t)n;
+    }
+    close(fd);
+    return bytes == 0 ? DDL_OK : DDL_ERR_SYSTEM;
+}
+
+/* Fills out with random bytes from the kernel. On DDL_ERR_SYSTEM out must not be used. */
+static ddl_status ddl__random(void *out, size_t bytes) {
+    uint8_t *p = (uint8_t *)out;
+    while (bytes > 0) {
+        ssize_t n = getrandom(p, bytes, 0);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return ddl__random_from_file(p, bytes);
+        }
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return DDL_OK;
+}
+
+/* >>wire/auth */
+/* auth: the handshake that every connection begins with. Both sides prove that they hold the job's secret, the server
+ * first, before a byte of anything else is parsed. A pure machine: bytes in, bytes out; no sockets, no clock, no
+ * allocation, and no size that comes from the wire. The caller limits how long and how often.
+ *
+ *     HELLO      client   0  magic "ddlh", major u8, minor u8, kind u8 = 1, purpose u8
+ *                         8  job u64, rank u32, target rank u32, world u32, epoch u32, client nonce [32]
+ *     CHALLENGE  server  64  magic "ddlh", major u8, minor u8, kind u8 = 2, purpose u8
+ *                        72  rank u32, epoch u32, server nonce [32], MAC(secret, "ddl1 server") [32]
+ *     PROOF      client 144  MAC(secret, "ddl1 client") [32]
+ *     VERDICT    server 176  kind u8 = 4, code u8, 0 u16, MAC(k, "ddl1 verdict") [32]
+ *                       212  end;   k = MAC(secret, "ddl1 key") over bytes 0..175
+ *
+ * Offsets are in the conversation, which both sides keep whole: MAC(key, label) is HMAC-SHA256 over the label, padded
+ * with zeros to 16 bytes, and every byte of the conversation before the MAC. So roles, purpose, job, versions, ranks,
+ * world, epoch and both nonces are all inside, a label keeps one side's proof from serving as the other's, and a nonce
+ * keeps yesterday's from serving today. Integers are little-endian.
+ *
+ * The first 8 bytes of HELLO and CHALLENGE keep this shape in all versions. Another major version is refused after
+ * them: the server answers with the same 8 bytes of its own, so that both sides can name both versions. To somebody who
+ * has not proven the secret the server says no more than that; a wrong job, world or rank is told after the proof. */
+
+#define DDL__AUTH_MAGIC 0x686c6464u /* "ddlh" */
+#define DDL__AUTH_MAX_OUT 80        /* a step never writes more than this */
+#define DDL__AUTH_BYTES 212         /* the whole conversation */
+#define DDL__RANK_ANY UINT32_MAX    /* store only: a client without a rank, or "whoever serves" */
+
+enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2 };
+enum ddl__auth_role { DDL__AUTH_CLIENT = 1, DDL__AUTH_SERVER = 2 };
+
+/* Why a handshake was refused. On the wire in VERDICT; values never change. */
+enum ddl__auth_code {
+    DDL__AUTH_OK = 0,
+    DDL__AUTH_PROOF = 1, /* the MAC is wrong: another secret, or none */
+    DDL__AUTH_VERSION = 2,
+    DDL__AUTH_JOB = 3,
+    DDL__AUTH_WORLD = 4,
+    DDL__AUTH_RANK = 5,
+    DDL__AUTH_DUPLICATE = 6,
+    DDL__AUTH_PURPOSE = 7,
+    DDL__AUTH_NOT_DDL = 8 /* never sent: what came was no handshake */
+};
+
+typedef struct ddl__auth_params {
+    const uint8_t *secret; /* not needed after ddl__auth_client/_server; 0 bytes: something else vouches for the peer */
+    size_t secret_bytes;
+    uint64_t job;
+    uint8_t purpose;
+    uint32_t rank;  /* mine */
+    uint32_t peer;  /* client: whom I mean to reach; server: not used */
+    uint32_t world; /* a store's server may say 0: any */
+    uint32_t epoch; /* shown to the peer, not compared: the mesh knows which epochs it admits */
+} ddl__auth_params;
+
+/* The conversation in sections. A prefix is a section of its own so that strangers are known by 8 bytes. */
+enum ddl__auth_section {
+    DDL__AUTH_S_HELLO8,
+    DDL__AUTH_S_HELLO,
+    DDL__AUTH_S_CHALLENGE8,
+    DDL__AUTH_S_CHALLENGE,
+    DDL__AUTH_S_PROOF,
+    DDL__AUTH_S_VERDICT
+};
+
+typedef struct ddl__auth {
+    /* results; peer_* of a server are claims until DDL_OK */
+    uint32_t peer_rank, peer_world, peer_epoch;
+    uint16_t peer_version; /* major << 8 | minor, known from the first 8 bytes on, else 0 */
+    uint8_t code;          /* enum ddl__auth_code, when it was refused */
+    uint8_t key[32];       /* session key, on DDL_OK */
+    /* private */
+    uint8_t role, purpose, section, refusal;
+    uint16_t at; /* bytes of the conversation that went either way */
+    ddl_status status, failure;
+    uint32_t rank, peer, world;
+    uint64_t job;
+    ddl__hmac_key secret;
+    uint8_t wire[DDL__AUTH_BYTES];
+} ddl__auth;
+
+static void ddl__auth_mac(const ddl__auth *a, const ddl__hmac_key *key, const char *label, size_t bytes,
+                          uint8_t out[32]) {
+    ddl__sha256 h;
+    char padded[16] = {0};
+    memcpy(padded, label, strlen(label));
+    ddl__hmac_begin(&h, key);
+    ddl__sha256_update(&h, padded, sizeof(padded));
+    ddl__sha256_update(&h, a->wire, bytes);
+    ddl__hmac_end(&h, key, out);
+}
+
+static int ddl__auth_mac_ok(const ddl__auth *a, const ddl__hmac_key *key, const char *label, size_t bytes) {
+    uint8_t expected[32];
+    ddl__auth_mac(a, key, label, bytes, expected);
+    int same = ddl__ct_equal(expected, a->wire + bytes, sizeof(expected));
+    ddl__wipe(expected, sizeof(expected));
+    return same;
+}
+
+static void ddl__auth_fail(ddl__auth *a, ddl_status status, uint8_t code) {
+    a->status = status;
+    a->code = code;
+}
+
+static void ddl__auth_put_prefix(ddl__writer *w, uint8_t kind, uint8_t purpose) {
+    ddl__put_u32(w, DDL__AUTH_MAGIC);
+    ddl__put_u8(w, DDL__WIRE_MAJOR);
+    ddl__put_u8(w, DDL__WIRE_MINOR);
+    ddl__put_u8(w, kind);
+    ddl__put_u8(w, purpose);
+}
+
+static ddl_status ddl__auth_start(ddl__auth *a, const ddl__auth_params *p, uint8_t role) {
+    int store = p->purpose == DDL__AUTH_STORE;
+    if ((!store && p->purpose != DDL__AUTH_MESH) || (p->secret == NULL && p->secret_bytes > 0) ||
+        (p->rank >= p->world && !(store && (p->rank == DDL__RANK_ANY || p->world == 0)))) {
+        return DDL_ERR_ARG;
+    }
+    memset(a, 0, sizeof(*a));
+    a->role = role;
+    a->purpose = p->purpose;
+    a->status = DDL_IN_PROGRESS;
+    a->rank = p->rank;
+    a->peer = p->peer;
+    a->world = p->world;
+    a->job = p->job;
+    ddl__hmac_key_init(&a->secret, p->secret, p->secret_bytes);
+    return DDL_OK;
+}
+
+/* Begins as client. nonce: 32 bytes of ddl__random, never used before. Errors: DDL_ERR_ARG. */
+static ddl_status ddl__auth_client(ddl__auth *a, const ddl__auth_params *p, const uint8_t nonce[32]) {
+    if (p->world == 0 || (p->peer >= p->world && !(p->purpose == DDL__AUTH_STORE && p->peer == DDL__RANK_ANY))) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__auth_start(a, p, DDL__AUTH_CLIENT));
+    ddl__writer w = ddl__writer_of(a->wire, 64);
+    ddl__auth_put_prefix(&w, 1, p->purpose);
+    ddl__put_u64(&w, p->job);
+    ddl__put_u32(&w, p->rank);
+    ddl__put_u32(&w, p->peer);
+    ddl__put_u32(&w, p->world);
+    ddl__put_u32(&w, p->epoch);
+    ddl__put_bytes(&w, nonce, 32);
+    return DDL_OK;
+}
+
+/* Begins as server. */
+static ddl_status ddl__auth_server(ddl__auth *a, const ddl__auth_params *p, const uint8_t nonce[32]) {
+    DDL__TRY(ddl__auth_start(a, p, DDL__AUTH_SERVER));
+    ddl__writer w = ddl__writer_of(a->wire + 64, 48);
+    ddl__auth_put_prefix(&w, 2, p->purpose);
+    ddl__put_u32(&w, p->rank);
+    ddl__put_u32(&w, p->epoch);
+    ddl__put_bytes(&w, nonce, 32);
+    return DDL_OK;
+}
+
+/* Lets a server turn down a peer that proves itself: call it between steps, before DDL_OK, when a->peer_rank is known
+ * to be taken (DDL__AUTH_DUPLICATE). A stranger never hears of it. */
+static void ddl__auth_refuse(ddl__auth *a, uint8_t code) { a->refusal = code; }
+
+/* Forgets the keys and everything else. */
+static void ddl__auth_wipe(ddl__auth *a) { ddl__wipe(a, sizeof(*a)); }
+
+/* The first 8 bytes of either side. */
+static void ddl__auth_read_prefix(ddl__auth *a, const uint8_t *p, uint8_t kind) {
+    if (ddl__load_le32(p) != DDL__AUTH_MAGIC || p[6] != kind) {
+        ddl__auth_fail(a, DDL_ERR_CORRUPT, DDL__AUTH_NOT_DDL);
+        return;
+    }
+    a->peer_version = (uint16_t)(p[4] << 8 | p[5]);
+    if (p[4] == DDL__WIRE_MAJOR) {
+        return;
+    }
+    if (a->role == DDL__AUTH_CLIENT) {
+        ddl__auth_fail(a, DDL_ERR_VERSION, DDL__AUTH_VERSION);
+        return;
+    }
+    a->code = DDL__AUTH_VERSION;
+    a->failure = DDL_ERR_VERSION; /* once the client has our 8 bytes */
+    a->section = DDL__AUTH_S_CHALLENGE8;
+    a->at = 64;
+}
+
+/* Server: takes HELLO as a claim, and proves itself whatever it says: a mistaken honest client then learns from VERDICT
+ * what is wrong, a stranger learns nothing. */
+static void ddl__auth_read_hello(ddl__auth *a) {
+    ddl__reader r = ddl__reader_of(a->wire + 16, 16);
+    a->peer_rank = ddl__get_u32(&r);
+    (void)ddl__get_u32(&r); /* target: ddl__auth_judge looks */
+    a->peer_world = ddl__get_u32(&r);
+    a->peer_epoch = ddl__get_u32(&r);
+    ddl__auth_mac(a, &a->secret, "ddl1 server", 112, a->wire + 112);
+}
+
+/* Client: the server's proof, then ours. */
+static void ddl__auth_read_challenge(ddl__auth *a) {
+    if (!ddl__auth_mac_ok(a, &a->secret, "ddl1 server", 112)) {
+        ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_PROOF);
+        return;
+    }
+    a->peer_rank = ddl__load_le32(a->wire + 72);
+    a->peer_epoch = ddl__load_le32(a->wire + 76);
+    a->peer_world = a->world;
+    if (a->wire[71] != a->purpose) {
+        ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_PURPOSE);
+    } else if (a->peer != DDL__RANK_ANY && a->peer_rank != a->peer) {
+        ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_RANK);
+    } else {
+        ddl__auth_mac(a, &a->secret, "ddl1 client", 144, a->wire + 144);
+        ddl__auth_mac(a, &a->secret, "ddl1 key", 176, a->key);
+    }
+}
+
+/* Server: what to tell a client that has proven itself. */
+static uint8_t ddl__auth_judge(const ddl__auth *a) {
+    uint32_t target = ddl__load_le32(a->wire + 20);
+    int store = a->purpose == DDL__AUTH_STORE;
+    if (a->wire[7] != a->purpose) {
+        return DDL__AUTH_PURPOSE;
+    }
+    if (ddl__load_le64(a->wire + 8) != a->job) {
+        return DDL__AUTH_JOB;
+    }
+    if (a->peer_world == 0 || (a->world != 0 && a->peer_world != a->world)) {
+        return DDL__AUTH_WORLD;
+    }
+    if ((target != a->rank && !(store && target == DDL__RANK_ANY)) || (!store && a->peer_rank == a->rank) ||
+        (a->peer_rank >= a->peer_world && !(store && a->peer_rank == DDL__RANK_ANY))) {
+        return DDL__AUTH_RANK;
+    }
+    return a->refusal;
+}
+
+static ddl_status ddl__auth_code_status(uint8_t code) {
+    return code == DDL__AUTH_OK ? DDL_OK : code == DDL__AUTH_VERSION ? DDL_ERR_VERSION : DDL_ERR_AUTH;
+}
+
+/* Server: a wrong proof is answered with silence, a right one with the verdict under the key that only it can know. */
+static void ddl__auth_read_proof(ddl__auth *a) {
+    ddl__hmac_key key;
+    if (!ddl__auth_mac_ok(a, &a->secret, "ddl1 client", 144)) {
+        ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_PROOF);
+        return;
+    }
+    ddl__auth_mac(a, &a->secret, "ddl1 key", 176, a->key);
+    a->code = ddl__auth_judge(a);
+    a->failure = ddl__auth_code_status(a->code);
+    a->wire[176] = 4;
+    a->wire[177] = a->code;
+    ddl__hmac_key_init(&key, a->key, sizeof(a->key));
+    ddl__auth_mac(a, &key, "ddl1 verdict", 180, a->wire + 180);
+    ddl__wipe(&key, sizeof(key));
+}
+
+static void ddl__auth_read_verdict(ddl__auth *a) {
+    ddl__hmac_key key;
+    ddl__hmac_key_init(&key, a->key, sizeof(a->key));
+    int proven = a->wire[176] == 4 && ddl__auth_mac_ok(a, &key, "ddl1 verdict", 180);
+    ddl__wipe(&key, sizeof(key));
+    a->code = proven ? a->wire[177] : DDL__AUTH_PROOF;
+    a->status = ddl__auth_code_status(a->code);
+}
+
+/* A section has arrived in full. */
+static void ddl__auth_received(ddl__auth *a, unsigned section) {
+    switch (section) {
+    case DDL__AUTH_S_HELLO8:
+        ddl__auth_read_prefix(a, a->wire, 1);
+        break;
+    case DDL__AUTH_S_HELLO:
+        ddl__auth_read_hello(a);
+        break;
+    case DDL__AUTH_S_CHALLENGE8:
+        ddl__auth_read_prefix(a, a->wire + 64, 2);
+        break;
+    case DDL__AUTH_S_CHALLENGE:
+        ddl__auth_read_challenge(a);
+        break;
+    case DDL__AUTH_S_PROOF:
+        ddl__auth_read_proof(a);
+        break;
+    default:
+        ddl__auth_read_verdict(a);
+        break;
+    }
+}
+
+/* Moves the handshake on with what has arrived, in pieces of any size, and gives what is to be sent; in_bytes may be 0.
+ * Takes no byte that follows the handshake: *out_used <= in_bytes says where frames begin. out_cap of DDL__AUTH_MAX_OUT
+ * is always enough; with less, call again. What it wrote is to be sent also when it returns an error.
+ * DDL_IN_PROGRESS: needs more. DDL_OK: both are proven. Errors, for good: DDL_ERR_AUTH, DDL_ERR_VERSION,
+ * DDL_ERR_CORRUPT (no handshake at all), DDL_ERR_ARG (never begun, or wiped). */
+static ddl_status ddl__auth_step(ddl__auth *a, const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out,
+                                 size_t out_cap, size_t *out_bytes) {
+    static const uint8_t ends[] = {8, 64, 72, 144, 176, DDL__AUTH_BYTES};
+    static const uint8_t senders[] = {DDL__AUTH_CLIENT, DDL__AUTH_CLIENT, DDL__AUTH_SERVER,
+                                      DDL__AUTH_SERVER, DDL__AUTH_CLIENT, DDL__AUTH_SERVER};
+    *out_used = *out_bytes = 0;
+    if (a->role == 0) {
+        return DDL_ERR_ARG; /* all zero would read as DDL_OK */
+    }
+    while (a->status == DDL_IN_PROGRESS) {
+        unsigned section = a->section;
+        int mine = senders[section] == a->role;
+        size_t have = mine ? out_cap - *out_bytes : in_bytes - *out_used, need = (size_t)(ends[section] - a->at);
+        size_t n = have < need ? have : need;
+        if (n > 0 && mine) {
+            memcpy(out + *out_bytes, a->wire + a->at, n);
+            *out_bytes += n;
+        } else if (n > 0) {
+            memcpy(a->wire + a->at, in + *out_used, n);
+            *out_used += n;
+        }
+        a->at = (uint16_t)(a->at + n);
+        if (n < need) {
+            return DDL_IN_PROGRESS;
+        }
+        a->section++;
+        if (!mine) {
+            ddl__auth_received(a, section);
+        } else if (section == DDL__AUTH_S_VERDICT || a->failure != DDL_OK) {
+            a->status = a->failure;
+        }
+    }
+    return a->status;
+}
+
+/* >>settings/table */
+/* table: every DDL_ variable that the core reads, with its default and a line of help, and the parsing of values.
+ * A variable that is not in the table is not read, so that the list cannot go stale. */
+
+typedef struct ddl__setting_row {
+    const char *name, *standard, *help;
+} ddl__setting_row;
+
+static const ddl__setting_row ddl__setting_table[] = {
+    {"DDL_LOG", "warn", "what to log: none, warn, info or debug"},
+    {"DDL_SECRET_FD", "", "a descriptor to read the job secret from; ddlrun sets it"},
+    {"DDL_SECRET_FILE", "", "a file with the job secret (at least 16 bytes), readable by its owner alone"},
+    {"DDL_SECRET", "", "the job secret itself, at least 16 bytes"},
+    {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
+    {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
+    {"DDL_INTERFACE", "", "the network interface to bind and to advertise"},
+    {"DDL_ADVERTISE", "", "an address that peers reach this rank at, when it is not the bound one"},
+    {"DDL_PORT_RANGE", "", "ports that ranks listen on, as 20000-20100; any free port without it"},
+    {"DDL_TRANSPORTS", "", "transports in order of preference, as shm,tcp; all that load without it"},
+    {"DDL_PLUGINS", "", "plugins that must load: names or absolute paths, separated by commas"},
+    {"DDL_PLUGIN_PATH", "", "folders to find plugins in, separated by colons"},
+    {"DDL_ALGO", "auto", "algorithms, as ring or all_reduce=ring,broadcast=tree"},
+    {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
+    {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
+    {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
+    {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
+    {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
+    {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
+    {"DDL_CHECK", "", "extra checks: payload, result, or both separated by a comma"},
+};
+
+/* The value of a variable, NULL when it is unset or empty (`RANK= ./train` unsets it). For launchers' variables. */
+static const char *ddl__env(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && value[0] != 0 ? value : NULL;
+}
+
+/* The same for a row of the table; NULL when there is no such row. */
+static const char *ddl__setting_env(const char *name) {
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        if (strcmp(ddl__setting_table[i].name, name) == 0) {
+            return ddl__env(name);
+        }
+    }
+    return NULL;
+}
+
+/* The whole text is a decimal number from min to max. strtoll alone would take " +7x". */
+static bool ddl__parse_int(const char *text, int64_t min, int64_t max, int64_t *out) {
+    if (!((text[0] >= '0' && text[0] <= '9') || (text[0] == '-' && text[1] >= '0' && text[1] <= '9'))) {
+        return false;
+    }
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (*end != 0 || errno == ERANGE || value < min || value > max) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+/* A number of the environment. *out stays as it is when the variable is unset. */
+static ddl_status ddl__env_int(const char *name, int64_t min, int64_t max, int64_t *out, ddl__sentence *why) {
+    const char *text = ddl__env(name);
+    if (text == NULL || ddl__parse_int(text, min, max, out)) {
+        return DDL_OK;
+    }
+    return ddl__fail(why, DDL_ERR_CONFIG,
+                     "ddl_init: %s is \"%.60s\", which is not a whole number from %lld to %lld. Correct or unset it",
+                     name, text, (long long)min, (long long)max);
+}
+
+/* A number that the config gives (not 0), else the environment, else *out as it is. none: -1 is allowed. */
+static ddl_status ddl__pick_int(int64_t given, const char *member, const char *name, bool none, int64_t max,
+                                int64_t *out, ddl__sentence *why) {
+    int64_t value = given;
+    if (given == 0) {
+        const char *text = ddl__setting_env(name);
+        if (text == NULL) {
+            return DDL_OK;
+        }
+        if (!ddl__parse_int(text, -1, max, &value) || value == 0 || (value < 0 && !none)) {
+            return ddl__fail(
+                why, DDL_ERR_CONFIG,
+                "ddl_init: %s is \"%.60s\", which is not a whole number from 1 to %lld%s. Correct or unset it", name,
+                text, (long long)max, none ? ", or -1 for none" : "");
+        }
+    }
+    if (value > max || value < -1 || (value < 0 && !none)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %lld; 1 to %lld%s is possible, 0 takes %s",
+                         member, (long long)value, (long long)max, none ? " or -1 for none" : "", name);
+    }
+    *out = value;
+    return DDL_OK;
+}
+
+/* 0 or 1: on when the config says so, else by the environment. */
+static ddl_status ddl__pick_switch(int32_t given, const char *member, const char *name, bool *out, ddl__sentence *why) {
+    const char *text = ddl__setting_env(name);
+    int64_t value = given;
+    if (given != 0 && given != 1) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %d; 0 or 1 is possible", member, given);
+    }
+    if (given == 0 && text != NULL && !ddl__parse_int(text, 0, 1, &value)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s is \"%.60s\"; 0 or 1 is possible", name, text);
+    }
+    *out = value == 1;
+    return DDL_OK;
+}
+
+/* A text that the config gives, else the environment: copied into *out, NULL when neither has it. */
+static ddl_status ddl__pick_text(ddl__base *base, const char *given, const char *name, char **out, ddl__sentence *why) {
+    const char *text = given != NULL && given[0] != 0 ? given : ddl__setting_env(name);
+    if (text == NULL) {
+        return DDL_OK;
+    }
+    *out = ddl__copy_string(base, text);
+    return *out != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the value of %s", name);
+}
+
+static ddl_status ddl__parse_log_level(ddl_log_level given, ddl_log_level *out, ddl__sentence *why) {
+    static const char *const names[] = {"none", "warn", "info", "debug"};
+    const char *text = ddl__setting_env("DDL_LOG");
+    *out = given != DDL_LOG_NONE ? given : DDL_LOG_WARN;
+    if (given != DDL_LOG_NONE || text == NULL) {
+        return (int)given >= 0 && given <= DDL_LOG_DEBUG
+                   ? DDL_OK
+                   : ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: log_level of ddl_config is %d; 0 to 3 is possible",
+                               (int)given);
+    }
+    for (int level = 0; level <= DDL_LOG_DEBUG; level++) {
+        if (strcmp(text, names[level]) == 0 || (text[0] == '0' + level && text[1] == 0)) {
+            *out = (ddl_log_level)level;
+            return DDL_OK;
+        }
+    }
+    return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_LOG is \"%.60s\"; none, warn, info and debug are possible",
+                     text);
+}
+
+/* "20000-20100" or "20000". */
+static ddl_status ddl__parse_port_range(const char *text, int32_t *out_first, int32_t *out_last, ddl__sentence *why) {
+    char low[8] = "", high[8] = "";
+    int64_t first = 0, last = 0;
+    int used = 0, fields = sscanf(text, "%7[0-9]-%7[0-9]%n", low, high, &used);
+    bool whole = fields == 2 ? text[used] == 0 : strlen(low) == strlen(text);
+    if (!whole || !ddl__parse_int(low, 1, 65535, &first) ||
+        !ddl__parse_int(fields == 2 ? high : low, first, 65535, &last)) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: the port range is \"%.60s\"; two ports from 1 to 65535 are possible, as 20000-20100", text);
+    }
+    *out_first = (int32_t)first;
+    *out_last = (int32_t)last;
+    return DDL_OK;
+}
+
+/* >>settings/launch */
+/* launch: which rank of how many this process is, by the variables of whoever started it, and where rank 0 is. */
+
+#define DDL__WORLD_MAX 1048576
+
+typedef struct ddl__launch {
+    const char *by; /* for messages: "Open MPI" */
+    int32_t rank, world;
+    int32_t local_rank, local_world; /* -1: not told */
+} ddl__launch;
+
+/* In the order they are asked. The first of which a rank or a world is set decides: srun and mpirun often start
+ * torchrun, whose ranks then carry both. world_too: another name of the same thing. */
+typedef struct ddl__launcher {
+    const char *by, *rank, *world, *world_too, *local_rank, *local_world;
+} ddl__launcher;
+
+static const ddl__launcher ddl__launchers[] = {
+    {"RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", NULL, "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI", "PMI_RANK", "PMI_SIZE", NULL, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
+};
+
+/* A batch script of Slurm carries SLURM_PROCID=0 and SLURM_NTASKS too, though it is no task: only a step has a node
+ * list of its own. A plain ./train in a script is a world of one. */
+static bool ddl__launcher_present(const ddl__launcher *l) {
+    if (strcmp(l->by, "Slurm") == 0 && ddl__env("SLURM_STEP_NODELIST") == NULL) {
+        return false;
+    }
+    return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL ||
+           (l->world_too != NULL && ddl__env(l->world_too) != NULL);
+}
+
+static ddl_status ddl__launch_check(const ddl__launch *l, const char *rank_name, const char *world_name,
+                                    ddl__sentence *why) {
+    if (l->rank >= l->world) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: %s is %d and %s is %d, but ranks go from 0 to %d. Correct the launcher or its variables",
+            rank_name, l->rank, world_name, l->world, l->world - 1);
+    }
+    if (l->local_world > l->world || (l->local_world > 0 && l->local_rank >= l->local_world)) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: this process is rank %d of %d, but %d of %d on its host (%s): these contradict each other",
+            l->rank, l->world, l->local_rank, l->local_world, l->by);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__launch_from(const ddl__launcher *l, ddl__launch *out, ddl__sentence *why) {
+    const char *world_name = l->world_too != NULL && ddl__env(l->world) == NULL ? l->world_too : l->world;
+    const char *set = ddl__env(l->rank) != NULL ? l->rank : world_name, *unset = set == l->rank ? world_name : l->rank;
+    if (ddl__env(unset) == NULL) {
+        return ddl__fail(why, DDL_ERR_CONFIG,
+                         "ddl_init: %s is \"%.60s\", but %s is not set: it takes both, or neither for a world of one",
+                         set, ddl__env(set), unset);
+    }
+    int64_t rank = 0, world = 1, local_rank = -1, local_world = -1;
+    DDL__TRY(ddl__env_int(world_name, 1, DDL__WORLD_MAX, &world, why));
+    DDL__TRY(ddl__env_int(l->rank, 0, DDL__WORLD_MAX - 1, &rank, why));
+    DDL__TRY(ddl__env_int(l->local_rank, 0, DDL__WORLD_MAX - 1, &local_rank, why));
+    if (l->local_world != NULL) {
+        DDL__TRY(ddl__env_int(l->local_world, 1, DDL__WORLD_MAX, &local_world, why));
+    }
+    *out = (ddl__launch){l->by, (int32_t)rank, (int32_t)world, (int32_t)local_rank, (int32_t)local_world};
+    return ddl__launch_check(out, l->rank, world_name, why);
+}
+
+static ddl_status ddl__launch_from_config(const ddl_config *config, ddl__launch *out, ddl__sentence *why) {
+    if (config->world_size < 0 || config->world_size > DDL__WORLD_MAX || config->rank < 0 ||
+        config->rank >= config->world_size) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: rank %d of world_size %d in ddl_config is not possible; ranks go from 0 to world_size "
+            "- 1, at most %d ranks, and both 0 takes them from the environment",
+            config->rank, config->world_size, DDL__WORLD_MAX);
+    }
+    *out = (ddl__launch){"ddl_config", config->rank, config->world_size, -1, -1};
+    return DDL_OK;
+}
+
+static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, ddl__sentence *why) {
+    if (config->world_size != 0 || config->rank != 0) {
+        return ddl__launch_from_config(config, out, why);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
+        if (ddl__launcher_present(&ddl__launchers[i])) {
+            return ddl__launch_from(&ddl__launchers[i], out, why);
+        }
+    }
+    *out = (ddl__launch){"nobody", 0, 1, 0, 1};
+    return DDL_OK;
+}
+
+/* Where the ranks meet. */
+enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
+
+typedef struct ddl__meeting_place {
+    int kind;         /* enum ddl__meeting */
+    char *host;       /* TCP: a name or an address, without brackets */
+    int32_t port;     /* TCP: the first port to try */
+    int32_t ports;    /* how many in a row; 1 but for torchrun */
+    char *folder;     /* FILE */
+    const char *from; /* for messages: "MASTER_ADDR and MASTER_PORT" */
+} ddl__meeting_place;
+
+/* The first host of Slurm's list: "node[03-07,9],x1" is node03. */
+static void ddl__first_host(const char *list, char *out, size_t cap) {
+    size_t head = strcspn(list, "[,"), number = 0;
+    const char *inside = list + head, *tail = "";
+    if (*inside == '[') {
+        inside++;
+        number = strcspn(inside, "-,]");
+        tail = strchr(inside, ']');
+        tail = tail != NULL ? tail + 1 : "";
+    }
+    snprintf(out, cap, "%.*s%.*s%.*s", (int)head, list, (int)number, inside, (int)strcspn(tail, ",["), tail);
+}
+
+static ddl_status ddl__place_set_tcp(ddl__base *base, const char *host, size_t host_bytes, const char *port,
+                                     const char *port_name, ddl__meeting_place *out, ddl__sentence *why) {
+    int64_t number = 0;
+    if (!ddl__parse_int(port, 1, 65535, &number)) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: the port of %s is \"%.60s\", which is not a whole number from 1 to 65535. All ranks "
+            "need the same free port of rank 0's machine",
+            port_name, port);
+    }
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') { /* an IPv6 address in a URL */
+        host++;
+        host_bytes -= 2;
+    }
+    if (host_bytes == 0 || host_bytes > 255) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s gives no host name where rank 0 runs", port_name);
+    }
+    out->host = ddl__alloc(base, host_bytes + 1);
+    if (out->host == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the name of rank 0's host");
+    }
+    memcpy(out->host, host, host_bytes);
+    out->kind = DDL__MEET_TCP;
+    out->port = (int32_t)number;
+    out->ports = 1;
+    return DDL_OK;
+}
+
+static ddl_status ddl__place_from_url(ddl__base *base, const char *url, const char *from, ddl__meeting_place *out,
+                                      ddl__sentence *why) {
+    out->from = from;
+    if (strncmp(url, "tcp://", 6) == 0) {
+        const char *host = url + 6, *colon = strrchr(host, ':');
+        if (colon != NULL) {
+            return ddl__place_set_tcp(base, host, (size_t)(colon - host), colon + 1, from, out, why);
+        }
+    } else if (strncmp(url, "file:///", 8) == 0) {
+        out->kind = DDL__MEET_FILE;
+        out->folder = ddl__copy_string(base, url + 7);
+        return out->folder != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for a path");
+    }
+    return ddl__fail(why, DDL_ERR_CONFIG,
+                     "ddl_init: %s is \"%.200s\"; tcp://host:port and file:///absolute/folder are possible", from, url);
+}
+
+/* The agent of torchrun listens on MASTER_PORT itself and says so; rank 0 then takes one of the ports that follow, and
+ * the others find out which by the handshake. */
+static void ddl__place_beside_agent(ddl__meeting_place *place) {
+    const char *agent = ddl__env("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent != NULL && strcmp(agent, "True") == 0) {
+        place->port = place->port < 65527 ? place->port + 1 : 65520;
+        place->ports = 8;
+    }
+}
+
+static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__meeting_place *out,
+                                         ddl__sentence *why) {
+    const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
+               *list = ddl__env("SLURM_STEP_NODELIST");
+    char first[256];
+    if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
+        ddl__first_host(list, first, sizeof first);
+        host = first;
+    }
+    if (host == NULL || port == NULL) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
+            "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
+            "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder",
+            launch->rank, launch->world, launch->by,
+            host != NULL   ? "MASTER_PORT"
+            : port != NULL ? "MASTER_ADDR"
+                           : "MASTER_ADDR or MASTER_PORT");
+    }
+    out->from = "MASTER_ADDR and MASTER_PORT";
+    DDL__TRY(ddl__place_set_tcp(base, host, strlen(host), port, "MASTER_PORT", out, why));
+    ddl__place_beside_agent(out);
+    return DDL_OK;
+}
+
+static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__meeting_place *out,
+                                  ddl__sentence *why) {
+    const char *url = ddl__setting_env("DDL_RENDEZVOUS");
+    if (config->exchange != NULL) {
+        out->kind = DDL__MEET_EXCHANGE;
+        return DDL_OK;
+    }
+    if (config->rendezvous != NULL && config->rendezvous[0] != 0) {
+        return ddl__place_from_url(base, config->rendezvous, "rendezvous of ddl_config", out, why);
+    }
+    if (url != NULL) {
+        return ddl__place_from_url(base, url, "DDL_RENDEZVOUS", out, why);
+    }
+    return launch->world > 1 ? ddl__place_from_master(base, launch, out, why) : DDL_OK;
+}
+
+/* >>settings/machine */
+/* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
+ * It must not know of ranks. */
+
+/* Reads a small text file, at most cap - 1 bytes of it, and ends it with a 0. Returns its bytes, or -1. Files of /proc
+ * give no size beforehand. */
+static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    size_t used = 0;
+    while (used < cap - 1) {
+        ssize_t n = read(fd, out + used, cap - 1 - used);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        used += (size_t)n;
+    }
+    close(fd);
+    out[used] = 0;
+    return (ssize_t)used;
+}
+
+/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
+static int32_t ddl__quota_of(const char *folder) {
+    char path[4300], text[64];
+    long long quota = -1, period = -1;
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (ddl__read_text(path, text, sizeof text) > 0) {
+        (void)sscanf(text, "%lld %lld", &quota, &period);
+    } else { /* version 1 */
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &quota);
+        }
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &period);
+        }
+    }
+    if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
+        return INT32_MAX;
+    }
+    return (int32_t)((quota + period - 1) / period);
+}
+
+/* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
+ * Inside a container it is often "/" while the quota stands at the root of what is mounted. */
+static bool ddl__cgroup_path(const char *list, const char *controller, char *out, size_t cap) {
+    for (const char *line = list; line != NULL && *line != 0;) {
+        const char *end = strchr(line, '\n'), *first = strchr(line, ':');
+        const char *second = first != NULL ? strchr(first + 1, ':') : NULL;
+        if (second == NULL || (end != NULL && second > end)) {
+            return false;
+        }
+        size_t names = (size_t)(second - first - 1);
+        char field[128];
+        snprintf(field, sizeof field, ",%.*s,", (int)DDL__MIN(names, sizeof field - 3), first + 1);
+        if (strstr(field, controller) != NULL) {
+            size_t bytes = end != NULL ? (size_t)(end - second - 1) : strlen(second + 1);
+            snprintf(out, cap, "%.*s", (int)DDL__MIN(bytes, cap - 1), second + 1);
+            return true;
+        }
+        line = end != NULL ? end + 1 : NULL;
+    }
+    return false;
+}
+
+/* Every group above counts as well: the tightest quota wins. */
+static int32_t ddl__cgroup_cores(void) {
+    static const char *const roots[2] = {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"};
+    static const char *const controllers[2] = {",,", ",cpu,"};
+    char list[4096], path[2048], folder[4096];
+    int32_t cores = INT32_MAX;
+    if (ddl__read_text("/proc/self/cgroup", list, sizeof list) < 0) {
+        list[0] = 0;
+    }
+    for (int version = 0; version < 2; version++) {
+        if (!ddl__cgroup_path(list, controllers[version], path, sizeof path)) {
+            path[0] = 0;
+        }
+        for (;;) {
+            snprintf(folder, sizeof folder, "%s%s", roots[version], path);
+            cores = DDL__MIN(cores, ddl__quota_of(folder));
+            char *slash = strrchr(path, '/');
+            if (slash == NULL) {
+                break;
+            }
+            *slash = 0;
+        }
+    }
+    return cores;
+}
+
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
+static int32_t ddl__cores(void) {
+    int32_t cores = 0;
+    for (size_t most = 1024; most <= 1u << 17 && cores == 0;
+         most *= 4) { /* EINVAL: the kernel has more than the mask */
+        cpu_set_t *set = CPU_ALLOC(most);
+        if (set == NULL) {
+            break;
+        }
+        size_t bytes = CPU_ALLOC_SIZE(most);
+        if (sched_getaffinity(0, bytes, set) == 0) {
+            cores = CPU_COUNT_S(bytes, set);
+        }
+        CPU_FREE(set);
+    }
+    if (cores == 0) {
+        cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    }
+    return DDL__MIN(cores, ddl__cgroup_cores());
+}
+
+/* Descriptors in use now. Without /proc a guess that is on the safe side. */
+static int32_t ddl__open_fds(void) {
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) {
+        return 64;
+    }
+    int32_t count = -3; /* ".", ".." and the folder itself */
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return DDL__MAX(count, 0);
+}
+
+/* Makes room for `more` file descriptors above those in use: raises the soft limit as far as it needs, so that a job
+ * too large for its limits fails at its start and not at its first checkpoint. Not higher: select() in the program
+ * breaks above 1024. */
+static ddl_status ddl__need_fds(int32_t more, ddl__sentence *why) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return DDL_OK; /* a sandbox that does not tell; it will show */
+    }
+    rlim_t used = (rlim_t)ddl__open_fds(), need = used + (rlim_t)more;
+    if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= need) {
+        return DDL_OK;
+    }
+    unsigned long long hard = (unsigned long long)limit.rlim_max, soft = (unsigned long long)limit.rlim_cur;
+    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need) {
+        limit.rlim_cur = need;
+        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+            return DDL_OK;
+        }
+    }
+    return ddl__fail(why, DDL_ERR_SYSTEM,
+                     "ddl_init: this job needs %d file descriptors besides the %llu in use, but the limit is %llu and "
+                     "cannot be raised above %llu. Raise it where the job is started: ulimit -n %llu, LimitNOFILE= of "
+                     "systemd, --ulimit nofile= of a container",
+                     more, (unsigned long long)used, soft, hard, (unsigned long long)need);
+}
+
+/* Equal on two processes when they share a host: same boot of the same kernel, and same network namespace. A container
+ * with its own network counts as its own host: unix sockets and loopback do not lead out of it. */
+static void ddl__host_id(char *out, size_t cap) {
+    char boot[80];
+    struct stat space;
+    ssize_t n = ddl__read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (n > 0) {
+        boot[strcspn(boot, "\n")] = 0;
+    } else if (gethostname(boot, sizeof boot) != 0) {
+        snprintf(boot, sizeof boot, "unknown");
+    }
+    boot[sizeof boot - 1] = 0;
+    uint64_t network = stat("/proc/self/ns/net", &space) == 0 ? (uint64_t)space.st_ino : 0;
+    snprintf(out, cap, "%s/%" PRIu64, boot, network);
+}
+
+/* >>settings/secret */
+/* secret: where the job secret comes from. It is held in one block, wiped when that is freed, and appears in no log
+ * line and no sentence. Order: the program, an inherited descriptor, a file, a variable. */
+
+#define DDL__SECRET_MIN 16
+#define DDL__SECRET_MAX 4096
+
+typedef struct ddl__secret {
+    uint8_t *bytes; /* NULL: the job has none */
+    size_t count;
+    const char *source; /* for messages: "DDL_SECRET_FILE" */
+} ddl__secret;
+
+static void ddl__secret_free(ddl__base *base, ddl__secret *secret) {
+    if (secret->bytes != NULL) {
+        ddl__wipe(secret->bytes, secret->count);
+        ddl__free(base, secret->bytes);
+    }
+    memset(secret, 0, sizeof *secret);
+}
+
+static ddl_status ddl__secret_set(ddl__base *base, const char *source, const void *bytes, size_t count,
+                                  ddl__secret *out, ddl__sentence *why) {
+    if (count < DDL__SECRET_MIN || count > DDL__SECRET_MAX) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: the secret of %s has %zu bytes; %d to %d are possible. Make one: head -c 32 /dev/urandom",
+            source, count, DDL__SECRET_MIN, DDL__SECRET_MAX);
+    }
+    out->bytes = ddl__alloc(base, count);
+    if (out->bytes == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the secret");
+    }
+    memcpy(out->bytes, bytes, count);
+    out->count = count;
+    out->source = source;
+    return DDL_OK;
+}
+
+/* Reads to the end, from byte 0 where the descriptor can seek: the ranks of one launcher share one file offset.
+ * Returns the bytes, or -1. One byte more than allowed is read, so that too long shows. */
+static ssize_t ddl__secret_read(int fd, bool seekable, uint8_t out[DDL__SECRET_MAX + 1]) {
+    size_t used = 0;
+    while (used < DDL__SECRET_MAX + 1) {
+        size_t room = DDL__SECRET_MAX + 1 - used;
+        ssize_t n = seekable ? pread(fd, out + used, room, (off_t)used) : read(fd, out + used, room);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return -1;
+        }
+        if (n == 0) {
+            break;
+        }
+        used += (size_t)n;
+    }
+    return (ssize_t)used;
+}
+
+/* A pipe is read once and closed. A file (ddlrun gives a sealed memfd) stays open for a later ddl_init of the same
+ * process, hidden from programs that this one executes. */
+static ddl_status ddl__secret_from_fd(ddl__base *base, const char *text, ddl__secret *out, ddl__sentence *why) {
+    int64_t fd;
+    struct stat info;
+    uint8_t bytes[DDL__SECRET_MAX + 1];
+    if (!ddl__parse_int(text, 0, INT32_MAX, &fd)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_SECRET_FD is \"%.60s\", which is no descriptor's number",
+                         text);
+    }
+    if (fstat((int)fd, &info) != 0) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: DDL_SECRET_FD is %d, but no such descriptor is open: the launcher must leave it open "
+            "for its ranks, and from a pipe it can be read only once",
+            (int)fd);
+    }
+    bool file = S_ISREG(info.st_mode);
+    ssize_t n = ddl__secret_read((int)fd, file, bytes);
+    int error = errno;
+    if (file) {
+        (void)fcntl((int)fd, F_SETFD, FD_CLOEXEC);
+    } else {
+        close((int)fd);
+    }
+    ddl_status status = n < 0
+                            ? ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: cannot read descriptor %d of DDL_SECRET_FD: %s",
+                                        (int)fd, strerror(error))
+                            : ddl__secret_set(base, "DDL_SECRET_FD", bytes, (size_t)n, out, why);
+    ddl__wipe(bytes, sizeof bytes);
+    return status;
+}
+
+/* Looks at the open file, not at the path, which may change in between. A link is fine: Kubernetes mounts them so. */
+static ddl_status ddl__secret_check_file(int fd, const char *path, ddl__sentence *why) {
+    struct stat info;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_SECRET_FILE is not a file", path);
+    }
+    if (info.st_uid != geteuid()) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: %.400s of DDL_SECRET_FILE belongs to user %ld, this process to user %ld: a secret that "
+            "others can change proves nothing",
+            path, (long)info.st_uid, (long)geteuid());
+    }
+    if ((info.st_mode & 077) != 0) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: %.400s of DDL_SECRET_FILE has mode %03o, so others may read or change it: chmod 600 it", path,
+            (unsigned)(info.st_mode & 0777));
+    }
+    return DDL_OK;
+}
+
+/* One newline at the end is the editor's, not the secret's. O_NONBLOCK: a pipe in its place must not block us. */
+static ddl_status ddl__secret_from_file(ddl__base *base, const char *path, ddl__secret *out, ddl__sentence *why) {
+    uint8_t bytes[DDL__SECRET_MAX + 1];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: cannot open %.400s of DDL_SECRET_FILE: %s", path,
+                         strerror(errno));
+    }
+    ddl_status status = ddl__secret_check_file(fd, path, why);
+    ssize_t n = status == DDL_OK ? ddl__secret_read(fd, true, bytes) : 0;
+    if (n < 0) {
+        status = ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: cannot read %.400s of DDL_SECRET_FILE: %s", path,
+                           strerror(errno));
+    }
+    close(fd);
+    if (status == DDL_OK) {
+        n -= n > 0 && bytes[n - 1] == '\n';
+        status = ddl__secret_set(base, "DDL_SECRET_FILE", bytes, (size_t)n, out, why);
+    }
+    ddl__wipe(bytes, sizeof bytes);
+    return status;
+}
+
+static ddl_status ddl__secret_find(ddl__base *base, const ddl_config *config, ddl__secret *out, ddl__sentence *why) {
+    if (config->secret != NULL || config->secret_bytes > 0) {
+        return ddl__secret_set(base, "ddl_config", config->secret, config->secret != NULL ? config->secret_bytes : 0,
+                               out, why);
+    }
+    const char *fd = ddl__setting_env("DDL_SECRET_FD"), *file = ddl__setting_env("DDL_SECRET_FILE");
+    const char *text = ddl__setting_env("DDL_SECRET");
+    if (fd != NULL) {
+        return ddl__secret_from_fd(base, fd, out, why);
+    }
+    if (file != NULL) {
+        return ddl__secret_from_file(base, file, out, why);
+    }
+    return text != NULL ? ddl__secret_set(base, "DDL_SECRET", text, strlen(text), out, why) : DDL_OK;
+}
+
+/* >>settings */
+/* settings: ddl_config made whole with the environment, once, at the start of ddl_init. What comes after asks this
+ * struct and not the environment. It must not open a socket, and it never changes the environment. */
+
+typedef struct ddl__settings {
+    ddl__launch launch; /* rank, world, local_rank, local_world */
+    ddl__meeting_place place;   /* where the ranks meet */
+    ddl_exchange_fn exchange;
+    void *exchange_user;
+    const uint8_t *secret; /* NULL: the job has none */
+    size_t secret_bytes;
+    const char *secret_source; /* for messages: "DDL_SECRET_FILE" */
+    char *job;                 /* NULL: not told */
+    uint64_t job_id;           /* its hash; 0 without one */
+    char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm; /* NULL: not told */
+    char *port_range;
+    int32_t port_first, port_last; /* 0: any */
+    int64_t timeout_ms, stall_ms;  /* -1: none */
+    int64_t init_timeout_ms;
+    bool progress_thread, deterministic, check_payload, check_result;
+    int32_t cores;
+    char host_id[128];
+} ddl__settings;
+
+/* Frees what the settings hold; the secret is wiped first. All zero afterwards. */
+static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
+    char **texts[] = {&s->place.host, &s->place.folder, &s->job,         &s->interface_name, &s->advertise,
+                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm,      &s->port_range};
+    for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
+        ddl__free(base, *texts[i]);
+    }
+    ddl__secret secret = {(uint8_t *)s->secret, s->secret_bytes, NULL};
+    ddl__secret_free(base, &secret);
+    memset(s, 0, sizeof *s);
+}
+
+/* What a plugin may ask for: the value of DDL_<name>, or NULL. The secret is none of a plugin's business. */
+static const char *ddl__plugin_setting(const char *name) {
+    char full[64];
+    int n = snprintf(full, sizeof full, "DDL_%s", name);
+    return n <= 0 || (size_t)n >= sizeof full || strncmp(name, "SECRET", 6) == 0 ? NULL : ddl__env(full);
+}
+
+static ddl_status ddl__settings_base(const ddl_config *config, ddl__base *base, ddl__sentence *why) {
+    const ddl_allocator *a = &config->allocator;
+    if ((a->alloc == NULL) != (a->free == NULL)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: allocator of ddl_config has %s without %s; give both or none",
+                         a->alloc != NULL ? "alloc" : "free", a->alloc != NULL ? "free" : "alloc");
+    }
+    base->allocator = *a;
+    base->log = config->log;
+    base->log_user = config->log_user;
+    base->rank = -1;
+    return ddl__parse_log_level(config->log_level, &base->log_level, why);
+}
+
+/* Jobs that share a host, port or folder are told apart by a hash of the job's name. */
+static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, ddl__settings *out, ddl__sentence *why) {
+    const char *job = config->job != NULL && config->job[0] != 0 ? config->job : ddl__setting_env("DDL_JOB");
+    char slurm[80];
+    if (job == NULL) {
+        job = ddl__env("TORCHELASTIC_RUN_ID");
+    }
+    if (job == NULL && strcmp(out->launch.by, "Slurm") == 0 && ddl__env("SLURM_JOB_ID") != NULL) {
+        const char *step = ddl__env("SLURM_STEP_ID");
+        snprintf(slurm, sizeof slurm, "slurm-%.30s.%.30s", ddl__env("SLURM_JOB_ID"), step != NULL ? step : "0");
+        job = slurm;
+    }
+    if (job == NULL) {
+        return DDL_OK;
+    }
+    out->job_id = ddl__mix_bytes(0, job, strlen(job));
+    out->job = ddl__copy_string(base, job);
+    return out->job != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the job's name");
+}
+
+static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
+    const char *text = ddl__setting_env("DDL_CHECK"), *at = text;
+    while (at != NULL && *at != 0) {
+        size_t bytes = strcspn(at, ",");
+        if (bytes == 7 && strncmp(at, "payload", 7) == 0) {
+            out->check_payload = true;
+        } else if (bytes == 6 && strncmp(at, "result", 6) == 0) {
+            out->check_result = true;
+        } else if (bytes > 0) {
+            return ddl__fail(why, DDL_ERR_CONFIG,
+                             "ddl_init: DDL_CHECK is \"%.60s\"; payload, result or both are possible", text);
+        }
+        at += bytes + (at[bytes] == ',');
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl__settings *out, ddl__sentence *why) {
+    DDL__TRY(ddl__pick_text(base, c->interface_name, "DDL_INTERFACE", &out->interface_name, why));
+    DDL__TRY(ddl__pick_text(base, c->advertise, "DDL_ADVERTISE", &out->advertise, why));
+    DDL__TRY(ddl__pick_text(base, c->port_range, "DDL_PORT_RANGE", &out->port_range, why));
+    DDL__TRY(ddl__pick_text(base, c->transports, "DDL_TRANSPORTS", &out->transports, why));
+    DDL__TRY(ddl__pick_text(base, c->plugins, "DDL_PLUGINS", &out->plugins, why));
+    DDL__TRY(ddl__pick_text(base, NULL, "DDL_PLUGIN_PATH", &out->plugin_path, why));
+    DDL__TRY(ddl__pick_text(base, c->algorithm, "DDL_ALGO", &out->algorithm, why));
+    return out->port_range == NULL ? DDL_OK
+                                   : ddl__parse_port_range(out->port_range, &out->port_first, &out->port_last, why);
+}
+
+static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out, ddl__sentence *why) {
+    const int64_t year_ms = 1000ll * 3600 * 24 * 366; /* so that deadlines never overflow */
+    out->timeout_ms = 300000;
+    out->init_timeout_ms = 60000;
+    out->stall_ms = 10000;
+    DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, year_ms, &out->timeout_ms, why));
+    DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, year_ms,
+                           &out->init_timeout_ms, why));
+    DDL__TRY(ddl__pick_int(c->stall_ms, "stall_ms", "DDL_STALL_MS", true, year_ms, &out->stall_ms, why));
+    DDL__TRY(
+        ddl__pick_switch(c->progress_thread, "progress_thread", "DDL_PROGRESS_THREAD", &out->progress_thread, why));
+    DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
+    return ddl__settings_check(out, why);
+}
+
+static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, ddl__settings *out,
+                                     ddl__sentence *why) {
+    DDL__TRY(ddl__settings_base(config, base, why));
+    DDL__TRY(ddl__launch_find(config, &out->launch, why));
+    base->rank = out->launch.rank;
+    DDL__TRY(ddl__place_find(base, config, &out->launch, &out->place, why));
+    if (out->launch.world == 1) {
+        out->place.kind = DDL__MEET_ALONE;
+    }
+    DDL__TRY(ddl__settings_job(config, base, out, why));
+    DDL__TRY(ddl__settings_texts(config, base, out, why));
+    DDL__TRY(ddl__settings_numbers(config, out, why));
+    ddl__secret secret = {NULL, 0, NULL};
+    DDL__TRY(ddl__secret_find(base, config, &secret, why));
+    out->secret = secret.bytes;
+    out->secret_bytes = secret.count;
+    out->secret_source = secret.source;
+    out->exchange = config->exchange;
+    out->exchange_user = config->exchange_user;
+    out->cores = ddl__cores();
+    const char *host = ddl__setting_env("DDL_HOST_ID");
+    if (host != NULL) {
+        snprintf(out->host_id, sizeof out->host_id, "%s", host);
+    } else {
+        ddl__host_id(out->host_id, sizeof out->host_id);
+    }
+    return DDL_OK;
+}
+
+/* Fills *base (allocator, log, rank) and *out. config may be NULL. Reads the environment and opens the secret's file;
+ * changes nothing. On error *out is empty. Errors: DDL_ERR_CONFIG, DDL_ERR_NOMEM. */
+static ddl_status ddl__settings_read(const ddl_config *config, ddl__base *base, ddl__settings *out,
+                                     ddl__sentence *why) {
+    static const ddl_config nothing;
+    memset(out, 0, sizeof *out);
+    ddl_status status = ddl__settings_fill(config != NULL ? config : &nothing, base, out, why);
+    if (status != DDL_OK) {
+        ddl__settings_free(base, out);
+    }
+    return status;
+}
+
+/* >>store/record */
+/* record: what rank 0 and the others say to each other once both are proven, and how ranks are listed in a sentence.
+ *
+ *     0  kind u8, status u8 (of an error: minus the ddl_status), 0 u16, payload bytes u32     little-endian
+ *     8  payload
+ *
+ *     BLOB     to rank 0     this rank's blob
+ *     TABLE    from rank 0   the blobs of all ranks, in order of rank
+ *     TAKEN    to rank 0     the table is here; rank 0 may go
+ *     GIVE_UP  to rank 0     my deadline is over: tell me, and all, who is missing
+ *     FAILED   from rank 0   the start has failed; a sentence that says why, to be repeated by everybody
+ */
+
+#define DDL__RECORD_BYTES 8
+#define DDL__BLOB_MAX 4096
+
+enum ddl__record_kind {
+    DDL__RECORD_BLOB = 1,
+    DDL__RECORD_TABLE = 2,
+    DDL__RECORD_TAKEN = 3,
+    DDL__RECORD_GIVE_UP = 4,
+    DDL__RECORD_FAILED = 5
+};
+
+typedef struct ddl__record {
+    uint8_t kind;
+    ddl_status status;
+    uint32_t bytes;
+} ddl__record;
+
+static void ddl__record_write(uint8_t out[DDL__RECORD_BYTES], uint8_t kind, ddl_status status, size_t bytes) {
+    ddl__writer w = ddl__writer_of(out, DDL__RECORD_BYTES);
+    ddl__put_u8(&w, kind);
+    ddl__put_u8(&w, (uint8_t)-status);
+    ddl__put_u16(&w, 0);
+    ddl__put_u32(&w, (uint32_t)bytes);
+}
+
+/* A status that this version does not know becomes DDL_ERR_INTERNAL. Lengths are for the caller to bound. */
+static ddl__record ddl__record_read(const uint8_t in[DDL__RECORD_BYTES]) {
+    ddl__reader r = ddl__reader_of(in, DDL__RECORD_BYTES);
+    ddl__record record;
+    record.kind = ddl__get_u8(&r);
+    int status = ddl__get_u8(&r);
+    record.status = status == 0 || status > -DDL_ERR_INTERNAL ? DDL_ERR_INTERNAL : (ddl_status)-status;
+    (void)ddl__get_u16(&r);
+    record.bytes = ddl__get_u32(&r);
+    return record;
+}
+
+/* Text from a peer goes into a sentence and so to a terminal: no control characters. */
+static void ddl__text_clean(char *text) {
+    for (; *text != 0; text++) {
+        if ((unsigned char)*text < 32 || *text == 127) {
+            *text = '?';
+        }
+    }
+}
+
+/* Adds "rank 3" or "ranks 3, 5-7" for the ranks whose state is below `least`; after 16 runs "and more". */
+static void ddl__text_ranks_below(ddl__text *text, const uint8_t *state, int32_t world, uint8_t least) {
+    char list[512];
+    ddl__text runs = {list, sizeof list, 0};
+    int32_t count = 0, run_count = 0;
+    list[0] = 0;
+    for (int32_t r = 0; r < world; r++) {
+        if (state[r] >= least) {
+            continue;
+        }
+        int32_t last = r;
+        while (last + 1 < world && state[last + 1] < least) {
+            last++;
+        }
+        const char *comma = run_count > 0 ? ", " : "";
+        if (run_count < 16) {
+            ddl__text_add(&runs, last > r ? "%s%d-%d" : "%s%d", comma, r, last);
+        } else if (run_count == 16) {
+            ddl__text_add(&runs, " and more");
+        }
+        run_count++;
+        count += last - r + 1;
+        r = last;
+    }
+    ddl__text_add(text, "%s %s", count == 1 ? "rank" : "ranks", list);
+}
+
+/* >>store/address */
+/* address: names to addresses, which of them are this machine's, and who holds a port. */
+
+#define DDL__ADDRESSES_MAX 8
+
+typedef struct ddl__address {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_un local;
+        struct sockaddr_storage room;
+    } at;
+    socklen_t bytes;
+} ddl__address;
+
+typedef struct ddl__addresses {
+    ddl__address list[DDL__ADDRESSES_MAX];
+    int count;
+} ddl__addresses;
+
+static void ddl__address_set_port(ddl__address *a, int32_t port) {
+    if (a->at.any.sa_family == AF_INET6) {
+        a->at.v6.sin6_port = htons((uint16_t)port);
+    } else if (a->at.any.sa_family == AF_INET) {
+        a->at.v4.sin_port = htons((uint16_t)port);
+    }
+}
+
+static void ddl__addresses_add(ddl__addresses *out, const struct sockaddr *from) {
+    socklen_t bytes = from->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    if ((from->sa_family == AF_INET || from->sa_family == AF_INET6) && out->count < DDL__ADDRESSES_MAX) {
+        ddl__address *a = &out->list[out->count++];
+        memset(a, 0, sizeof *a);
+        memcpy(&a->at, from, bytes);
+        a->bytes = bytes;
+    }
+}
+
+/* 0, or what gai_strerror explains. May block as long as the system's resolver does. */
+static int ddl__resolve(const char *host, ddl__addresses *out) {
+    struct addrinfo want, *found = NULL;
+    memset(&want, 0, sizeof want);
+    want.ai_socktype = SOCK_STREAM;
+    out->count = 0;
+    int error = getaddrinfo(host, NULL, &want, &found);
+    for (struct addrinfo *i = found; error == 0 && i != NULL; i = i->ai_next) {
+        ddl__addresses_add(out, i->ai_addr);
+    }
+    if (found != NULL) {
+        freeaddrinfo(found);
+    }
+    return error == 0 && out->count == 0 ? EAI_NONAME : error;
+}
+
+/* Addresses of one interface, or of all when name is NULL; without the link-local ones, which need a scope. */
+static void ddl__interface_addresses(const char *name, ddl__addresses *out) {
+    struct ifaddrs *all = NULL;
+    out->count = 0;
+    if (getifaddrs(&all) != 0) {
+        return;
+    }
+    for (struct ifaddrs *i = all; i != NULL; i = i->ifa_next) {
+        bool wanted = name != NULL ? strcmp(i->ifa_name, name) == 0 : (i->ifa_flags & IFF_LOOPBACK) == 0;
+        if (!wanted || i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0) {
+            continue;
+        }
+        if (i->ifa_addr->sa_family == AF_INET6) {
+            struct sockaddr_in6 v6;
+            memcpy(&v6, i->ifa_addr, sizeof v6);
+            if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) {
+                continue;
+            }
+        }
+        ddl__addresses_add(out, i->ifa_addr);
+    }
+    freeifaddrs(all);
+}
+
+/* "10.0.0.5:29500", "[::1]:29500", or "a unix socket". */
+static const char *ddl__address_text(const ddl__address *a, char *out, size_t cap) {
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (a->at.any.sa_family == AF_INET6) {
+        inet_ntop(AF_INET6, &a->at.v6.sin6_addr, host, sizeof host);
+        snprintf(out, cap, "[%s]:%d", host, ntohs(a->at.v6.sin6_port));
+    } else if (a->at.any.sa_family == AF_INET) {
+        inet_ntop(AF_INET, &a->at.v4.sin_addr, host, sizeof host);
+        snprintf(out, cap, "%s:%d", host, ntohs(a->at.v4.sin_port));
+    } else {
+        snprintf(out, cap, "a unix socket");
+    }
+    return out;
+}
+
+static bool ddl__address_is_loopback(const ddl__address *a) {
+    if (a->at.any.sa_family == AF_INET6) {
+        return IN6_IS_ADDR_LOOPBACK(&a->at.v6.sin6_addr);
+    }
+    return a->at.any.sa_family == AF_INET && (ntohl(a->at.v4.sin_addr.s_addr) >> 24) == 127;
+}
+
+/* Whether a socket of this machine can have the address: the kernel decides, with any port. */
+static bool ddl__address_is_mine(const ddl__address *a) {
+    ddl__address probe = *a;
+    ddl__address_set_port(&probe, 0);
+    int fd = socket(probe.at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return false;
+    }
+    bool mine = bind(fd, &probe.at.any, probe.bytes) == 0;
+    close(fd);
+    return mine;
+}
+
+static bool ddl__addresses_have_mine(const ddl__addresses *list) {
+    for (int i = 0; i < list->count; i++) {
+        if (ddl__address_is_mine(&list->list[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The socket of a job without a secret: in the abstract namespace, so nothing is left behind whatever happens. Names
+ * are free to all users of the host; who is behind one is checked by SO_PEERCRED. */
+static void ddl__address_of_unix(ddl__address *out, int32_t port, uint64_t job) {
+    memset(out, 0, sizeof *out);
+    out->at.local.sun_family = AF_UNIX;
+    int n = snprintf(out->at.local.sun_path + 1, sizeof out->at.local.sun_path - 1, "ddl-%lu-%d-%016" PRIx64,
+                     (unsigned long)geteuid(), port, job);
+    out->bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* The user at the other end of a connected unix socket, -1 when unknown. */
+static long ddl__socket_uid(int fd) {
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (long)peer.uid : -1;
+}
+
+/* The inode and user of the socket that listens on a port, from a table of /proc/net: state 0A is listening. */
+static bool ddl__find_listener(const char *path, int32_t port, unsigned long *out_inode, unsigned *out_uid) {
+    FILE *file = fopen(path, "re");
+    char line[512];
+    bool found = false;
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        unsigned local, state;
+        if (sscanf(line, " %*d: %*[0-9A-F]:%x %*[0-9A-F]:%*x %x %*s %*s %*s %u %*d %lu", &local, &state, out_uid,
+                   out_inode) == 4) {
+            found = state == 0x0a && local == (unsigned)port;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
+static bool ddl__process_holds(const char *pid, const char *socket_name) {
+    char path[300], link[64];
+    snprintf(path, sizeof path, "/proc/%.32s/fd", pid);
+    DIR *folder = opendir(path);
+    bool holds = false;
+    for (struct dirent *e; folder != NULL && !holds && (e = readdir(folder)) != NULL;) {
+        ssize_t n = readlinkat(dirfd(folder), e->d_name, link, sizeof link - 1);
+        holds = n > 0 && (size_t)n == strlen(socket_name) && memcmp(link, socket_name, (size_t)n) == 0;
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return holds;
+}
+
+/* Adds who listens on a port of this machine, as far as /proc tells: " by process 12 (nginx)". For a sentence. */
+static void ddl__text_port_holder(ddl__text *text, int32_t port) {
+    unsigned long inode = 0;
+    unsigned uid = 0;
+    char name[64], path[80], program[64];
+    if (!ddl__find_listener("/proc/net/tcp", port, &inode, &uid) &&
+        !ddl__find_listener("/proc/net/tcp6", port, &inode, &uid)) {
+        return;
+    }
+    snprintf(name, sizeof name, "socket:[%lu]", inode);
+    DIR *processes = opendir("/proc");
+    for (struct dirent *e; processes != NULL && (e = readdir(processes)) != NULL;) {
+        if (e->d_name[0] >= '1' && e->d_name[0] <= '9' && ddl__process_holds(e->d_name, name)) {
+            snprintf(path, sizeof path, "/proc/%.32s/comm", e->d_name);
+            ssize_t n = ddl__read_text(path, program, sizeof program);
+            program[n > 0 ? strcspn(program, "\n") : 0] = 0;
+            ddl__text_clean(program);
+            ddl__text_add(text, " by process %.32s (%s)", e->d_name, program);
+            closedir(processes);
+            return;
+        }
+    }
+    if (processes != NULL) {
+        closedir(processes);
+    }
+    ddl__text_add(text, " by a process of user %u", uid);
+}
+
+/* >>store/server */
+/* server: rank 0's side of the rendezvous. One thread, one epoll, no waiting for any one connection: whoever does not
+ * prove the job's secret in time costs a counter and a debug line. It sees descriptors that listen, not how they came
+ * to be. What a stranger can make it hold: DDL__STRANGERS_MAX connections of sizeof(ddl__guest) bytes. */
+
+#define DDL__LISTENERS_MAX DDL__ADDRESSES_MAX
+#define DDL__STRANGERS_MAX 64
+#define DDL__PROOF_NS (5 * DDL__NS_PER_S)    /* to prove oneself */
+#define DDL__EVICT_NS (250 * DDL__NS_PER_MS) /* so old is a silent one that makes room for another */
+#define DDL__LEAVE_NS (1 * DDL__NS_PER_S)    /* for the last words to arrive */
+#define DDL__DELIVER_NS (5 * DDL__NS_PER_S)  /* for the table to arrive */
+
+/* What a connection is at. From DDL__GUEST_HEAD on it is proven and its rank is its own. */
+enum ddl__guest_stage {
+    DDL__GUEST_NONE,
+    DDL__GUEST_PROOF,   /* in the handshake */
+    DDL__GUEST_HEAD,    /* a record's header comes next */
+    DDL__GUEST_BLOB,    /* its blob comes next */
+    DDL__GUEST_LEAVING, /* told why; what it still says is thrown away */
+};
+
+/* What is known of a rank. */
+enum ddl__rank_state { DDL__RANK_AWAY, DDL__RANK_PROVEN, DDL__RANK_HERE, DDL__RANK_SERVED };
+
+typedef struct ddl__guest {
+    int fd;
+    uint8_t stage, head_bytes, out_at, out_end;
+    bool heard, writing;
+    uint32_t rank, blob_bytes;
+    uint64_t since_ns;
+    uint8_t head[DDL__RECORD_BYTES];
+    uint8_t out[192]; /* all that is ever sent but for tails: challenge 80, verdict 36, record 8 */
+    const void *tail; /* the table or a sentence, not copied */
+    size_t tail_at, tail_bytes;
+    ddl__auth auth;
+    char from[64];
+} ddl__guest;
+
+_Static_assert(sizeof(ddl__guest) <= 4096, "a stranger holds more than 4 KiB");
+
+typedef struct ddl__server {
+    const ddl__settings *settings;
+    ddl__base *base;
+    size_t blob_bytes;
+    uint8_t *table;
+    int epoll, spare, listeners[DDL__LISTENERS_MAX], listener_count;
+    bool by_uid;     /* unix sockets: the kernel says who it is */
+    bool resting;    /* listeners are out of the epoll until rest_ns: no room */
+    char where[160]; /* "10.0.0.5:29500" */
+    ddl__guest *guests;
+    int32_t guest_count, strangers_now;
+    uint8_t *ranks; /* enum ddl__rank_state of each */
+    int32_t here, served;
+    uint64_t start_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
+    uint64_t strangers;
+    char last_stranger[96];
+    char world_text[160]; /* for ranks that count otherwise */
+    bool delivering, failing;
+    ddl__sentence *why;
+} ddl__server;
+
+static bool ddl__guest_proven(const ddl__guest *g) { return g->stage >= DDL__GUEST_HEAD; }
+
+static void ddl__guest_close(ddl__server *server, ddl__guest *g) {
+    if (g->stage == DDL__GUEST_NONE) {
+        return;
+    }
+    server->strangers_now -= g->stage == DDL__GUEST_PROOF;
+    close(g->fd); /* leaves the epoll by itself: no other descriptor shares the socket */
+    ddl__auth_wipe(&g->auth);
+    memset(g, 0, sizeof *g);
+    g->fd = -1;
+}
+
+static void ddl__guest_stranger(ddl__server *server, ddl__guest *g, const char *what) {
+    server->strangers++;
+    snprintf(server->last_stranger, sizeof server->last_stranger, "%s: %s", g->from, what);
+    ddl__log(server->base, DDL_LOG_DEBUG, "a connection from %s was turned away: %s", g->from, what);
+    ddl__guest_close(server, g);
+}
+
+static void ddl__guest_arm(ddl__server *server, ddl__guest *g, bool writing) {
+    struct epoll_event event = {.events = EPOLLIN | (writing ? EPOLLOUT : 0u),
+                                .data.u32 = (uint32_t)(g - server->guests) + DDL__LISTENERS_MAX};
+    if (writing != g->writing) {
+        (void)epoll_ctl(server->epoll, EPOLL_CTL_MOD, g->fd, &event);
+        g->writing = writing;
+    }
+}
+
+/* Sends what it takes. False: the connection is gone. */
+static bool ddl__guest_flush(ddl__server *server, ddl__guest *g) {
+    while (g->out_at < g->out_end || g->tail_at < g->tail_bytes) {
+        bool head = g->out_at < g->out_end;
+        const void *from = head ? g->out + g->out_at : (const uint8_t *)g->tail + g->tail_at;
+        size_t bytes = head ? (size_t)(g->out_end - g->out_at) : g->tail_bytes - g->tail_at;
+        ssize_t n = send(g->fd, from, bytes, MSG_NOSIGNAL | (head && g->tail_bytes > 0 ? MSG_MORE : 0));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            ddl__guest_arm(server, g, true);
+            return true;
+        }
+        if (n < 0) {
+            return false;
+        }
+        if (head) {
+            g->out_at = (uint8_t)(g->out_at + n);
+        } else {
+            g->tail_at += (size_t)n;
+        }
+    }
+    ddl__guest_arm(server, g, false);
+    if (g->stage == DDL__GUEST_LEAVING) { /* not close: unread input would turn it into a reset, and that eats words */
+        (void)shutdown(g->fd, SHUT_WR);
+    }
+    return true;
+}
+
+/* Queues a record. What tail points to must stay. */
+static void ddl__guest_say(ddl__guest *g, uint8_t kind, ddl_status status, const void *tail, size_t bytes) {
+    ddl__record_write(g->out + g->out_end, kind, status, bytes);
+    g->out_end = (uint8_t)(g->out_end + DDL__RECORD_BYTES);
+    g->tail = tail;
+    g->tail_at = 0;
+    g->tail_bytes = bytes;
+}
+
+/* Tells a proven member why it cannot take part, and lets it go. The job goes on. text must stay: a literal. */
+static void ddl__guest_dismiss(ddl__server *server, ddl__guest *g, ddl_status status, const char *text) {
+    ddl_log_level level = g->auth.code == DDL__AUTH_JOB ? DDL_LOG_DEBUG : DDL_LOG_WARN; /* that one will come again */
+    ddl__log(server->base, level, "turned away rank %u from %s: %s", g->auth.peer_rank, g->from, text);
+    server->strangers_now -= g->stage == DDL__GUEST_PROOF;
+    ddl__guest_say(g, DDL__RECORD_FAILED, status, text, strlen(text));
+    g->stage = DDL__GUEST_LEAVING;
+    g->since_ns = ddl__now_ns();
+}
+
+static void ddl__server_close_listeners(ddl__server *server) {
+    for (int i = 0; i < server->listener_count; i++) {
+        close(server->listeners[i]);
+    }
+    server->listener_count = 0;
+}
+
+/* The start has failed: everybody who is here hears the sentence in server->why. Returns its status. */
+static void ddl__server_fail(ddl__server *server) {
+    server->failing = true;
+    server->end_ns = ddl__now_ns() + DDL__LEAVE_NS;
+    ddl__server_close_listeners(server);
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_PROOF || (ddl__guest_proven(g) && g->tail_at < g->tail_bytes)) {
+            ddl__guest_close(server, g);
+        } else if (g->stage == DDL__GUEST_HEAD || g->stage == DDL__GUEST_BLOB) {
+            ddl__guest_say(g, DDL__RECORD_FAILED, server->why->status, server->why->text, strlen(server->why->text));
+            g->stage = DDL__GUEST_LEAVING;
+            g->since_ns = ddl__now_ns();
+            if (!ddl__guest_flush(server, g)) {
+                ddl__guest_close(server, g);
+            }
+        }
+    }
+}
+
+static void ddl__server_fail_missing(ddl__server *server) {
+    ddl__text text = {server->why->text, sizeof server->why->text, 0};
+    char host[65] = "?";
+    int32_t world = server->settings->launch.world;
+    (void)gethostname(host, sizeof host - 1);
+    ddl__text_add(&text, "ddl_init: ");
+    ddl__text_ranks_below(&text, server->ranks, world, DDL__RANK_HERE);
+    ddl__text_add(&text, " of %d %s not come within %.1f s to rank 0 at %s (process %ld on %s)", world,
+                  world - server->here == 1 ? "has" : "have",
+                  (double)(ddl__now_ns() - server->start_ns) / (double)DDL__NS_PER_S, server->where, (long)getpid(),
+                  host);
+    if (server->strangers > 0) {
+        ddl__text_add(&text, "; %llu connections did not prove that they belong to the job, the last from %s",
+                      (unsigned long long)server->strangers, server->last_stranger);
+    }
+    ddl__text_add(&text, ". Look at what the missing ranks print; they need the same rendezvous, job and secret as the "
+                         "others");
+    server->why->status = DDL_ERR_TIMEOUT;
+    ddl__server_fail(server);
+}
+
+static void ddl__server_name_lost(ddl__server *server, const ddl__guest *g, const char *what) {
+    ddl__text text = {server->why->text, sizeof server->why->text, 0};
+    ddl__text_add(&text, "ddl_init: rank %u (from %s) %s during the start, while ", g->rank, g->from, what);
+    ddl__text_ranks_below(&text, server->ranks, server->settings->launch.world, DDL__RANK_HERE);
+    ddl__text_add(&text, " of %d had not come yet. Look at what rank %u printed last", server->settings->launch.world,
+                  g->rank);
+    server->why->status = DDL_ERR_PEER;
+}
+
+/* The connection is gone, whoever closed it. Before its blob is here a rank may come again; after it, it has died. */
+static void ddl__guest_gone(ddl__server *server, ddl__guest *g, const char *what) {
+    uint8_t *state = &server->ranks[g->rank];
+    if (g->stage == DDL__GUEST_PROOF) {
+        ddl__guest_stranger(server, g, g->heard ? "it left during the handshake" : "it left without a word");
+        return;
+    }
+    bool died = *state == DDL__RANK_HERE && g->stage != DDL__GUEST_LEAVING && !server->failing;
+    if (g->stage != DDL__GUEST_LEAVING && *state == DDL__RANK_PROVEN) {
+        *state = DDL__RANK_AWAY;
+    }
+    if (died && server->delivering) { /* it will be missed by its peers; the table is on its way to all */
+        *state = DDL__RANK_SERVED;
+        server->served++;
+    } else if (died) {
+        ddl__server_name_lost(server, g, what);
+        ddl__guest_close(server, g);
+        ddl__server_fail(server);
+        return;
+    }
+    ddl__guest_close(server, g);
+}
+
+/* All blobs are here. */
+static void ddl__server_deliver(ddl__server *server) {
+    size_t bytes = (size_t)server->settings->launch.world * server->blob_bytes;
+    server->delivering = true;
+    server->end_ns = ddl__now_ns() + DDL__DELIVER_NS;
+    ddl__server_close_listeners(server);
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_PROOF) {
+            ddl__guest_stranger(server, g, "the job is complete without it");
+        } else if (g->stage == DDL__GUEST_HEAD) {
+            ddl__guest_say(g, DDL__RECORD_TABLE, DDL_OK, server->table, bytes);
+            if (!ddl__guest_flush(server, g)) {
+                ddl__guest_gone(server, g, "left");
+            }
+        }
+    }
+}
+
+static void ddl__guest_record(ddl__server *server, ddl__guest *g) {
+    ddl__record record = ddl__record_read(g->head);
+    uint8_t *state = &server->ranks[g->rank];
+    g->head_bytes = 0;
+    if (record.kind == DDL__RECORD_BLOB && *state == DDL__RANK_PROVEN && record.bytes == server->blob_bytes) {
+        g->stage = DDL__GUEST_BLOB;
+    } else if (record.kind == DDL__RECORD_BLOB && *state == DDL__RANK_PROVEN) {
+        *state = DDL__RANK_AWAY;
+        ddl__guest_dismiss(
+            server, g, DDL_ERR_VERSION,
+            "ddl_init: this rank brings another amount of data than rank 0: they are built from different "
+            "versions of ddl.h");
+    } else if (record.kind == DDL__RECORD_TAKEN && server->delivering) {
+        *state = DDL__RANK_SERVED;
+        server->served++;
+        ddl__guest_close(server, g);
+    } else if (record.kind == DDL__RECORD_GIVE_UP && !server->delivering) {
+        ddl__server_fail_missing(server);
+    } else {
+        ddl__guest_gone(server, g, "sent what makes no sense");
+    }
+}
+
+static void ddl__guest_admit(ddl__server *server, ddl__guest *g) {
+    server->strangers_now--;
+    g->stage = DDL__GUEST_HEAD;
+    g->rank = g->auth.peer_rank;
+    server->ranks[g->rank] = DDL__RANK_PROVEN;
+    ddl__wipe(&g->auth.secret, sizeof g->auth.secret);
+    ddl__log(server->base, DDL_LOG_DEBUG, "rank %u has come from %s", g->rank, g->from);
+}
+
+/* The handshake has ended badly. Only who holds the secret hears why. */
+static void ddl__guest_refuse(ddl__server *server, ddl__guest *g, ddl_status status) {
+    switch (g->auth.code) {
+    case DDL__AUTH_JOB:
+        ddl__guest_dismiss(server, g, DDL_ERR_AUTH,
+                           "ddl_init: the rank 0 that listens at MASTER_ADDR and MASTER_PORT belongs to another job; "
+                           "give each job its own port");
+        break;
+    case DDL__AUTH_WORLD:
+        ddl__guest_dismiss(server, g, DDL_ERR_CONFIG, server->world_text);
+        break;
+    case DDL__AUTH_DUPLICATE:
+        ddl__guest_dismiss(
+            server, g, DDL_ERR_CONFIG,
+            "ddl_init: another process with the same rank has come before this one; every rank is started "
+            "once, with its own RANK");
+        break;
+    case DDL__AUTH_RANK:
+        ddl__guest_dismiss(server, g, DDL_ERR_CONFIG, "ddl_init: rank 0 knows no such rank");
+        break;
+    case DDL__AUTH_VERSION:
+        (void)ddl__guest_flush(server, g);
+        ddl__guest_stranger(server, g, "it speaks another version of ddl");
+        break;
+    default:
+        ddl__guest_stranger(server, g,
+                            status == DDL_ERR_CORRUPT ? "it does not speak ddl" : "it does not know the job's secret");
+    }
+}
+
+/* Takes bytes for the handshake; returns how many. */
+static size_t ddl__guest_prove(ddl__server *server, ddl__guest *g, const uint8_t *in, size_t bytes) {
+    size_t used = 0, wrote = 0;
+    uint32_t claimed = g->auth.peer_rank, world = (uint32_t)server->settings->launch.world;
+    if (g->auth.peer_world != 0 && claimed >= world) {
+        ddl__auth_refuse(&g->auth, DDL__AUTH_RANK);
+    } else if (g->auth.peer_world != 0 && server->ranks[claimed] != DDL__RANK_AWAY) {
+        ddl__auth_refuse(&g->auth, DDL__AUTH_DUPLICATE);
+    }
+    ddl_status status =
+        ddl__auth_step(&g->auth, in, bytes, &used, g->out + g->out_end, sizeof g->out - g->out_end, &wrote);
+    g->out_end = (uint8_t)(g->out_end + wrote);
+    g->heard = true;
+    if (status == DDL_OK) {
+        ddl__guest_admit(server, g);
+    } else if (status < 0) {
+        ddl__guest_refuse(server, g, status);
+    }
+    return used;
+}
+
+/* Takes bytes of a record; returns how many. */
+static size_t ddl__guest_collect(ddl__server *server, ddl__guest *g, const uint8_t *in, size_t bytes) {
+    size_t n;
+    if (g->stage == DDL__GUEST_HEAD) {
+        n = DDL__MIN(bytes, (size_t)(DDL__RECORD_BYTES - g->head_bytes));
+        memcpy(g->head + g->head_bytes, in, n);
+        g->head_bytes = (uint8_t)(g->head_bytes + n);
+        if (g->head_bytes == DDL__RECORD_BYTES) {
+            ddl__guest_record(server, g);
+        }
+        return n;
+    }
+    n = DDL__MIN(bytes, server->blob_bytes - g->blob_bytes);
+    memcpy(server->table + (size_t)g->rank * server->blob_bytes + g->blob_bytes, in, n);
+    g->blob_bytes += (uint32_t)n;
+    if (g->blob_bytes == server->blob_bytes) {
+        g->stage = DDL__GUEST_HEAD;
+        server->ranks[g->rank] = DDL__RANK_HERE;
+        if (++server->here == server->settings->launch.world) {
+            ddl__server_deliver(server);
+        }
+    }
+    return n;
+}
+
+static void ddl__guest_feed(ddl__server *server, ddl__guest *g, const uint8_t *in, size_t bytes) {
+    while (bytes > 0 && g->stage != DDL__GUEST_NONE && g->stage != DDL__GUEST_LEAVING) {
+        size_t n = g->stage == DDL__GUEST_PROOF ? ddl__guest_prove(server, g, in, bytes)
+                                                : ddl__guest_collect(server, g, in, bytes);
+        in += n;
+        bytes -= n;
+    }
+}
+
+/* One read an event: a fast talker must not keep the others waiting. */
+static void ddl__guest_event(ddl__server *server, ddl__guest *g, uint32_t events) {
+    uint8_t in[4096];
+    if (g->stage == DDL__GUEST_NONE) {
+        return; /* closed by an event before this one */
+    }
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        ssize_t n = recv(g->fd, in, sizeof in, 0);
+        bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        if (n <= 0 && !later) {
+            ddl__guest_gone(server, g, n == 0 ? "left" : "broke off");
+            return;
+        }
+        if (n > 0) {
+            ddl__guest_feed(server, g, in, (size_t)n);
+        }
+    }
+    if (g->stage != DDL__GUEST_NONE && !ddl__guest_flush(server, g)) {
+        ddl__guest_gone(server, g, "broke off");
+    }
+}
+
+static void ddl__server_rest(ddl__server *server, bool rest) {
+    for (int i = 0; rest != server->resting && i < server->listener_count; i++) {
+        struct epoll_event event = {.events = rest ? 0 : EPOLLIN, .data.u32 = (uint32_t)i};
+        (void)epoll_ctl(server->epoll, EPOLL_CTL_MOD, server->listeners[i], &event);
+    }
+    server->resting = rest;
+}
+
+/* Makes sure that one more stranger fits: the one that has been silent longest goes, but not before it had a moment.
+ * A storm of honest ranks waits in the kernel's queue meanwhile. */
+static bool ddl__server_room(ddl__server *server) {
+    if (server->strangers_now < DDL__STRANGERS_MAX) {
+        return true;
+    }
+    ddl__guest *oldest = NULL;
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        bool older = oldest == NULL || (g->heard != oldest->heard ? oldest->heard : g->since_ns < oldest->since_ns);
+        oldest = g->stage == DDL__GUEST_PROOF && older ? g : oldest;
+    }
+    uint64_t now = ddl__now_ns();
+    if (oldest == NULL || now - oldest->since_ns < DDL__EVICT_NS) {
+        server->rest_ns = now + 10 * DDL__NS_PER_MS;
+        ddl__server_rest(server, true);
+        return false;
+    }
+    ddl__guest_stranger(server, oldest, "it was silent while others waited");
+    return true;
+}
+
+static void ddl__guest_begin(ddl__server *server, int fd, const ddl__address *from) {
+    ddl__guest *g = NULL;
+    for (int32_t i = 0; i < server->guest_count && g == NULL; i++) {
+        g = server->guests[i].stage == DDL__GUEST_NONE ? &server->guests[i] : NULL;
+    }
+    const ddl__settings *s = server->settings;
+    ddl__auth_params params = {.secret = s->secret,
+                               .secret_bytes = server->by_uid ? 0 : s->secret_bytes,
+                               .job = s->job_id,
+                               .purpose = DDL__AUTH_STORE,
+                               .world = (uint32_t)s->launch.world};
+    uint8_t nonce[32];
+    struct epoll_event event = {.events = EPOLLIN};
+    int yes = 1;
+    if (g == NULL || ddl__random(nonce, sizeof nonce) != DDL_OK) {
+        close(fd);
+        return;
+    }
+    event.data.u32 = (uint32_t)(g - server->guests) + DDL__LISTENERS_MAX;
+    if (ddl__auth_server(&g->auth, &params, nonce) != DDL_OK ||
+        epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return;
+    }
+    g->fd = fd;
+    g->stage = DDL__GUEST_PROOF;
+    g->since_ns = ddl__now_ns();
+    server->strangers_now++;
+    ddl__address_text(from, g->from, sizeof g->from);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* fails on a unix socket, which has no delay */
+    if (server->by_uid && ddl__socket_uid(fd) != (long)geteuid()) {
+        ddl__guest_stranger(server, g, "it is another user's");
+    }
+}
+
+/* Out of descriptors: takes the connection off the queue with the spare one and lets it go, or accept would report it
+ * for ever. The rank tries again. */
+static void ddl__server_shed(ddl__server *server, int listener) {
+    close(server->spare);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) {
+        close(fd);
+    }
+    server->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ddl__log(server->base, DDL_LOG_WARN, "out of file descriptors: a connection was turned away");
+}
+
+static void ddl__server_accept(ddl__server *server, int listener) {
+    for (int i = 0; i < DDL__STRANGERS_MAX && ddl__server_room(server); i++) {
+        ddl__address from;
+        memset(&from, 0, sizeof from);
+        from.bytes = sizeof from.at;
+        int fd = accept4(listener, &from.at.any, &from.bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            ddl__guest_begin(server, fd, &from);
+        } else if (errno == EMFILE || errno == ENFILE) {
+            ddl__server_shed(server, listener);
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            return;
+        }
+    }
+}
+
+/* Ends what has lasted too long. */
+static void ddl__server_sweep(ddl__server *server, uint64_t now) {
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_PROOF && now - g->since_ns > DDL__PROOF_NS) {
+            ddl__guest_stranger(server, g, "it did not finish the handshake in time");
+        } else if (g->stage == DDL__GUEST_LEAVING && now - g->since_ns > DDL__LEAVE_NS) {
+            ddl__guest_close(server, g);
+        }
+    }
+    if (server->resting && now >= server->rest_ns) {
+        ddl__server_rest(server, false);
+    }
+}
+
+static bool ddl__server_done(const ddl__server *server) {
+    if (server->failing) {
+        for (int32_t i = 0; i < server->guest_count; i++) {
+            if (server->guests[i].stage != DDL__GUEST_NONE) {
+                return false;
+            }
+        }
+        return true;
+    }
+    return server->delivering && server->served == server->settings->launch.world;
+}
+
+/* The deadline of what goes on has come. False: it ends here. */
+static bool ddl__server_overdue(ddl__server *server) {
+    if (server->failing) {
+        return false;
+    }
+    if (server->delivering) {
+        char list[600] = "";
+        ddl__text text = {list, sizeof list, 0};
+        ddl__text_ranks_below(&text, server->ranks, server->settings->launch.world, DDL__RANK_SERVED);
+        ddl__log(server->base, DDL_LOG_WARN, "%s did not confirm the table of addresses; going on", list);
+        return false;
+    }
+    ddl__server_fail_missing(server);
+    return true;
+}
+
+static ddl_status ddl__server_loop(ddl__server *server) {
+    struct epoll_event events[64];
+    uint64_t swept = 0;
+    while (!ddl__server_done(server)) {
+        uint64_t now = ddl__now_ns();
+        if (now >= server->end_ns && !ddl__server_overdue(server)) {
+            break;
+        }
+        uint64_t left = server->end_ns > now ? (server->end_ns - now) / DDL__NS_PER_MS + 1 : 0;
+        int n = epoll_wait(server->epoll, events, 64, (int)DDL__MIN(left, server->resting ? 5u : 100u));
+        for (int i = 0; i < n; i++) {
+            uint32_t id = events[i].data.u32;
+            if (id >= DDL__LISTENERS_MAX) {
+                ddl__guest_event(server, &server->guests[id - DDL__LISTENERS_MAX], events[i].events);
+            } else if ((int)id < server->listener_count) {
+                ddl__server_accept(server, server->listeners[id]);
+            }
+        }
+        if (ddl__now_ns() - swept > 5 * DDL__NS_PER_MS) {
+            swept = ddl__now_ns(); /* after `now`: connections have been made meanwhile */
+            ddl__server_sweep(server, swept);
+        }
+    }
+    return server->failing ? server->why->status : DDL_OK;
+}
+
+/* Takes the table from all and gives it to all. Listens on what the caller has bound; closes it. table holds rank 0's
+ * blob already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_PEER, DDL_ERR_NOMEM, DDL_ERR_SYSTEM. */
+static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
+    int32_t world = server->settings->launch.world;
+    ddl_status status;
+    server->start_ns = ddl__now_ns();
+    server->end_ns = deadline_ns;
+    snprintf(
+        server->world_text, sizeof server->world_text,
+        "ddl_init: rank 0 was started for a world of %d, this rank for another; all ranks need the same WORLD_SIZE",
+        world);
+    server->guest_count = world + DDL__STRANGERS_MAX;
+    server->guests = ddl__alloc_array(server->base, (size_t)server->guest_count, sizeof *server->guests);
+    server->ranks = ddl__alloc(server->base, (size_t)world);
+    server->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    server->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (server->guests == NULL || server->ranks == NULL) {
+        status = ddl__fail(server->why, DDL_ERR_NOMEM, "ddl_init: no memory for %d connections of rank 0", world);
+    } else if (server->epoll < 0) {
+        status = ddl__fail(server->why, DDL_ERR_SYSTEM, "ddl_init: epoll_create1: %s", strerror(errno));
+    } else {
+        server->ranks[0] = DDL__RANK_SERVED;
+        server->here = server->served = 1;
+        for (int i = 0; i < server->listener_count; i++) {
+            struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)i};
+            (void)epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listeners[i], &event);
+        }
+        status = ddl__server_loop(server);
+    }
+    ddl__server_close_listeners(server);
+    for (int32_t i = 0; server->guests != NULL && i < server->guest_count; i++) {
+        ddl__guest_close(server, &server->guests[i]);
+    }
+    if (server->epoll >= 0) {
+        close(server->epoll);
+    }
+    if (server->spare >= 0) {
+        close(server->spare);
+    }
+    ddl__free(server->base, server->guests);
+    ddl__free(server->base, server->ranks);
+    return status;
+}
+
+/* >>store/listen */
+/* listen: how rank 0 comes to its place: the addresses that its name means here, never all of them. */
+
+#define DDL__BIND_NS (2 * DDL__NS_PER_S) /* a job that ends frees the port of one that starts */
+
+/* Binds and listens; the descriptor, or -1 with errno. */
+static int ddl__listen_at(const ddl__address *a) {
+    int fd = socket(a->at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1;
+    if (fd < 0) {
+        return -1;
+    }
+    if (a->at.any.sa_family != AF_UNIX) { /* connections of the job before, in TIME_WAIT, hold no port */
+        (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    }
+    if (a->at.any.sa_family == AF_INET6) {
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
+    }
+    if (bind(fd, &a->at.any, a->bytes) == 0 && listen(fd, 4096) == 0) {
+        return fd;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+/* Listens at every address of the list that is this machine's. Returns 0, or the errno of one that failed: half a name
+ * would be reachable for half the ranks. */
+static int ddl__listen_all(ddl__server *server, const ddl__addresses *list, int32_t port) {
+    int error = EADDRNOTAVAIL;
+    for (int i = 0; i < list->count && server->listener_count < DDL__LISTENERS_MAX; i++) {
+        ddl__address a = list->list[i];
+        ddl__address_set_port(&a, port);
+        int fd = ddl__listen_at(&a);
+        if (fd >= 0) {
+            server->listeners[server->listener_count++] = fd;
+            ddl__address_text(&a, server->where, sizeof server->where);
+        } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
+            error = errno;
+            ddl__server_close_listeners(server);
+            return error;
+        }
+    }
+    return server->listener_count > 0 ? 0 : error;
+}
+
+static ddl_status ddl__listen_failed(ddl__server *server, int error) {
+    const ddl__meeting_place *place = &server->settings->place;
+    ddl__text text = {server->why->text, sizeof server->why->text, 0};
+    server->why->status = DDL_ERR_CONFIG;
+    if (error == EADDRNOTAVAIL) {
+        char mine[64] = "none";
+        ddl__addresses all;
+        ddl__interface_addresses(NULL, &all);
+        if (all.count > 0) {
+            ddl__address_text(&all.list[0], mine, sizeof mine);
+            *strrchr(mine, ':') = 0;
+        }
+        ddl__text_add(
+            &text,
+            "ddl_init: rank 0 runs here, but %s (of %s) is no address of this machine (it has %s). Start rank 0 "
+            "there, name this machine on all ranks, or set DDL_INTERFACE on rank 0 when the name leads here by "
+            "a proxy",
+            place->host, place->from, mine);
+    } else if (error == EADDRINUSE) {
+        ddl__text_add(&text, "ddl_init: rank 0 cannot listen on port %d of %s: it is taken", place->port, place->host);
+        ddl__text_port_holder(&text, place->port);
+        ddl__text_add(&text, ". Give this job another MASTER_PORT, or end the other program");
+    } else {
+        server->why->status = DDL_ERR_SYSTEM;
+        ddl__text_add(&text, "ddl_init: rank 0 cannot listen on port %d of %s: %s", place->port, place->host,
+                      strerror(error));
+    }
+    return server->why->status;
+}
+
+static void ddl__pause_ms(uint64_t ms) {
+    struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    (void)nanosleep(&t, NULL);
+}
+
+/* Tries the ports of the place in turn until one is free. */
+static ddl_status ddl__listen_ports(ddl__server *server, const ddl__addresses *list) {
+    const ddl__meeting_place *place = &server->settings->place;
+    uint64_t until = ddl__now_ns() + DDL__BIND_NS;
+    for (;;) {
+        int error = EADDRINUSE;
+        for (int32_t i = 0; i < place->ports && error == EADDRINUSE; i++) {
+            error = ddl__listen_all(server, list, place->port + i);
+        }
+        if (error != EADDRINUSE || ddl__now_ns() >= until) {
+            return error == 0 ? DDL_OK : ddl__listen_failed(server, error);
+        }
+        ddl__pause_ms(20);
+    }
+}
+
+/* Where the name of rank 0's host is to be bound. */
+static ddl_status ddl__listen_addresses(ddl__server *server, ddl__addresses *list) {
+    const ddl__settings *s = server->settings;
+    if (s->interface_name != NULL) {
+        ddl__interface_addresses(s->interface_name, list);
+        return list->count > 0 ? DDL_OK
+                               : ddl__fail(server->why, DDL_ERR_CONFIG,
+                                           "ddl_init: there is no interface %s with an address here (DDL_INTERFACE)",
+                                           s->interface_name);
+    }
+    int error = ddl__resolve(s->place.host, list);
+    if (error != 0) {
+        return ddl__fail(
+            server->why, DDL_ERR_CONFIG,
+            "ddl_init: rank 0 cannot find the address of %s (of %s): %s. Name the host that rank 0 runs on as "
+            "the others reach it, or give its address",
+            s->place.host, s->place.from, gai_strerror(error));
+    }
+    struct in6_addr literal;
+    bool name = inet_pton(AF_INET, s->place.host, &literal) != 1 && inet_pton(AF_INET6, s->place.host, &literal) != 1;
+    if (name && strncmp(s->place.host, "localhost", 9) != 0 && list->count > 0 &&
+        ddl__address_is_loopback(&list->list[0])) { /* Debian's 127.0.1.1 */
+        ddl__log(
+            server->base, DDL_LOG_WARN,
+            "%s means a loopback address here (see /etc/hosts), so that only this machine reaches rank 0; for more "
+            "machines give its address",
+            s->place.host);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__no_secret_between_hosts(const ddl__settings *s, ddl__sentence *why) {
+    return ddl__fail(
+        why, DDL_ERR_AUTH,
+        "ddl_init: rank 0 is at %s, which is another machine, and this job has no secret to prove who belongs "
+        "to it. Make one, the same on every machine: head -c 32 /dev/urandom > ~/.ddl-secret; chmod 600 "
+        "~/.ddl-secret; export DDL_SECRET_FILE=~/.ddl-secret",
+        s->place.host);
+}
+
+/* Without a secret the job stays on this machine, on a unix socket. */
+static ddl_status ddl__listen_unix(ddl__server *server, const ddl__addresses *list) {
+    const ddl__settings *s = server->settings;
+    uint64_t until = ddl__now_ns() + DDL__BIND_NS;
+    ddl__address a;
+    int fd;
+    if (!ddl__addresses_have_mine(list)) {
+        return ddl__no_secret_between_hosts(s, server->why);
+    }
+    ddl__address_of_unix(&a, s->place.port, s->job_id);
+    while ((fd = ddl__listen_at(&a)) < 0 && errno == EADDRINUSE && ddl__now_ns() < until) {
+        ddl__pause_ms(20);
+    }
+    if (fd < 0) {
+        return ddl__fail(
+            server->why, errno == EADDRINUSE ? DDL_ERR_CONFIG : DDL_ERR_SYSTEM,
+            "ddl_init: rank 0 cannot take the unix socket of port %d: %s. Another job of this user may have it: "
+            "give this one another MASTER_PORT or DDL_JOB",
+            s->place.port, strerror(errno));
+    }
+    server->by_uid = true;
+    server->listeners[server->listener_count++] = fd;
+    snprintf(server->where, sizeof server->where, "the unix socket of port %d", s->place.port);
+    return DDL_OK;
+}
+
+static ddl_status ddl__listen(ddl__server *server) {
+    ddl__addresses list;
+    DDL__TRY(ddl__listen_addresses(server, &list));
+    if (server->settings->secret == NULL) {
+        return ddl__listen_unix(server, &list);
+    }
+    DDL__TRY(ddl__listen_ports(server, &list));
+    ddl__log(server->base, DDL_LOG_INFO, "rank 0 listens at %s", server->where);
+    return DDL_OK;
+}
+
+/* >>store/client */
+/* client: the side of every rank but 0. It comes again until its deadline: rank 0 may be the last to start, its name
+ * may not resolve yet, its port may still belong to the job before. */
+
+#define DDL__CONNECT_NS (2 * DDL__NS_PER_S)
+#define DDL__REFUSED_NS (3 * DDL__NS_PER_S) /* how long somebody else may sit at rank 0's place */
+
+typedef struct ddl__client {
+    const ddl__settings *settings;
+    ddl__base *base;
+    const void *blob;
+    size_t blob_bytes;
+    uint8_t *table;
+    int fd;
+    uint64_t deadline_ns, start_ns;
+    uint64_t refused_ns; /* since when somebody answers who is not our rank 0; 0: nobody does */
+    ddl_status refusal;
+    const char *refusal_text;
+    char last[200];  /* how the last try ended */
+    char where[160]; /* "node1:29500" */
+    ddl__sentence *why;
+} ddl__client;
+
+/* Waits until the socket can be read or written. False: the time is over. */
+static bool ddl__socket_wait(int fd, short events, uint64_t until_ns) {
+    for (;;) {
+        uint64_t now = ddl__now_ns();
+        if (now >= until_ns) {
+            return false;
+        }
+        struct pollfd p = {fd, events, 0};
+        int n = poll(&p, 1, (int)DDL__MIN((until_ns - now) / DDL__NS_PER_MS + 1, 10000u));
+        if (n > 0) {
+            return true;
+        }
+    }
+}
+
+/* Bytes sent; false when the connection or the time ends, errno says which (ETIMEDOUT). */
+static bool ddl__socket_send(int fd, const void *data, size_t bytes, uint64_t until_ns) {
+    const uint8_t *at = data;
+    while (bytes > 0) {
+        ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
+        if (n >= 0) {
+            at += n;
+            bytes -= (size_t)n;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            if (!ddl__socket_wait(fd, POLLOUT, until_ns)) {
+                errno = ETIMEDOUT;
+                return false;
+            }
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Some bytes, at least one. 0: the other side closed. -1: errno, ETIMEDOUT among them. */
+static ssize_t ddl__socket_some(int fd, void *out, size_t cap, uint64_t until_ns) {
+    for (;;) {
+        ssize_t n = recv(fd, out, cap, 0);
+        if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+            return n;
+        }
+        if (!ddl__socket_wait(fd, POLLIN, until_ns)) {
+            errno = ETIMEDOUT;
+            return -1;
+        }
+    }
+}
+
+/* All bytes. 1, or what ddl__socket_some said. */
+static int ddl__socket_all(int fd, void *out, size_t bytes, uint64_t until_ns) {
+    for (size_t have = 0; have < bytes;) {
+        ssize_t n = ddl__socket_some(fd, (uint8_t *)out + have, bytes - have, until_ns);
+        if (n <= 0) {
+            return (int)n;
+        }
+        have += (size_t)n;
+    }
+    return 1;
+}
+
+static ddl_status __attribute__((format(printf, 2, 3))) ddl__client_again(ddl__client *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->last, sizeof c->last, format, args);
+    va_end(args);
+    return DDL_IN_PROGRESS;
+}
+
+/* Somebody is there who is not our rank 0. */
+static ddl_status ddl__client_refused(ddl__client *c, ddl_status status, const char *text) {
+    c->refusal = status;
+    c->refusal_text = text;
+    c->refused_ns = c->refused_ns != 0 ? c->refused_ns : ddl__now_ns();
+    return ddl__client_again(c, "%s", text);
+}
+
+/* Rank 0's sentence, as it is. */
+static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, uint64_t until_ns) {
+    char text[DDL__SENTENCE_BYTES];
+    size_t bytes = DDL__MIN((size_t)record->bytes, sizeof text - 1);
+    if (ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
+        return ddl__fail(c->why, record->status, "ddl_init: rank 0 at %s reported: %s", c->where,
+                         ddl_status_text(record->status));
+    }
+    text[bytes] = 0;
+    ddl__text_clean(text);
+    return ddl__fail(c->why, record->status, "%s", text);
+}
+
+static ddl_status ddl__client_version(ddl__client *c, const ddl__auth *auth) {
+    return ddl__fail(
+        c->why, DDL_ERR_VERSION,
+        "ddl_init: rank %d speaks version %d.%d of ddl's wire format, rank 0 at %s version %d.%d. Build all ranks "
+        "with the same ddl.h",
+        c->settings->launch.rank, DDL__WIRE_MAJOR, DDL__WIRE_MINOR, c->where, auth->peer_version >> 8,
+        auth->peer_version & 255);
+}
+
+/* The handshake was refused, by us or by the other side. */
+static ddl_status ddl__client_unproven(ddl__client *c, const ddl__auth *auth, ddl_status status) {
+    uint8_t head[DDL__RECORD_BYTES];
+    uint64_t until = ddl__now_ns() + DDL__LEAVE_NS;
+    if (status == DDL_ERR_CORRUPT) {
+        return ddl__client_refused(c, DDL_ERR_CONFIG, "something that is not ddl listens there");
+    }
+    if (status == DDL_ERR_VERSION) {
+        return ddl__client_version(c, auth);
+    }
+    if (auth->code == DDL__AUTH_PROOF) {
+        return ddl__client_refused(c, DDL_ERR_AUTH,
+                                   "who listens there does not hold this job's secret: it is another job, or the ranks "
+                                   "were given different secrets");
+    }
+    if (auth->code == DDL__AUTH_JOB) {
+        return ddl__client_refused(c, DDL_ERR_AUTH, "who listens there holds the secret, but for another job");
+    }
+    if (ddl__socket_all(c->fd, head, sizeof head, until) == 1 && head[0] == DDL__RECORD_FAILED) {
+        ddl__record record = ddl__record_read(head);
+        return ddl__client_failed(c, &record, until);
+    }
+    return ddl__fail(c->why, DDL_ERR_CONFIG, "ddl_init: rank 0 at %s refuses rank %d of %d: %s", c->where,
+                     c->settings->launch.rank, c->settings->launch.world,
+                     auth->code == DDL__AUTH_WORLD       ? "its world size is another"
+                     : auth->code == DDL__AUTH_DUPLICATE ? "another process has that rank"
+                                                         : "it knows no such rank");
+}
+
+static ddl_status ddl__client_step(ddl__client *c, ddl__auth *auth, uint64_t until_ns) {
+    uint8_t in[DDL__AUTH_BYTES], out[DDL__AUTH_MAX_OUT];
+    size_t have = 0, used = 0, wrote = 0;
+    for (;;) {
+        ddl_status status = ddl__auth_step(auth, in, have, &used, out, sizeof out, &wrote);
+        if (wrote > 0 && !ddl__socket_send(c->fd, out, wrote, until_ns)) {
+            return ddl__client_again(c, "the handshake broke off: %s", strerror(errno));
+        }
+        if (status != DDL_IN_PROGRESS) {
+            return status == DDL_OK ? DDL_OK : ddl__client_unproven(c, auth, status);
+        }
+        /* Not a byte beyond the handshake: the reason of a refusal follows the verdict, and stays in the socket. */
+        ssize_t n = ddl__socket_some(c->fd, in, (size_t)(DDL__AUTH_BYTES - auth->at), until_ns);
+        if (n <= 0) {
+            return ddl__client_again(c, "the handshake broke off: %s", n == 0 ? "closed" : strerror(errno));
+        }
+        have = (size_t)n;
+    }
+}
+
+static ddl_status ddl__client_prove(ddl__client *c, bool by_uid) {
+    const ddl__settings *s = c->settings;
+    ddl__auth auth;
+    ddl__auth_params params = {.secret = s->secret,
+                               .secret_bytes = by_uid ? 0 : s->secret_bytes,
+                               .job = s->job_id,
+                               .purpose = DDL__AUTH_STORE,
+                               .rank = (uint32_t)s->launch.rank,
+                               .world = (uint32_t)s->launch.world};
+    uint8_t nonce[32];
+    if (ddl__random(nonce, sizeof nonce) != DDL_OK || ddl__auth_client(&auth, &params, nonce) != DDL_OK) {
+        return ddl__fail(c->why, DDL_ERR_SYSTEM, "ddl_init: the kernel gives no random bytes: %s", strerror(errno));
+    }
+    ddl_status status = ddl__client_step(c, &auth, DDL__MIN(c->deadline_ns, ddl__now_ns() + 2 * DDL__PROOF_NS));
+    ddl__auth_wipe(&auth);
+    return status;
+}
+
+static ddl_status ddl__client_lost(ddl__client *c) {
+    return ddl__fail(
+        c->why, DDL_ERR_PEER,
+        "ddl_init: rank 0 at %s closed the connection to rank %d before all ranks had come: it probably ended. "
+        "Look at what rank 0 printed last",
+        c->where, c->settings->launch.rank);
+}
+
+/* The header of rank 0's answer. At our deadline rank 0 is asked who is missing, and has a moment for its answer. */
+static ddl_status ddl__client_answer(ddl__client *c, ddl__record *out) {
+    uint8_t head[DDL__RECORD_BYTES];
+    if (!ddl__socket_wait(c->fd, POLLIN, c->deadline_ns)) {
+        ddl__record_write(head, DDL__RECORD_GIVE_UP, DDL_OK, 0);
+        (void)ddl__socket_send(c->fd, head, sizeof head, c->deadline_ns + DDL__LEAVE_NS);
+    }
+    int got = ddl__socket_all(c->fd, head, sizeof head, c->deadline_ns + DDL__LEAVE_NS);
+    if (got < 0 && errno == ETIMEDOUT) {
+        return ddl__fail(
+            c->why, DDL_ERR_TIMEOUT,
+            "ddl_init: rank %d of %d has come to rank 0 at %s, but not all others have within %lld ms, and rank 0 "
+            "does not answer",
+            c->settings->launch.rank, c->settings->launch.world, c->where, (long long)c->settings->init_timeout_ms);
+    }
+    if (got != 1) {
+        return ddl__client_lost(c);
+    }
+    *out = ddl__record_read(head);
+    return DDL_OK;
+}
+
+/* Proven: gives the blob, takes the table. */
+static ddl_status ddl__client_trade(ddl__client *c) {
+    uint8_t head[DDL__RECORD_BYTES];
+    ddl__record answer;
+    size_t bytes = (size_t)c->settings->launch.world * c->blob_bytes;
+    ddl__record_write(head, DDL__RECORD_BLOB, DDL_OK, c->blob_bytes);
+    if (!ddl__socket_send(c->fd, head, sizeof head, c->deadline_ns) ||
+        !ddl__socket_send(c->fd, c->blob, c->blob_bytes, c->deadline_ns)) {
+        return ddl__client_again(c, "the connection broke off: %s", strerror(errno));
+    }
+    DDL__TRY(ddl__client_answer(c, &answer));
+    if (answer.kind == DDL__RECORD_FAILED) {
+        return ddl__client_failed(c, &answer, ddl__now_ns() + DDL__LEAVE_NS);
+    }
+    if (answer.kind != DDL__RECORD_TABLE || answer.bytes != bytes) {
+        return ddl__fail(c->why, DDL_ERR_CORRUPT, "ddl_init: the answer of rank 0 at %s makes no sense", c->where);
+    }
+    if (ddl__socket_all(c->fd, c->table, bytes, ddl__now_ns() + DDL__DELIVER_NS) != 1) {
+        return ddl__client_lost(c);
+    }
+    ddl__record_write(head, DDL__RECORD_TAKEN, DDL_OK, 0);
+    (void)ddl__socket_send(c->fd, head, sizeof head, ddl__now_ns() + DDL__LEAVE_NS);
+    return DDL_OK;
+}
+
+static int ddl__connect_at(const ddl__address *a, uint64_t until_ns) {
+    int fd = socket(a->at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, yes = 1;
+    socklen_t bytes = sizeof error;
+    if (fd < 0) {
+        return -1;
+    }
+    if (connect(fd, &a->at.any, a->bytes) != 0) {
+        error = errno;
+        if (error == EINPROGRESS) {
+            error = ETIMEDOUT;
+            if (ddl__socket_wait(fd, POLLOUT, until_ns)) {
+                (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+            }
+        }
+    }
+    if (error != 0) {
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* fails on a unix socket, which has no delay */
+    return fd;
+}
+
+/* One connection, from its beginning to its end. DDL_IN_PROGRESS: come again. */
+static ddl_status ddl__client_try(ddl__client *c, const ddl__address *a) {
+    bool by_uid = a->at.any.sa_family == AF_UNIX;
+    c->fd = ddl__connect_at(a, DDL__MIN(c->deadline_ns, ddl__now_ns() + DDL__CONNECT_NS));
+    if (c->fd < 0) {
+        return ddl__client_again(c, "%s", strerror(errno));
+    }
+    ddl_status status;
+    if (by_uid && ddl__socket_uid(c->fd) != (long)geteuid()) {
+        status = ddl__client_refused(c, DDL_ERR_AUTH, "the unix socket there belongs to another user");
+    } else {
+        status = ddl__client_prove(c, by_uid);
+    }
+    if (status == DDL_OK) {
+        status = ddl__client_trade(c);
+    }
+    close(c->fd);
+    return status;
+}
+
+/* Every address and port that rank 0 may be at, once. */
+static ddl_status ddl__client_round(ddl__client *c) {
+    const ddl__settings *s = c->settings;
+    ddl__addresses list;
+    int error = ddl__resolve(s->place.host, &list);
+    if (error != 0) {
+        return ddl__client_again(c, "the name does not resolve: %s", gai_strerror(error));
+    }
+    if (s->secret == NULL) {
+        if (!ddl__addresses_have_mine(&list)) {
+            return ddl__no_secret_between_hosts(s, c->why);
+        }
+        ddl__address_of_unix(&list.list[0], s->place.port, s->job_id);
+        list.count = 1;
+    }
+    ddl_status status = DDL_IN_PROGRESS;
+    for (int32_t port = 0; port < s->place.ports && status == DDL_IN_PROGRESS; port++) {
+        for (int i = 0; i < list.count && status == DDL_IN_PROGRESS; i++) {
+            ddl__address_set_port(&list.list[i], s->place.port + port);
+            status = ddl__client_try(c, &list.list[i]);
+        }
+    }
+    return status;
+}
+
+static ddl_status ddl__client_give_up(ddl__client *c) {
+    const ddl__launch *l = &c->settings->launch;
+    double waited = (double)(ddl__now_ns() - c->start_ns) / (double)DDL__NS_PER_S;
+    if (c->refused_ns != 0) {
+        return ddl__fail(
+            c->why, c->refusal,
+            "ddl_init: rank %d of %d finds no rank 0 of its job at %s: %s. Is MASTER_PORT free for this job alone, "
+            "and the secret the same on all ranks",
+            l->rank, l->world, c->where, c->refusal_text);
+    }
+    return ddl__fail(
+        c->why, DDL_ERR_TIMEOUT,
+        "ddl_init: rank %d of %d could not reach rank 0 at %s within %.1f s (last: %s). Look whether rank 0 is "
+        "started and what it prints, and whether %s name its machine%s",
+        l->rank, l->world, c->where, waited, c->last, c->settings->place.from,
+        c->settings->secret == NULL ? "; this rank has no secret, so rank 0 must have none either" : "");
+}
+
+/* Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_AUTH, DDL_ERR_VERSION, DDL_ERR_CONFIG, DDL_ERR_PEER, and those that rank 0
+ * reports. */
+static ddl_status ddl__client_run(ddl__client *c) {
+    const ddl__settings *s = c->settings;
+    uint64_t pause_ms = 1;
+    c->start_ns = ddl__now_ns();
+    if (s->secret == NULL) {
+        snprintf(c->where, sizeof c->where, "the unix socket of %.80s port %d", s->place.host, s->place.port);
+    } else {
+        snprintf(c->where, sizeof c->where, strchr(s->place.host, ':') ? "[%.100s]:%d" : "%.100s:%d", s->place.host,
+                 s->place.port);
+    }
+    for (;;) {
+        ddl_status status = ddl__client_round(c);
+        if (status != DDL_IN_PROGRESS) {
+            return status;
+        }
+        uint64_t now = ddl__now_ns();
+        bool taken = c->refused_ns != 0 && s->place.ports == 1 && now - c->refused_ns > DDL__REFUSED_NS;
+        if (taken || now >= c->deadline_ns) {
+            return ddl__client_give_up(c);
+        }
+        ddl__pause_ms(DDL__MIN(pause_ms, (c->deadline_ns - now) / DDL__NS_PER_MS + 1));
+        pause_ms = DDL__MIN(pause_ms * 2, 100u);
+    }
+}
+
+/* >>store/file */
+/* file: the rendezvous through a folder that all ranks share, NFS included: no locks, no sockets; a file appears by
+ * being renamed.
+ *
+ *     <folder>/ddl-<job>-<hash>/rank.<r>   written by rank r: its nonce, the table's nonce it has seen, its blob
+ *     <folder>/ddl-<job>-<hash>/table      written by rank 0: its nonce, and of each rank the nonce and the blob
+ *
+ * Files of a run that died look like those of this one, the job's name does not tell them apart, and clocks differ. So
+ * freshness is shown by echo. Rank 0 draws a nonce and puts up an empty table with it; a rank answers by writing that
+ * nonce into its file beside its own. Rank 0 counts only files with its nonce: their writers live. A rank believes only
+ * a table with its own nonce in its place: its writer has read the file of this run. When all have answered, rank 0
+ * completes the table; its state tells whether it is open, complete or failed. Whoever misses its file writes it again,
+ * so that a late clean-up of an earlier run does no harm.
+ *
+ *     0  magic "ddlf", version u16, state u16, world u32, blob bytes u32, job u64, nonce [16]
+ *    40  rank's file: nonce of the table [16], blob
+ *    40  table: text [1024], then of each rank: nonce [16], blob
+ *    end HMAC-SHA256 of all before it; the key is the job secret, or empty: then it is a checksum
+ */
+
+#define DDL__FILE_MAGIC 0x666c6464u
+#define DDL__FILE_HEAD 40
+#define DDL__FILE_NONCE 16
+#define DDL__FILE_MAC 32
+#define DDL__FILE_VERSION 1
+#define DDL__FILE_CLEAN_NS (1 * DDL__NS_PER_S) /* for the others to take their files away */
+
+enum ddl__file_state { DDL__FILE_RANK, DDL__FILE_OPEN, DDL__FILE_COMPLETE, DDL__FILE_FAILED };
+
+typedef struct ddl__file {
+    const ddl__settings *settings;
+    ddl__base *base;
+    ddl__sentence *why;
+    size_t blob_bytes, slot_bytes, table_bytes; /* of a slot of the table, of the table's file */
+    uint64_t start_ns, deadline_ns;
+    int folder; /* descriptor of the job's folder */
+    char path[1024], name[128];
+    uid_t owner; /* of files that this process writes, as the file system sees it */
+    uint8_t nonce[DDL__FILE_NONCE], seen[DDL__FILE_NONCE];
+    ddl__hmac_key key;
+    uint8_t *table, *scratch; /* both of table_bytes */
+    uint8_t *ranks;           /* rank 0: enum ddl__rank_state */
+} ddl__file;
+
+static size_t ddl__file_rank_bytes(const ddl__file *f) {
+    return DDL__FILE_HEAD + DDL__FILE_NONCE + f->blob_bytes + DDL__FILE_MAC;
+}
+
+static uint8_t *ddl__file_slot(const ddl__file *f, uint8_t *table, int32_t rank) {
+    return table + DDL__FILE_HEAD + DDL__SENTENCE_BYTES + (size_t)rank * f->slot_bytes;
+}
+
+static void ddl__file_head(const ddl__file *f, uint16_t state, const uint8_t nonce[DDL__FILE_NONCE], uint8_t *out) {
+    ddl__writer w = ddl__writer_of(out, DDL__FILE_HEAD);
+    ddl__put_u32(&w, DDL__FILE_MAGIC);
+    ddl__put_u16(&w, DDL__FILE_VERSION);
+    ddl__put_u16(&w, state);
+    ddl__put_u32(&w, (uint32_t)f->settings->launch.world);
+    ddl__put_u32(&w, (uint32_t)f->blob_bytes);
+    ddl__put_u64(&w, f->settings->job_id);
+    ddl__put_bytes(&w, nonce, DDL__FILE_NONCE);
+}
+
+/* The label keeps one rank's file from serving as another's. */
+static void ddl__file_mac(const ddl__file *f, const char *name, const uint8_t *bytes, size_t count, uint8_t out[32]) {
+    ddl__sha256 h;
+    ddl__hmac_begin(&h, &f->key);
+    ddl__sha256_update(&h, name, strlen(name) + 1);
+    ddl__sha256_update(&h, bytes, count);
+    ddl__hmac_end(&h, &f->key, out);
+}
+
+static ddl_status ddl__file_error(const ddl__file *f, const char *what) {
+    return ddl__fail(f->why, DDL_ERR_SYSTEM, "ddl_init: rank %d cannot %s in %.300s/%s (%s): %s",
+                     f->settings->launch.rank, what, f->path, f->name, f->settings->place.from, strerror(errno));
+}
+
+static bool ddl__file_put(int fd, const uint8_t *bytes, size_t count) {
+    while (count > 0) {
+        ssize_t n = write(fd, bytes, count);
+        if (n < 0 && errno != EINTR) {
+            return false;
+        }
+        bytes += n > 0 ? n : 0;
+        count -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+/* Opens the job's folder, and makes it when it is not there (or not any more). */
+static ddl_status ddl__file_open_folder(ddl__file *f) {
+    int parent = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (parent < 0) {
+        return ddl__file_error(f, "open the folder");
+    }
+    int folder = -1;
+    if (mkdirat(parent, f->name, 0700) == 0 || errno == EEXIST) {
+        folder = openat(parent, f->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    }
+    int error = errno;
+    close(parent);
+    if (f->folder >= 0) {
+        close(f->folder);
+    }
+    f->folder = folder;
+    errno = error;
+    return folder >= 0 ? DDL_OK : ddl__file_error(f, "make a folder");
+}
+
+/* Writes a file whole or not at all. bytes has room for the MAC at its end. */
+static ddl_status ddl__file_write(ddl__file *f, const char *name, uint8_t *bytes, size_t count) {
+    char temporary[64];
+    struct stat info;
+    snprintf(temporary, sizeof temporary, ".%s.%02x%02x%02x%02x", name, f->nonce[0], f->nonce[1], f->nonce[2],
+             f->nonce[3]);
+    ddl__file_mac(f, name, bytes, count - DDL__FILE_MAC, bytes + count - DDL__FILE_MAC);
+    for (int tries = 0; tries < 3; tries++) {
+        int fd = openat(f->folder, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+        bool done = fd >= 0 && ddl__file_put(fd, bytes, count) && fstat(fd, &info) == 0;
+        if (fd >= 0) {
+            done = close(fd) == 0 && done; /* NFS reports a full disk here */
+        }
+        if (done && renameat(f->folder, temporary, f->folder, name) == 0) {
+            f->owner = info.st_uid;
+            return DDL_OK;
+        }
+        if (errno != ENOENT && errno != ESTALE) {
+            break;
+        }
+        DDL__TRY(ddl__file_open_folder(f)); /* somebody cleaned up under us */
+    }
+    ddl_status status = ddl__file_error(f, "write a file");
+    (void)unlinkat(f->folder, temporary, 0);
+    return status;
+}
+
+/* Reads a file of exactly count bytes into out. False: not there, or not what it should be. Without a secret the owner
+ * vouches for the content. */
+static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, size_t count) {
+    int fd = openat(f->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    uint8_t mac[DDL__FILE_MAC];
+    if (fd < 0) {
+        return false;
+    }
+    size_t have = 0;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == (off_t)count &&
+        (info.st_uid == f->owner || f->settings->secret != NULL)) {
+        ssize_t n = 1;
+        while (have < count && n > 0) {
+            n = read(fd, out + have, count - have);
+            have += n > 0 ? (size_t)n : 0;
+        }
+    }
+    close(fd);
+    if (have != count) {
+        return false;
+    }
+    ddl__file_mac(f, name, out, count - DDL__FILE_MAC, mac);
+    return ddl__ct_equal(mac, out + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(out) == DDL__FILE_MAGIC;
+}
+
+/* The head alone, not checked: to see whether the file is worth reading again. A table is long, and so is its MAC. */
+static bool ddl__file_peek(const ddl__file *f, const char *name, uint8_t out[DDL__FILE_HEAD]) {
+    int fd = openat(f->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t n = read(fd, out, DDL__FILE_HEAD);
+    close(fd);
+    return n == DDL__FILE_HEAD;
+}
+
+/* The head of a file that was read: its state, or -1 when it is of another job, world or version. */
+static int ddl__file_state(const ddl__file *f, const uint8_t *bytes) {
+    ddl__reader r = ddl__reader_of(bytes + 4, DDL__FILE_HEAD - 4);
+    uint16_t version = ddl__get_u16(&r), state = ddl__get_u16(&r);
+    bool same = version == DDL__FILE_VERSION && ddl__get_u32(&r) == (uint32_t)f->settings->launch.world;
+    same = ddl__get_u32(&r) == f->blob_bytes && same;
+    same = ddl__get_u64(&r) == f->settings->job_id && same;
+    return same ? state : -1;
+}
+
+/* NFS may serve a name that it looked up before for half a minute; opening the folder makes it ask again. */
+static void ddl__file_refresh(const ddl__file *f) {
+    int fd = openat(f->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+static ddl_status ddl__file_put_table(ddl__file *f, uint16_t state) {
+    ddl__file_head(f, state, f->nonce, f->table);
+    return ddl__file_write(f, "table", f->table, f->table_bytes);
+}
+
+/* Rank 0: takes in the ranks whose file bears our nonce. Returns how many are here. A restarted rank
+ * replaces itself. */
+static int32_t ddl__file_collect(ddl__file *f) {
+    char name[32];
+    int32_t here = 1;
+    for (int32_t r = 1; r < f->settings->launch.world; r++) {
+        snprintf(name, sizeof name, "rank.%d", r);
+        uint8_t *in = f->scratch;
+        bool fresh = ddl__file_read(f, name, in, ddl__file_rank_bytes(f)) && ddl__file_state(f, in) == DDL__FILE_RANK &&
+                     memcmp(in + DDL__FILE_HEAD, f->nonce, DDL__FILE_NONCE) == 0;
+        f->ranks[r] = fresh ? DDL__RANK_HERE : DDL__RANK_AWAY;
+        if (fresh) {
+            uint8_t *slot = ddl__file_slot(f, f->table, r);
+            memcpy(slot, in + 24, DDL__FILE_NONCE);
+            memcpy(slot + DDL__FILE_NONCE, in + DDL__FILE_HEAD + DDL__FILE_NONCE, f->blob_bytes);
+            here++;
+        }
+    }
+    return here;
+}
+
+/* Rank 0 gives up: the sentence goes into the table, for those who are here. */
+static ddl_status ddl__file_fail(ddl__file *f) {
+    ddl__text text = {f->why->text, sizeof f->why->text, 0};
+    int32_t here = ddl__file_collect(f), world = f->settings->launch.world;
+    ddl__text_add(&text, "ddl_init: ");
+    ddl__text_ranks_below(&text, f->ranks, world, DDL__RANK_HERE);
+    ddl__text_add(
+        &text,
+        " of %d %s not come within %.1f s to %.300s/%s. Look at what the missing ranks print; they need the same "
+        "folder, job and secret as the others",
+        world, world - here == 1 ? "has" : "have", (double)(ddl__now_ns() - f->start_ns) / (double)DDL__NS_PER_S,
+        f->path, f->name);
+    f->why->status = DDL_ERR_TIMEOUT;
+    memcpy(f->table + DDL__FILE_HEAD, f->why->text, DDL__SENTENCE_BYTES);
+    ddl__sentence kept = *f->why;
+    (void)ddl__file_put_table(f, DDL__FILE_FAILED);
+    *f->why = kept;
+    return f->why->status;
+}
+
+static uint64_t ddl__file_pause(uint64_t ms) {
+    ddl__pause_ms(ms);
+    return DDL__MIN(ms * 2, 50u);
+}
+
+/* Rank 0 leaves an empty place, when the others have taken their files away in time. What stays harms nobody. */
+static void ddl__file_clean(ddl__file *f) {
+    uint64_t until = ddl__now_ns() + DDL__FILE_CLEAN_NS, pause = 1;
+    while (ddl__file_collect(f) > 1 && ddl__now_ns() < until) {
+        pause = ddl__file_pause(pause);
+        ddl__file_refresh(f);
+    }
+    if (ddl__file_read(f, "table", f->scratch, f->table_bytes) &&
+        memcmp(f->scratch + 24, f->nonce, DDL__FILE_NONCE) == 0) {
+        (void)unlinkat(f->folder, "table", 0);
+    }
+    int parent = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (parent >= 0) {
+        (void)unlinkat(parent, f->name, AT_REMOVEDIR); /* refused while somebody's file is in it */
+        close(parent);
+    }
+}
+
+static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
+    int32_t world = f->settings->launch.world;
+    uint64_t pause = 1;
+    uint8_t head[DDL__FILE_HEAD];
+    memcpy(ddl__file_slot(f, f->table, 0) + DDL__FILE_NONCE, blobs, f->blob_bytes);
+    DDL__TRY(ddl__file_put_table(f, DDL__FILE_OPEN));
+    while (ddl__file_collect(f) < world) {
+        if (ddl__now_ns() >= f->deadline_ns) {
+            return ddl__file_fail(f);
+        }
+        pause = ddl__file_pause(pause);
+        ddl__file_refresh(f);
+        if (!ddl__file_peek(f, "table", head) || memcmp(head + 24, f->nonce, DDL__FILE_NONCE) != 0) {
+            DDL__TRY(ddl__file_put_table(f, DDL__FILE_OPEN)); /* an earlier run cleaned up late */
+        }
+    }
+    DDL__TRY(ddl__file_put_table(f, DDL__FILE_COMPLETE));
+    for (int32_t r = 1; r < world; r++) {
+        memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
+    }
+    ddl__file_clean(f);
+    return DDL_OK;
+}
+
+/* A rank writes its file when there is a table to answer, and when the file is not there. */
+static ddl_status ddl__file_answer(ddl__file *f, const char *name, const uint8_t *blob, bool *written) {
+    uint8_t bytes[DDL__FILE_HEAD + DDL__FILE_NONCE + DDL__BLOB_MAX + DDL__FILE_MAC];
+    size_t count = ddl__file_rank_bytes(f);
+    if (*written && ddl__file_read(f, name, bytes, count) && memcmp(bytes + 24, f->nonce, DDL__FILE_NONCE) != 0 &&
+        memcmp(bytes + DDL__FILE_HEAD, f->seen, DDL__FILE_NONCE) == 0) {
+        return ddl__fail(
+            f->why, DDL_ERR_CONFIG,
+            "ddl_init: another process has come as rank %d to %.300s/%s; every rank is started once, with its "
+            "own RANK, and jobs that run at the same time need different DDL_JOB",
+            f->settings->launch.rank, f->path, f->name);
+    }
+    if (*written && ddl__file_read(f, name, bytes, count) &&
+        memcmp(bytes + DDL__FILE_HEAD, f->seen, DDL__FILE_NONCE) == 0) {
+        return DDL_OK;
+    }
+    ddl__file_head(f, DDL__FILE_RANK, f->nonce, bytes);
+    memcpy(bytes + DDL__FILE_HEAD, f->seen, DDL__FILE_NONCE);
+    memcpy(bytes + DDL__FILE_HEAD + DDL__FILE_NONCE, blob, f->blob_bytes);
+    DDL__TRY(ddl__file_write(f, name, bytes, count));
+    *written = true;
+    return DDL_OK;
+}
+
+/* The table that was read into f->table concerns this run when our nonce is in our place. DDL_IN_PROGRESS: not yet. */
+static ddl_status ddl__file_take(ddl__file *f, const char *name, uint8_t *blobs) {
+    int state = ddl__file_state(f, f->table);
+    const uint8_t *mine = ddl__file_slot(f, f->table, f->settings->launch.rank);
+    if (memcmp(mine, f->nonce, DDL__FILE_NONCE) != 0 || (state != DDL__FILE_COMPLETE && state != DDL__FILE_FAILED)) {
+        return DDL_IN_PROGRESS;
+    }
+    (void)unlinkat(f->folder, name, 0);
+    if (state == DDL__FILE_FAILED) {
+        char *text = (char *)f->table + DDL__FILE_HEAD;
+        text[DDL__SENTENCE_BYTES - 1] = 0;
+        ddl__text_clean(text);
+        return ddl__fail(f->why, DDL_ERR_TIMEOUT, "%s", text);
+    }
+    for (int32_t r = 0; r < f->settings->launch.world; r++) {
+        memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__file_overdue(ddl__file *f, const char *name, bool written) {
+    (void)unlinkat(f->folder, name, 0);
+    return ddl__fail(
+        f->why, DDL_ERR_TIMEOUT,
+        "ddl_init: rank %d of %d waited %.1f s at %.300s/%s, but %s. Look at what rank 0 prints, and whether all "
+        "ranks have the same folder, job and secret",
+        f->settings->launch.rank, f->settings->launch.world,
+        (double)(ddl__now_ns() - f->start_ns) / (double)DDL__NS_PER_S, f->path, f->name,
+        written ? "rank 0 did not complete the table" : "rank 0 has not come");
+}
+
+/* Rank 0 speaks first at the deadline: it knows who is missing. */
+static ddl_status ddl__file_follow(ddl__file *f, uint8_t *blobs) {
+    char name[32];
+    uint8_t head[DDL__FILE_HEAD];
+    bool written = false, known = false; /* known: there is a table to answer */
+    uint64_t pause = 1;
+    const uint8_t *blob = blobs + (size_t)f->settings->launch.rank * f->blob_bytes;
+    snprintf(name, sizeof name, "rank.%d", f->settings->launch.rank);
+    for (;;) {
+        bool there = ddl__file_peek(f, "table", head);
+        bool news = there && memcmp(head, f->table, sizeof head) != 0;
+        bool whole = news && ddl__file_read(f, "table", f->table, f->table_bytes);
+        if (news && !whole) {
+            memset(f->table, 0, sizeof head); /* so that it is news again */
+        }
+        if (whole && ddl__file_state(f, f->table) >= 0) {
+            ddl_status status = ddl__file_take(f, name, blobs);
+            if (status != DDL_IN_PROGRESS) {
+                return status;
+            }
+            memcpy(f->seen, f->table + 24, DDL__FILE_NONCE);
+            known = true;
+        }
+        if (known) {
+            DDL__TRY(ddl__file_answer(f, name, blob, &written));
+        }
+        if (ddl__now_ns() >= f->deadline_ns + DDL__LEAVE_NS) {
+            return ddl__file_overdue(f, name, written);
+        }
+        pause = ddl__file_pause(pause);
+        ddl__file_refresh(f);
+    }
+}
+
+/* The folder's name: readable, and safe whatever the job is called. */
+static void ddl__file_name(ddl__file *f) {
+    const char *job = f->settings->job != NULL ? f->settings->job : "default";
+    char clean[41];
+    size_t n = 0;
+    for (; job[n] != 0 && n < sizeof clean - 1; n++) {
+        char c = job[n];
+        bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
+        clean[n] = plain ? c : '_';
+    }
+    clean[n] = 0;
+    snprintf(f->name, sizeof f->name, "ddl-%s-%016" PRIx64, clean, f->settings->job_id);
+}
+
+static ddl_status ddl__file_run(ddl__file *f, uint8_t *blobs) {
+    const ddl__settings *s = f->settings;
+    f->table = ddl__alloc(f->base, f->table_bytes);
+    f->scratch = ddl__alloc(f->base, DDL__MAX(f->table_bytes, ddl__file_rank_bytes(f)));
+    f->ranks = ddl__alloc(f->base, (size_t)s->launch.world);
+    if (f->table == NULL || f->scratch == NULL || f->ranks == NULL) {
+        return ddl__fail(f->why, DDL_ERR_NOMEM, "ddl_init: no memory for the table of %d ranks", s->launch.world);
+    }
+    if (ddl__random(f->nonce, sizeof f->nonce) != DDL_OK) {
+        return ddl__fail(f->why, DDL_ERR_SYSTEM, "ddl_init: the kernel gives no random bytes: %s", strerror(errno));
+    }
+    ddl__hmac_key_init(&f->key, s->secret, s->secret_bytes);
+    f->owner = geteuid();
+    f->ranks[0] = DDL__RANK_HERE;
+    DDL__TRY(ddl__file_open_folder(f));
+    return s->launch.rank == 0 ? ddl__file_lead(f, blobs) : ddl__file_follow(f, blobs);
+}
+
+/* blobs holds this rank's own already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_CONFIG, DDL_ERR_SYSTEM,
+ * DDL_ERR_NOMEM. */
+static ddl_status ddl__file_rendezvous(const ddl__settings *s, ddl__base *base, size_t bytes, uint8_t *blobs,
+                                       uint64_t deadline_ns, ddl__sentence *why) {
+    ddl__file f = {.settings = s, .base = base, .why = why, .blob_bytes = bytes, .folder = -1};
+    f.start_ns = ddl__now_ns();
+    f.deadline_ns = deadline_ns;
+    f.slot_bytes = DDL__FILE_NONCE + bytes;
+    f.table_bytes = DDL__FILE_HEAD + DDL__SENTENCE_BYTES + (size_t)s->launch.world * f.slot_bytes + DDL__FILE_MAC;
+    snprintf(f.path, sizeof f.path, "%s", s->place.folder);
+    ddl__file_name(&f);
+    ddl_status status = ddl__file_run(&f, blobs);
+    if (f.folder >= 0) {
+        close(f.folder);
+    }
+    ddl__wipe(&f.key, sizeof f.key);
+    ddl__free(base, f.table);
+    ddl__free(base, f.scratch);
+    ddl__free(base, f.ranks);
+    return status;
+}
+
+/* >>store */
+/* store: the rendezvous. Every rank brings a blob of one size, every rank leaves with the blobs of all. It happens
+ * once, at the start; nothing of it is left afterwards, so that no process is special from then on. */
+
+static ddl_status ddl__rendezvous_tcp(const ddl__settings *s, ddl__base *base, const void *blob, size_t bytes,
+                                      uint8_t *table, uint64_t deadline_ns, uint64_t *strangers, ddl__sentence *why) {
+    if (s->launch.rank != 0) {
+        ddl__client client = {.settings = s,
+                              .base = base,
+                              .blob = blob,
+                              .blob_bytes = bytes,
+                              .table = table,
+                              .fd = -1,
+                              .deadline_ns = deadline_ns,
+                              .why = why};
+        return ddl__client_run(&client);
+    }
+    ddl__server server = {.settings = s, .base = base, .blob_bytes = bytes, .table = table, .why = why};
+    DDL__TRY(ddl__need_fds(s->launch.world + DDL__STRANGERS_MAX + 16, why));
+    DDL__TRY(ddl__listen(&server));
+    ddl_status status = ddl__server_serve(&server, deadline_ns);
+    *strangers = server.strangers;
+    return status;
+}
+
+static ddl_status ddl__rendezvous_exchange(const ddl__settings *s, const void *blob, size_t bytes, void *table,
+                                           ddl__sentence *why) {
+    int result = s->exchange(s->exchange_user, blob, table, bytes);
+    return result == 0 ? DDL_OK
+                       : ddl__fail(why, DDL_ERR_SYSTEM,
+                                   "ddl_init: the exchange function of ddl_config returned %d on rank %d of %d", result,
+                                   s->launch.rank, s->launch.world);
+}
+
+/* All-gathers bytes <= DDL__BLOB_MAX from every rank: rank r's blob is at out_table + r * bytes. All ranks call it with
+ * the same bytes. Blocks, at most about init_timeout_ms. *out_strangers: connections that could not prove that they
+ * belong here, where there is a server. On error the table's content is not defined, and every rank that can be reached
+ * has the same sentence. */
+static ddl_status ddl__rendezvous(const ddl__settings *s, ddl__base *base, const void *blob, size_t bytes,
+                                  void *out_table, uint64_t *out_strangers, ddl__sentence *why) {
+    uint64_t deadline = ddl__deadline(ddl__now_ns(), s->init_timeout_ms);
+    *out_strangers = 0;
+    if (bytes == 0 || bytes > DDL__BLOB_MAX || (uint64_t)s->launch.world * bytes > UINT32_MAX) {
+        return ddl__fail(why, DDL_ERR_INTERNAL,
+                         "ddl_init: a rendezvous of %zu bytes from each of %d ranks is not possible", bytes,
+                         s->launch.world);
+    }
+    memcpy((uint8_t *)out_table + (size_t)s->launch.rank * bytes, blob, bytes);
+    switch (s->place.kind) {
+    case DDL__MEET_ALONE:
+        return DDL_OK;
+    case DDL__MEET_EXCHANGE:
+        return ddl__rendezvous_exchange(s, blob, bytes, out_table, why);
+    case DDL__MEET_FILE:
+        return ddl__file_rendezvous(s, base, bytes, out_table, deadline, why);
+    default:
+        return ddl__rendezvous_tcp(s, base, blob, bytes, out_table, deadline, out_strangers, why);
+    }
+}
+
+/* >>tcp/link */
+/* tcp, first part: one connection. Bytes in, cut into frames; messages out, joined into few system calls.
+ * It knows the host table and sockets; it must not know how connections come about (endpoint.h) or what frames mean. */
+
+enum {
+    DDL__TCP_STAGE_BYTES = 64 * 1024, /* read ahead of this much; small frames are handed on from here */
+    DDL__TCP_SPARE_BYTES = 2048,      /* read behind a large payload: the next header, little to copy */
+    DDL__TCP_BATCH = 16,              /* messages joined into one sendmsg */
+    DDL__TCP_READS = 32               /* reads from one connection before others get their turn */
+};
+
+typedef enum ddl__tcp_state {
+    DDL__TCP_CONNECTING = 1, /* connect() has not ended */
+    DDL__TCP_PROVING = 2,    /* handshake */
+    DDL__TCP_CHANNEL = 3,    /* proven: the client says what for ("D" data, "C" control), the server "G" for go */
+    DDL__TCP_READY = 4
+} ddl__tcp_state;
+
+typedef struct ddl__tcp_conn {
+    int fd;
+    int32_t peer; /* -1 while a stranger */
+    ddl__tcp_state state;
+    bool is_client;
+    bool is_control; /* carries no data: keepalive on it notices a cut link, see endpoint.h */
+    bool writing;    /* EPOLLOUT is asked for */
+    bool bulk;       /* the last payload was large: do not read far ahead of the next header */
+    void *proof;     /* state of host->prove */
+    uint64_t since_ns;
+    struct ddl__tcp_conn *next; /* strangers, oldest first */
+    uint8_t head[DDL__FRAME_BYTES]; /* of a frame whose header has come in part */
+    uint32_t head_bytes;
+    uint8_t *landing; /* where the rest of the current payload goes */
+    uint64_t landing_left;
+    void *token;
+} ddl__tcp_conn;
+
+/* What is known of one rank. Messages wait here, so that they outlive an attempt to connect. */
+typedef struct ddl__tcp_peer {
+    ddl__tcp_conn *data, *control;
+    ddl_message *first, *last;
+    uint64_t first_sent; /* bytes of *first that are gone, header included */
+    struct sockaddr_storage address;
+    socklen_t address_bytes;
+    bool reachable, same_host, dead, backlogged;
+    int32_t attempts;
+    uint64_t retry_ns; /* 0: no retry is due */
+} ddl__tcp_peer;
+
+typedef struct ddl__tcp {
+    const ddl_host *host;
+    ddl_transport_params params;
+    int listen_fd, epoll_fd;
+    ddl__tcp_peer *peers;
+    ddl__tcp_conn *strangers;
+    int32_t stranger_count, retry_count, backlog_count, misses;
+    int32_t *backlog; /* peers with messages that wait for the socket */
+    struct sockaddr_storage bound;
+    socklen_t bound_bytes;
+    uint8_t stage[DDL__TCP_STAGE_BYTES + DDL__FRAME_BYTES];
+} ddl__tcp;
+
+static void ddl__tcp_log(ddl__tcp *t, ddl_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void ddl__tcp_log(ddl__tcp *t, ddl_log_level level, const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    t->host->log(t->host, level, line);
+}
+
+static void ddl__tcp_watch(ddl__tcp *t, ddl__tcp_conn *c, int operation, uint32_t events) {
+    struct epoll_event event = {.events = events, .data = {.ptr = c}};
+    epoll_ctl(t->epoll_fd, operation, c->fd, &event);
+}
+
+static void ddl__tcp_want_write(ddl__tcp *t, ddl__tcp_conn *c, bool want) {
+    if (c->writing != want) {
+        c->writing = want;
+        ddl__tcp_watch(t, c, EPOLL_CTL_MOD, want ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+}
+
+/* >>out */
+
+static uint64_t ddl__tcp_message_bytes(const ddl_message *m) { return DDL_MESSAGE_HEADER_BYTES + m->payload_bytes; }
+
+/* The unsent bytes of up to DDL__TCP_BATCH messages from the queue as an iovec; returns its length. */
+static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
+    int n = 0;
+    uint64_t skip = p->first_sent;
+    for (ddl_message *m = p->first; m != NULL && n + 2 <= 2 * DDL__TCP_BATCH; m = m->next) {
+        if (skip < DDL_MESSAGE_HEADER_BYTES) {
+            iov[n++] = (struct iovec){m->header + skip, DDL_MESSAGE_HEADER_BYTES - skip};
+            skip = 0;
+        } else {
+            skip -= DDL_MESSAGE_HEADER_BYTES;
+        }
+        if (m->payload_bytes > skip) {
+            iov[n++] = (struct iovec){(char *)(uintptr_t)m->payload + skip, m->payload_bytes - skip};
+        }
+        skip = 0;
+    }
+    return n;
+}
+
+static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+    ssize_t n;
+    do {
+        n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+/* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
+static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
+    p->first_sent += bytes;
+    while (p->first != NULL && p->first_sent >= ddl__tcp_message_bytes(p->first)) {
+        ddl_message *m = p->first;
+        p->first_sent -= ddl__tcp_message_bytes(m);
+        p->first = m->next;
+        if (p->first == NULL) {
+            p->last = NULL;
+        }
+        t->host->sent(t->host, m, DDL_OK);
+    }
+}
+
+/* Writes what the socket takes. Returns 0, or the errno that the connection broke with. */
+static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
+    while (p->first != NULL) {
+        struct iovec iov[2 * DDL__TCP_BATCH];
+        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
+        if (n < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
+                return 0;
+            }
+            return errno;
+        }
+        ddl__tcp_account(t, p, (uint64_t)n);
+    }
+    return 0;
+}
+
+/* The common case: nothing waits, and the socket takes the whole message at once. Returns the bytes that went. */
+static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
+    struct iovec iov[2] = {{(char *)(uintptr_t)m->header, DDL_MESSAGE_HEADER_BYTES},
+                           {(char *)(uintptr_t)m->payload, m->payload_bytes}};
+    return ddl__tcp_sendmsg(p->data->fd, iov, m->payload_bytes > 0 ? 2 : 1);
+}
+
+/* Ends all waiting messages with an error. */
+static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
+    ddl_message *m = p->first;
+    p->first = p->last = NULL;
+    p->first_sent = 0;
+    while (m != NULL) {
+        ddl_message *next = m->next;
+        t->host->sent(t->host, m, status);
+        m = next;
+    }
+}
+
+/* >>in */
+
+/* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */
+static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size_t bytes) {
+    while (bytes >= DDL__FRAME_BYTES) {
+        uint64_t payload;
+        if (t->host->measure(t->host, c->peer, data, &payload) < 0) {
+            return EBADMSG;
+        }
+        const uint8_t *header = data;
+        data += DDL__FRAME_BYTES;
+        bytes -= DDL__FRAME_BYTES;
+        c->bulk = payload >= DDL__TCP_STAGE_BYTES;
+        if (bytes >= payload) {
+            if (t->host->deliver(t->host, c->peer, header, data, payload) < 0) {
+                return EBADMSG;
+            }
+            data += payload;
+            bytes -= payload;
+            continue;
+        }
+        void *landing;
+        if (t->host->land(t->host, c->peer, header, &payload, &landing, &c->token) < 0) {
+            return EBADMSG;
+        }
+        c->landing = landing;
+        memcpy(c->landing, data, bytes);
+        c->landing += bytes;
+        c->landing_left = payload - bytes;
+        bytes = 0;
+    }
+    if (bytes > 0) {
+        memcpy(c->head, data, bytes);
+    }
+    c->head_bytes = (uint32_t)bytes;
+    return 0;
+}
+
+/* One read: first the rest of the current payload where it belongs, then ahead into the stage. Returns the bytes read,
+ * 0 at the end of the stream, -1 with errno. */
+static ssize_t ddl__tcp_readv(ddl__tcp *t, ddl__tcp_conn *c, size_t *out_asked) {
+    struct iovec iov[2];
+    int n = 0;
+    if (c->landing_left > 0) {
+        iov[n++] = (struct iovec){c->landing, c->landing_left};
+    }
+    size_t ahead = c->bulk ? DDL__TCP_SPARE_BYTES : DDL__TCP_STAGE_BYTES;
+    iov[n++] = (struct iovec){t->stage + c->head_bytes, ahead};
+    *out_asked = (size_t)c->landing_left + ahead;
+    ssize_t got;
+    do {
+        got = n == 1 ? recv(c->fd, iov[0].iov_base, iov[0].iov_len, MSG_DONTWAIT) : readv(c->fd, iov, n);
+    } while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Reads until nothing is there. *out_error: 0, an errno, or -1 for the end of the stream. Returns how many reads
+ * brought something. */
+static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
+    int events = 0;
+    *out_error = 0;
+    while (events < DDL__TCP_READS) {
+        size_t asked;
+        ssize_t got = ddl__tcp_readv(t, c, &asked);
+        if (got <= 0) {
+            bool empty = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+            *out_error = got == 0 ? -1 : empty ? 0 : errno;
+            return events;
+        }
+        events++;
+        size_t landed = DDL__MIN((size_t)got, (size_t)c->landing_left);
+        if (c->landing_left > 0) {
+            c->landing += landed;
+            c->landing_left -= landed;
+            if (c->landing_left == 0) {
+                t->host->landed(t->host, c->peer, c->token, DDL_OK);
+                c->token = NULL;
+            }
+        }
+        size_t rest = (size_t)got - landed;
+        if (rest > 0) {
+            memcpy(t->stage, c->head, c->head_bytes);
+            *out_error = ddl__tcp_cut(t, c, t->stage, c->head_bytes + rest);
+            if (*out_error != 0) {
+                return events;
+            }
+        }
+        if ((size_t)got < asked) {
+            return events; /* the socket is empty: asking again would only cost a call */
+        }
+    }
+    return events;
+}
+
+/* >>tcp/endpoint */
+/* tcp, second part: listening, connecting, proving who is there; the transport table.
+ *
+ * Connections are made at first use, by whoever sends first; when two ranks connect to each other at once, the one of
+ * the lower rank stays. Without a job secret, ranks of one host use unix sockets in the abstract namespace (no file is
+ * left behind) whose other end must have the same uid. Between hosts each pair has a second, silent connection: on it
+ * keepalive and TCP_USER_TIMEOUT notice a cut link in 4 s, while a peer that is only stopped still answers (on a
+ * connection with data the user timeout would take a full window of a stopped peer for a cut link). */
+
+enum {
+    DDL__TCP_STRANGERS_MAX = 64,
+    DDL__TCP_ATTEMPTS = 20,
+    DDL__TCP_EPOLL_EVERY = 8 /* polls of the expected peer for each look at all the others */
+};
+#define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
+#define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
+
+static void ddl__tcp_start(ddl__tcp *t, int32_t peer);
+
+/* >>sockets */
+
+static bool ddl__tcp_is_unix(const struct sockaddr_storage *a) { return a->ss_family == AF_UNIX; }
+
+static bool ddl__tcp_is_loopback(const struct sockaddr_storage *a) {
+    if (a->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)a;
+        return (ntohl(in->sin_addr.s_addr) >> 24) == 127;
+    }
+    return a->ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static void ddl__tcp_set(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value);
+}
+
+/* Errors are ignored: each option is an improvement, none is needed. */
+static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
+    ddl__tcp_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    ddl__tcp_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+    ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    if (is_control) {
+        ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 4000);
+    }
+    if (same_host) {
+        /* Congestion control that paces (bbr) halves the bandwidth of loopback; there is nothing to be gentle with. */
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    }
+}
+
+/* Without a secret, the uid of the other end is the proof. */
+static bool ddl__tcp_same_user(int fd) {
+    struct ucred cred;
+    socklen_t bytes = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) == 0 && cred.uid == geteuid();
+}
+
+/* >>connections */
+
+static ddl__tcp_conn *ddl__tcp_conn_new(ddl__tcp *t, int fd, int32_t peer, bool is_client) {
+    ddl__tcp_conn *c = t->host->alloc(t->host, sizeof *c);
+    if (c == NULL) {
+        return NULL;
+    }
+    c->fd = fd;
+    c->peer = peer;
+    c->is_client = is_client;
+    c->since_ns = t->host->now_ns(t->host);
+    return c;
+}
+
+static void ddl__tcp_proof_free(ddl__tcp *t, ddl__tcp_conn *c) {
+    if (c->proof != NULL) {
+        t->host->prove(t->host, &c->proof, c->is_client, c->peer, NULL, 0, NULL, NULL, NULL, NULL);
+        c->proof = NULL;
+    }
+}
+
+static void ddl__tcp_conn_free(ddl__tcp *t, ddl__tcp_conn *c) {
+    if (c == NULL) {
+        return;
+    }
+    ddl__tcp_proof_free(t, c);
+    if (c->token != NULL) {
+        t->host->landed(t->host, c->peer, c->token, DDL_ERR_PEER);
+    }
+    close(c->fd);
+    t->host->free(t->host, c);
+}
+
+static void ddl__tcp_stranger_unlink(ddl__tcp *t, ddl__tcp_conn *c) {
+    for (ddl__tcp_conn **at = &t->strangers; *at != NULL; at = &(*at)->next) {
+        if (*at == c) {
+            *at = c->next;
+            c->next = NULL;
+            t->stranger_count--;
+            return;
+        }
+    }
+}
+
+static void ddl__tcp_stranger_drop(ddl__tcp *t, ddl__tcp_conn *c, const char *why) {
+    ddl__tcp_log(t, DDL_LOG_DEBUG, "tcp: closed a connection to our port that %s", why);
+    ddl__tcp_stranger_unlink(t, c);
+    ddl__tcp_conn_free(t, c);
+}
+
+/* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
+static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (p->data != NULL || p->dead) {
+        return;
+    }
+    if (++p->attempts >= DDL__TCP_ATTEMPTS) {
+        t->host->lost(t->host, peer, error, "it could not be connected to");
+        return;
+    }
+    if (p->retry_ns == 0) {
+        t->retry_count++;
+    }
+    p->retry_ns = t->host->now_ns(t->host) + DDL__TCP_RETRY_NS;
+}
+
+/* A connection broke. One that was ready is a loss, which the core judges; one that was being made is tried again. */
+static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
+    if (c->peer < 0 || (!c->is_client && c->state != DDL__TCP_READY)) {
+        ddl__tcp_stranger_drop(t, c, "ended before it proved anything");
+        return;
+    }
+    ddl__tcp_peer *p = &t->peers[c->peer];
+    int32_t peer = c->peer;
+    bool was_ready = c->state == DDL__TCP_READY;
+    if (p->control == c) {
+        p->control = NULL;
+        ddl__tcp_conn_free(t, c);
+        if (was_ready) {
+            t->host->lost(t->host, peer, error > 0 ? error : 0, "its control connection ended");
+        }
+        return;
+    }
+    p->data = NULL;
+    ddl__tcp_conn_free(t, c);
+    if (was_ready) {
+        t->host->lost(t->host, peer, error > 0 ? error : 0, "its connection ended");
+    } else if (p->first != NULL) {
+        ddl__tcp_retry(t, peer, error);
+    }
+}
+
+static void ddl__tcp_backlog_add(ddl__tcp *t, int32_t peer) {
+    if (!t->peers[peer].backlogged) {
+        t->peers[peer].backlogged = true;
+        t->backlog[t->backlog_count++] = peer;
+    }
+}
+
+/* Sends what waits for the peer; what the socket does not take stays in the backlog. */
+static void ddl__tcp_push(ddl__tcp *t, int32_t peer) {
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (p->first == NULL || p->data == NULL || p->data->state != DDL__TCP_READY) {
+        return;
+    }
+    int error = ddl__tcp_flush(t, p);
+    if (error != 0) {
+        ddl__tcp_broken(t, p->data, error);
+    } else if (p->first != NULL) {
+        ddl__tcp_backlog_add(t, peer);
+    }
+}
+
+static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
+    ddl__tcp_peer *p = &t->peers[c->peer];
+    c->state = DDL__TCP_READY;
+    c->writing = true;
+    ddl__tcp_want_write(t, c, false);
+    if (c->is_control) {
+        return;
+    }
+    p->attempts = 0;
+    if (c->is_client && !p->same_host && p->control == NULL) {
+        p->control = NULL;
+        ddl__tcp_start(t, c->peer);
+    }
+    ddl__tcp_push(t, c->peer);
+}
+
+/* >>proof */
+
+/* The server knows now who is there and for what. False: the connection is not wanted. */
+static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
+    ddl__tcp_peer *p = &t->peers[c->peer];
+    if (p->dead || !p->reachable) {
+        return false;
+    }
+    if (c->is_control) {
+        if (p->control != NULL) {
+            return false;
+        }
+        p->control = c;
+    } else {
+        /* Both connect at once: the attempt of the lower rank stays. A ready one is never replaced. */
+        if (p->data != NULL && (p->data->state == DDL__TCP_READY || c->peer > t->params.rank)) {
+            return false;
+        }
+        ddl__tcp_conn_free(t, p->data);
+        p->data = c;
+        if (p->retry_ns != 0) {
+            p->retry_ns = 0;
+            t->retry_count--;
+        }
+    }
+    ddl__tcp_stranger_unlink(t, c);
+    /* Until the go the client does not take the connection for ready: a refusal costs it nothing but another try. */
+    if (send(c->fd, "G", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+        ddl__tcp_log(t, DDL_LOG_DEBUG, "tcp: rank %d went away while it connected", c->peer); /* reading shows it too */
+    }
+    ddl__tcp_ready(t, c);
+    return true;
+}
+
+/* The client waits for the server's go. */
+static void ddl__tcp_await_go(ddl__tcp *t, ddl__tcp_conn *c) {
+    uint8_t go = 0;
+    ssize_t n = recv(c->fd, &go, 1, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    if (n == 1 && go == 'G') {
+        ddl__tcp_ready(t, c);
+    } else {
+        ddl__tcp_broken(t, c, n < 0 ? errno : ECONNREFUSED);
+    }
+}
+
+static void ddl__tcp_channel(ddl__tcp *t, ddl__tcp_conn *c) {
+    uint8_t channel;
+    ssize_t n = recv(c->fd, &channel, 1, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    c->is_control = n == 1 && channel == 'C';
+    if (n != 1 || (channel != 'C' && channel != 'D') || !ddl__tcp_adopt(t, c)) {
+        ddl__tcp_stranger_drop(t, c, "was not wanted");
+        return;
+    }
+    bool same_host = t->peers[c->peer].same_host;
+    ddl__tcp_tune_socket(c->fd, same_host, c->is_control);
+}
+
+static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
+    c->proof = NULL;
+    if (!c->is_client) {
+        c->peer = peer;
+        c->state = DDL__TCP_CHANNEL;
+        ddl__tcp_channel(t, c);
+    } else if (send(c->fd, c->is_control ? "C" : "D", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+        ddl__tcp_broken(t, c, errno);
+    } else {
+        c->state = DDL__TCP_CHANNEL;
+        ddl__tcp_await_go(t, c);
+    }
+}
+
+/* Feeds the handshake with what has come. It is peeked at first, so that bytes behind the handshake stay. */
+static void ddl__tcp_prove(ddl__tcp *t, ddl__tcp_conn *c) {
+    uint8_t in[256], out[256];
+    ssize_t n = recv(c->fd, in, sizeof in, MSG_DONTWAIT | MSG_PEEK);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        ddl__tcp_broken(t, c, n < 0 ? errno : 0);
+        return;
+    }
+    size_t used = 0, out_bytes = 0;
+    int32_t peer = c->peer;
+    ddl_status status = t->host->prove(t->host, &c->proof, c->is_client, c->peer, in, n > 0 ? (size_t)n : 0, &used, out,
+                                       &out_bytes, &peer);
+    if (used > 0 && recv(c->fd, in, used, MSG_DONTWAIT) != (ssize_t)used) {
+        status = DDL_ERR_SYSTEM;
+    }
+    /* A fresh socket takes 256 bytes or is broken. */
+    if (out_bytes > 0 && send(c->fd, out, out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out_bytes) {
+        status = DDL_ERR_SYSTEM;
+    }
+    if (status == DDL_OK) {
+        ddl__tcp_proven(t, c, peer);
+    } else if (status < 0 && c->is_client) {
+        ddl__tcp_broken(t, c, ECONNREFUSED);
+    } else if (status < 0) {
+        ddl__tcp_stranger_drop(t, c, "could not prove that it belongs to this job");
+    }
+}
+
+/* >>connecting */
+
+/* Starts the data connection to a peer, or its control connection when the data connection is ready. */
+static void ddl__tcp_start(ddl__tcp *t, int32_t peer) {
+    ddl__tcp_peer *p = &t->peers[peer];
+    bool is_control = p->data != NULL;
+    int fd = socket(p->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ddl__tcp_conn *c = fd < 0 ? NULL : ddl__tcp_conn_new(t, fd, peer, true);
+    if (c == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        ddl__tcp_retry(t, peer, fd < 0 ? errno : ENOMEM);
+        return;
+    }
+    c->is_control = is_control;
+    c->state = DDL__TCP_CONNECTING;
+    *(is_control ? &p->control : &p->data) = c;
+    ddl__tcp_tune_socket(fd, p->same_host, is_control);
+    int result = connect(fd, (struct sockaddr *)&p->address, p->address_bytes);
+    if (result < 0 && errno != EINPROGRESS && errno != EINTR) {
+        ddl__tcp_broken(t, c, errno);
+        return;
+    }
+    c->writing = true;
+    ddl__tcp_watch(t, c, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+}
+
+static void ddl__tcp_connected(ddl__tcp *t, ddl__tcp_conn *c) {
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    if (error == 0 && ddl__tcp_is_unix(&t->peers[c->peer].address) && !ddl__tcp_same_user(c->fd)) {
+        error = EACCES;
+    }
+    if (error != 0) {
+        ddl__tcp_broken(t, c, error);
+        return;
+    }
+    c->state = DDL__TCP_PROVING;
+    ddl__tcp_want_write(t, c, false);
+    ddl__tcp_prove(t, c);
+}
+
+static void ddl__tcp_accept(ddl__tcp *t) {
+    for (;;) {
+        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EINTR || errno == ECONNABORTED) {
+                continue;
+            }
+            return;
+        }
+        if (t->stranger_count >= DDL__TCP_STRANGERS_MAX) {
+            ddl__tcp_stranger_drop(t, t->strangers, "was the oldest of too many silent ones");
+        }
+        bool known = !ddl__tcp_is_unix(&t->bound) || ddl__tcp_same_user(fd);
+        ddl__tcp_conn *c = known ? ddl__tcp_conn_new(t, fd, -1, false) : NULL;
+        if (c == NULL) {
+            close(fd);
+            continue;
+        }
+        c->state = DDL__TCP_PROVING;
+        ddl__tcp_conn **end = &t->strangers;
+        while (*end != NULL) {
+            end = &(*end)->next;
+        }
+        *end = c;
+        t->stranger_count++;
+        ddl__tcp_watch(t, c, EPOLL_CTL_ADD, EPOLLIN);
+    }
+}
+
+/* Silent strangers are closed after 5 s; what they sent has been read before this is asked. */
+static void ddl__tcp_evict(ddl__tcp *t) {
+    uint64_t now = t->host->now_ns(t->host);
+    while (t->strangers != NULL && now - t->strangers->since_ns > DDL__TCP_PROOF_NS) {
+        ddl__tcp_stranger_drop(t, t->strangers, "said nothing useful for 5 s");
+    }
+}
+
+static void ddl__tcp_retries(ddl__tcp *t) {
+    uint64_t now = t->host->now_ns(t->host);
+    for (int32_t i = 0; i < t->params.world_size && t->retry_count > 0; i++) {
+        ddl__tcp_peer *p = &t->peers[i];
+        if (p->retry_ns != 0 && now >= p->retry_ns) {
+            p->retry_ns = 0;
+            t->retry_count--;
+            if (p->data == NULL && !p->dead) {
+                ddl__tcp_start(t, i);
+            }
+        }
+    }
+}
+
+/* >>progress */
+
+static int ddl__tcp_receive(ddl__tcp *t, ddl__tcp_conn *c) {
+    int error;
+    int events = ddl__tcp_read(t, c, &error);
+    if (error != 0) {
+        ddl__tcp_broken(t, c, error > 0 ? error : 0);
+        events++;
+    }
+    return events;
+}
+
+static void ddl__tcp_event(ddl__tcp *t, ddl__tcp_conn *c, uint32_t events) {
+    if (c == NULL) {
+        ddl__tcp_accept(t);
+        return;
+    }
+    switch (c->state) {
+    case DDL__TCP_CONNECTING:
+        ddl__tcp_connected(t, c);
+        break;
+    case DDL__TCP_PROVING:
+        ddl__tcp_prove(t, c);
+        break;
+    case DDL__TCP_CHANNEL:
+        if (c->is_client) {
+            ddl__tcp_await_go(t, c);
+        } else {
+            ddl__tcp_channel(t, c);
+        }
+        break;
+    case DDL__TCP_READY:
+        if (events & EPOLLOUT) {
+            ddl__tcp_want_write(t, c, false);
+            ddl__tcp_push(t, c->peer);
+        } else {
+            ddl__tcp_receive(t, c);
+        }
+        break;
+    }
+}
+
+static int ddl__tcp_poll_all(ddl__tcp *t) {
+    /* Few at a time: a connection that is freed while its event waits in this array must not be touched, so events are
+     * taken one by one where that can happen. */
+    struct epoll_event event;
+    int events = 0;
+    while (events < 64 && epoll_wait(t->epoll_fd, &event, 1, 0) == 1) {
+        ddl__tcp_event(t, event.data.ptr, event.events);
+        events++;
+    }
+    if (t->strangers != NULL) {
+        ddl__tcp_evict(t);
+    }
+    if (t->retry_count > 0) {
+        ddl__tcp_retries(t);
+    }
+    return events;
+}
+
+/* sent() may bring new messages, and so new peers into the backlog: those that are served leave it only at the end. */
+static void ddl__tcp_push_backlog(ddl__tcp *t) {
+    for (int32_t i = 0; i < t->backlog_count; i++) {
+        ddl__tcp_push(t, t->backlog[i]);
+    }
+    int32_t kept = 0;
+    for (int32_t i = 0; i < t->backlog_count; i++) {
+        int32_t peer = t->backlog[i];
+        t->peers[peer].backlogged = t->peers[peer].first != NULL;
+        if (t->peers[peer].backlogged) {
+            t->backlog[kept++] = peer;
+        }
+    }
+    t->backlog_count = kept;
+}
+
+static int32_t ddl__tcp_progress(void *self, int32_t expect) {
+    ddl__tcp *t = self;
+    int32_t events = 0;
+    if (t->backlog_count > 0) {
+        ddl__tcp_push_backlog(t);
+    }
+    if (expect >= 0 && t->peers[expect].data != NULL && t->peers[expect].data->state == DDL__TCP_READY) {
+        events = ddl__tcp_receive(t, t->peers[expect].data);
+        if (events > 0 || ++t->misses < DDL__TCP_EPOLL_EVERY) {
+            return events;
+        }
+    }
+    t->misses = 0;
+    return events + ddl__tcp_poll_all(t);
+}
+
+static ddl_status ddl__tcp_arm(void *self, int *out_fd) {
+    ddl__tcp *t = self;
+    for (int32_t i = 0; i < t->backlog_count; i++) {
+        ddl__tcp_conn *c = t->peers[t->backlog[i]].data;
+        if (c != NULL && c->state == DDL__TCP_READY) {
+            ddl__tcp_want_write(t, c, true);
+        }
+    }
+    *out_fd = t->epoll_fd;
+    return DDL_OK;
+}
+
+/* >>table */
+
+static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (p->dead || !p->reachable) {
+        return DDL_ERR_PEER;
+    }
+    m->next = NULL;
+    if (p->first == NULL && p->data != NULL && p->data->state == DDL__TCP_READY) {
+        ssize_t n = ddl__tcp_send_now(p, m);
+        if (n == (ssize_t)ddl__tcp_message_bytes(m)) {
+            return DDL_OK;
+        }
+        /* An error shows again when the queue is flushed, where a broken connection is dealt with. */
+        p->first_sent = n > 0 ? (uint64_t)n : 0;
+    }
+    if (p->first == NULL) {
+        p->first = m;
+    } else {
+        p->last->next = m;
+    }
+    p->last = m;
+    if (p->data == NULL && p->retry_ns == 0) {
+        ddl__tcp_start(t, peer);
+    } else if (p->data != NULL && p->data->state == DDL__TCP_READY) {
+        ddl__tcp_backlog_add(t, peer);
+    }
+    return DDL_IN_PROGRESS;
+}
+
+static ddl_status ddl__tcp_connect(void *self, int32_t peer) {
+    ddl__tcp *t = self;
+    if (t->peers[peer].reachable && t->peers[peer].data == NULL && t->peers[peer].retry_ns == 0) {
+        ddl__tcp_start(t, peer);
+    }
+    return DDL_OK;
+}
+
+static void ddl__tcp_peer_dead(void *self, int32_t peer) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    p->dead = true;
+    if (p->retry_ns != 0) {
+        p->retry_ns = 0;
+        t->retry_count--;
+    }
+    ddl__tcp_conn *data = p->data, *control = p->control;
+    p->data = p->control = NULL;
+    ddl__tcp_conn_free(t, data);
+    ddl__tcp_conn_free(t, control);
+    ddl__tcp_drop(t, p, DDL_ERR_PEER);
+}
+
+/* What recall leaves of a message that is partly sent: its own copy of the rest, freed instead of sent(). It goes out
+ * at once or the connection is given up: a frame cannot end in the middle. */
+static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (p->first == m && p->first_sent > 0) {
+        /* Blocks of a failed operation are rare and at most 1 MiB; a peer that does not read for 100 ms is cut off. */
+        ddl__tcp_set(p->data->fd, SOL_SOCKET, SO_SNDBUF, (int)(2 * ddl__tcp_message_bytes(m)));
+        struct iovec iov[2 * DDL__TCP_BATCH];
+        ddl_message *rest = m->next;
+        m->next = NULL;
+        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
+        bool whole = n >= 0 && p->first_sent + (uint64_t)n == ddl__tcp_message_bytes(m);
+        p->first = rest;
+        p->last = rest == NULL ? NULL : p->last;
+        p->first_sent = 0;
+        if (!whole) {
+            ddl__tcp_broken(t, p->data, ETIMEDOUT);
+        }
+        return;
+    }
+    for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == m) {
+            *at = m->next;
+            if (p->last == m) {
+                p->last = last;
+            }
+            return;
+        }
+    }
+}
+
+static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_landing) {
+    ddl__tcp *t = self;
+    ddl__tcp_conn *c = t->peers[peer].data;
+    if (c != NULL && c->token == token) {
+        c->landing = new_landing; /* the core discards it: where in it the rest goes does not matter */
+    }
+}
+
+/* Waits until the kernel has the last bytes acknowledged between hosts, 500 ms at most: closing with bytes unread makes
+ * the kernel drop what it has not sent. */
+static void ddl__tcp_linger(ddl__tcp *t, ddl__tcp_conn *c, uint64_t deadline) {
+    shutdown(c->fd, SHUT_WR);
+    int unsent = 0;
+    while (!t->peers[c->peer].same_host && ioctl(c->fd, TIOCOUTQ, &unsent) == 0 && unsent > 0 &&
+           ddl__now_ns() < deadline) {
+        struct timespec pause = {0, 1000000};
+        nanosleep(&pause, NULL);
+    }
+    while (recv(c->fd, t->stage, sizeof t->stage, MSG_DONTWAIT) > 0) {
+    }
+}
+
+static void ddl__tcp_close(void *self) {
+    ddl__tcp *t = self;
+    const ddl_host *host = t->host;
+    while (t->strangers != NULL) {
+        ddl__tcp_stranger_drop(t, t->strangers, "came too late");
+    }
+    uint64_t deadline = ddl__now_ns() + 500 * DDL__NS_PER_MS;
+    for (int32_t i = 0; t->peers != NULL && i < t->params.world_size; i++) {
+        ddl__tcp_peer *p = &t->peers[i];
+        ddl__tcp_push(t, i);
+        if (p->data != NULL && p->data->state == DDL__TCP_READY) {
+            ddl__tcp_linger(t, p->data, deadline);
+        }
+        ddl__tcp_peer_dead(t, i);
+    }
+    if (t->listen_fd >= 0) {
+        close(t->listen_fd);
+    }
+    if (t->epoll_fd >= 0) {
+        close(t->epoll_fd);
+    }
+    host->free(host, t->backlog);
+    host->free(host, t->peers);
+    host->free(host, t);
+}
+
+/* >>address */
+
+static const char *ddl__tcp_text(const struct sockaddr_storage *a, char *out, size_t bytes) {
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (a->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)a;
+        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
+        snprintf(out, bytes, "%s:%d", host, ntohs(in->sin_port));
+    } else if (a->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)a;
+        inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof host);
+        snprintf(out, bytes, "[%s]:%d", host, ntohs(in6->sin6_port));
+    } else {
+        snprintf(out, bytes, "unix socket");
+    }
+    return out;
+}
+
+static void ddl__tcp_set_port(struct sockaddr_storage *a, int port) {
+    if (a->ss_family == AF_INET) {
+        ((struct sockaddr_in *)a)->sin_port = htons((uint16_t)port);
+    } else {
+        ((struct sockaddr_in6 *)a)->sin6_port = htons((uint16_t)port);
+    }
+}
+
+static bool ddl__tcp_resolve(const char *name, struct sockaddr_storage *out, socklen_t *out_bytes) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    if (getaddrinfo(name, NULL, &hints, &found) != 0) {
+        return false;
+    }
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    *out_bytes = found->ai_addrlen;
+    freeaddrinfo(found);
+    return true;
+}
+
+/* The address of this machine on the way to another: what the routing table would use. Nothing is sent. */
+static bool ddl__tcp_route(const char *towards, struct sockaddr_storage *out, socklen_t *out_bytes) {
+    struct sockaddr_storage far;
+    socklen_t far_bytes;
+    if (!ddl__tcp_resolve(towards, &far, &far_bytes)) {
+        return false;
+    }
+    ddl__tcp_set_port(&far, 9);
+    int fd = socket(far.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    *out_bytes = sizeof *out;
+    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&far, far_bytes) == 0 &&
+                 getsockname(fd, (struct sockaddr *)out, out_bytes) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return found;
+}
+
+/* Where to listen: the interface that was named, else the one that leads to the master. */
+static ddl_status ddl__tcp_choose(ddl__tcp *t) {
+    const ddl_transport_params *q = &t->params;
+    if (!q->authenticated) {
+        struct sockaddr_un *un = (struct sockaddr_un *)&t->bound;
+        uint64_t salt = ddl__mix(ddl__now_ns(), (uint64_t)getpid());
+        un->sun_family = AF_UNIX;
+        int n = snprintf(un->sun_path + 1, sizeof un->sun_path - 1, "ddl-%d-%016llx", (int)getpid(),
+                         (unsigned long long)ddl__mix(salt, (uint64_t)(uintptr_t)t));
+        t->bound_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+        return DDL_OK;
+    }
+    const char *master = q->master_host != NULL ? q->master_host : "127.0.0.1";
+    if (q->interface_name != NULL) {
+        ddl__addresses found = {0};
+        ddl__interface_addresses(q->interface_name, &found);
+        if (found.count > 0) {
+            memcpy(&t->bound, &found.list[0].at, sizeof t->bound);
+            t->bound_bytes = found.list[0].bytes;
+            return DDL_OK;
+        }
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: interface %s has no address; check DDL_INTERFACE and `ip addr`",
+                     q->interface_name);
+        return DDL_ERR_CONFIG;
+    }
+    if (!ddl__tcp_route(master, &t->bound, &t->bound_bytes)) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: there is no route to the master %s; check MASTER_ADDR and the network",
+                     master);
+        return DDL_ERR_CONFIG;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__tcp_listen(ddl__tcp *t) {
+    int low = 0, high = 0;
+    if (t->params.port_range != NULL && sscanf(t->params.port_range, "%d-%d", &low, &high) < 2) {
+        high = low;
+    }
+    t->listen_fd = socket(t->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (t->listen_fd < 0) {
+        return DDL_ERR_SYSTEM;
+    }
+    int bound = -1;
+    for (int port = low; port <= high && bound != 0; port++) {
+        if (!ddl__tcp_is_unix(&t->bound)) {
+            ddl__tcp_set_port(&t->bound, port);
+        }
+        bound = bind(t->listen_fd, (struct sockaddr *)&t->bound, t->bound_bytes);
+    }
+    char text[80];
+    if (bound != 0 || listen(t->listen_fd, 1024) != 0) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: cannot listen on %s%s%s: %s", ddl__tcp_text(&t->bound, text, sizeof text),
+                     t->params.port_range != NULL ? " or any other port of the range " : "",
+                     t->params.port_range != NULL ? t->params.port_range : "", strerror(errno));
+        return DDL_ERR_SYSTEM;
+    }
+    socklen_t bytes = sizeof t->bound;
+    getsockname(t->listen_fd, (struct sockaddr *)&t->bound, &bytes);
+    ddl__tcp_log(t, DDL_LOG_DEBUG, "tcp: listening on %s", ddl__tcp_text(&t->bound, text, sizeof text));
+    struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = NULL}};
+    return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, t->listen_fd, &event) == 0 ? DDL_OK : DDL_ERR_SYSTEM;
+}
+
+static ddl_status ddl__tcp_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
+    ddl__tcp *t = host->alloc(host, sizeof *t);
+    if (t == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    t->host = host;
+    t->params = *params;
+    t->listen_fd = -1;
+    t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    t->peers = host->alloc(host, (size_t)params->world_size * sizeof *t->peers);
+    t->backlog = host->alloc(host, (size_t)params->world_size * sizeof *t->backlog);
+    ddl_status status = t->peers == NULL || t->backlog == NULL ? DDL_ERR_NOMEM
+                        : t->epoll_fd < 0                      ? DDL_ERR_SYSTEM
+                                                               : ddl__tcp_choose(t);
+    if (status == DDL_OK) {
+        status = ddl__tcp_listen(t);
+    }
+    if (status != DDL_OK) {
+        ddl__tcp_close(t);
+        return status;
+    }
+    *out_self = t;
+    return DDL_OK;
+}
+
+/* The address on the wire: length u8, then the sockaddr as it is, family first: peers run the same OS and byte order,
+ * which the handshake's magic has checked. */
+static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes) {
+    ddl__tcp *t = self;
+    struct sockaddr_storage a = t->bound;
+    socklen_t length = t->bound_bytes;
+    if (t->params.advertise != NULL && !ddl__tcp_is_unix(&a)) {
+        int port = ntohs(((struct sockaddr_in *)&t->bound)->sin_port); /* at the same place in both families */
+        if (!ddl__tcp_resolve(t->params.advertise, &a, &length)) {
+            ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the address to advertise, %s, does not resolve; check DDL_ADVERTISE",
+                         t->params.advertise);
+            return DDL_ERR_CONFIG;
+        }
+        ddl__tcp_set_port(&a, port);
+    }
+    if (*bytes < (size_t)length + 1) {
+        return DDL_ERR_ARG;
+    }
+    uint8_t *out = out_address;
+    out[0] = (uint8_t)length;
+    memcpy(out + 1, &a, length);
+    *bytes = (size_t)length + 1;
+    return DDL_OK;
+}
+
+static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *address, size_t bytes,
+                                    const char *peer_host_id, uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    const uint8_t *in = address;
+    if (bytes < 3 || in[0] != bytes - 1 || in[0] > sizeof p->address) {
+        return DDL_ERR_CORRUPT;
+    }
+    memset(&p->address, 0, sizeof p->address);
+    memcpy(&p->address, in + 1, in[0]);
+    p->address_bytes = in[0];
+    p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
+    if (!p->same_host && (ddl__tcp_is_unix(&p->address) || ddl__tcp_is_loopback(&p->address))) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    p->reachable = true;
+    *out_latency_ns = p->same_host ? 8000 : 25000;
+    *out_bytes_per_s = p->same_host ? 3000000000u : 1200000000u;
+    return DDL_OK;
+}
+
+static const ddl_transport ddl__tcp_transport = {
+    .size = sizeof(ddl_transport),
+    .flags = DDL_TRANSPORT_ORDERED,
+    .max_payload_bytes = DDL__FRAME_MAX_PAYLOAD,
+    .open = ddl__tcp_open,
+    .close = ddl__tcp_close,
+    .address = ddl__tcp_address,
+    .add_peer = ddl__tcp_add_peer,
+    .send = ddl__tcp_send,
+    .progress = ddl__tcp_progress,
+    .arm = ddl__tcp_arm,
+    .peer_dead = ddl__tcp_peer_dead,
+    .connect = ddl__tcp_connect,
+    .recall = ddl__tcp_recall,
+    .redirect = ddl__tcp_redirect,
+};
+
+static const ddl_plugin ddl__tcp_plugin = {
+    .size = sizeof(ddl_plugin),
+    .abi = DDL_PLUGIN_ABI,
+    .name = "tcp",
+    .version = "built in",
+    .about = "TCP between hosts, TCP or unix sockets on one host.",
+    .transport = &ddl__tcp_transport,
+};
+
+/* >>loader/check */
+/* loader/check: may this file be opened as a plugin, and is what it returns a plugin? Answers in sentences. A plugin is
+ * trusted code: these checks keep out what somebody else may have put there and what cannot work; they do not contain a
+ * plugin that was let in. It must not know of search paths or of what is loaded already. */
+
+#define DDL__PLUGIN_NAME_BYTES 48 /* with the NUL */
+#define DDL__PLUGIN_REASON_BYTES 320
+
+/* What comes of looking at a candidate. Absent and declined are normal; refused deserves a warning. */
+typedef enum ddl__plugin_verdict {
+    DDL__PLUGIN_USABLE,
+    DDL__PLUGIN_ABSENT,
+    DDL__PLUGIN_DECLINED, /* it says itself that it cannot work on this machine */
+    DDL__PLUGIN_REFUSED
+} ddl__plugin_verdict;
+
+/* Who may own a plugin and its folder besides root. */
+typedef struct ddl__plugin_owners {
+    uid_t self;
+    uid_t program; /* owns the running executable, so that this uid decides already what the process does */
+} ddl__plugin_owners;
+
+static ddl__plugin_verdict __attribute__((format(printf, 2, 3))) ddl__plugin_refuse(ddl__text *reason,
+                                                                                  const char *format, ...) {
+    char line[DDL__PLUGIN_REASON_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    ddl__text_add(reason, "%s", line);
+    return DDL__PLUGIN_REFUSED;
+}
+
+/* [a-z][a-z0-9_]*: the name becomes part of a file's name and of a symbol's. */
+static bool ddl__plugin_name_ok(const char *name) {
+    size_t bytes = strlen(name);
+    return bytes > 0 && bytes < DDL__PLUGIN_NAME_BYTES && name[0] >= 'a' && name[0] <= 'z' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == bytes;
+}
+
+/* The NAME of a file called libddl-NAME.so. */
+static bool ddl__plugin_name_of(const char *path, char out_name[DDL__PLUGIN_NAME_BYTES]) {
+    const char *slash = strrchr(path, '/');
+    const char *base = slash != NULL ? slash + 1 : path;
+    size_t bytes = strlen(base);
+    if (strncmp(base, "libddl-", 7) != 0 || bytes <= 10 || strcmp(base + bytes - 3, ".so") != 0 ||
+        bytes - 10 >= DDL__PLUGIN_NAME_BYTES) {
+        return false;
+    }
+    memcpy(out_name, base + 7, bytes - 10);
+    out_name[bytes - 10] = '\0';
+    return ddl__plugin_name_ok(out_name);
+}
+
+/* root and this user can change this process anyway. */
+static bool ddl__plugin_owner_ok(const ddl__plugin_owners *owners, uid_t uid) {
+    return uid == 0 || uid == owners->self || uid == owners->program;
+}
+
+/* The folder that holds the file, and all above it up to the root. Whoever may write the folder may exchange the file;
+ * whoever may write one above may exchange the folder, unless the sticky bit (as on /tmp) keeps it to its owner.
+ * path is absolute and free of links; it is cut here at its slashes. */
+static ddl__plugin_verdict ddl__plugin_check_folders(const ddl__plugin_owners *owners, char *path,
+                                                     ddl__text *reason) {
+    bool direct = true;
+    for (char *slash = strrchr(path, '/'); slash != NULL; slash = strrchr(path, '/'), direct = false) {
+        *slash = '\0';
+        const char *folder = path[0] != '\0' ? path : "/";
+        struct stat info;
+        if (stat(folder, &info) != 0) {
+            return ddl__plugin_refuse(reason, "folder %s: %s", folder, strerror(errno));
+        }
+        bool sticky = (info.st_mode & S_ISVTX) != 0;
+        if ((info.st_mode & S_IWOTH) != 0 && (direct || !sticky)) {
+            return ddl__plugin_refuse(reason, "anybody may write its folder %s; chmod o-w it", folder);
+        }
+        if (direct && !ddl__plugin_owner_ok(owners, info.st_uid)) {
+            return ddl__plugin_refuse(reason, "its folder %s belongs to uid %u, which is neither root nor this user",
+                                      folder, (unsigned)info.st_uid);
+        }
+    }
+    return DDL__PLUGIN_USABLE;
+}
+
+/* On the opened file, not on its path. Group-writable is allowed: shared software folders of a cluster are. */
+static ddl__plugin_verdict ddl__plugin_check_owner(const ddl__plugin_owners *owners, const struct stat *info,
+                                                   ddl__text *reason) {
+    if (!S_ISREG(info->st_mode)) {
+        return ddl__plugin_refuse(reason, "it is not a regular file");
+    }
+    if ((info->st_mode & S_IWOTH) != 0) {
+        return ddl__plugin_refuse(reason, "anybody may write this file; chmod o-w it");
+    }
+    if (!ddl__plugin_owner_ok(owners, info->st_uid)) {
+        return ddl__plugin_refuse(reason, "it belongs to uid %u, which is neither root nor this user",
+                                  (unsigned)info->st_uid);
+    }
+    return DDL__PLUGIN_USABLE;
+}
+
+/* What this program was compiled for, 0 when this list does not have it (then dlopen decides). */
+#if defined(__x86_64__)
+#define DDL__ELF_MACHINE EM_X86_64
+#elif defined(__aarch64__)
+#define DDL__ELF_MACHINE EM_AARCH64
+#elif defined(__powerpc64__)
+#define DDL__ELF_MACHINE EM_PPC64
+#elif defined(__s390x__)
+#define DDL__ELF_MACHINE EM_S390
+#elif defined(__riscv)
+#define DDL__ELF_MACHINE EM_RISCV
+#else
+#define DDL__ELF_MACHINE 0
+#endif
+
+/* dlopen would say some of this, but for another machine it says "no such file or directory". */
+static ddl__plugin_verdict ddl__plugin_check_elf_head(const Elf64_Ehdr *head, ddl__text *reason) {
+    const uint16_t probe = 1; /* its first byte shows this processor's byte order */
+    int order = *(const uint8_t *)&probe == 1 ? ELFDATA2LSB : ELFDATA2MSB;
+    if (memcmp(head->e_ident, ELFMAG, SELFMAG) != 0) {
+        return ddl__plugin_refuse(reason, "it is not a shared object (no ELF header)");
+    }
+    if (head->e_ident[EI_CLASS] != ELFCLASS64 || head->e_ident[EI_DATA] != order) {
+        return ddl__plugin_refuse(reason, "wrong ELF class or byte order: it is made for another kind of processor");
+    }
+    if (DDL__ELF_MACHINE != 0 && head->e_machine != DDL__ELF_MACHINE) {
+        return ddl__plugin_refuse(reason, "it is made for another processor (ELF machine %u, this program is %u)",
+                                  head->e_machine, (unsigned)DDL__ELF_MACHINE);
+    }
+    if (head->e_type != ET_DYN || head->e_phentsize != sizeof(Elf64_Phdr)) {
+        return ddl__plugin_refuse(reason, "it is an ELF file, but not a shared object");
+    }
+    return DDL__PLUGIN_USABLE;
+}
+
+/* dlopen maps the segments and then reads them, so that a file cut short ends the process with SIGBUS: all segments
+ * must lie inside the file. glibc checks the headers only. */
+static ddl__plugin_verdict ddl__plugin_check_elf(int fd, uint64_t file_bytes, ddl__text *reason) {
+    Elf64_Ehdr head;
+    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head) {
+        return ddl__plugin_refuse(reason, "it is too short to be a shared object (%llu bytes)",
+                                  (unsigned long long)file_bytes);
+    }
+    ddl__plugin_verdict verdict = ddl__plugin_check_elf_head(&head, reason);
+    for (uint32_t i = 0; verdict == DDL__PLUGIN_USABLE && i < head.e_phnum; i++) {
+        Elf64_Phdr segment;
+        uint64_t at = i * sizeof segment;
+        bool inside = head.e_phoff <= file_bytes && at < file_bytes - head.e_phoff &&
+                      pread(fd, &segment, sizeof segment, (off_t)(head.e_phoff + at)) == (ssize_t)sizeof segment &&
+                      (segment.p_type == PT_NULL || (segment.p_offset <= file_bytes &&
+                                                     segment.p_filesz <= file_bytes - segment.p_offset));
+        if (!inside) {
+            verdict = ddl__plugin_refuse(reason, "it is truncated: it ends after %llu bytes, inside segment %u of %u",
+                                         (unsigned long long)file_bytes, i + 1, head.e_phnum);
+        }
+    }
+    return verdict;
+}
+
+/* All that can be said of a file before any of its code runs. out_real is the path with links resolved: what was
+ * checked is what gets opened, and no stranger may write to any part of that path. */
+static ddl__plugin_verdict ddl__plugin_check_file(const ddl__plugin_owners *owners, const char *path,
+                                                  char out_real[PATH_MAX], ddl__text *reason) {
+    if (realpath(path, out_real) == NULL) {
+        int absent = errno == ENOENT || errno == ENOTDIR;
+        ddl__text_add(reason, "%s", absent ? "no such file" : strerror(errno));
+        return absent ? DDL__PLUGIN_ABSENT : DDL__PLUGIN_REFUSED;
+    }
+    int fd = open(out_real, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* it may turn out to be a fifo */
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        ddl__plugin_refuse(reason, "it cannot be read: %s", strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
+        return DDL__PLUGIN_REFUSED;
+    }
+    ddl__plugin_verdict verdict = ddl__plugin_check_owner(owners, &info, reason);
+    if (verdict == DDL__PLUGIN_USABLE) {
+        char folders[PATH_MAX];
+        memcpy(folders, out_real, PATH_MAX);
+        verdict = ddl__plugin_check_folders(owners, folders, reason);
+    }
+    if (verdict == DDL__PLUGIN_USABLE) {
+        verdict = ddl__plugin_check_elf(fd, (uint64_t)info.st_size, reason);
+    }
+    close(fd);
+    return verdict;
+}
+
+/* The first required member of a table that is missing, or NULL. A member counts as there when the table's own size
+ * covers it and it is not NULL: what was compiled against an older header ends earlier. */
+#define DDL__NEED(table, member)                                                                                       \
+    if (!DDL_HAS(table, member)) {                                                                                     \
+        return #member;                                                                                                \
+    }
+
+static const char *ddl__transport_lacks(const ddl_transport *transport) {
+    DDL__NEED(transport, open)
+    DDL__NEED(transport, close)
+    DDL__NEED(transport, address)
+    DDL__NEED(transport, add_peer)
+    DDL__NEED(transport, send)
+    DDL__NEED(transport, progress)
+    /* A simulation or a futex sleeps its own way: one of the two ways to sleep is enough. */
+    if (!DDL_HAS(transport, wait)) {
+        DDL__NEED(transport, arm)
+    }
+    DDL__NEED(transport, peer_dead)
+    return NULL;
+}
+
+static const char *ddl__device_lacks(const ddl_device *device) {
+    DDL__NEED(device, open)
+    DDL__NEED(device, close)
+    DDL__NEED(device, count)
+    DDL__NEED(device, owner)
+    DDL__NEED(device, alloc)
+    DDL__NEED(device, free)
+    DDL__NEED(device, copy)
+    return NULL;
+}
+#undef DDL__NEED
+
+/* What the core relies on beyond the functions. */
+static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *transport, ddl__text *reason) {
+    const char *lacks = ddl__transport_lacks(transport);
+    if (lacks != NULL) {
+        return ddl__plugin_refuse(reason, "its transport lacks the required member %s (its table has %u bytes)", lacks,
+                                  transport->size);
+    }
+    if ((transport->flags & DDL_TRANSPORT_ORDERED) == 0) {
+        return ddl__plugin_refuse(reason, "its transport does not promise order (DDL_TRANSPORT_ORDERED)");
+    }
+    if (transport->max_payload_bytes == 0) {
+        return ddl__plugin_refuse(reason, "its transport says that a message has no payload (max_payload_bytes is 0)");
+    }
+    return DDL__PLUGIN_USABLE;
+}
+
+/* The table as ABI 1 began: what was appended since is optional. */
+#define DDL__PLUGIN_V1_BYTES (offsetof(ddl_plugin, device) + sizeof(const ddl_device *))
+
+/* size and abi come first in every version of the table, so that they can be read whatever the rest is. */
+static ddl__plugin_verdict ddl__plugin_check_table(const ddl_plugin *plugin, const char *name, ddl__text *reason) {
+    if (plugin->abi != DDL_PLUGIN_ABI) {
+        return ddl__plugin_refuse(reason, "it was built for plugin ABI %u, this program has %u; build it again with "
+                                  "this program's ddl.h", plugin->abi, DDL_PLUGIN_ABI);
+    }
+    if (plugin->size < DDL__PLUGIN_V1_BYTES) {
+        return ddl__plugin_refuse(reason, "its table says it has %u bytes, fewer than the %u of ABI %u", plugin->size,
+                                  (unsigned)DDL__PLUGIN_V1_BYTES, DDL_PLUGIN_ABI);
+    }
+    if (plugin->name == NULL || strcmp(plugin->name, name) != 0) {
+        return ddl__plugin_refuse(reason, "its table is named \"%.40s\", the file \"%s\"",
+                                  plugin->name != NULL ? plugin->name : "(null)", name);
+    }
+    if (plugin->transport == NULL && plugin->device == NULL) {
+        return ddl__plugin_refuse(reason, "it offers neither a transport nor a device");
+    }
+    if (plugin->device != NULL && ddl__device_lacks(plugin->device) != NULL) {
+        return ddl__plugin_refuse(reason, "its device lacks the required member %s (its table has %u bytes)",
+                                  ddl__device_lacks(plugin->device), plugin->device->size);
+    }
+    return plugin->transport != NULL ? ddl__plugin_check_transport(plugin->transport, reason) : DDL__PLUGIN_USABLE;
+}
+
+/* >>loader */
+/* loader: find, check and open plugins; keep a list of what was loaded and of what was refused and why.
+ * It must not know which transport reaches whom, nor read settings: it is told what was asked for.
+ *
+ * A plugin NAME is looked for in this order, and the first that can be used is taken:
+ *     1. an absolute path in a list of what must load (ddl_config.plugins, then DDL_PLUGINS, then ...)
+ *     2. the plugins folded into this program (amalgamate.py --with)
+ *     3. the folders of DDL_PLUGIN_PATH, in their order
+ *     4. the folder of the executable
+ *     5. DDL_PLUGIN_DIR, given when ddl was compiled
+ * Never the current folder, never a relative path. What must load is looked for by name; besides, everything that lies
+ * in these folders is tried, unless a list contains the word none. Nothing that was opened is ever closed: a plugin may
+ * have started threads or registered destructors. Compiled with DDL_NO_PLUGINS, only 2 is left. */
+
+#define DDL__PLUGINS_PER_FOLDER 64
+
+/* A plugin that is part of this program. */
+typedef struct ddl__plugin_static {
+    const char *name;
+    ddl_plugin_fn entry;
+} ddl__plugin_static;
+
+/* A list of names and absolute paths that must load, separated by commas, and how to call it in an error. */
+typedef struct ddl__plugin_asked {
+    const char *list; /* or NULL */
+    const char *source;
+} ddl__plugin_asked;
+
+typedef struct ddl__loader_params {
+    const ddl_host *host;           /* for the entry functions: alloc, free, log, setting, now_ns */
+    const ddl__plugin_asked *asked; /* in order of preference */
+    size_t asked_count;
+    const char *const *built_in; /* names in the lists that need no plugin ("tcp"); NULL at the end; may be NULL */
+    const char *path;            /* DDL_PLUGIN_PATH: absolute folders, separated by colons; or NULL */
+    const char *libdir;          /* ddl__plugin_libdir(); a test gives its own; or NULL */
+    const ddl__plugin_static *statics; /* ddl__plugin_statics(); ends with a NULL name; may be NULL */
+} ddl__loader_params;
+
+/* One line of ddl-info. Loaded: plugin is set. Refused: reason is. */
+typedef struct ddl__plugin_record {
+    struct ddl__plugin_record *next;
+    const ddl_plugin *plugin;
+    void *handle;     /* of dlopen; NULL when folded in or refused */
+    const char *path; /* "(built in: NAME)" when folded in */
+    const char *reason;
+    char name[DDL__PLUGIN_NAME_BYTES];
+} ddl__plugin_record;
+
+typedef struct ddl__loader {
+    ddl__base *base;
+    const ddl__loader_params *params; /* while it opens */
+    ddl__plugin_owners owners;
+    ddl__plugin_record *loaded;  /* in the order of search */
+    ddl__plugin_record *refused; /* declined ones too */
+    bool out_of_memory;
+} ddl__loader;
+
+/* What became of one candidate. */
+typedef struct ddl__plugin_try {
+    char name[DDL__PLUGIN_NAME_BYTES];
+    const char *path;
+    const ddl_plugin *plugin;
+    void *handle;
+    char reason[DDL__PLUGIN_REASON_BYTES];
+    ddl__text text; /* writes reason */
+} ddl__plugin_try;
+
+/* The registry that `amalgamate.py --with` fills. */
+static const ddl__plugin_static *ddl__plugin_statics(void) {
+    static const ddl__plugin_static statics[] = {
+#ifdef DDL__STATIC_PLUGINS
+#define DDL__STATIC_PLUGIN(plugin) {#plugin, ddl_plugin_##plugin##_v1},
+        DDL__STATIC_PLUGINS(DDL__STATIC_PLUGIN)
+#undef DDL__STATIC_PLUGIN
+#endif
+        {NULL, NULL}};
+    return statics;
+}
+
+static const char *ddl__plugin_libdir(void) {
+#ifdef DDL_PLUGIN_DIR
+    return DDL_PLUGIN_DIR;
+#else
+    return NULL;
+#endif
+}
+
+/* >>plugin_lists */
+
+/* The loaded plugin of that name, or NULL. A handful of plugins at most: a list is all that is needed. */
+static const ddl__plugin_record *ddl__loader_find(const ddl__loader *loader, const char *name) {
+    const ddl__plugin_record *record = loader->loaded;
+    while (record != NULL && strcmp(record->name, name) != 0) {
+        record = record->next;
+    }
+    return record;
+}
+
+/* By path, not by name: another file of the same name may well be usable. */
+static const ddl__plugin_record *ddl__loader_refused(const ddl__loader *loader, const char *path) {
+    const ddl__plugin_record *record = loader->refused;
+    while (record != NULL && strcmp(record->path, path) != 0) {
+        record = record->next;
+    }
+    return record;
+}
+
+/* One block for a record and its strings, so that there is one thing to free and one that can fail. */
+static ddl__plugin_record *ddl__plugin_append(ddl__loader *loader, ddl__plugin_record **list,
+                                              const ddl__plugin_try *candidate) {
+    size_t path_bytes = strlen(candidate->path) + 1, reason_bytes = strlen(candidate->reason) + 1;
+    ddl__plugin_record *record = ddl__alloc(loader->base, sizeof *record + path_bytes + reason_bytes);
+    if (record == NULL) {
+        loader->out_of_memory = true;
+        return NULL;
+    }
+    char *strings = (char *)(record + 1);
+    record->path = memcpy(strings, candidate->path, path_bytes);
+    record->reason = memcpy(strings + path_bytes, candidate->reason, reason_bytes);
+    memcpy(record->name, candidate->name, sizeof record->name);
+    record->plugin = candidate->plugin;
+    record->handle = candidate->handle;
+    while (*list != NULL) {
+        list = &(*list)->next;
+    }
+    *list = record;
+    return record;
+}
+
+/* >>plugin_entry */
+
+/* A host for one call of an entry function: the last warning is held back. When the plugin then declines, the warning
+ * is the reason for it, and no news to a user who never asked for this plugin; else it is logged as it was meant. */
+typedef struct ddl__plugin_entry_host {
+    ddl_host host; /* first, so that the plugin's pointer to it is one to this */
+    const ddl_host *real;
+    char warning[DDL__PLUGIN_REASON_BYTES / 2];
+} ddl__plugin_entry_host;
+
+static void ddl__plugin_entry_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    ddl__plugin_entry_host *entry = (ddl__plugin_entry_host *)(uintptr_t)host;
+    if (level != DDL_LOG_WARN) {
+        entry->real->log(entry->real, level, line);
+        return;
+    }
+    if (entry->warning[0] != '\0') {
+        entry->real->log(entry->real, DDL_LOG_INFO, entry->warning);
+    }
+    snprintf(entry->warning, sizeof entry->warning, "%s", line);
+}
+
+static void *ddl__plugin_entry_alloc(const ddl_host *host, size_t bytes) {
+    const ddl_host *real = ((const ddl__plugin_entry_host *)host)->real;
+    return real->alloc(real, bytes);
+}
+
+static void ddl__plugin_entry_free(const ddl_host *host, void *memory) {
+    const ddl_host *real = ((const ddl__plugin_entry_host *)host)->real;
+    real->free(real, memory);
+}
+
+static const char *ddl__plugin_entry_setting(const ddl_host *host, const char *name) {
+    const ddl_host *real = ((const ddl__plugin_entry_host *)host)->real;
+    return real->setting(real, name);
+}
+
+static uint64_t ddl__plugin_entry_now_ns(const ddl_host *host) {
+    const ddl_host *real = ((const ddl__plugin_entry_host *)host)->real;
+    return real->now_ns(real);
+}
+
+/* Calls the entry. There is no endpoint yet, so that all of the host that needs one is NULL. */
+static ddl__plugin_verdict ddl__plugin_call(const ddl__loader *loader, ddl_plugin_fn entry, ddl__plugin_try *out) {
+    ddl__plugin_entry_host host = {.real = loader->params->host};
+    host.host.size = sizeof host.host;
+    host.host.abi = DDL_PLUGIN_ABI;
+    host.host.alloc = ddl__plugin_entry_alloc;
+    host.host.free = ddl__plugin_entry_free;
+    host.host.log = ddl__plugin_entry_log;
+    host.host.setting = ddl__plugin_entry_setting;
+    host.host.now_ns = ddl__plugin_entry_now_ns;
+    const ddl_plugin *plugin = entry(&host.host);
+    if (plugin == NULL) {
+        ddl__text_add(&out->text, "it declines: %s", host.warning[0] != '\0' ? host.warning : "it gave no reason");
+        return DDL__PLUGIN_DECLINED;
+    }
+    if (host.warning[0] != '\0') {
+        host.real->log(host.real, DDL_LOG_WARN, host.warning);
+    }
+    ddl__plugin_verdict verdict = ddl__plugin_check_table(plugin, out->name, &out->text);
+    out->plugin = verdict == DDL__PLUGIN_USABLE ? plugin : NULL;
+    return verdict;
+}
+
+/* >>plugin_open */
+
+#ifndef DDL_NO_PLUGINS
+/* Weak, so that a program links without -ldl where glibc is older than 2.34, and statically: there dlopen is NULL. */
+static void *ddl__dlopen(const char *path, int flags) __attribute__((weakref("dlopen")));
+static void *ddl__dlsym(void *handle, const char *name) __attribute__((weakref("dlsym")));
+static char *ddl__dlerror(void) __attribute__((weakref("dlerror")));
+
+/* Here the plugin's code runs for the first time: its constructors inside dlopen, then its entry. RTLD_NOW finds what
+ * is missing now and not in the middle of training; RTLD_LOCAL keeps the names of plugins out of each other's way.
+ * A plugin that is refused after this point stays mapped, which is harmless. */
+static ddl__plugin_verdict ddl__plugin_open_checked(const ddl__loader *loader, const char *real,
+                                                    ddl__plugin_try *out) {
+    if (ddl__dlopen == NULL || ddl__dlsym == NULL || ddl__dlerror == NULL) {
+        return ddl__plugin_refuse(&out->text, "this program cannot open shared objects; link it with -ldl and without "
+                                  "-static");
+    }
+    out->handle = ddl__dlopen(real, RTLD_NOW | RTLD_LOCAL);
+    if (out->handle == NULL) {
+        const char *why = ddl__dlerror();
+        return ddl__plugin_refuse(&out->text, "dlopen: %s", why != NULL ? why : "no reason given");
+    }
+    char symbol[DDL__PLUGIN_NAME_BYTES + 16];
+    snprintf(symbol, sizeof symbol, "ddl_plugin_%s_v1", out->name);
+    void *address = ddl__dlsym(out->handle, symbol);
+    if (address == NULL) {
+        return ddl__plugin_refuse(&out->text, "it exports no %s", symbol);
+    }
+    ddl_plugin_fn entry;
+    memcpy(&entry, &address, sizeof entry); /* ISO C has no cast between these two kinds of pointer; POSIX does */
+    return ddl__plugin_call(loader, entry, out);
+}
+
+static ddl__plugin_verdict ddl__plugin_open(const ddl__loader *loader, ddl__plugin_try *out) {
+    char real[PATH_MAX];
+    if (out->path[0] != '/') {
+        return ddl__plugin_refuse(&out->text, "its path is relative; only absolute paths are opened");
+    }
+    if (!ddl__plugin_name_of(out->path, out->name)) {
+        return ddl__plugin_refuse(&out->text, "it is not named libddl-NAME.so with NAME of a-z, 0-9 and _");
+    }
+    ddl__plugin_verdict verdict = ddl__plugin_check_file(&loader->owners, out->path, real, &out->text);
+    return verdict == DDL__PLUGIN_USABLE ? ddl__plugin_open_checked(loader, real, out) : verdict;
+}
+#else
+static ddl__plugin_verdict ddl__plugin_open(const ddl__loader *loader, ddl__plugin_try *out) {
+    (void)loader;
+    return ddl__plugin_refuse(&out->text, "this program was built without plugins (DDL_NO_PLUGINS)");
+}
+#endif
+
+/* Puts the outcome on its list and says it in the log. */
+static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, const ddl__plugin_try *candidate) {
+    const char *path = candidate->path, *reason = candidate->reason;
+    switch (verdict) {
+    case DDL__PLUGIN_USABLE:
+        if (ddl__plugin_append(loader, &loader->loaded, candidate) != NULL) {
+            const char *version = candidate->plugin->version;
+            ddl__log(loader->base, DDL_LOG_INFO, "plugin %s %s: loaded from %s", candidate->name,
+                     version != NULL ? version : "", path);
+        }
+        return;
+    case DDL__PLUGIN_ABSENT:
+        ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s: %s", path, reason);
+        return;
+    case DDL__PLUGIN_DECLINED:
+        ddl__log(loader->base, DDL_LOG_INFO, "plugin %s: %s", path, reason);
+        break;
+    case DDL__PLUGIN_REFUSED:
+        ddl__log(loader->base, DDL_LOG_WARN, "plugin %s is not used: %s", path, reason);
+        break;
+    }
+    ddl__plugin_append(loader, &loader->refused, candidate);
+}
+
+/* Looks at a candidate whose path and, when folded in, name are set. What was refused before is not tried again: its
+ * code would run twice, and its warning be read twice. */
+static ddl__plugin_verdict ddl__plugin_judge(ddl__loader *loader, const ddl__plugin_static *folded,
+                                             ddl__plugin_try *out) {
+    const ddl__plugin_record *before = ddl__loader_refused(loader, out->path);
+    if (before != NULL) {
+        return ddl__plugin_refuse(&out->text, "%s", before->reason);
+    }
+    ddl__plugin_verdict verdict =
+        folded != NULL ? ddl__plugin_call(loader, folded->entry, out) : ddl__plugin_open(loader, out);
+    /* Two paths may lead to one plugin: what is loaded stays. */
+    if (verdict != DDL__PLUGIN_USABLE || ddl__loader_find(loader, out->name) == NULL) {
+        ddl__plugin_note(loader, verdict, out);
+    }
+    return verdict;
+}
+
+/* One candidate: a file or, with folded, a part of this program. `tried` collects what happened for the sentence of an
+ * error; it may be NULL. */
+static bool ddl__plugin_attempt(ddl__loader *loader, const char *path, const ddl__plugin_static *folded,
+                                ddl__text *tried) {
+    char built_in[DDL__PLUGIN_NAME_BYTES + 16];
+    ddl__plugin_try candidate = {.path = path};
+    candidate.text = (ddl__text){candidate.reason, sizeof candidate.reason, 0};
+    if (folded != NULL) {
+        snprintf(built_in, sizeof built_in, "(built in: %s)", folded->name);
+        snprintf(candidate.name, sizeof candidate.name, "%s", folded->name);
+        candidate.path = built_in;
+    }
+    ddl__plugin_verdict verdict = ddl__plugin_judge(loader, folded, &candidate);
+    if (tried != NULL && verdict != DDL__PLUGIN_USABLE) {
+        ddl__text_add(tried, "%s%s (%s)", tried->used > 0 ? ", " : "", candidate.path, candidate.reason);
+    }
+    return verdict == DDL__PLUGIN_USABLE && !loader->out_of_memory;
+}
+
+/* >>plugin_search */
+
+/* Gives the folders of the search one by one: index counts up from 0; false after the last. Relative ones come out too,
+ * so that whoever tries a file there says why it is refused. */
+static bool ddl__plugin_folder(const ddl__loader_params *params, int index, char out_folder[PATH_MAX]) {
+    const char *at = params->path != NULL ? params->path : "";
+    for (;; at += *at == ':') {
+        size_t bytes = strcspn(at, ":");
+        if (bytes == 0 && *at == '\0') {
+            break;
+        }
+        if (bytes > 0 && bytes < PATH_MAX && index-- == 0) {
+            memcpy(out_folder, at, bytes);
+            out_folder[bytes] = '\0';
+            return true;
+        }
+        at += bytes;
+    }
+    if (index == 0) {
+        ssize_t bytes = readlink("/proc/self/exe", out_folder, PATH_MAX - 1);
+        out_folder[bytes > 0 ? bytes : 0] = '\0';
+        char *slash = strrchr(out_folder, '/');
+        if (slash != NULL) {
+            slash[slash == out_folder ? 1 : 0] = '\0';
+            return true;
+        }
+    }
+    if (index <= 1 && params->libdir != NULL && params->libdir[0] != '\0') {
+        /* Without an executable's folder (no /proc) this one is met twice, which is harmless. */
+        ddl__text text = {out_folder, PATH_MAX, 0};
+        ddl__text_add(&text, "%s", params->libdir);
+        return true;
+    }
+    return false;
+}
+
+#define DDL__PLUGIN_PATH_BYTES (PATH_MAX + DDL__PLUGIN_NAME_BYTES + 16)
+
+static void ddl__plugin_path(char out_path[DDL__PLUGIN_PATH_BYTES], const char *folder, const char *name) {
+    ddl__text text = {out_path, DDL__PLUGIN_PATH_BYTES, 0};
+    ddl__text_add(&text, "%s/libddl-%s.so", strcmp(folder, "/") == 0 ? "" : folder, name);
+}
+
+static const ddl__plugin_static *ddl__plugin_folded(const ddl__loader_params *params, const char *name) {
+    const ddl__plugin_static *folded = params->statics;
+    while (folded != NULL && folded->name != NULL && strcmp(folded->name, name) != 0) {
+        folded++;
+    }
+    return folded != NULL && folded->name != NULL ? folded : NULL;
+}
+
+/* Looks for a plugin that was asked for by name, everywhere until one can be used. */
+static bool ddl__loader_by_name(ddl__loader *loader, const char *name, ddl__text *tried) {
+    const ddl__plugin_static *folded = ddl__plugin_folded(loader->params, name);
+    if (folded != NULL && ddl__plugin_attempt(loader, NULL, folded, tried)) {
+        return true;
+    }
+    char folder[PATH_MAX], path[DDL__PLUGIN_PATH_BYTES];
+    for (int i = 0; i < INT_MAX && ddl__plugin_folder(loader->params, i, folder); i++) {
+        ddl__plugin_path(path, folder, name);
+        if (ddl__plugin_attempt(loader, path, NULL, tried)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The same lists name transports of the core ("tcp"): nothing to load for these. */
+static bool ddl__plugin_is_built_in(const ddl__loader_params *params, const char *name) {
+    const char *const *built_in = params->built_in;
+    while (built_in != NULL && *built_in != NULL && strcmp(*built_in, name) != 0) {
+        built_in++;
+    }
+    return built_in != NULL && *built_in != NULL;
+}
+
+/* One item of a list of what must load. */
+static ddl_status ddl__loader_need(ddl__loader *loader, const char *item, const char *source,
+                                   ddl__sentence *sentence) {
+    char tried_text[DDL__SENTENCE_BYTES - 256];
+    ddl__text tried = {tried_text, sizeof tried_text, 0};
+    tried_text[0] = '\0';
+    if (strchr(item, '/') != NULL) {
+        if (ddl__plugin_attempt(loader, item, NULL, &tried)) {
+            return DDL_OK;
+        }
+    } else if (!ddl__plugin_name_ok(item)) {
+        return ddl__fail(sentence, DDL_ERR_PLUGIN, "\"%.60s\" of %s is neither the name of a plugin (a-z, 0-9, _) nor "
+                         "an absolute path.", item, source);
+    } else if (ddl__plugin_is_built_in(loader->params, item) || ddl__loader_find(loader, item) != NULL ||
+               ddl__loader_by_name(loader, item, &tried)) {
+        return DDL_OK;
+    }
+    if (loader->out_of_memory) {
+        return ddl__fail(sentence, DDL_ERR_NOMEM, "No memory is left to load plugin %.200s.", item);
+    }
+    return ddl__fail(sentence, DDL_ERR_PLUGIN,
+                     "Plugin %.200s, asked for by %s, cannot be used; tried: %s. Repair it or take it off the list.",
+                     item, source, tried.used > 0 ? tried_text : "nothing, as there is no folder to search");
+}
+
+/* Walks a list: loads what it names and finds the word none. */
+static ddl_status ddl__loader_asked(ddl__loader *loader, const ddl__plugin_asked *asked, bool *none,
+                                    ddl__sentence *sentence) {
+    const char *at = asked->list != NULL ? asked->list : "";
+    char item[PATH_MAX];
+    while (*at != '\0') {
+        at += strspn(at, ", \t");
+        size_t bytes = strcspn(at, ",");
+        size_t kept = bytes;
+        while (kept > 0 && (at[kept - 1] == ' ' || at[kept - 1] == '\t')) {
+            kept--;
+        }
+        if (kept >= sizeof item) {
+            return ddl__fail(sentence, DDL_ERR_PLUGIN, "An entry of %s is longer than a path can be.", asked->source);
+        }
+        memcpy(item, at, kept);
+        item[kept] = '\0';
+        at += bytes;
+        if (strcmp(item, "none") == 0) {
+            *none = true;
+        } else if (kept > 0) {
+            DDL__TRY(ddl__loader_need(loader, item, asked->source, sentence));
+        }
+    }
+    return DDL_OK;
+}
+
+typedef struct ddl__plugin_names {
+    char name[DDL__PLUGINS_PER_FOLDER][DDL__PLUGIN_NAME_BYTES];
+} ddl__plugin_names;
+
+static int ddl__plugin_compare(const void *a, const void *b) { return strcmp(a, b); }
+
+/* Names of the plugins in a folder, sorted: the order of a directory differs between hosts. */
+static size_t ddl__plugin_list(const char *folder, ddl__plugin_names *out) {
+    size_t count = 0;
+    DIR *dir = folder[0] == '/' ? opendir(folder) : NULL;
+    if (dir == NULL) {
+        return 0;
+    }
+    for (struct dirent *entry = readdir(dir); entry != NULL && count < DDL__PLUGINS_PER_FOLDER; entry = readdir(dir)) {
+        count += ddl__plugin_name_of(entry->d_name, out->name[count]) ? 1 : 0;
+    }
+    closedir(dir);
+    qsort(out->name, count, sizeof out->name[0], ddl__plugin_compare);
+    return count;
+}
+
+/* Tries what lies in a folder and is not loaded yet. */
+static void ddl__loader_scan(ddl__loader *loader, const char *folder) {
+    ddl__plugin_names *names = ddl__alloc(loader->base, sizeof *names);
+    if (names == NULL) {
+        loader->out_of_memory = true;
+        return;
+    }
+    size_t count = ddl__plugin_list(folder, names);
+    ddl__log(loader->base, DDL_LOG_DEBUG, "plugins: %zu in %s", count, folder);
+    for (size_t i = 0; i < count; i++) {
+        char path[DDL__PLUGIN_PATH_BYTES];
+        ddl__plugin_path(path, folder, names->name[i]);
+        if (ddl__loader_find(loader, names->name[i]) == NULL) { /* an earlier folder wins */
+            ddl__plugin_attempt(loader, path, NULL, NULL);
+        }
+    }
+    ddl__free(loader->base, names);
+}
+
+/* Nobody asked for these: whatever is wrong with one of them is a warning. */
+static void ddl__loader_scan_all(ddl__loader *loader) {
+    const ddl__plugin_static *folded = loader->params->statics;
+    for (; folded != NULL && folded->name != NULL; folded++) {
+        if (ddl__loader_find(loader, folded->name) == NULL) {
+            ddl__plugin_attempt(loader, NULL, folded, NULL);
+        }
+    }
+#ifndef DDL_NO_PLUGINS
+    char folder[PATH_MAX];
+    for (int i = 0; i < INT_MAX && ddl__plugin_folder(loader->params, i, folder); i++) {
+        if (folder[0] != '/') {
+            ddl__log(loader->base, DDL_LOG_WARN, "the folder \"%s\" of DDL_PLUGIN_PATH is left out: only absolute "
+                     "paths are searched", folder);
+        }
+        ddl__loader_scan(loader, folder);
+    }
+#endif
+}
+
+/* Forgets the lists. The plugins stay open. */
+static void ddl__loader_close(ddl__loader *loader) {
+    ddl__plugin_record *lists[2] = {loader->loaded, loader->refused};
+    for (int i = 0; i < 2; i++) {
+        while (lists[i] != NULL) {
+            ddl__plugin_record *next = lists[i]->next;
+            ddl__free(loader->base, lists[i]);
+            lists[i] = next;
+        }
+    }
+    loader->loaded = loader->refused = NULL;
+}
+
+/* Loads what must load, then what else is found. On error the lists tell ddl-info how far it came; the caller closes
+ * the loader in either case. */
+static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const ddl__loader_params *params,
+                                   ddl__sentence *sentence) {
+    struct stat program;
+    memset(loader, 0, sizeof *loader);
+    loader->base = base;
+    loader->params = params;
+    loader->owners.self = geteuid();
+    loader->owners.program = stat("/proc/self/exe", &program) == 0 ? program.st_uid : loader->owners.self;
+    bool none = false;
+    ddl_status status = DDL_OK;
+    for (size_t i = 0; status == DDL_OK && i < params->asked_count; i++) {
+        status = ddl__loader_asked(loader, &params->asked[i], &none, sentence);
+    }
+    if (status == DDL_OK && !none) {
+        ddl__loader_scan_all(loader);
+        if (loader->out_of_memory) {
+            status = ddl__fail(sentence, DDL_ERR_NOMEM, "No memory is left for the list of plugins.");
+        }
+    }
+    loader->params = NULL; /* it is the caller's and may be gone */
+    return status;
+}
+
+/* >>mesh/context */
+/* mesh, first part: the context, one member of one job. All state hangs off it; there are no globals.
+ * Rooms above keep their own parts behind pointers that this room only carries. */
+
+enum {
+    DDL__ENDPOINTS_MAX = 8,
+    DDL__SCRATCH_KEPT = 4,
+    DDL__NOTE_BYTES = 1024 /* payload of a control message */
+};
+
+/* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
+typedef struct ddl__outgoing {
+    ddl_message message; /* first: the transport knows only this */
+    void (*done)(ddl_context *c, struct ddl__outgoing *out, ddl_status status);
+    void *owner;
+    int64_t index;
+} ddl__outgoing;
+
+/* A control message with room for its payload. Reused, never freed before the end. */
+typedef struct ddl__note {
+    ddl__outgoing out;
+    struct ddl__note *next;
+    uint8_t payload[DDL__NOTE_BYTES];
+} ddl__note;
+
+/* Scratch memory that is kept for the next time. */
+typedef struct ddl__scratch {
+    size_t bytes;
+    struct ddl__scratch *next;
+    uint64_t pad[2]; /* the data begins 32 bytes in, aligned for vectors */
+} ddl__scratch;
+
+/* A payload on its way in. target NULL: into scratch, and delivered from there when it is whole. */
+typedef struct ddl__landing {
+    ddl__frame frame;
+    void *scratch;
+    void *target;
+    void *owner; /* of the target: set by the room that placed it */
+    int64_t index;
+    struct ddl__landing *next;
+} ddl__landing;
+
+/* What a room above does with frames of one type. deliver: the payload is whole. place (optional): where it may go
+ * directly, NULL for scratch; placed: it is there, or will never be. A negative status closes the link. */
+typedef struct ddl__handler {
+    ddl_status (*deliver)(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
+    void *(*place)(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing);
+    void (*placed)(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status);
+} ddl__handler;
+
+/* One opened transport. */
+typedef struct ddl__endpoint {
+    const ddl_plugin *plugin;
+    const ddl_transport *table;
+    void *self;
+    ddl_host host; /* host.core is the context */
+    uint32_t address_bytes;
+    uint8_t address[256];
+} ddl__endpoint;
+
+typedef enum ddl__life {
+    DDL__ALIVE = 0,
+    DDL__MISSED = 1, /* its process or its link is gone, without goodbye so far: see detector.h */
+    DDL__LEFT = 2,   /* said goodbye */
+    DDL__DEAD = 3
+} ddl__life;
+
+typedef struct ddl__link {
+    ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
+    ddl__life life;
+    bool same_host, connected;
+    bool drained; /* left, and its link has ended: nothing more will come */
+    bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
+    int32_t host; /* number of its host, from 0 by first appearance */
+    int32_t pid, pidfd;
+    uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
+    uint64_t missed_ns;
+    uint64_t latency_ns, bytes_per_s;
+    const char *missed_how;
+    char host_id[64];
+} ddl__link;
+
+/* The first cause of the failure of this context: what all later errors report. */
+typedef struct ddl__cause {
+    int32_t rank; /* -1: none yet */
+    char text[256];
+} ddl__cause;
+
+struct ddl_context {
+    ddl__base base;
+    ddl__settings settings;
+    ddl__loader loader;
+    int32_t rank, world_size, host_count, local_ranks, cores;
+    pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
+    uint64_t job;
+    ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
+    const char *doing;  /* the public call that is under way, for stall reports; NULL: none */
+
+    pthread_mutex_t lock; /* one lock; everything below is under it */
+    pthread_cond_t changed;
+    atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
+    int32_t cond_waiters;
+    bool polling, finalized, aborted, joined;
+    char abort_text[256];
+    int32_t wake_fd, epoll_fd;
+    int32_t refs; /* the user's handle and every group that the user still holds */
+    pthread_t thread;
+    bool has_thread, thread_stop;
+
+    ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
+    int32_t endpoint_count;
+    ddl__link *links; /* by world rank */
+    ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
+    ddl__cause cause;
+    int32_t missed_count, closing_count;
+    uint64_t next_look_ns; /* when the detector looks again */
+
+    ddl__note *notes;
+    ddl__landing *landings;
+    ddl__scratch *scratch;
+    int32_t scratch_count;
+
+    struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl_group *world;
+    struct ddl__groups *groups;
+    struct ddl__requests *requests;
+    struct ddl__ops *ops;
+    ddl_stats stats;
+    ddl__sentence error;
+};
+
+/* Writes the error that ddl_error shows. */
+#define ddl__error(c, status, ...) ddl__fail(&(c)->error, (status), __VA_ARGS__)
+
+/* >>lock */
+
+static void ddl__lock(ddl_context *c) {
+    atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+    pthread_mutex_lock(&c->lock);
+    atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+}
+
+static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+
+/* Begins a public call: checks that the context may be used, and locks it. */
+static ddl_status ddl__enter(ddl_context *c) {
+    if (c == NULL) {
+        return DDL_ERR_ARG;
+    }
+    if (c->pid != getpid()) {
+        return DDL_ERR_FORK; /* the lock may be held for ever by a thread that this process has not */
+    }
+    ddl__lock(c);
+    if (c->finalized) {
+        ddl_status status = ddl__error(c, DDL_ERR_STATE, "the context was finalized; nothing can be started on it");
+        ddl__unlock(c);
+        return status;
+    }
+    return DDL_OK;
+}
+
+/* >>memory */
+
+/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. */
+static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
+    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+        if ((*at)->bytes >= bytes) {
+            ddl__scratch *s = *at;
+            *at = s->next;
+            c->scratch_count--;
+            return s + 1;
+        }
+    }
+    size_t rounded = bytes < 4096 ? 4096 : bytes;
+    ddl__scratch *s = ddl__alloc(&c->base, sizeof *s + rounded);
+    if (s == NULL) {
+        return NULL;
+    }
+    s->bytes = rounded;
+    return s + 1;
+}
+
+/* The largest few are kept. */
+static void ddl__scratch_put(ddl_context *c, void *memory) {
+    if (memory == NULL) {
+        return;
+    }
+    ddl__scratch *s = (ddl__scratch *)memory - 1;
+    s->next = c->scratch;
+    c->scratch = s;
+    if (++c->scratch_count <= DDL__SCRATCH_KEPT) {
+        return;
+    }
+    ddl__scratch **least = &c->scratch;
+    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+        if ((*at)->bytes < (*least)->bytes) {
+            least = at;
+        }
+    }
+    ddl__scratch *gone = *least;
+    *least = gone->next;
+    c->scratch_count--;
+    ddl__free(&c->base, gone);
+}
+
+static ddl__landing *ddl__landing_get(ddl_context *c) {
+    ddl__landing *l = c->landings;
+    if (l == NULL) {
+        return ddl__alloc(&c->base, sizeof *l);
+    }
+    c->landings = l->next;
+    memset(l, 0, sizeof *l);
+    return l;
+}
+
+static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
+    ddl__scratch_put(c, l->scratch);
+    l->scratch = NULL;
+    l->next = c->landings;
+    c->landings = l;
+}
+
+/* >>mesh/host */
+/* mesh, second part: what transports call. Messages leave and arrive here; frames are checked once and handed to the
+ * room that registered for their type. */
+
+static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
+
+static ddl_context *ddl__core(const ddl_host *host) { return host->core; }
+
+static void *ddl__host_alloc(const ddl_host *host, size_t bytes) { return ddl__alloc(&ddl__core(host)->base, bytes); }
+
+static void ddl__host_free(const ddl_host *host, void *memory) { ddl__free(&ddl__core(host)->base, memory); }
+
+static void ddl__host_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    ddl_context *c = ddl__core(host);
+    ddl__log(&c->base, level, "%s", line);
+    /* While transports open, a warning is the best reason there is for why one did not. */
+    if (level == DDL_LOG_WARN && !c->joined) {
+        ddl__error(c, DDL_ERR_SYSTEM, "%s", line);
+    }
+}
+
+static const char *ddl__host_setting(const ddl_host *host, const char *name) {
+    (void)host;
+    return ddl__plugin_setting(name);
+}
+
+static uint64_t ddl__host_now(const ddl_host *host) {
+    (void)host;
+    return ddl__now_ns();
+}
+
+/* >>in */
+
+static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, ddl__frame *out) {
+    ddl_status status = ddl__frame_read(header, out);
+    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
+        status = DDL_ERR_CORRUPT;
+    }
+    if (status < 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "damaged bytes arrived from rank %d (%s); its link is closed", peer,
+                 ddl_status_text(status));
+        return DDL_ERR_CORRUPT;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
+    ddl__frame f;
+    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, &f));
+    *out_bytes = f.bytes;
+    return DDL_OK;
+}
+
+static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
+        ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
+                 "closed", f->bytes, peer);
+        return DDL_ERR_CORRUPT;
+    }
+    c->links[peer].connected = true;
+    c->stats.messages_received++;
+    c->stats.bytes_received += f->bytes;
+    return c->handlers[f->type].deliver(c, peer, f, payload);
+}
+
+static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                                    uint64_t payload_bytes) {
+    ddl_context *c = ddl__core(host);
+    ddl__frame f;
+    DDL__TRY(ddl__host_frame(c, peer, header, &f));
+    return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
+}
+
+static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
+                                 void **out_landing, void **out_token) {
+    ddl_context *c = ddl__core(host);
+    ddl__landing *l = ddl__landing_get(c);
+    if (l == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
+    const ddl__handler *h = &c->handlers[l->frame.type];
+    if (status == DDL_OK && h->place != NULL && (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0) {
+        l->target = h->place(c, peer, &l->frame, l);
+    }
+    if (status == DDL_OK && l->target == NULL) {
+        l->scratch = ddl__scratch_get(c, l->frame.bytes);
+        status = l->scratch == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    }
+    if (status < 0) {
+        ddl__landing_put(c, l);
+        return status;
+    }
+    *out_bytes = l->frame.bytes;
+    *out_landing = l->target != NULL ? l->target : l->scratch;
+    *out_token = l;
+    return DDL_OK;
+}
+
+static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
+    ddl_context *c = ddl__core(host);
+    ddl__landing *l = token;
+    if (l->target != NULL) {
+        if (status == DDL_OK) {
+            c->stats.messages_received++;
+            c->stats.bytes_received += l->frame.bytes;
+        }
+        c->handlers[l->frame.type].placed(c, peer, l, status);
+    } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
+        ddl__missed(c, peer, "it sent damaged bytes");
+    }
+    ddl__landing_put(c, l);
+}
+
+/* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
+static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    l->scratch = ddl__scratch_get(c, l->frame.bytes);
+    if (l->scratch == NULL || !DDL_HAS(e->table, redirect)) {
+        ddl__missed(c, peer, "no memory was left to discard what it sent");
+        return;
+    }
+    l->target = l->scratch;
+    e->table->redirect(e->self, peer, l, l->scratch);
+}
+
+/* >>out */
+
+static void ddl__host_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    ddl__outgoing *out = (ddl__outgoing *)message;
+    if (out->done != NULL) {
+        out->done(ddl__core(host), out, status);
+    }
+}
+
+/* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
+static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, ddl__frame *f, const void *payload) {
+    ddl__link *l = &c->links[peer];
+    if (l->life == DDL__DEAD || l->life == DDL__LEFT || l->endpoint == NULL) {
+        return DDL_ERR_PEER;
+    }
+    f->source = (uint32_t)c->rank;
+    if (c->settings.check_payload && f->bytes > 0) {
+        f->flags |= DDL__FRAME_FLAG_CRC;
+        f->payload_crc = ddl__crc32c(0, payload, f->bytes);
+    }
+    ddl__frame_write(out->message.header, f);
+    out->message.payload = payload;
+    out->message.payload_bytes = f->bytes;
+    l->connected = true;
+    c->stats.messages_sent++;
+    c->stats.bytes_sent += f->bytes;
+    return l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+}
+
+/* Takes a message back from the transport before its memory goes away. */
+static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    if (DDL_HAS(e->table, recall)) {
+        e->table->recall(e->self, peer, &out->message);
+    }
+}
+
+static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    (void)status;
+    ddl__note *n = (ddl__note *)out;
+    n->next = c->notes;
+    c->notes = n;
+}
+
+/* Sends a control message: the payload is copied. Without memory it is not sent; what depends on it finds out by its
+ * own deadline. */
+static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
+    ddl__note *n = c->notes;
+    if (n != NULL) {
+        c->notes = n->next;
+    } else {
+        n = ddl__alloc(&c->base, sizeof *n);
+    }
+    if (n == NULL || bytes > sizeof n->payload) {
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
+        return;
+    }
+    n->out.done = ddl__note_done;
+    f.bytes = (uint32_t)bytes;
+    if (bytes > 0) {
+        memcpy(n->payload, payload, bytes);
+    }
+    if (ddl__post(c, peer, &n->out, &f, n->payload) != DDL_IN_PROGRESS) {
+        ddl__note_done(c, &n->out, DDL_OK);
+    }
+}
+
+/* >>proof */
+
+/* Runs the handshake for a transport; the secret stays here. See docs/plugins.md for the calling sequence. */
+static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer,
+                                  const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes,
+                                  int32_t *out_peer) {
+    ddl_context *c = ddl__core(host);
+    ddl__auth *a = *state;
+    if (out != NULL) {
+        *out_used = *out_bytes = 0;
+    }
+    if (in == NULL && out == NULL) {
+        if (a != NULL) {
+            ddl__auth_wipe(a);
+            ddl__free(&c->base, a);
+            *state = NULL;
+        }
+        return DDL_OK;
+    }
+    ddl_status status = DDL_OK;
+    if (a == NULL) {
+        uint8_t nonce[32];
+        ddl__auth_params p = {.secret = c->settings.secret,
+                              .secret_bytes = c->settings.secret_bytes,
+                              .job = c->job,
+                              .purpose = DDL__AUTH_MESH,
+                              .rank = (uint32_t)c->rank,
+                              .peer = (uint32_t)peer,
+                              .world = (uint32_t)c->world_size};
+        a = ddl__alloc(&c->base, sizeof *a);
+        if (a == NULL) {
+            return DDL_ERR_NOMEM;
+        }
+        *state = a;
+        status = ddl__random(nonce, sizeof nonce);
+        if (status == DDL_OK) {
+            status = is_client ? ddl__auth_client(a, &p, nonce) : ddl__auth_server(a, &p, nonce);
+        }
+    }
+    if (status == DDL_OK) {
+        status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+    }
+    if (status == DDL_OK) {
+        *out_peer = (int32_t)a->peer_rank;
+    } else if (status < 0) {
+        c->stats.strangers_refused += is_client ? 0 : 1;
+    }
+    if (status != DDL_IN_PROGRESS) {
+        ddl__auth_wipe(a);
+        ddl__free(&c->base, a);
+        *state = NULL;
+    }
+    return status;
+}
+
+static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
+    ddl_context *c = ddl__core(host);
+    ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
+             system_error != 0 ? strerror(system_error) : "");
+    ddl__missed(c, peer, system_error == ETIMEDOUT || system_error == EHOSTUNREACH || system_error == ENETUNREACH
+                             ? "its link is cut: it did not answer for 4 s"
+                             : "its process ended");
+}
+
+static void ddl__host_transferred(const ddl_host *host, void *cookie, ddl_status status) {
+    ddl__host_sent(host, cookie, status);
+}
+
+static ddl_host ddl__host_table(ddl_context *c) {
+    return (ddl_host){
+        .size = sizeof(ddl_host),
+        .abi = DDL_PLUGIN_ABI,
+        .core = c,
+        .alloc = ddl__host_alloc,
+        .free = ddl__host_free,
+        .log = ddl__host_log,
+        .setting = ddl__host_setting,
+        .now_ns = ddl__host_now,
+        .deliver = ddl__host_deliver,
+        .land = ddl__host_land,
+        .landed = ddl__host_landed,
+        .sent = ddl__host_sent,
+        .transferred = ddl__host_transferred,
+        .lost = ddl__host_lost,
+        .prove = ddl__host_prove,
+        .measure = ddl__host_measure,
+    };
+}
+
+/* >>mesh/detector */
+/* mesh, third part: who is dead. On one host a pidfd is the proof, between hosts a broken connection. Plugins are not
+ * the detector.
+ *
+ * A rank whose process or link is gone is MISSED first: its goodbye may still be in the socket, or on its way through
+ * another rank (goodbyes are passed on once on each host, because most ranks of a host are not connected to each other).
+ * It is DEAD when its link has ended without goodbye and its process is known to be gone, or after a grace time.
+ * The first cause is flooded before anything else fails, and wins over the ripples that follow. */
+
+#define DDL__GRACE_NS (200 * DDL__NS_PER_MS)
+#define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
+
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank); /* group room: fails what needs the rank */
+
+/* >>process */
+
+/* The start time of a process in ticks since boot, field 22 of its stat; 0 when there is no such process. */
+static uint64_t ddl__process_start(int32_t pid) {
+    char path[48], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return 0;
+    }
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    char *at = strrchr(text, ')'); /* the name may contain anything */
+    if (at == NULL || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') {
+        return 0; /* a zombie is dead, its parent only has not asked */
+    }
+    unsigned long long start = 0;
+    for (int field = 2; at != NULL && field < 22; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    return at != NULL && sscanf(at, " %llu", &start) == 1 ? start : 0;
+}
+
+/* Where pidfds exist one is kept per rank of this host; -1 falls back to /proc. */
+static int32_t ddl__process_open(int32_t pid, uint64_t start) {
+#ifdef SYS_pidfd_open
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd >= 0 && ddl__process_start(pid) != start) {
+        close(fd); /* another process has the number already: /proc will say that ours is gone */
+        return -1;
+    }
+    return fd;
+#else
+    (void)pid;
+    (void)start;
+    return -1;
+#endif
+}
+
+static bool ddl__process_gone(const ddl__link *l) {
+    if (l->pidfd >= 0) {
+        struct pollfd p = {.fd = l->pidfd, .events = POLLIN};
+        return poll(&p, 1, 0) == 1;
+    }
+    return ddl__process_start(l->pid) != l->pid_start;
+}
+
+static bool ddl__has_process(const ddl_context *c, const ddl__link *l) {
+    return l->same_host && l->pid > 0 && l->pid != c->pid;
+}
+
+/* >>death */
+
+static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *text, int32_t but) {
+    uint8_t payload[300];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)rank);
+    ddl__put_string(&w, text);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (i != rank && i != but && l->connected && l->life == DDL__ALIVE) {
+            ddl__tell(c, i, (ddl__frame){.type = type}, payload, w.at);
+        }
+    }
+}
+
+static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
+    c->missed_count -= l->life == DDL__MISSED;
+    l->life = life;
+    if (l->pidfd >= 0) {
+        close(l->pidfd); /* leaves the epoll set with it */
+        l->pidfd = -1;
+    }
+}
+
+/* Declares a rank dead: text is the cause that everybody will report. but: who told us, -1 for nobody. */
+static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t but) {
+    ddl__link *l = &c->links[rank];
+    if (l->life == DDL__DEAD || rank == c->rank || c->finalized) {
+        return;
+    }
+    ddl__settle(c, l, DDL__DEAD);
+    if (c->cause.rank < 0) {
+        c->cause.rank = rank;
+        snprintf(c->cause.text, sizeof c->cause.text, "%s", text);
+    }
+    ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
+    ddl__flood(c, DDL__FRAME_DEAD, rank, text, but);
+    l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
+    c->closing_count++;
+    ddl__groups_rank_dead(c, rank);
+}
+
+/* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
+static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
+    ddl__link *l = &c->links[peer];
+    l->drained = l->drained || (l->life == DDL__LEFT && how != NULL);
+    if (l->life == DDL__ALIVE && peer != c->rank) {
+        l->life = DDL__MISSED;
+        l->missed_ns = ddl__now_ns();
+        l->missed_how = how;
+        c->missed_count++;
+        c->next_look_ns = 0;
+    }
+}
+
+static void ddl__judge(ddl_context *c, int32_t rank) {
+    ddl__link *l = &c->links[rank];
+    bool local = ddl__has_process(c, l);
+    bool gone = local && ddl__process_gone(l);
+    /* Its own link told us, and its process agrees (or there is none to ask): that is proof. Seen only by the pidfd, its
+     * goodbye may still come through somebody else, or through a socket that a forked child holds open. */
+    bool by_link = l->missed_how != NULL;
+    if ((by_link && (gone || !local)) || ddl__now_ns() - l->missed_ns > DDL__GRACE_NS) {
+        char text[256];
+        const char *how = by_link && !gone && local ? "its process lives but closed its link" : l->missed_how;
+        snprintf(text, sizeof text, "rank %d (pid %d on host %.40s) is dead: %s", rank, l->pid, l->host_id,
+                 how != NULL ? how : "its process ended");
+        ddl__dead(c, rank, text, -1);
+    }
+}
+
+/* Looks at processes and at those who are missed, every 10 ms while there is a wait. */
+static void ddl__look(ddl_context *c, uint64_t now) {
+    if (now < c->next_look_ns) {
+        return;
+    }
+    c->next_look_ns = now + DDL__LOOK_NS;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (l->life == DDL__ALIVE && ddl__has_process(c, l) && ddl__process_gone(l)) {
+            ddl__missed(c, i, NULL);
+        }
+    }
+    c->next_look_ns = now + DDL__LOOK_NS;
+    for (int32_t i = 0; c->missed_count > 0 && i < c->world_size; i++) {
+        if (c->links[i].life == DDL__MISSED) {
+            ddl__judge(c, i);
+        }
+    }
+}
+
+/* Tells transports about the dead, outside of their own calls. */
+static void ddl__reap(ddl_context *c) {
+    for (int32_t i = 0; c->closing_count > 0 && i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (l->closing) {
+            l->closing = false;
+            c->closing_count--;
+            if (l->endpoint != NULL) {
+                l->endpoint->table->peer_dead(l->endpoint->self, i);
+            }
+        }
+    }
+}
+
+/* >>frames */
+
+static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    char text[256];
+    uint32_t rank = ddl__get_u32(&r);
+    ddl__get_string(&r, text, sizeof text);
+    if (r.bad || rank >= (uint32_t)c->world_size) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__dead(c, (int32_t)rank, text, peer);
+    return DDL_OK;
+}
+
+/* Somebody leaves in order. Passed on within the host, once. */
+static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint32_t rank = ddl__get_u32(&r);
+    if (r.bad || rank >= (uint32_t)c->world_size) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__link *l = &c->links[rank];
+    if (l->life == DDL__DEAD || l->life == DDL__LEFT || (int32_t)rank == c->rank) {
+        return DDL_OK;
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *to = &c->links[i];
+        if (i != peer && i != (int32_t)rank && to->connected && to->same_host && to->life == DDL__ALIVE) {
+            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, f->bytes);
+        }
+    }
+    ddl__settle(c, l, DDL__LEFT);
+    l->drained = !l->connected;
+    return DDL_OK;
+}
+
+static void ddl__say_goodbye(ddl_context *c) {
+    uint8_t payload[4];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)c->rank);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (c->links[i].connected && (c->links[i].life == DDL__ALIVE || c->links[i].life == DDL__MISSED)) {
+            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, sizeof payload);
+        }
+    }
+}
+
+/* >>mesh/wait */
+/* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
+ * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than cores
+ * must stay fast, and an idle rank must cost nothing. */
+
+enum {
+    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
+    DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
+};
+
+/* Lets one thing happen on every transport. expect: the rank that is waited for most, -1 for none. */
+static int32_t ddl__poll(ddl_context *c, int32_t expect) {
+    int32_t events = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        bool hint = expect >= 0 && c->links[expect].endpoint == e;
+        int32_t n = e->table->progress(e->self, hint ? expect : -1);
+        events += n > 0 ? n : 0;
+    }
+    if (c->closing_count > 0) {
+        ddl__reap(c);
+    }
+    return events;
+}
+
+static void ddl__wake(ddl_context *c) {
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+    uint64_t one = 1;
+    if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
+        return; /* full: the sleeper will wake anyway */
+    }
+}
+
+/* Something ended: threads that wait for it look again. The poller itself needs no waking. */
+static void ddl__changed(ddl_context *c) {
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+}
+
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. */
+static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        int fd;
+        if (c->endpoints[i].table->arm(c->endpoints[i].self, &fd) != DDL_OK) {
+            return;
+        }
+    }
+    uint64_t ms = deadline > now ? DDL__MIN((deadline - now) / DDL__NS_PER_MS + 1, (uint64_t)DDL__SLEEP_MS) : 0;
+    if (c->missed_count > 0) {
+        ms = DDL__MIN(ms, 5u);
+    }
+    struct epoll_event events[4];
+    ddl__unlock(c);
+    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), (int)ms);
+    ddl__lock(c);
+    for (int i = 0; i < n; i++) {
+        uint64_t count;
+        if (events[i].data.u32 == UINT32_MAX && read(c->wake_fd, &count, sizeof count) < 0) {
+            continue;
+        }
+        if (events[i].data.u32 != UINT32_MAX) {
+            c->next_look_ns = 0; /* perhaps a pidfd */
+        }
+    }
+}
+
+/* Gives other threads of this context, and other ranks of this host, their turn. */
+static void ddl__give_way(ddl_context *c, bool crowded) {
+    if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
+        ddl__unlock(c);
+        sched_yield();
+        ddl__lock(c);
+    } else if (crowded) {
+        sched_yield();
+    }
+}
+
+/* Not the poller: sleeps until something changed. */
+static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
+    uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
+    struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
+    c->cond_waiters++;
+    pthread_cond_timedwait(&c->changed, &c->lock, &at);
+    c->cond_waiters--;
+}
+
+/* What a wait is for. done is asked after each event. tick runs every 10 ms or so: deadlines, stall reports. */
+typedef struct ddl__wait {
+    bool (*done)(ddl_context *c, void *arg);
+    void (*tick)(ddl_context *c, void *arg, uint64_t now);
+    int32_t (*expect)(ddl_context *c, void *arg); /* may be NULL */
+    void *arg;
+    uint64_t deadline;
+} ddl__wait;
+
+/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
+static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
+    bool crowded = c->local_ranks > c->cores;
+    int32_t empty = 0, limit = crowded ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    for (uint32_t round = 1;; round++) {
+        int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
+        int32_t events = ddl__poll(c, expect);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        empty = events > 0 ? 0 : empty + 1;
+        if (events > 0 && round % 256 != 0) {
+            continue;
+        }
+        if (empty < limit && round % 64 != 0) {
+            ddl__give_way(c, crowded);
+            continue;
+        }
+        uint64_t now = ddl__now_ns();
+        ddl__look(c, now);
+        w->tick(c, w->arg, now);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        if (now >= w->deadline) {
+            return false;
+        }
+        if (empty >= limit) {
+            ddl__sleep(c, now, w->deadline);
+            empty = crowded ? 0 : limit / 2;
+        } else {
+            ddl__give_way(c, crowded);
+        }
+    }
+}
+
+/* Waits, as the poller or behind it. The lock is held before and after, not while sleeping. */
+static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
+    while (!w->done(c, w->arg)) {
+        if (!c->polling) {
+            c->polling = true;
+            bool done = ddl__poll_until(c, w);
+            c->polling = false;
+            ddl__changed(c); /* another takes over */
+            return done;
+        }
+        ddl__wait_changed(c, w->deadline);
+        uint64_t now = ddl__now_ns();
+        w->tick(c, w->arg, now);
+        if (!w->done(c, w->arg) && now >= w->deadline) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The progress thread. Beside it, waits of user threads only sleep. */
+static bool ddl__thread_done(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->thread_stop;
+}
+
+static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now);
+
+static void *ddl__thread_main(void *arg) {
+    ddl_context *c = arg;
+    ddl__wait w = {.done = ddl__thread_done, .tick = ddl__thread_tick, .deadline = DDL__NEVER};
+    ddl__lock(c);
+    while (!c->thread_stop) {
+        ddl__wait_for(c, &w);
+    }
+    ddl__unlock(c);
+    return NULL;
+}
+
+/* >>tensor */
+/* tensor: views of memory. Making, checking, packing and lending them. It must not know of messages. */
+
+/* >>views */
+
+DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape) {
+    ddl_tensor t = {0};
+    if (ndim < 0 || ndim > DDL_MAX_DIMS || (ndim > 0 && shape == NULL)) {
+        return t;
+    }
+    t.data = (void *)(uintptr_t)data;
+    t.dtype = dtype;
+    t.ndim = ndim;
+    for (int32_t i = 0; i < ndim; i++) {
+        t.shape[i] = shape[i];
+    }
+    return t;
+}
+
+DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
+    return ddl_tensor_nd(data, dtype, 1, &count);
+}
+
+DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
+    if (tensor == NULL || tensor->ndim < 0 || tensor->ndim > DDL_MAX_DIMS) {
+        return -1;
+    }
+    int64_t count = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0 || __builtin_mul_overflow(count, tensor->shape[i], &count)) {
+            return -1;
+        }
+    }
+    return count;
+}
+
+static bool ddl__is_contiguous(const ddl_tensor *t) {
+    bool zero = true, packed = true;
+    int64_t expected = 1;
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
+        zero = zero && t->strides[i] == 0;
+        packed = packed && (t->shape[i] <= 1 || t->strides[i] == expected);
+        expected *= t->shape[i];
+    }
+    return zero || packed || expected <= 1;
+}
+
+/* Lowest and one past the highest byte that a tensor touches. */
+static void ddl__tensor_extent(const ddl_tensor *t, const char **out_low, const char **out_high) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    int64_t count = ddl_tensor_count(t);
+    if (count <= 0) {
+        *out_low = *out_high = t->data;
+        return;
+    }
+    if (ddl__is_contiguous(t)) {
+        high = count * size;
+    } else {
+        for (int32_t i = 0; i < t->ndim; i++) {
+            int64_t span = (t->shape[i] - 1) * t->strides[i] * size;
+            low += span < 0 ? span : 0;
+            high += span > 0 ? span : 0;
+        }
+    }
+    *out_low = (const char *)t->data + low;
+    *out_high = (const char *)t->data + high;
+}
+
+static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
+    const char *al, *ah, *bl, *bh;
+    ddl__tensor_extent(a, &al, &ah);
+    ddl__tensor_extent(b, &bl, &bh);
+    return al < ah && bl < bh && al < bh && bl < ah;
+}
+
+/* Copies a strided tensor to packed memory or back. A stride that is negative or zero is as good as any. */
+static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
+    size_t size = ddl_dtype_bytes(t->dtype);
+    int64_t index[DDL_MAX_DIMS] = {0};
+    int64_t count = ddl_tensor_count(t);
+    for (int64_t n = 0; n < count; n++) {
+        int64_t at = 0;
+        for (int32_t d = 0; d < t->ndim; d++) {
+            at += index[d] * t->strides[d];
+        }
+        char *element = (char *)t->data + at * (int64_t)size;
+        memcpy(unpack ? element : packed, unpack ? packed : element, size);
+        packed += size;
+        for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
+            index[d] = 0;
+        }
+    }
+}
+
+/* Checks a tensor that a caller passed. what: the call, which: the argument, for the sentence. */
+static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    int64_t count = ddl_tensor_count(t);
+    size_t size = ddl_dtype_bytes(t->dtype);
+    if (size == 0) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the type of tensor `%s` is %d, which is no ddl_dtype", what, which,
+                          (int)t->dtype);
+    }
+    if (count < 0 || (uint64_t)count > (uint64_t)INT64_MAX / size) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the shape of tensor `%s` is not valid (ndim %d; no dimension may be "
+                          "negative, at most %d dimensions)", what, which, t->ndim, DDL_MAX_DIMS);
+    }
+    if (count > 0 && t->data == NULL) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
+                          (long long)count);
+    }
+    if (t->device != DDL_HOST) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
+                          "DDL_PLUGINS", what, which, t->device);
+    }
+    return DDL_OK;
+}
+
+/* >>memory */
+
+/* Stands before the memory of ddl_tensor_alloc. */
+typedef struct ddl__lent {
+    struct ddl__lent *next;
+    void *data;
+} ddl__lent;
+
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor) {
+    DDL__TRY(ddl__enter(context));
+    ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
+    ddl_status status = out_tensor == NULL
+                            ? ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: out_tensor is NULL")
+                            : ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    if (status == DDL_OK) {
+        size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
+        ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(&context->base, sizeof *lent + 64 + bytes);
+        if (lent == NULL) {
+            status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
+        } else {
+            lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+            lent->next = context->lent;
+            context->lent = lent;
+            t.data = lent->data;
+            *out_tensor = t;
+        }
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
+    if (tensor == NULL || tensor->data == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_ERR_ARG;
+    for (ddl__lent **at = &context->lent; *at != NULL; at = &(*at)->next) {
+        if ((*at)->data == tensor->data) {
+            ddl__lent *gone = *at;
+            *at = gone->next;
+            ddl__free(&context->base, gone);
+            *tensor = (ddl_tensor){0};
+            status = DDL_OK;
+            break;
+        }
+    }
+    if (status < 0) {
+        ddl__error(context, status, "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
+                   "was freed before", tensor->data);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>dlpack */
+
+static const struct {
+    ddl_dtype dtype;
+    uint8_t code, bits;
+} ddl__dlpack_types[] = {
+    {DDL_F16, 2, 16}, {DDL_BF16, 4, 16}, {DDL_F32, 2, 32}, {DDL_F64, 2, 64}, {DDL_I8, 0, 8},   {DDL_U8, 1, 8},
+    {DDL_I32, 0, 32}, {DDL_U32, 1, 32},  {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
+};
+
+DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor) {
+    if (dlpack == NULL || out_tensor == NULL || dlpack->ndim < 0 || dlpack->ndim > DDL_MAX_DIMS ||
+        dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
+        return DDL_ERR_ARG;
+    }
+    if (dlpack->device.type != 1 && dlpack->device.type != 3) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+        if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
+            ddl_tensor t = ddl_tensor_nd((char *)dlpack->data + dlpack->byte_offset, ddl__dlpack_types[i].dtype,
+                                         dlpack->ndim, dlpack->shape);
+            for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
+                t.strides[d] = dlpack->strides[d];
+            }
+            *out_tensor = t;
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
+}
+
+DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack) {
+    if (tensor == NULL || out_dlpack == NULL || ddl_tensor_count(tensor) < 0) {
+        return DDL_ERR_ARG;
+    }
+    for (size_t i = 0; tensor->device == DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+        if (ddl__dlpack_types[i].dtype == tensor->dtype) {
+            bool contiguous = ddl__is_contiguous(tensor);
+            *out_dlpack = (ddl_dlpack){
+                .data = tensor->data,
+                .device = {1, 0},
+                .ndim = tensor->ndim,
+                .dtype = {ddl__dlpack_types[i].code, ddl__dlpack_types[i].bits, 1},
+                .shape = tensor->shape,
+                .strides = contiguous ? NULL : tensor->strides,
+            };
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
+}
+
+/* >>group/group */
+/* group: an ordered set of ranks, what is under way in it, and why it is broken when it is.
+ * It must not know how messages are matched or plans are run; p2p and engine keep their lists here. */
+
+enum {
+    DDL__GROUP_MAGIC = 0x67726f75,
+    DDL__GROUP_FREED = 0x66726565,
+    DDL__RECORDS = 256,
+    DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+};
+
+/* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what
+ * an early sender can make a late receiver store. */
+typedef struct ddl__toward {
+    uint32_t started;    /* newest collective of the peer that we know it has started */
+    uint32_t ahead_last; /* newest collective that we sent eager data for beyond `started` */
+    uint32_t ahead;      /* bytes of that data */
+    uint32_t owed;       /* eager collective bytes that we took since the peer last heard from us */
+    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
+    uint32_t p2p_in;     /* taken since we last said so */
+    struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
+} ddl__toward;
+
+/* One line of the flight recorder. */
+typedef struct ddl__flight {
+    uint32_t sequence;
+    int32_t root;
+    ddl_op op;
+    uint8_t kind, dtype;
+    int16_t status; /* DDL_IN_PROGRESS while it runs */
+    int64_t count;
+    uint64_t signature, start_ns, end_ns;
+    const char *algorithm;
+} ddl__flight;
+
+/* What a peer said it is calling, before we have called that ourselves. */
+typedef struct ddl__announced {
+    uint32_t sequence;
+    int32_t peer;
+    uint64_t signature;
+    char call[160];
+} ddl__announced;
+
+struct ddl_group {
+    uint32_t magic;
+    uint32_t id, epoch;
+    int32_t rank, size;
+    int32_t *ranks;   /* world ranks, in group order */
+    int32_t *rank_of; /* by world rank, -1: not a member */
+    int32_t *host_of; /* by group rank, hosts numbered by first appearance */
+    ddl_context *context;
+    ddl_group *next;
+    char name[64];
+
+    int64_t timeout_ms, stall_ms;
+    ddl__tuning tuning;
+    int64_t *packed; /* 2 * size: offsets of v-forms that the caller left to us */
+    bool user_holds;
+    uint32_t settings_version; /* cached plans of older settings are not used */
+
+    ddl_status broken; /* DDL_OK, or what all collectives return from now on */
+    char broken_text[DDL__SENTENCE_BYTES];
+
+    ddl__toward *flows; /* by group rank */
+    ddl_request *posted_first, *posted_last;
+    struct ddl__unexpected *unexpected_first, *unexpected_last;
+    uint64_t unexpected_bytes;
+    int32_t outstanding; /* requests that are not freed */
+
+    uint32_t sequence; /* of the newest collective that was started */
+    struct ddl__op *ops;            /* running */
+    struct ddl__early *early;       /* frames of collectives that this rank has not started */
+    struct ddl__cached *cache;      /* plans */
+    ddl__announced announced;
+    ddl__flight records[DDL__RECORDS];
+    uint32_t agree_sequence;
+    struct ddl__agreement *agreements;
+};
+
+typedef struct ddl__groups {
+    ddl_group *first; /* linked by next, those that were freed included: a handle that is used after free is told so */
+    uint32_t allocated; /* ids this rank has given out as leader */
+} ddl__groups;
+
+static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
+static void ddl__ops_fail_all(ddl_group *g);
+static void ddl__p2p_group_free(ddl_group *g);
+static void ddl__engine_group_free(ddl_group *g);
+
+/* >>making */
+
+static ddl_group *ddl__group_find(ddl_context *c, uint32_t id) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->id == id && g->magic == DDL__GROUP_MAGIC) {
+            return g;
+        }
+    }
+    return NULL;
+}
+
+static void ddl__group_release(ddl_group *g) {
+    ddl__base *base = &g->context->base;
+    ddl__free(base, g->ranks);
+    ddl__free(base, g->rank_of);
+    ddl__free(base, g->host_of);
+    ddl__free(base, g->flows);
+    ddl__free(base, g->packed);
+    g->packed = NULL;
+    g->ranks = g->rank_of = g->host_of = NULL;
+    g->flows = NULL;
+}
+
+static void ddl__group_number_hosts(ddl_group *g) {
+    ddl_context *c = g->context;
+    int32_t hosts = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        int32_t j = 0;
+        while (j < i && c->links[g->ranks[j]].host != c->links[g->ranks[i]].host) {
+            j++;
+        }
+        g->host_of[i] = j < i ? g->host_of[j] : hosts++;
+    }
+}
+
+/* Makes the local part of a group; ranks are world ranks. The caller has made sure that all members do the same. */
+static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t size, uint32_t id, uint32_t epoch,
+                                 const char *name) {
+    ddl_group *g = ddl__alloc(&c->base, sizeof *g);
+    if (g == NULL) {
+        return NULL;
+    }
+    g->context = c;
+    g->size = size;
+    g->id = id;
+    g->epoch = epoch;
+    g->ranks = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->ranks);
+    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *g->rank_of);
+    g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
+    g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
+    g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
+    if (g->packed == NULL || g->ranks == NULL || g->rank_of == NULL || g->host_of == NULL || g->flows == NULL) {
+        ddl__group_release(g);
+        ddl__free(&c->base, g);
+        return NULL;
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        g->rank_of[i] = -1;
+    }
+    for (int32_t i = 0; i < size; i++) {
+        g->ranks[i] = ranks[i];
+        g->rank_of[ranks[i]] = i;
+    }
+    g->rank = g->rank_of[c->rank];
+    ddl__group_number_hosts(g);
+    snprintf(g->name, sizeof g->name, "%s", name);
+    g->timeout_ms = c->settings.timeout_ms;
+    g->stall_ms = c->settings.stall_ms;
+    g->tuning = c->tuning;
+    g->magic = DDL__GROUP_MAGIC;
+    g->next = c->groups->first;
+    c->groups->first = g;
+    return g;
+}
+
+/* Frees what a group holds; the handle itself stays as a tombstone until the context goes. */
+static void ddl__group_bury(ddl_group *g) {
+    ddl__p2p_group_free(g);
+    ddl__engine_group_free(g);
+    g->magic = DDL__GROUP_FREED;
+    ddl__group_release(g);
+}
+
+/* >>checking */
+
+/* Begins a public call on a group; the context is locked on success. what: the call, for the sentence. */
+static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
+    if (g == NULL || (g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED)) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter(g->context));
+    if (g->magic == DDL__GROUP_FREED) {
+        ddl_status status = ddl__error(g->context, DDL_ERR_STATE, "%s: the group \"%s\" was freed", what, g->name);
+        ddl__unlock(g->context);
+        return status;
+    }
+    return DDL_OK;
+}
+
+/* The error of a broken group or an aborted context. */
+static ddl_status ddl__group_usable(ddl_group *g, const char *what) {
+    if (g->broken != DDL_OK) {
+        return ddl__error(g->context, g->broken, "%s on group \"%s\": %s", what, g->name, g->broken_text);
+    }
+    return DDL_OK;
+}
+
+/* Breaks a group for all collectives to come; the first reason stays. */
+static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g, ddl_status status, const char *format,
+                                                                  ...) {
+    if (g->broken != DDL_OK) {
+        return;
+    }
+    g->broken = status;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(g->broken_text, sizeof g->broken_text, format, args);
+    va_end(args);
+    ddl__ops_fail_all(g);
+    ddl__changed(g->context);
+}
+
+/* The peer's epoch and membership; NULL when the frame is of a group that is gone or not yet there. */
+static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__frame *f) {
+    ddl_group *g = ddl__group_find(c, f->group);
+    return g != NULL && g->epoch == f->epoch && g->rank_of[peer] >= 0 ? g : NULL;
+}
+
+/* >>failure */
+
+/* A rank died: collectives of its groups cannot end any more, messages with it neither. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank) {
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            ddl__group_break(g, DDL_ERR_PEER, "%s", c->cause.text);
+            ddl__p2p_rank_dead(g, g->rank_of[rank]);
+        }
+    }
+    ddl__changed(c);
+}
+
+/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. */
+static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
+    const ddl__link *l = &g->context->links[g->ranks[group_rank]];
+    return l->life == DDL__LEFT && l->drained;
+}
+
+/* >>p2p/request */
+/* p2p, first part: requests, and waiting for one, any or all of them.
+ * A request knows what it is through its ops table; the engine brings its own. */
+
+enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
+
+typedef enum ddl__request_state {
+    DDL__REQUEST_FREE = 0,
+    DDL__REQUEST_ACTIVE = 1,
+    DDL__REQUEST_DONE = 2,
+    DDL__REQUEST_IDLE = 3 /* persistent, not started */
+} ddl__request_state;
+
+typedef struct ddl__request_ops {
+    /* Ends it now with r->status set: takes its memory back from whoever uses it. */
+    void (*abandon)(ddl_context *c, ddl_request *r);
+    /* Says for whom or what it waits, for the stall report and the timeout's sentence. */
+    void (*explain)(ddl_context *c, ddl_request *r, ddl__text *text);
+    /* Every 10 ms or so while somebody waits for it; waited_ns: for how long. */
+    void (*tick)(ddl_context *c, ddl_request *r, uint64_t waited_ns);
+    int32_t (*expect)(ddl_context *c, ddl_request *r); /* world rank, or -1 */
+    void (*release)(ddl_context *c, ddl_request *r); /* frees what `kept` holds; may be NULL */
+} ddl__request_ops;
+
+struct ddl_request {
+    uint32_t magic;
+    uint32_t generation; /* grows with each use: an old cookie is known */
+    int32_t index;       /* in the pool */
+    uint8_t state;
+    bool persistent, is_recv;
+    ddl_context *context;
+    ddl_group *group;
+    const ddl__request_ops *ops;
+    ddl_status status;
+    ddl_info info;
+    char *why; /* the error's sentence; NULL: the status text has to do */
+    uint64_t wait_start_ns, next_report_ns;
+    ddl_request *next; /* free list, or posted receives */
+    void *op;          /* of the engine */
+    void *kept;        /* a persistent request's own copy of its call */
+    ddl_request *parent; /* of which this is a part: see coll/many.h */
+    int32_t parts;
+    void (*parts_done)(ddl_context *c, ddl_request *r);
+
+    /* messages */
+    ddl__outgoing out;
+    ddl_tensor tensor;
+    void *packed; /* scratch for a strided tensor, or NULL */
+    char *data;
+    uint64_t bytes, moved, total; /* total: what the sender says */
+    int32_t peer, tag;            /* group rank; receives may say any */
+    uint64_t remote;              /* cookie of the other side's request */
+    ddl__landing *landing;
+    bool matched;
+};
+
+/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not rubbish. */
+typedef struct ddl__requests {
+    ddl_request **chunks;
+    int32_t chunk_count;
+    ddl_request *free_first, *free_last; /* first in, first out: reuse comes late */
+} ddl__requests;
+
+/* >>pool */
+
+static ddl_status ddl__requests_grow(ddl_context *c) {
+    ddl__requests *q = c->requests;
+    ddl_request **chunks = ddl__alloc_array(&c->base, (size_t)q->chunk_count + 1, sizeof *chunks);
+    ddl_request *chunk = ddl__alloc_array(&c->base, DDL__REQUESTS_CHUNK, sizeof *chunk);
+    if (chunks == NULL || chunk == NULL) {
+        ddl__free(&c->base, chunks);
+        ddl__free(&c->base, chunk);
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory for more requests");
+    }
+    if (q->chunks != NULL) {
+        memcpy(chunks, q->chunks, (size_t)q->chunk_count * sizeof *chunks);
+        ddl__free(&c->base, q->chunks);
+    }
+    q->chunks = chunks;
+    q->chunks[q->chunk_count] = chunk;
+    for (int32_t i = 0; i < DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &chunk[i];
+        r->magic = DDL__REQUEST_MAGIC;
+        r->index = q->chunk_count * DDL__REQUESTS_CHUNK + i;
+        r->context = c;
+        r->next = q->free_first;
+        q->free_first = r;
+        q->free_last = q->free_last == NULL ? r : q->free_last;
+    }
+    q->chunk_count++;
+    return DDL_OK;
+}
+
+static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
+    ddl_context *c = g->context;
+    ddl__requests *q = c->requests;
+    if (q->free_first == NULL) {
+        DDL__TRY(ddl__requests_grow(c));
+    }
+    ddl_request *r = q->free_first;
+    q->free_first = r->next;
+    if (q->free_first == NULL) {
+        q->free_last = NULL;
+    }
+    ddl_request fresh = {.magic = DDL__REQUEST_MAGIC,
+                         .generation = r->generation + 1,
+                         .index = r->index,
+                         .state = DDL__REQUEST_ACTIVE,
+                         .context = c,
+                         .group = g,
+                         .ops = ops,
+                         .info = {.source = DDL_NO_RANK, .tag = 0}};
+    *r = fresh;
+    g->outstanding++;
+    c->stats.ops_started++;
+    *out = r;
+    return DDL_OK;
+}
+
+static void ddl__request_release(ddl_request *r) {
+    ddl_context *c = r->context;
+    ddl__requests *q = c->requests;
+    ddl__free(&c->base, r->why);
+    if (r->ops->release != NULL && r->kept != NULL) {
+        r->ops->release(c, r);
+    }
+    ddl__free(&c->base, r->kept);
+    ddl__scratch_put(c, r->packed);
+    r->kept = NULL;
+    r->why = NULL;
+    r->packed = NULL;
+    r->state = DDL__REQUEST_FREE;
+    r->group->outstanding--;
+    r->next = NULL;
+    if (q->free_last != NULL) {
+        q->free_last->next = r;
+    } else {
+        q->free_first = r;
+    }
+    q->free_last = r;
+}
+
+static uint64_t ddl__request_cookie(const ddl_request *r) {
+    return (uint64_t)r->generation << 32 | (uint32_t)r->index;
+}
+
+/* The request of a cookie that came from a peer; NULL when it is over, or never was. */
+static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
+    uint32_t index = (uint32_t)cookie;
+    if (index >= (uint32_t)(c->requests->chunk_count * DDL__REQUESTS_CHUNK)) {
+        return NULL;
+    }
+    ddl_request *r = &c->requests->chunks[index / DDL__REQUESTS_CHUNK][index % DDL__REQUESTS_CHUNK];
+    return r->generation == (uint32_t)(cookie >> 32) && r->state == DDL__REQUEST_ACTIVE ? r : NULL;
+}
+
+/* >>ending */
+
+static void ddl__request_done(ddl_request *r, ddl_status status) {
+    ddl_context *c = r->context;
+    r->status = status;
+    r->info.status = status;
+    r->state = DDL__REQUEST_DONE;
+    c->stats.ops_completed += status >= 0;
+    c->stats.ops_failed += status < 0;
+    if (r->parent != NULL && --r->parent->parts == 0) {
+        r->parent->parts_done(c, r->parent);
+    }
+    ddl__changed(c);
+}
+
+static void __attribute__((format(printf, 3, 4))) ddl__request_fail(ddl_request *r, ddl_status status,
+                                                                   const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__free(&r->context->base, r->why);
+    r->why = ddl__copy_string(&r->context->base, text);
+    ddl__request_done(r, status);
+}
+
+/* Hands the outcome to the caller and frees the request; a persistent one becomes idle. */
+static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
+    ddl_request *r = *slot;
+    ddl_status status = r->status;
+    if (out_info != NULL) {
+        *out_info = r->info;
+    }
+    if (status < 0) {
+        ddl__error(r->context, status, "%s", r->why != NULL ? r->why : ddl_status_text(status));
+    }
+    if (r->persistent) {
+        r->state = DDL__REQUEST_IDLE;
+        return status;
+    }
+    ddl__request_release(r);
+    *slot = NULL;
+    return status;
+}
+
+/* >>waiting */
+
+typedef struct ddl__waiting {
+    ddl_request **requests;
+    int32_t count;
+    int32_t need; /* this many more must be done; what is done at the start counts */
+    int32_t at;   /* all before this one are done: a wait for all looks only ahead */
+    uint64_t start_ns;
+} ddl__waiting;
+
+static bool ddl__is_pending(const ddl_request *r) { return r != NULL && r->state == DDL__REQUEST_ACTIVE; }
+
+static bool ddl__all_done(ddl_context *c, void *arg) {
+    (void)c;
+    ddl__waiting *w = arg;
+    while (w->at < w->count && !ddl__is_pending(w->requests[w->at])) {
+        w->at++;
+    }
+    return w->at == w->count;
+}
+
+static bool ddl__any_done(ddl_context *c, void *arg) {
+    (void)c;
+    ddl__waiting *w = arg;
+    bool pending = false;
+    for (int32_t i = 0; i < w->count; i++) {
+        const ddl_request *r = w->requests[i];
+        if (r != NULL && r->state == DDL__REQUEST_DONE) {
+            return true;
+        }
+        pending = pending || ddl__is_pending(r);
+    }
+    return !pending;
+}
+
+static int32_t ddl__wait_expect(ddl_context *c, void *arg) {
+    ddl__waiting *w = arg;
+    for (int32_t i = w->at; i < w->count; i++) {
+        if (ddl__is_pending(w->requests[i])) {
+            return w->requests[i]->ops->expect(c, w->requests[i]);
+        }
+    }
+    return -1;
+}
+
+static void ddl__report_stall(ddl_context *c, ddl_request *r, uint64_t waited) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    r->ops->explain(c, r, &text);
+    ddl__log(&c->base, DDL_LOG_WARN, "stalled for %.1f s: %s", (double)waited / 1e9, line);
+}
+
+static void ddl__request_tick(ddl_context *c, ddl_request *r, uint64_t waited, uint64_t now) {
+    r->ops->tick(c, r, waited);
+    int64_t stall_ms = r->group->stall_ms;
+    uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
+    if (ddl__is_pending(r) && stall_ms > 0 && waited >= stall && now >= r->next_report_ns) {
+        r->next_report_ns = now + stall;
+        ddl__report_stall(c, r, waited);
+    }
+}
+
+static void ddl__wait_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__waiting *w = arg;
+    for (int32_t i = w->at; i < w->count; i++) {
+        if (ddl__is_pending(w->requests[i])) {
+            ddl__request_tick(c, w->requests[i], now - w->start_ns, now);
+        }
+    }
+}
+
+/* The deadline passed: the requests that still run end with a sentence that says for whom they waited. */
+static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
+    for (int32_t i = 0; i < w->count; i++) {
+        ddl_request *r = w->requests[i];
+        if (ddl__is_pending(r)) {
+            char line[DDL__SENTENCE_BYTES];
+            ddl__text text = {line, sizeof line, 0};
+            r->ops->explain(c, r, &text);
+            double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
+            r->ops->abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+                              "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
+                              line, waited);
+        }
+    }
+}
+
+/* Waits for all, or for any one. The lock is held. */
+static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
+    ddl__waiting waiting = {.requests = requests, .count = count, .start_ns = ddl__now_ns()};
+    int64_t timeout_ms = -1;
+    for (int32_t i = 0; i < count; i++) {
+        if (ddl__is_pending(requests[i])) {
+            int64_t ms = requests[i]->group->timeout_ms;
+            timeout_ms = timeout_ms < 0 ? ms : DDL__MIN(timeout_ms, ms < 0 ? timeout_ms : ms);
+        }
+    }
+    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
+                   .tick = ddl__wait_tick,
+                   .expect = ddl__wait_expect,
+                   .arg = &waiting,
+                   .deadline = ddl__deadline(waiting.start_ns, timeout_ms)};
+    if (!ddl__wait_for(c, &w)) {
+        ddl__wait_expire(c, &waiting);
+    }
+    c->stats.wait_ns += ddl__now_ns() - waiting.start_ns;
+}
+
+/* >>public */
+
+static ddl_status ddl__request_check(const ddl_request *r, const char *what) {
+    if (r->magic != DDL__REQUEST_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    if (r->state == DDL__REQUEST_FREE) {
+        return ddl__error(r->context, DDL_ERR_STATE, "%s: the request has already been waited for or freed", what);
+    }
+    return DDL_OK;
+}
+
+/* Locks the context of the first request that is not NULL; *out NULL: there is none. */
+static ddl_status ddl__enter_requests(ddl_request **requests, int32_t count, const char *what, ddl_context **out) {
+    *out = NULL;
+    if (count < 0 || (requests == NULL && count > 0)) {
+        return DDL_ERR_ARG;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        ddl_request *r = requests[i];
+        if (r == NULL) {
+            continue;
+        }
+        if (*out == NULL) {
+            if (r->magic != DDL__REQUEST_MAGIC) {
+                return DDL_ERR_ARG;
+            }
+            DDL__TRY(ddl__enter(r->context));
+            *out = r->context;
+        }
+        ddl_status status = r->context != *out ? DDL_ERR_ARG : ddl__request_check(r, what);
+        if (status < 0) {
+            ddl__unlock(*out);
+            return status;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Reports all requests; the first error by index is the result. */
+static ddl_status ddl__report_all(ddl_context *c, ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_status first = DDL_OK;
+    for (int32_t i = count - 1; i >= 0; i--) { /* backwards: the first error is written last and stays */
+        ddl_info info = {.source = DDL_NO_RANK, .status = DDL_OK};
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            ddl_status status = ddl__request_report(&requests[i], &info);
+            first = status < 0 ? status : first;
+        }
+        if (out_infos != NULL) {
+            out_infos[i] = info;
+        }
+    }
+    (void)c;
+    return first;
+}
+
+DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_all", &c));
+    if (c == NULL) {
+        for (int32_t i = 0; out_infos != NULL && i < count; i++) {
+            out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
+        }
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, false);
+    ddl_status status = ddl__report_all(c, requests, count, out_infos);
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info) {
+    return request == NULL ? DDL_ERR_ARG : ddl_wait_all(request, 1, out_info);
+}
+
+DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__waiting w = {.requests = requests, .count = count};
+    if (!ddl__all_done(c, &w) && !c->polling) {
+        ddl__poll(c, ddl__wait_expect(c, &w));
+        ddl__look(c, ddl__now_ns());
+    }
+    ddl_status status = DDL_IN_PROGRESS;
+    if (ddl__all_done(c, &w)) {
+        status = ddl__report_all(c, requests, count, out_infos);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info) {
+    return request == NULL ? DDL_ERR_ARG : ddl_test_all(request, 1, out_info);
+}
+
+DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t *out_done, int32_t *out_indices,
+                                 ddl_info *out_infos) {
+    ddl_context *c;
+    if (out_done == NULL || (out_indices == NULL && count > 0)) {
+        return DDL_ERR_ARG;
+    }
+    *out_done = 0;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_some", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, true);
+    ddl_status first = DDL_OK;
+    for (int32_t i = 0; i < count; i++) {
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            ddl_info info;
+            ddl_status status = ddl__request_report(&requests[i], &info);
+            first = first < 0 ? first : status;
+            if (out_infos != NULL) {
+                out_infos[*out_done] = info;
+            }
+            out_indices[(*out_done)++] = i;
+        }
+    }
+    ddl__unlock(c);
+    return first;
+}
+
+DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info) {
+    ddl_context *c;
+    if (out_index == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_index = -1;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_any", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, true);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < count && *out_index < 0; i++) {
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            *out_index = i;
+            status = ddl__request_report(&requests[i], out_info);
+        }
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_request_free(ddl_request **request) {
+    if (request == NULL || *request == NULL) {
+        return DDL_OK;
+    }
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(request, 1, "ddl_request_free", &c));
+    ddl_status status = DDL_OK;
+    if (ddl__is_pending(*request)) {
+        status = ddl__error(c, DDL_ERR_STATE, "ddl_request_free: the request is still running; wait for it first");
+    } else {
+        if ((*request)->persistent && (*request)->state == DDL__REQUEST_DONE) {
+            ddl__request_report(request, NULL);
+        }
+        ddl__request_release(*request);
+        *request = NULL;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>p2p/match */
+/* p2p, second part: which message meets which receive, and how its bytes travel.
+ *
+ *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
+ *
+ * In P2P and RTS frames `sequence` is the tag, `signature` the size of the whole message, the low byte of `flags` its
+ * dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+
+enum { DDL__P2P_EAGER_BYTES = 32 * 1024, DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */ };
+
+/* A message that nobody has asked for yet: its data, or the offer of it. */
+typedef struct ddl__unexpected {
+    struct ddl__unexpected *next;
+    int32_t source, tag; /* group rank */
+    ddl_dtype dtype;
+    bool is_offer;
+    uint64_t bytes, cookie;
+    unsigned char data[];
+} ddl__unexpected;
+
+/* >>sending */
+
+static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    return (ddl__frame){.type = type,
+                        .flags = (uint16_t)r->tensor.dtype,
+                        .group = r->group->id,
+                        .epoch = r->group->epoch,
+                        .sequence = (uint32_t)r->tag,
+                        .signature = r->bytes};
+}
+
+static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
+
+static void ddl__send_failed(ddl_request *r, ddl_status status) {
+    ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
+                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
+                      r->group->name, r->tag,
+                      r->context->cause.rank == ddl__world_rank(r) ? r->context->cause.text
+                                                                   : "its link is gone or it has left the job");
+}
+
+static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    (void)c;
+    ddl_request *r = out->owner;
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return;
+    }
+    if (status < 0) {
+        ddl__send_failed(r, status);
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
+/* Sends frame after frame of a rendezvous until the transport borrows one. */
+static void ddl__send_data(ddl_context *c, ddl_request *r) {
+    while (r->moved < r->bytes) {
+        ddl__frame f = {.type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
+        f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        const char *at = r->data + r->moved;
+        r->moved += f.bytes;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            return;
+        }
+        if (status < 0) {
+            ddl__send_failed(r, status);
+            return;
+        }
+    }
+    ddl__request_done(r, DDL_OK);
+}
+
+static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl_request *r = out->owner;
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return;
+    }
+    if (status < 0) {
+        ddl__send_failed(r, status);
+    } else {
+        ddl__send_data(c, r);
+    }
+}
+
+static void ddl__offer(ddl_context *c, ddl_request *r) {
+    uint8_t payload[8];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u64(&w, ddl__request_cookie(r));
+    ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload);
+}
+
+static void ddl__send_start(ddl_context *c, ddl_request *r) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint64_t cost = r->bytes + DDL__FRAME_BYTES;
+    r->out.owner = r;
+    if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
+        ddl__send_failed(r, DDL_ERR_PEER);
+        return;
+    }
+    if (r->bytes > DDL__P2P_EAGER_BYTES || flow->p2p_out + cost > DDL__WINDOW_BYTES) {
+        r->out.done = ddl__send_data_done;
+        ddl__offer(c, r);
+        return;
+    }
+    flow->p2p_out += (uint32_t)cost;
+    r->out.done = ddl__send_done;
+    r->matched = true; /* nothing more is asked of the receiver */
+    ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
+    f.bytes = (uint32_t)r->bytes;
+    ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, r->data);
+    if (status == DDL_OK) {
+        ddl__request_done(r, DDL_OK);
+    } else if (status < 0) {
+        ddl__send_failed(r, status);
+    }
+}
+
+/* >>receiving */
+
+static bool ddl__accepts(const ddl_request *r, int32_t source, int32_t tag) {
+    return (r->peer == DDL_ANY_SOURCE || r->peer == source) && (r->tag == tag || (r->tag == DDL_ANY_TAG && tag >= 0));
+}
+
+static void ddl__posted_unlink(ddl_group *g, ddl_request *r) {
+    ddl_request *last = NULL;
+    for (ddl_request **at = &g->posted_first; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == r) {
+            *at = r->next;
+            g->posted_last = g->posted_last == r ? last : g->posted_last;
+            r->next = NULL;
+            return;
+        }
+    }
+}
+
+static void ddl__posted_append(ddl_group *g, ddl_request *r) {
+    r->next = NULL;
+    if (g->posted_last != NULL) {
+        g->posted_last->next = r;
+    } else {
+        g->posted_first = r;
+    }
+    g->posted_last = r;
+}
+
+static void ddl__recv_done(ddl_request *r) {
+    if (r->packed != NULL) {
+        ddl__pack(&r->tensor, r->packed, true);
+    }
+    r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Takes eager bytes off the sender's window, and says so when half of it is used. */
+static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t bytes) {
+    ddl__toward *flow = &g->flows[source];
+    flow->p2p_in += (uint32_t)bytes + DDL__FRAME_BYTES;
+    if (flow->p2p_in >= DDL__WINDOW_BYTES / 2) {
+        uint8_t payload[4];
+        ddl__writer w = ddl__writer_of(payload, sizeof payload);
+        ddl__put_u32(&w, flow->p2p_in);
+        flow->p2p_in = 0;
+        ddl__tell(c, g->ranks[source], (ddl__frame){.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch},
+                  payload, sizeof payload);
+    }
+}
+
+static void ddl__recv_too_small(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
+    ddl__request_fail(r, DDL_ERR_TRUNCATED,
+                      "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
+                      "to be received with a larger one",
+                      source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
+}
+
+static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, ddl_dtype theirs) {
+    ddl__request_fail(r, DDL_ERR_MISMATCH,
+                      "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
+                      "stays to be received with the right type, or as u8",
+                      source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
+}
+
+/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
+static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+    r->info.source = source;
+    r->info.tag = tag;
+    if (bytes > r->bytes) {
+        ddl__recv_too_small(r, source, tag, bytes);
+        return false;
+    }
+    if (dtype != r->tensor.dtype && dtype != DDL_U8 && r->tensor.dtype != DDL_U8) {
+        ddl__recv_other_type(r, source, tag, dtype);
+        return false;
+    }
+    r->matched = true;
+    r->total = bytes;
+    return true;
+}
+
+/* Accepts an offer: the data may come. */
+static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    uint8_t payload[16];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u64(&w, cookie);
+    ddl__put_u64(&w, ddl__request_cookie(r));
+    r->remote = cookie;
+    r->peer = source;
+    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
+    ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
+}
+
+/* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
+ * that does not fit has ended, and the next one is asked). */
+static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+    ddl_request *next;
+    for (ddl_request *r = g->posted_first; r != NULL; r = next) {
+        next = r->next;
+        if (ddl__accepts(r, source, tag)) {
+            ddl__posted_unlink(g, r);
+            if (ddl__recv_fits(r, source, tag, dtype, bytes)) {
+                return r;
+            }
+        }
+    }
+    return NULL;
+}
+
+static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
+                                       uint64_t cookie, const void *data) {
+    size_t stored = is_offer ? 0 : f->bytes;
+    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
+    if (u == NULL) {
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
+        return DDL_ERR_NOMEM;
+    }
+    *u = (ddl__unexpected){.source = source,
+                           .tag = (int32_t)f->sequence,
+                           .dtype = (ddl_dtype)(f->flags & 0xff),
+                           .is_offer = is_offer,
+                           .bytes = f->signature,
+                           .cookie = cookie};
+    if (stored > 0) {
+        memcpy(u->data, data, stored);
+    }
+    if (g->unexpected_last != NULL) {
+        g->unexpected_last->next = u;
+    } else {
+        g->unexpected_first = u;
+    }
+    g->unexpected_last = u;
+    g->unexpected_bytes += stored;
+    c->stats.unexpected_bytes += stored;
+    return DDL_OK;
+}
+
+static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
+    ddl__unexpected *last = NULL;
+    for (ddl__unexpected **at = &g->unexpected_first; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == u) {
+            *at = u->next;
+            g->unexpected_last = g->unexpected_last == u ? last : g->unexpected_last;
+            break;
+        }
+    }
+    uint64_t stored = u->is_offer ? 0 : u->bytes;
+    g->unexpected_bytes -= stored;
+    g->context->stats.unexpected_bytes -= stored;
+    ddl__scratch_put(g->context, u);
+}
+
+static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
+        if ((source == DDL_ANY_SOURCE || source == u->source) && (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
+            return u;
+        }
+    }
+    return NULL;
+}
+
+static void ddl__recv_start(ddl_context *c, ddl_request *r) {
+    ddl_group *g = r->group;
+    ddl__unexpected *u = ddl__unexpected_find(g, r->peer, r->tag);
+    if (u == NULL) {
+        if (r->peer >= 0 && c->links[g->ranks[r->peer]].life == DDL__DEAD) {
+            ddl__request_fail(r, DDL_ERR_PEER, "receive from rank %d of group \"%s\" (tag %d): %s", r->peer, g->name,
+                              r->tag, c->cause.text);
+            return;
+        }
+        ddl__posted_append(g, r);
+        return;
+    }
+    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes)) {
+        return;
+    }
+    if (u->is_offer) {
+        ddl__accept(c, r, u->source, u->cookie);
+    } else {
+        if (u->bytes > 0) {
+            memcpy(r->data, u->data, u->bytes);
+        }
+        ddl__p2p_took(c, g, u->source, u->bytes);
+        ddl__recv_done(r);
+    }
+    ddl__unexpected_remove(g, u);
+}
+
+/* >>frames */
+
+static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->sequence > UINT32_MAX) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    if (r == NULL) {
+        return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
+    }
+    if (f->bytes > 0) {
+        memcpy(r->data, payload, f->bytes);
+    }
+    ddl__p2p_took(c, g, source, f->bytes);
+    ddl__recv_done(r);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader in = ddl__reader_of(payload, f->bytes);
+    uint64_t cookie = ddl__get_u64(&in);
+    if (in.bad || f->sequence > UINT32_MAX) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
+    if (r == NULL) {
+        return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
+    }
+    ddl__accept(c, r, source, cookie);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader in = ddl__reader_of(payload, f->bytes);
+    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
+    if (in.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl_request *r = ddl__request_of(c, mine);
+    if (r == NULL) {
+        ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = f->group, .epoch = f->epoch,
+                           .sequence = theirs};
+        ddl__tell(c, peer, gone, NULL, 0);
+        return DDL_OK;
+    }
+    if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
+        return DDL_ERR_CORRUPT;
+    }
+    r->matched = true;
+    r->remote = theirs;
+    ddl__send_data(c, r);
+    return DDL_OK;
+}
+
+/* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
+static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
+    ddl_request *r = ddl__request_of(c, f->sequence);
+    bool mine = r != NULL && r->is_recv && r->matched && r->peer >= 0 && ddl__world_rank(r) == peer;
+    return mine && f->bytes <= r->total - r->moved ? r : NULL;
+}
+
+static void ddl__data_moved(ddl_request *r, uint64_t bytes) {
+    r->moved += bytes;
+    if (r->moved == r->total) {
+        ddl__recv_done(r);
+    }
+}
+
+static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_request *r = ddl__data_request(c, peer, f);
+    if (r == NULL) {
+        return DDL_OK;
+    }
+    if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before the data "
+                          "was sent (its own call ended with an error)", r->peer, r->group->name);
+        return DDL_OK;
+    }
+    if (f->bytes > 0) {
+        memcpy(r->data + r->moved, payload, f->bytes);
+    }
+    ddl__data_moved(r, f->bytes);
+    return DDL_OK;
+}
+
+static void *ddl__place_data(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_request *r = ddl__data_request(c, peer, f);
+    if (r == NULL || f->bytes == 0) {
+        return NULL;
+    }
+    landing->owner = r;
+    r->landing = landing;
+    return r->data + r->moved;
+}
+
+static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    (void)c;
+    (void)peer;
+    ddl_request *r = landing->owner;
+    if (r == NULL) {
+        return; /* abandoned meanwhile */
+    }
+    r->landing = NULL;
+    if (status == DDL_OK) {
+        ddl__data_moved(r, landing->frame.bytes);
+    }
+}
+
+/* >>ending early */
+
+static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
+    if (r->is_recv) {
+        ddl__posted_unlink(r->group, r);
+        if (r->landing != NULL) {
+            r->landing->owner = NULL;
+            ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
+            r->landing = NULL;
+        }
+    } else {
+        ddl__recall(c, ddl__world_rank(r), &r->out);
+    }
+}
+
+static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    (void)c;
+    const char *state = r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
+                                   : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
+    if (r->peer == DDL_ANY_SOURCE) {
+        ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
+    } else {
+        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s", r->is_recv ? "receive from" : "send to",
+                      r->peer, r->group->name, r->tag, (unsigned long long)r->bytes, state);
+    }
+}
+
+static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    (void)waited;
+    if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
+                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    }
+}
+
+static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
+    (void)c;
+    return r->peer >= 0 ? ddl__world_rank(r) : -1;
+}
+
+static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
+
+/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that one's;
+ * it may be started again. */
+static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
+    ddl_context *c = g->context;
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
+            (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
+            ddl__p2p_abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",
+                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, c->cause.text);
+        }
+    }
+}
+
+static void ddl__p2p_group_free(ddl_group *g) {
+    while (g->unexpected_first != NULL) {
+        ddl__unexpected_remove(g, g->unexpected_first);
+    }
+}
+
+/* >>p2p/p2p */
+/* p2p, third part: the public calls, and checks of what callers pass. */
+
+/* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
+static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
+    ddl_context *c = r->context;
+    r->tensor = *t;
+    r->bytes = (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
+    r->data = t->data;
+    if (r->bytes == 0 || ddl__is_contiguous(t)) {
+        return DDL_OK;
+    }
+    r->packed = ddl__scratch_get(c, r->bytes);
+    if (r->packed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided tensor of %llu bytes",
+                          (unsigned long long)r->bytes);
+    }
+    r->data = r->packed;
+    if (!r->is_recv) {
+        ddl__pack(t, r->data, false);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char *what) {
+    ddl_context *c = g->context;
+    bool any = !t->is_send && t->peer == DDL_ANY_SOURCE;
+    if (t->peer != DDL_NO_RANK && !any && (t->peer < 0 || t->peer >= g->size)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: rank %d is not in group \"%s\", whose ranks are 0 to %d", what, t->peer,
+                          g->name, g->size - 1);
+    }
+    if (t->tag < 0 && !(t->tag == DDL_ANY_TAG && !t->is_send)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the tag is %d; tags are 0 and up%s", what, t->tag,
+                          t->is_send ? "" : ", or DDL_ANY_TAG to receive");
+    }
+    return ddl__tensor_check(c, &t->tensor, what, "tensor");
+}
+
+/* A message to this rank itself meets its receive at once, or waits as a copy. */
+static void ddl__send_self(ddl_context *c, ddl_request *r) {
+    ddl_group *g = r->group;
+    ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
+    f.bytes = (uint32_t)r->bytes;
+    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    if (to != NULL) {
+        if (r->bytes > 0) {
+            memmove(to->data, r->data, r->bytes);
+        }
+        ddl__recv_done(to);
+    } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                          "received; start the receive first", (unsigned long long)r->bytes);
+        return;
+    }
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Makes a request of a transfer that was checked; it is not started yet. */
+static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request **out) {
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__p2p_ops, &r));
+    r->is_recv = !t->is_send;
+    r->peer = t->peer;
+    r->tag = t->tag;
+    ddl_status status = ddl__p2p_buffer(r, &t->tensor);
+    if (status < 0) {
+        ddl__request_release(r);
+        return status;
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    if (r->peer == DDL_NO_RANK) {
+        r->info.count = 0;
+        ddl__request_done(r, DDL_OK);
+    } else if (c->aborted) {
+        ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
+    } else if (r->is_recv) {
+        ddl__recv_start(c, r);
+    } else if (r->peer == r->group->rank) {
+        ddl__send_self(c, r);
+    } else {
+        ddl__send_start(c, r);
+    }
+}
+
+/* Starts transfers: all, or none. */
+static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                                 ddl_request **out_requests) {
+    ddl_context *c = g->context;
+    for (int32_t i = 0; i < count; i++) {
+        DDL__TRY(ddl__p2p_check(g, &transfers[i], what));
+    }
+    int32_t made = 0;
+    ddl_status status = DDL_OK;
+    while (made < count && status == DDL_OK) {
+        status = ddl__p2p_make(g, &transfers[made], &out_requests[made]);
+        made += status == DDL_OK;
+    }
+    if (status < 0) {
+        while (made > 0) {
+            ddl__request_release(out_requests[--made]);
+            out_requests[made] = NULL;
+        }
+        return status;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        ddl__p2p_start(c, out_requests[i]);
+    }
+    return DDL_OK;
+}
+
+/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
+static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                                ddl_request **out_requests, ddl_info *out_infos) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_request *own[2] = {NULL, NULL};
+    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    if (status == DDL_OK && out_requests == NULL) {
+        ddl__wait_requests(c, own, count, false);
+        status = ddl__report_all(c, own, count, out_infos);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>public */
+
+DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
+    ddl_transfer t = {1, tensor, peer, tag};
+    return ddl__p2p_call(group, &t, 1, "ddl_send", NULL, NULL);
+}
+
+DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
+    ddl_transfer t = {0, tensor, peer, tag};
+    return ddl__p2p_call(group, &t, 1, "ddl_recv", NULL, out_info);
+}
+
+DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
+                             ddl_request **out_request) {
+    ddl_transfer t = {1, tensor, peer, tag};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
+}
+
+DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
+                             ddl_request **out_request) {
+    ddl_transfer t = {0, tensor, peer, tag};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
+}
+
+DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
+                                 int32_t source, int32_t recv_tag, ddl_info *out_info) {
+    ddl_transfer both[2] = {{0, recv, source, recv_tag}, {1, send, dest, send_tag}};
+    ddl_info infos[2];
+    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, infos);
+    if (out_info != NULL && status == DDL_OK) {
+        *out_info = infos[0];
+    }
+    return status;
+}
+
+DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
+                             ddl_request **out_requests) {
+    if (count < 0 || (count > 0 && (transfers == NULL || out_requests == NULL))) {
+        return DDL_ERR_ARG;
+    }
+    ddl_request *none = NULL;
+    return ddl__p2p_call(group, transfers, count, "ddl_batch", count > 0 ? out_requests : &none, NULL);
+}
+
+DDL_API ddl_status ddl_cancel(ddl_request *request) {
+    ddl_request *list[1] = {request};
+    ddl_context *c;
+    if (request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_requests(list, 1, "ddl_cancel", &c));
+    ddl_status status = DDL_OK;
+    if (request->ops != &ddl__p2p_ops || !request->is_recv) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_cancel: only a receive can be cancelled");
+    } else if (request->state != DDL__REQUEST_ACTIVE || request->matched) {
+        status = ddl__error(c, DDL_ERR_STATE, "ddl_cancel: too late, a message has arrived for this receive");
+    } else {
+        ddl__p2p_abandon(c, request);
+        ddl__request_fail(request, DDL_ERR_CANCELLED, "the receive was cancelled");
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>probe */
+
+typedef struct ddl__probing {
+    ddl_group *group;
+    int32_t peer, tag;
+    bool lost;
+} ddl__probing;
+
+static bool ddl__probe_done(ddl_context *c, void *arg) {
+    ddl__probing *p = arg;
+    p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    return p->lost || c->aborted || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
+}
+
+static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_transfer t = {0, ddl_tensor_1d(NULL, DDL_U8, 0), peer, tag};
+    ddl_status status = peer == DDL_NO_RANK ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
+                                            : ddl__p2p_check(g, &t, what);
+    ddl__probing probing = {g, peer, tag, false};
+    ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
+    if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
+        if (block && !ddl__wait_for(c, &w)) {
+            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline", what,
+                                peer, tag);
+        } else if (!block && !c->polling) {
+            ddl__poll(c, peer >= 0 ? g->ranks[peer] : -1);
+            ddl__look(c, ddl__now_ns());
+        }
+    }
+    ddl__unexpected *u = status == DDL_OK ? ddl__unexpected_find(g, peer, tag) : NULL;
+    if (u != NULL && out != NULL) {
+        *out = (ddl_info){.source = u->source, .tag = u->tag, .count = (int64_t)u->bytes, .status = DDL_OK};
+    }
+    if (status == DDL_OK && u == NULL) {
+        status = ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                                              : DDL_IN_PROGRESS;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info) {
+    return ddl__probe(group, peer, tag, true, "ddl_probe", out_info);
+}
+
+DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info) {
+    return ddl__probe(group, peer, tag, false, "ddl_iprobe", out_info);
+}
+
+/* >>engine/op */
+/* engine, first part: a collective that runs, and the plans that are kept for the next time.
+ * It must not know what a collective means: only steps, memory and messages. */
+
+enum { DDL__CACHED_MAX = 64 };
+
+/* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
+typedef struct ddl__call {
+    ddl_kind kind;
+    ddl_op op;
+    ddl_dtype dtype;
+    int32_t root;
+    int64_t count;
+    ddl_tensor in, out;
+    bool in_place, commutative;
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
+    int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
+    uint64_t signature;
+} ddl__call;
+
+typedef struct ddl__step_state {
+    ddl__outgoing out;
+    struct ddl__op *op;
+    struct ddl__step_state *held_next;
+    uint32_t waits;
+    bool ready, arrived, finished, in_transport;
+    uint64_t moved;       /* bytes received, or given to the transport */
+    unsigned char *early; /* bytes that came before the step was ready */
+    ddl__landing *landing;
+} ddl__step_state;
+
+typedef struct ddl__op {
+    struct ddl__op *next; /* of the group's running ones */
+    ddl_group *group;
+    ddl_request *request;
+    struct ddl__cached *cached;
+    ddl__call call;
+    uint32_t sequence;
+    uint32_t left; /* steps that have not finished */
+    bool running;  /* inside ddl__op_run: newly ready steps only queue up */
+    char *base[3]; /* of IN, OUT, TMP */
+    void *packed_in, *packed_out, *tmp;
+    ddl__reduce_fn reduce;
+    const struct ddl__user_op *user;
+    ddl__step_state *steps;
+    uint32_t *ready; /* a queue of step numbers */
+    uint32_t ready_first, ready_count, cursor;
+    uint64_t start_ns, asked_ns;
+    struct ddl__answer *answers; /* by group rank, once somebody was asked */
+    bool mismatched;
+    uint64_t mismatch_ns;
+} ddl__op;
+
+typedef struct ddl__cached {
+    struct ddl__cached *next; /* most recently used first */
+    ddl_kind kind;
+    int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int64_t count;
+    bool in_place, commutative;
+    uint32_t settings_version;
+    int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
+    int32_t array_count;
+    ddl__plan plan;
+    uint32_t *recvs; /* receiving steps, sorted by (peer, slot) */
+    uint32_t recv_count;
+    double estimate_s;
+    uint64_t algorithm_hash;
+    ddl__op *spare; /* an op with all its arrays, for the next run */
+} ddl__cached;
+
+/* A frame that came before this rank called its collective. */
+typedef struct ddl__early {
+    struct ddl__early *next;
+    int32_t source;
+    ddl__frame frame;
+    unsigned char data[];
+} ddl__early;
+
+static void ddl__describe_call(const ddl_group *g, const ddl__call *call, const char *algorithm, ddl__text *text) {
+    (void)g;
+    ddl__text_add(text, "%s(", ddl__kind_name(call->kind));
+    if (call->kind != DDL_BARRIER) {
+        ddl__text_add(text, "%lld x %s", (long long)call->count, ddl_dtype_name(call->dtype));
+    }
+    if (call->op >= 256) {
+        ddl__text_add(text, ", op %d", call->op);
+    } else if (call->op != DDL_OP_NONE) {
+        ddl__text_add(text, ", %s", ddl__op_name(call->op));
+    }
+    ddl_kind base = ddl__kind_base(call->kind);
+    if (base == DDL_BROADCAST || base == DDL_REDUCE || base == DDL_GATHER || base == DDL_SCATTER) {
+        ddl__text_add(text, ", root %d", call->root);
+    }
+    ddl__text_add(text, ") by %s", algorithm != NULL ? algorithm : "?");
+}
+
+static const int64_t *ddl__call_array(const ddl__call *call, int32_t which) {
+    const int64_t *arrays[4] = {call->counts, call->offsets, call->recv_counts, call->recv_offsets};
+    return arrays[which];
+}
+
+static int32_t ddl__call_arrays(const ddl__call *call) {
+    return call->counts == NULL ? 0 : call->recv_counts != NULL ? 4 : 2;
+}
+
+/* >>memory of an op */
+
+static void ddl__op_free(ddl_context *c, ddl__op *op) {
+    if (op != NULL) {
+        ddl__free(&c->base, op->steps);
+        ddl__free(&c->base, op->ready);
+        ddl__free(&c->base, op->tmp);
+        ddl__free(&c->base, op->answers);
+        ddl__free(&c->base, op);
+    }
+}
+
+static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
+    ddl__op *op = cached->spare;
+    cached->spare = NULL;
+    if (op != NULL) {
+        return op;
+    }
+    size_t steps = DDL__MAX(cached->plan.step_count, 1u);
+    op = ddl__alloc(&c->base, sizeof *op);
+    if (op == NULL) {
+        return NULL;
+    }
+    op->steps = ddl__alloc_array(&c->base, steps, sizeof *op->steps);
+    op->ready = ddl__alloc_array(&c->base, steps, sizeof *op->ready);
+    op->tmp = ddl__alloc(&c->base, (size_t)cached->plan.tmp_bytes);
+    if (op->steps == NULL || op->ready == NULL || op->tmp == NULL) {
+        ddl__op_free(c, op);
+        return NULL;
+    }
+    return op;
+}
+
+/* >>cache */
+
+static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
+    ddl__op_free(c, cached->spare);
+    ddl__plan_free(&c->base, &cached->plan);
+    ddl__free(&c->base, cached->arrays);
+    ddl__free(&c->base, cached->recvs);
+    ddl__free(&c->base, cached);
+}
+
+static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl__call *call) {
+    if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
+        e->commutative != call->commutative || e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) ||
+        e->settings_version != g->settings_version || e->array_count != ddl__call_arrays(call)) {
+        return false;
+    }
+    for (int32_t i = 0; i < e->array_count; i++) {
+        size_t bytes = (size_t)g->size * sizeof(int64_t);
+        if (memcmp(e->arrays + (size_t)i * (size_t)g->size, ddl__call_array(call, i), bytes) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t ddl__recv_key(const ddl__step *s) { return (uint64_t)(uint32_t)s->peer << 32 | s->slot; }
+
+static bool ddl__is_recv(const ddl__step *s) { return s->kind == DDL__RECV || s->kind == DDL__RECV_REDUCE; }
+
+/* Insertion by halving: plans write their receives almost in order. */
+static ddl_status ddl__cached_index(ddl_context *c, ddl__cached *e) {
+    const ddl__plan *plan = &e->plan;
+    e->recvs = ddl__alloc_array(&c->base, DDL__MAX(plan->step_count, 1u), sizeof *e->recvs);
+    if (e->recvs == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        if (!ddl__is_recv(&plan->steps[i])) {
+            continue;
+        }
+        uint64_t key = ddl__recv_key(&plan->steps[i]);
+        uint32_t low = 0, high = e->recv_count;
+        if (high > 0 && ddl__recv_key(&plan->steps[e->recvs[high - 1]]) < key) {
+            low = high;
+        }
+        while (low < high) {
+            uint32_t middle = low + (high - low) / 2;
+            if (ddl__recv_key(&plan->steps[e->recvs[middle]]) < key) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        memmove(&e->recvs[low + 1], &e->recvs[low], (e->recv_count - low) * sizeof *e->recvs);
+        e->recvs[low] = i;
+        e->recv_count++;
+    }
+    return DDL_OK;
+}
+
+/* Copies the v-forms' arrays into the entry: the plan's args point at them while it is written. */
+static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, const ddl__call *call, ddl__cached *e) {
+    e->array_count = ddl__call_arrays(call);
+    if (e->array_count == 0) {
+        return DDL_OK;
+    }
+    e->arrays = ddl__alloc_array(&c->base, (size_t)e->array_count * (size_t)g->size, sizeof(int64_t));
+    if (e->arrays == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < e->array_count; i++) {
+        memcpy(e->arrays + (size_t)i * (size_t)g->size, ddl__call_array(call, i), (size_t)g->size * sizeof(int64_t));
+    }
+    return DDL_OK;
+}
+
+static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
+    return (ddl__plan_args){.kind = call->kind,
+                            .size = g->size,
+                            .rank = g->rank,
+                            .root = call->root,
+                            .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
+                            .count = call->count,
+                            .in_place = call->in_place,
+                            .commutative = call->commutative,
+                            .counts = call->counts,
+                            .offsets = call->offsets,
+                            .recv_counts = call->recv_counts,
+                            .recv_offsets = call->recv_offsets,
+                            .host_of = g->host_of};
+}
+
+static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
+    int32_t count = 0;
+    for (ddl__cached **at = &g->cache; *at != NULL;) {
+        ddl__cached *e = *at;
+        bool stale = e->settings_version != g->settings_version;
+        if (e->pins == 0 && (stale || ++count > DDL__CACHED_MAX)) {
+            *at = e->next;
+            ddl__cached_free(c, e);
+        } else {
+            at = &e->next;
+        }
+    }
+}
+
+static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call *call, ddl__cached **out) {
+    ddl__cached *e = ddl__alloc(&c->base, sizeof *e);
+    if (e == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    e->kind = call->kind;
+    e->count = call->count;
+    e->root = call->root;
+    e->in_place = call->in_place;
+    e->commutative = call->commutative;
+    e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
+    e->settings_version = g->settings_version;
+    ddl__plan_args args = ddl__call_args(g, call);
+    ddl_status status = ddl__cached_copy_arrays(c, g, call, e);
+    if (status == DDL_OK) {
+        ddl__choice choice = ddl__tune_choose(&g->tuning, &args);
+        args.chunk_bytes = choice.chunk_bytes;
+        args.fence = choice.fence;
+        e->estimate_s = choice.seconds;
+        status = ddl__plan_make(&c->base, choice.algo, &args, &e->plan);
+    }
+    if (status == DDL_OK) {
+        status = ddl__cached_index(c, e);
+    }
+    if (status < 0) {
+        ddl__cached_free(c, e);
+        return status;
+    }
+    const char *name = e->plan.algorithm;
+    e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    e->next = g->cache;
+    g->cache = e;
+    *out = e;
+    return DDL_OK;
+}
+
+/* The plan for a call, from the cache or new. Errors: DDL_ERR_NOMEM, with nothing changed. */
+static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cached **out) {
+    ddl_context *c = g->context;
+    for (ddl__cached **at = &g->cache; *at != NULL; at = &(*at)->next) {
+        ddl__cached *e = *at;
+        if (ddl__cached_fits(e, g, call)) {
+            *at = e->next;
+            e->next = g->cache;
+            g->cache = e;
+            *out = e;
+            return DDL_OK;
+        }
+    }
+    ddl__cache_trim(c, g);
+    ddl_status status = ddl__cached_make(c, g, call, out);
+    return status == DDL_ERR_NOMEM ? ddl__error(c, status, "no memory to plan an operation on group \"%s\"", g->name)
+                                   : status;
+}
+
+/* >>engine/run */
+/* engine, second part: running steps. A step starts when all it waits for have finished; data that comes earlier is
+ * kept. One loop per op, no recursion: a finished step only queues those that it made ready. */
+
+/* A user's op, or a scaled sum. */
+typedef struct ddl__user_op {
+    bool used, commutative;
+    int32_t users; /* running operations */
+    bool freed;
+    ddl_op_fn fn; /* NULL: scaled sum */
+    void *user;
+    double factor;
+} ddl__user_op;
+
+static void ddl__op_complete(ddl_context *c, ddl__op *op);
+static void ddl__op_run(ddl_context *c, ddl__op *op);
+
+static const ddl__step *ddl__op_step(const ddl__op *op, uint32_t i) { return &op->cached->plan.steps[i]; }
+
+static char *ddl__src(const ddl__op *op, const ddl__step *s) { return op->base[s->src_space] + s->src; }
+
+static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return op->base[s->dst_space] + s->dst; }
+
+/* dst = a op b, a from the lower ranks. */
+static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
+    size_t count = bytes / (uint64_t)op->cached->element_bytes;
+    if (op->user != NULL && op->user->fn != NULL) {
+        op->user->fn(dst, a, b, (int64_t)count, op->call.dtype, op->user->user);
+    } else {
+        op->reduce(dst, a, b, count);
+    }
+}
+
+static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
+    uint32_t size = op->cached->plan.step_count;
+    op->ready[(op->ready_first + op->ready_count++) % size] = i;
+}
+
+static void ddl__step_finish(ddl__op *op, uint32_t i) {
+    const ddl__plan *plan = &op->cached->plan;
+    const ddl__step *s = &plan->steps[i];
+    op->steps[i].finished = true;
+    op->left--;
+    for (uint32_t k = 0; k < s->next_count; k++) {
+        uint32_t next = plan->nexts[s->first_next + k];
+        if (--op->steps[next].waits == 0) {
+            ddl__op_enqueue(op, next);
+        }
+    }
+}
+
+/* >>sending */
+
+static ddl__frame ddl__coll_frame(const ddl__op *op, const ddl__step *s, uint64_t bytes) {
+    return (ddl__frame){.type = DDL__FRAME_COLL,
+                        .bytes = (uint32_t)bytes,
+                        .group = op->group->id,
+                        .epoch = op->group->epoch,
+                        .sequence = (uint64_t)op->sequence << 32 | s->slot,
+                        .signature = op->call.signature};
+}
+
+/* Gives the transport the frames of a send until it borrows one. True: the step is finished. */
+static bool ddl__step_push(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl__step_state *st = &op->steps[i];
+    int32_t peer = op->group->ranks[s->peer];
+    op->group->flows[s->peer].owed = 0;
+    do {
+        uint64_t bytes = DDL__MIN((uint64_t)s->bytes - st->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        ddl__frame f = ddl__coll_frame(op, s, bytes);
+        const char *at = ddl__src(op, s) + st->moved;
+        st->moved += bytes;
+        ddl_status status = ddl__post(c, peer, &st->out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            st->in_transport = true;
+            return false;
+        }
+        /* A peer that is gone needs nothing more; if it is dead, the group breaks for that reason. */
+    } while (st->moved < (uint64_t)s->bytes);
+    return true;
+}
+
+static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl__step_state *st = out->owner;
+    ddl__op *op = st->op;
+    uint32_t i = (uint32_t)out->index;
+    st->in_transport = false;
+    bool more = status == DDL_OK && st->moved < (uint64_t)ddl__op_step(op, i)->bytes;
+    if (!more || ddl__step_push(c, op, i)) {
+        ddl__step_finish(op, i);
+        ddl__op_run(c, op);
+    }
+}
+
+/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes: more is held back
+ * until the peer is known to have started this collective, or a newer one. */
+static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st) {
+    ddl__toward *flow = &op->group->flows[s->peer];
+    if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
+        return false;
+    }
+    uint32_t cost = (uint32_t)s->bytes + DDL__FRAME_BYTES;
+    if (flow->ahead > 0 && flow->ahead + cost > DDL__WINDOW_BYTES) {
+        st->held_next = NULL;
+        if (flow->held_last != NULL) {
+            flow->held_last->held_next = st;
+        } else {
+            flow->held_first = st;
+        }
+        flow->held_last = st;
+        return true;
+    }
+    flow->ahead += cost;
+    flow->ahead_last = op->sequence;
+    return false;
+}
+
+static void ddl__step_send(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    if (!ddl__step_held(op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
+        ddl__step_finish(op, i);
+    }
+}
+
+/* The peer has started a collective: what was sent ahead of it up to there is taken. */
+static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    ddl__toward *flow = &g->flows[peer];
+    if ((int32_t)(sequence - flow->started) <= 0) {
+        return;
+    }
+    flow->started = sequence;
+    if ((int32_t)(sequence - flow->ahead_last) >= 0) {
+        flow->ahead = 0;
+    }
+    while (flow->held_first != NULL) {
+        ddl__step_state *st = flow->held_first;
+        flow->held_first = st->held_next;
+        if (flow->held_first == NULL) {
+            flow->held_last = NULL;
+        }
+        ddl__op *op = st->op;
+        ddl__step_send(c, op, (uint32_t)st->out.index);
+        ddl__op_run(c, op);
+        if (flow->held_last == st) {
+            return; /* held again: the window is full */
+        }
+    }
+}
+
+/* >>receiving */
+
+/* Bytes of a step that is ready go where they belong. */
+static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, const void *data, uint64_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
+    char *dst = ddl__dst(op, s) + offset;
+    if (s->kind == DDL__RECV) {
+        memcpy(dst, data, bytes);
+        return;
+    }
+    const char *own = ddl__src(op, s) + offset;
+    bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
+    ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
+}
+
+static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    const ddl__step *s = ddl__op_step(op, i);
+    st->ready = true;
+    if (st->early != NULL) {
+        ddl__step_consume(op, s, 0, st->early, st->moved);
+        ddl__scratch_put(c, st->early);
+        st->early = NULL;
+    }
+    if (st->arrived) {
+        ddl__step_finish(op, i);
+    }
+}
+
+/* >>the loop */
+
+static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    switch (s->kind) {
+    case DDL__SEND:
+        ddl__step_send(c, op, i);
+        return;
+    case DDL__RECV:
+    case DDL__RECV_REDUCE:
+        ddl__step_receive(c, op, i);
+        return;
+    case DDL__COPY:
+        memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
+        break;
+    case DDL__REDUCE: {
+        char *dst = ddl__dst(op, s), *src = ddl__src(op, s);
+        bool dst_first = (s->flags & DDL__DST_FIRST) != 0;
+        ddl__op_reduce(op, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
+        break;
+    }
+    }
+    ddl__step_finish(op, i);
+}
+
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. */
+static void ddl__op_run(ddl_context *c, ddl__op *op) {
+    if (op->running) {
+        return;
+    }
+    op->running = true;
+    while (op->ready_count > 0) {
+        uint32_t i = op->ready[op->ready_first];
+        op->ready_first = (op->ready_first + 1) % op->cached->plan.step_count;
+        op->ready_count--;
+        ddl__step_start(c, op, i);
+    }
+    op->running = false;
+    if (op->left == 0) {
+        ddl__op_complete(c, op);
+    }
+}
+
+/* Sets all steps to their beginning and queues those that wait for nothing. */
+static void ddl__op_reset(ddl__op *op) {
+    const ddl__plan *plan = &op->cached->plan;
+    op->left = plan->step_count;
+    op->ready_first = op->ready_count = op->cursor = 0;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        ddl__step_state *st = &op->steps[i];
+        st->out.done = ddl__step_sent;
+        st->out.owner = st;
+        st->out.index = i;
+        st->op = op;
+        st->held_next = NULL;
+        st->waits = plan->steps[i].waits;
+        st->ready = st->arrived = st->finished = st->in_transport = false;
+        st->moved = 0;
+        st->early = NULL;
+        st->landing = NULL;
+        if (st->waits == 0) {
+            ddl__op_enqueue(op, i);
+        }
+    }
+}
+
+/* >>engine/frames */
+/* engine, third part: frames of collectives as they arrive, starting an op, ending it.
+ * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
+ * hash of the call: a frame of another call is never mistaken for ours. */
+
+enum { DDL__CREDIT_COLL = 1 /* flag of CREDIT: the sender has started collectives up to `sequence` */ };
+
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
+
+static ddl__op *ddl__op_find(const ddl_group *g, uint32_t sequence) {
+    for (ddl__op *op = g->ops; op != NULL; op = op->next) {
+        if (op->sequence == sequence) {
+            return op;
+        }
+    }
+    return NULL;
+}
+
+static ddl__flight *ddl__record_of(ddl_group *g, uint32_t sequence) {
+    ddl__flight *r = &g->records[sequence % DDL__RECORDS];
+    return r->sequence == sequence ? r : NULL;
+}
+
+/* The receiving step of (peer, slot), or DDL__NO_STEP. Frames mostly come in the order of the index. */
+static uint32_t ddl__op_recv_step(ddl__op *op, int32_t peer, uint32_t slot) {
+    const ddl__cached *e = op->cached;
+    uint64_t key = (uint64_t)(uint32_t)peer << 32 | slot;
+    uint32_t low = 0, high = e->recv_count;
+    if (op->cursor < high && ddl__recv_key(ddl__op_step(op, e->recvs[op->cursor])) == key) {
+        low = op->cursor;
+        high = low;
+    }
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (ddl__recv_key(ddl__op_step(op, e->recvs[middle])) < key) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low == e->recv_count || ddl__recv_key(ddl__op_step(op, e->recvs[low])) != key) {
+        return DDL__NO_STEP;
+    }
+    if (op->steps[e->recvs[low]].moved + DDL__FRAME_MAX_PAYLOAD >= (uint64_t)ddl__op_step(op, e->recvs[low])->bytes) {
+        op->cursor = low + 1;
+    }
+    return e->recvs[low];
+}
+
+/* Says to a peer that never hears from us otherwise how far we are, when half of its window is used. */
+static void ddl__coll_took(ddl_context *c, ddl_group *g, int32_t peer, const ddl__op *op, uint32_t bytes) {
+    ddl__toward *flow = &g->flows[peer];
+    if (op->cached->plan.fenced) {
+        return;
+    }
+    flow->owed += bytes + DDL__FRAME_BYTES;
+    if (flow->owed >= DDL__WINDOW_BYTES / 2) {
+        flow->owed = 0;
+        ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
+                        .sequence = g->sequence};
+        ddl__tell(c, g->ranks[peer], f, NULL, 0);
+    }
+}
+
+/* Counts bytes that arrived for a step; the step or the whole op may finish. */
+static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t bytes) {
+    ddl__step_state *st = &op->steps[i];
+    st->moved += bytes;
+    if (st->moved < (uint64_t)ddl__op_step(op, i)->bytes) {
+        return;
+    }
+    st->arrived = true;
+    if (st->ready) {
+        ddl__step_finish(op, i);
+        ddl__op_run(c, op);
+    }
+}
+
+static bool ddl__step_expects(const ddl__op *op, uint32_t i, uint64_t bytes) {
+    const ddl__step_state *st = &op->steps[i];
+    return !st->arrived && st->landing == NULL && bytes <= (uint64_t)ddl__op_step(op, i)->bytes - st->moved;
+}
+
+/* A frame of a running op, its payload whole. */
+static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, const ddl__frame *f, const void *payload) {
+    uint32_t i = ddl__op_recv_step(op, peer, (uint32_t)f->sequence);
+    if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__step_state *st = &op->steps[i];
+    const ddl__step *s = ddl__op_step(op, i);
+    if (st->ready) {
+        ddl__step_consume(op, s, st->moved, payload, f->bytes);
+    } else if (f->bytes > 0) {
+        if (st->early == NULL) {
+            st->early = ddl__scratch_get(c, (size_t)s->bytes);
+        }
+        if (st->early == NULL) {
+            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", op->group->rank);
+            return DDL_OK;
+        }
+        memcpy(st->early + st->moved, payload, f->bytes);
+    }
+    ddl__coll_took(c, op->group, peer, op, f->bytes);
+    ddl__step_arrived(c, op, i, f->bytes);
+    return DDL_OK;
+}
+
+static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
+    if (e == NULL) {
+        ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
+        return DDL_OK;
+    }
+    e->next = NULL;
+    e->source = peer;
+    e->frame = *f;
+    if (f->bytes > 0) {
+        memcpy(e->data, payload, f->bytes);
+    }
+    c->stats.unexpected_bytes += f->bytes;
+    ddl__early **end = &g->early;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = e;
+    return DDL_OK;
+}
+
+/* Who the frame is for. *out_op NULL: for nobody now (*out_early: for a collective to come). */
+static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, ddl_group **out_group, ddl__op **out_op,
+                            bool *out_early) {
+    *out_op = NULL;
+    *out_early = false;
+    ddl_group *g = *out_group = ddl__frame_group(c, peer, f);
+    if (g == NULL || g->broken != DDL_OK) {
+        *out_group = NULL;
+        return;
+    }
+    uint32_t sequence = (uint32_t)(f->sequence >> 32);
+    ddl__flow_started(c, g, g->rank_of[peer], sequence);
+    ddl__op *op = ddl__op_find(g, sequence);
+    ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
+    uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
+    if (ours != f->signature) {
+        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence, f->signature);
+        return;
+    }
+    *out_op = op;
+    *out_early = op == NULL && (int32_t)(sequence - g->sequence) > 0;
+}
+
+static ddl_status ddl__on_coll(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g;
+    ddl__op *op;
+    bool early;
+    ddl__coll_route(c, peer, f, &g, &op, &early);
+    if (op != NULL) {
+        ddl_status status = ddl__op_deliver(c, op, g->rank_of[peer], f, payload);
+        if (status < 0) {
+            ddl__log(&c->base, DDL_LOG_WARN, "rank %d sent a part of a collective that is not expected (group \"%s\")",
+                     peer, g->name);
+        }
+        return status;
+    }
+    return early ? ddl__early_keep(c, g, g->rank_of[peer], f, payload) : DDL_OK;
+}
+
+/* Straight into the caller's memory when the step may write it already and does not reduce. */
+static void *ddl__place_coll(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_group *g;
+    ddl__op *op;
+    bool early;
+    ddl__coll_route(c, peer, f, &g, &op, &early);
+    uint32_t i = op == NULL ? DDL__NO_STEP : ddl__op_recv_step(op, g->rank_of[peer], (uint32_t)f->sequence);
+    if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
+        return NULL;
+    }
+    ddl__step_state *st = &op->steps[i];
+    if (!st->ready || ddl__op_step(op, i)->kind != DDL__RECV || f->bytes == 0) {
+        return NULL;
+    }
+    landing->owner = op;
+    landing->index = i;
+    st->landing = landing;
+    return ddl__dst(op, ddl__op_step(op, i)) + st->moved;
+}
+
+static void ddl__placed_coll(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    ddl__op *op = landing->owner;
+    if (op == NULL) {
+        return; /* abandoned meanwhile */
+    }
+    op->steps[landing->index].landing = NULL;
+    if (status == DDL_OK) {
+        ddl__coll_took(c, op->group, op->group->rank_of[peer], op, landing->frame.bytes);
+        ddl__step_arrived(c, op, (uint32_t)landing->index, landing->frame.bytes);
+    }
+}
+
+static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    if ((f->flags & DDL__CREDIT_COLL) != 0) {
+        ddl__flow_started(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        return DDL_OK;
+    }
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint32_t taken = ddl__get_u32(&r);
+    ddl__toward *flow = &g->flows[g->rank_of[peer]];
+    if (r.bad || taken > flow->p2p_out) {
+        return DDL_ERR_CORRUPT;
+    }
+    flow->p2p_out -= taken;
+    return DDL_OK;
+}
+
+/* >>start and end */
+
+static void ddl__record_start(ddl_group *g, const ddl__op *op) {
+    g->records[op->sequence % DDL__RECORDS] = (ddl__flight){.sequence = op->sequence,
+                                                            .root = op->call.root,
+                                                            .op = op->call.op,
+                                                            .kind = (uint8_t)op->call.kind,
+                                                            .dtype = (uint8_t)op->call.dtype,
+                                                            .status = DDL_IN_PROGRESS,
+                                                            .count = op->call.count,
+                                                            .signature = op->call.signature,
+                                                            .start_ns = op->start_ns,
+                                                            .algorithm = op->cached->plan.algorithm};
+}
+
+/* Takes the op off its group and gives its memory back for the next run. */
+static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    for (ddl__op **at = &g->ops; *at != NULL; at = &(*at)->next) {
+        if (*at == op) {
+            *at = op->next;
+            break;
+        }
+    }
+    ddl__flight *record = ddl__record_of(g, op->sequence);
+    if (record != NULL) {
+        record->status = (int16_t)status;
+        record->end_ns = ddl__now_ns();
+    }
+    ddl__scratch_put(c, op->packed_in);
+    ddl__scratch_put(c, op->packed_out);
+    op->packed_in = op->packed_out = NULL;
+    if (op->user != NULL) {
+        ddl__user_op *user = (ddl__user_op *)op->user;
+        user->users--;
+        user->used = !(user->freed && user->users == 0);
+        op->user = NULL;
+    }
+    op->request->op = NULL;
+    op->cached->pins--;
+    if (op->cached->spare == NULL) {
+        op->cached->spare = op;
+    } else {
+        ddl__op_free(c, op);
+    }
+}
+
+static bool ddl__writes_out(const ddl__op *op) {
+    bool rooted = op->call.kind == DDL_REDUCE || op->call.kind == DDL_GATHER || op->call.kind == DDL_GATHERV;
+    bool first = op->call.kind == DDL_EXSCAN && op->group->rank == 0;
+    return op->call.out_bytes > 0 && !first && (!rooted || op->group->rank == op->call.root);
+}
+
+static void ddl__op_complete(ddl_context *c, ddl__op *op) {
+    ddl_request *r = op->request;
+    if (ddl__writes_out(op)) {
+        if (op->call.op == DDL_AVG) {
+            size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+            ddl__average(op->base[DDL__OUT], count, op->call.dtype, op->group->size);
+        }
+        if (op->packed_out != NULL) {
+            ddl__pack(&op->call.out, op->packed_out, true);
+        }
+    }
+    ddl__op_retire(c, op, DDL_OK);
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
+static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
+        ddl__step_state *st = &op->steps[i];
+        const ddl__step *s = ddl__op_step(op, i);
+        if (st->in_transport) {
+            st->in_transport = false;
+            ddl__recall(c, g->ranks[s->peer], &st->out);
+        }
+        if (st->landing != NULL) {
+            st->landing->owner = NULL;
+            ddl__landing_abandon(c, g->ranks[s->peer], st->landing);
+            st->landing = NULL;
+        }
+        ddl__scratch_put(c, st->early);
+        st->early = NULL;
+    }
+    for (int32_t peer = 0; peer < g->size; peer++) {
+        g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
+    }
+    ddl__op_retire(c, op, status);
+}
+
+/* Ends all collectives of a group that broke. */
+static void ddl__ops_fail_all(ddl_group *g) {
+    while (g->ops != NULL) {
+        ddl__op *op = g->ops;
+        ddl_request *r = op->request;
+        char call[200];
+        ddl__text text = {call, sizeof call, 0};
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+        uint32_t sequence = op->sequence;
+        ddl__op_abandon(g->context, op, g->broken);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name, g->broken_text);
+    }
+}
+
+/* Hands an op the frames that came before it. */
+static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
+    for (ddl__early **at = &g->early; *at != NULL;) {
+        ddl__early *e = *at;
+        if ((uint32_t)(e->frame.sequence >> 32) != sequence) {
+            at = &e->next;
+            continue;
+        }
+        *at = e->next;
+        c->stats.unexpected_bytes -= e->frame.bytes;
+        ddl__op *op = ddl__op_find(g, sequence);
+        if (op != NULL && e->frame.signature != op->call.signature) {
+            ddl__mismatch_seen(c, g, e->source, sequence, e->frame.signature);
+        } else if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
+            ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
+        }
+        ddl__scratch_put(c, e);
+        at = &g->early; /* the list may have changed */
+    }
+}
+
+static void ddl__engine_group_free(ddl_group *g) {
+    ddl_context *c = g->context;
+    while (g->early != NULL) {
+        ddl__early *e = g->early;
+        g->early = e->next;
+        c->stats.unexpected_bytes -= e->frame.bytes;
+        ddl__scratch_put(c, e);
+    }
+    while (g->cache != NULL) {
+        ddl__cached *e = g->cache;
+        g->cache = e->next;
+        ddl__cached_free(c, e);
+    }
+}
+
+/* >>engine/watch */
+/* engine, fourth part: who is missing, and who calls something else.
+ *
+ * A rank that has waited 100 ms asks those it waits for (QUERY: sequence, signature, call); whoever finds that its own
+ * call of that number differs tells the whole group both calls (MISMATCH), and the group breaks everywhere with the same
+ * sentence. Before a stall report all members are asked, and their answers (STATUS) are in the report. */
+
+#define DDL__ASK_FIRST_NS (100 * DDL__NS_PER_MS)
+#define DDL__ASK_AGAIN_NS (1 * DDL__NS_PER_S)
+#define DDL__MISMATCH_NS (500 * DDL__NS_PER_MS) /* for the other side to spell out its call */
+
+typedef enum ddl__answer_code {
+    DDL__SILENT = 0,      /* was asked, has not answered: computing, or stopped */
+    DDL__NOT_ARRIVED = 1, /* is in ddl, but has not called this collective */
+    DDL__ARRIVED = 2,
+    DDL__PASSED = 3 /* has finished it */
+} ddl__answer_code;
+
+typedef struct ddl__answer {
+    uint8_t code;
+    uint32_t sequence; /* of its newest collective in the group */
+    char doing[56];
+} ddl__answer;
+
+/* >>telling the group */
+
+/* Breaks the group here and at all members, with one sentence. */
+static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
+                                                                       const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES - 128];
+    uint8_t payload[DDL__NOTE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
+    ddl__put_string(&w, text);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
+            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
+            ddl__tell(c, g->ranks[i], f, payload, w.at);
+        }
+    }
+    ddl__group_break(g, status, "%s", text);
+}
+
+static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    char text[DDL__SENTENCE_BYTES];
+    int32_t code = -(int32_t)ddl__get_u32(&r);
+    ddl__get_string(&r, text, sizeof text);
+    bool known = code == DDL_ERR_MISMATCH || code == DDL_ERR_TIMEOUT || code == DDL_ERR_NOMEM || code == DDL_ERR_PEER ||
+                 code == DDL_ERR_INTERNAL;
+    if (r.bad || !known) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g != NULL) {
+        ddl__group_break(g, (ddl_status)code, "%s", text);
+    }
+    return DDL_OK;
+}
+
+/* >>asking */
+
+static void ddl__ask(ddl_context *c, ddl__op *op, int32_t peer) {
+    uint8_t payload[256];
+    char call[160];
+    ddl__text text = {call, sizeof call, 0};
+    ddl__describe_call(op->group, &op->call, op->cached->plan.algorithm, &text);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, op->sequence);
+    ddl__put_u64(&w, op->call.signature);
+    ddl__put_string(&w, call);
+    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = op->group->id, .epoch = op->group->epoch};
+    if (c->links[op->group->ranks[peer]].life == DDL__ALIVE) {
+        ddl__tell(c, op->group->ranks[peer], f, payload, w.at);
+    }
+}
+
+/* True when a receive from the peer is still to come. */
+static bool ddl__op_waits_for(const ddl__op *op, int32_t peer) {
+    const ddl__cached *e = op->cached;
+    for (uint32_t i = 0; i < e->recv_count; i++) {
+        const ddl__step *s = ddl__op_step(op, e->recvs[i]);
+        if (s->peer == peer && !op->steps[e->recvs[i]].arrived) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
+    if (op->answers == NULL) {
+        op->answers = ddl__alloc_array(&c->base, (size_t)op->group->size, sizeof *op->answers);
+    }
+    for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
+        if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
+            ddl__ask(c, op, i);
+        }
+    }
+}
+
+/* Both calls are known: everybody learns them. */
+static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
+                                const char *theirs) {
+    ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                          "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
+                          "group must make the same calls in the same order",
+                          sequence, g->rank, ours, peer, theirs);
+}
+
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* Our call of that number, running or over; false when we have not made it, or have forgotten it. */
+static bool ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes, uint64_t *out_signature) {
+    ddl__flight *r = ddl__record_of(g, sequence);
+    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
+        return false;
+    }
+    ddl__text text = {out, bytes, 0};
+    ddl__describe_record(g, r, &text);
+    *out_signature = r->signature;
+    return true;
+}
+
+static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint32_t sequence = ddl__get_u32(&r);
+    uint64_t signature = ddl__get_u64(&r), ours_signature;
+    char theirs[160], ours[160];
+    ddl__get_string(&r, theirs, sizeof theirs);
+    if (r.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t from = g->rank_of[peer];
+    uint8_t code = DDL__NOT_ARRIVED;
+    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
+        if (ours_signature != signature) {
+            ddl__mismatch_spell(c, g, sequence, ours, from, theirs);
+            return DDL_OK;
+        }
+        code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
+    } else if ((int32_t)(sequence - g->sequence) > 0) {
+        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .signature = signature};
+        snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
+    }
+    uint8_t out[80];
+    ddl__writer w = ddl__writer_of(out, sizeof out);
+    ddl__put_u32(&w, sequence);
+    ddl__put_u8(&w, code);
+    ddl__put_u32(&w, g->sequence);
+    ddl__put_string(&w, c->doing != NULL ? c->doing : "other code");
+    ddl__tell(c, peer, (ddl__frame){.type = DDL__FRAME_STATUS, .group = g->id, .epoch = g->epoch}, out, w.at);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_status(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    ddl__answer answer = {0};
+    uint32_t sequence = ddl__get_u32(&r);
+    answer.code = ddl__get_u8(&r);
+    answer.sequence = ddl__get_u32(&r);
+    ddl__get_string(&r, answer.doing, sizeof answer.doing);
+    if (r.bad || answer.code > DDL__PASSED) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__op *op = g != NULL ? ddl__op_find(g, sequence) : NULL;
+    if (op != NULL && op->answers != NULL) {
+        op->answers[g->rank_of[peer]] = answer;
+    }
+    return DDL_OK;
+}
+
+/* A frame shows that the peer's call differs from ours. It is asked to spell it out; if it cannot (it computes), the
+ * group breaks without its words. */
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature) {
+    (void)signature;
+    ddl__op *op = ddl__op_find(g, sequence);
+    if (op != NULL) {
+        if (!op->mismatched) {
+            op->mismatched = true;
+            op->mismatch_ns = ddl__now_ns();
+            ddl__ask(c, op, peer);
+        }
+        return;
+    }
+    char ours[160];
+    uint64_t ours_signature;
+    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
+        uint8_t payload[256];
+        ddl__writer w = ddl__writer_of(payload, sizeof payload);
+        ddl__put_u32(&w, sequence);
+        ddl__put_u64(&w, ours_signature);
+        ddl__put_string(&w, ours);
+        ddl__tell(c, g->ranks[peer], (ddl__frame){.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch}, payload,
+                  w.at);
+    }
+}
+
+/* Somebody asked for this collective before we called it: if that was another call, we know at once. */
+static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
+    const ddl__announced *a = &g->announced;
+    if (a->sequence != op->sequence || a->signature == 0 || a->signature == op->call.signature) {
+        return;
+    }
+    char ours[160], theirs[160];
+    ddl__text text = {ours, sizeof ours, 0};
+    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    snprintf(theirs, sizeof theirs, "%s", a->call);
+    ddl__mismatch_spell(c, g, op->sequence, ours, a->peer, theirs);
+}
+
+/* >>request ops of a collective */
+
+static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text) {
+    const ddl__answer *a = op->answers != NULL ? &op->answers[rank] : NULL;
+    if (a == NULL || a->code == DDL__SILENT) {
+        ddl__text_add(text, " rank %d (does not answer: it computes outside ddl, or is stopped)", rank);
+    } else if (a->code == DDL__NOT_ARRIVED) {
+        ddl__text_add(text, " rank %d (has not arrived; its last collective here was operation %u; now in %s)", rank,
+                      a->sequence, a->doing);
+    } else {
+        ddl__text_add(text, " rank %d (has arrived)", rank);
+    }
+}
+
+static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    (void)c;
+    const ddl__op *op = r->op;
+    const ddl_group *g = op->group;
+    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
+    ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
+                  g->rank);
+    int32_t arrived = 1, named = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
+        arrived += i != g->rank && here;
+        if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+            ddl__explain_answer(op, i, text);
+        }
+    }
+    if (named == 0) {
+        ddl__text_add(text, " data of ranks that have all arrived");
+    }
+    ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
+}
+
+static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    ddl__op *op = r->op;
+    ddl_group *g = op->group;
+    uint64_t now = ddl__now_ns();
+    if (op->mismatched && now - op->mismatch_ns > DDL__MISMATCH_NS) {
+        char ours[160];
+        ddl__text text = {ours, sizeof ours, 0};
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
+                              "rank called something else and does not answer", op->sequence, g->rank, ours);
+        return;
+    }
+    for (int32_t i = 0; i < g->size; i++) {
+        if (c->links[g->ranks[i]].life == DDL__LEFT && ddl__is_drained(g, i) && ddl__op_waits_for(op, i)) {
+            ddl__break_everywhere(c, g, DDL_ERR_PEER, "rank %d has left the job (it called ddl_finalize) and takes no part "
+                                  "in operation %u", i, op->sequence);
+            return;
+        }
+    }
+    if (waited > DDL__ASK_FIRST_NS && now - op->asked_ns > DDL__ASK_AGAIN_NS) {
+        op->asked_ns = now;
+        uint64_t stall = (uint64_t)g->stall_ms * DDL__NS_PER_MS, limit = (uint64_t)g->timeout_ms * DDL__NS_PER_MS;
+        bool all = (g->stall_ms > 0 && waited > stall / 2) || (g->timeout_ms > 0 && waited > limit / 2);
+        ddl__ask_members(c, op, all);
+    }
+}
+
+static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
+    ddl__op *op = r->op;
+    char text[DDL__SENTENCE_BYTES - 256];
+    ddl__text out = {text, sizeof text, 0};
+    ddl__coll_explain(c, r, &out);
+    ddl_group *g = op->group;
+    ddl__op_abandon(c, op, DDL_ERR_TIMEOUT);
+    ddl__break_everywhere(c, g, DDL_ERR_TIMEOUT, "rank %d gave up: %s", g->rank, text);
+}
+
+static int32_t ddl__coll_expect(ddl_context *c, ddl_request *r) {
+    (void)c;
+    const ddl__op *op = r->op;
+    const ddl__cached *e = op->cached;
+    uint32_t first = op->cursor < e->recv_count ? op->cursor : 0;
+    for (uint32_t n = 0; n < e->recv_count && n < 16; n++) {
+        uint32_t i = e->recvs[(first + n) % e->recv_count];
+        if (!op->steps[i].arrived) {
+            return op->group->ranks[ddl__op_step(op, i)->peer];
+        }
+    }
+    return -1;
+}
+
+static const ddl__request_ops ddl__coll_ops = {ddl__coll_abandon, ddl__coll_explain, ddl__coll_tick, ddl__coll_expect,
+                                               NULL};
+
+/* >>coll/call */
+/* coll, first part: what a caller passed, checked and made into a ddl__call; starting it. */
+
+enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
+
+typedef struct ddl__ops {
+    ddl__user_op slots[DDL__OPS_MAX];
+} ddl__ops;
+
+static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
+    int32_t slot = op - DDL__OPS_FIRST;
+    bool known = slot >= 0 && slot < DDL__OPS_MAX && c->ops->slots[slot].used && !c->ops->slots[slot].freed;
+    return known ? &c->ops->slots[slot] : NULL;
+}
+
+static bool ddl__kind_reduces(ddl_kind kind) {
+    ddl_kind base = ddl__kind_base(kind);
+    return base == DDL_REDUCE || base == DDL_ALL_REDUCE || base == DDL_REDUCE_SCATTER || base == DDL_SCAN ||
+           base == DDL_EXSCAN;
+}
+
+static bool ddl__kind_rooted(ddl_kind kind) {
+    ddl_kind base = ddl__kind_base(kind);
+    return base == DDL_BROADCAST || base == DDL_REDUCE || base == DDL_GATHER || base == DDL_SCATTER;
+}
+
+/* Which tensors this rank's call looks at. */
+static bool ddl__uses_in(const ddl_group *g, const ddl__call *call) {
+    return call->kind != DDL_BARRIER && (ddl__kind_base(call->kind) != DDL_SCATTER || g->rank == call->root);
+}
+
+static bool ddl__uses_out(const ddl_group *g, const ddl__call *call) {
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool at_root = base == DDL_REDUCE || base == DDL_GATHER;
+    return call->kind != DDL_BARRIER && call->kind != DDL_BROADCAST && (!at_root || g->rank == call->root);
+}
+
+/* >>checks */
+
+static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what) {
+    ddl_context *c = g->context;
+    call->commutative = true;
+    if (!ddl__kind_reduces(call->kind)) {
+        call->op = DDL_OP_NONE;
+        return DDL_OK;
+    }
+    if (call->op >= DDL__OPS_FIRST) {
+        const ddl__user_op *user = ddl__user_op_of(c, call->op);
+        if (user == NULL) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: op %d was not created, or was freed", what, call->op);
+        }
+        call->commutative = user->commutative;
+        return user->fn != NULL || ddl__op_valid(DDL_SUM, call->dtype)
+                   ? DDL_OK
+                   : ddl__error(c, DDL_ERR_ARG, "%s: a scaled sum of %s makes no sense", what,
+                                ddl_dtype_name(call->dtype));
+    }
+    bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
+    if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op), call->op,
+                          ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
+    }
+    return DDL_OK;
+}
+
+/* Elements of `in` and `out` that a call of `count` elements needs; -1: that tensor is not looked at. */
+static void ddl__needed(const ddl_group *g, const ddl__call *call, int64_t *out_in, int64_t *out_out) {
+    int64_t n = g->size, c = call->count;
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool many_in = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
+    bool many_out = base == DDL_GATHER || base == DDL_ALL_GATHER || base == DDL_ALL_TO_ALL;
+    *out_in = many_in ? n * c : c;
+    *out_out = many_out ? n * c : c;
+}
+
+static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count,
+                                    const char *what) {
+    int64_t need_in, need_out;
+    bool uses_in = ddl__uses_in(g, call), uses_out = ddl__uses_out(g, call);
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool by_out = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER;
+    call->count = base == DDL_ALL_TO_ALL ? in_count / g->size : by_out ? out_count : in_count;
+    ddl__needed(g, call, &need_in, &need_out);
+    if ((uses_in && in_count != need_in) || (uses_out && out_count != need_out)) {
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s on group \"%s\" of %d ranks: `in` has %lld elements and `out` has %lld, but with %lld "
+                          "elements of each rank `in` must have %lld and `out` %lld",
+                          what, g->name, g->size, (long long)in_count, (long long)out_count, (long long)call->count,
+                          (long long)need_in, (long long)need_out);
+    }
+    return DDL_OK;
+}
+
+/* One array of the v-forms and its offsets (packed ones are made when NULL); every block must lie in the tensor. */
+static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const int64_t **offsets, int64_t *packed,
+                                   int64_t have, const char *what, const char *which) {
+    ddl_context *c = g->context;
+    if (counts == NULL) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the counts for tensor `%s` are NULL", what, which);
+    }
+    int64_t at = 0;
+    for (int32_t r = 0; r < g->size; r++) {
+        packed[r] = at;
+        int64_t offset = *offsets != NULL ? (*offsets)[r] : at;
+        if (counts[r] < 0 || offset < 0 || (have >= 0 && (offset > have || counts[r] > have - offset))) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
+                              "`%s` of %lld elements", what, r, (long long)counts[r], (long long)offset, which,
+                              (long long)have);
+        }
+        if (__builtin_add_overflow(at, counts[r], &at)) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
+        }
+    }
+    *offsets = *offsets != NULL ? *offsets : packed;
+    return DDL_OK;
+}
+
+static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count, const char *what) {
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool in_blocks = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
+    bool uses = in_blocks ? ddl__uses_in(g, call) : ddl__uses_out(g, call);
+    int64_t have = !uses ? -1 : in_blocks ? in_count : out_count;
+    DDL__TRY(ddl__check_array(g, call->counts, &call->offsets, g->packed, have, what, in_blocks ? "in" : "out"));
+    if (base == DDL_ALL_TO_ALL) {
+        return ddl__check_array(g, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count, what, "out");
+    }
+    int64_t own = in_blocks ? out_count : in_count;
+    if (own != call->counts[g->rank]) {
+        return ddl__error(g->context, DDL_ERR_ARG, "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld",
+                          what, in_blocks ? "out" : "in", g->rank, (long long)own, g->rank,
+                          (long long)call->counts[g->rank]);
+    }
+    return DDL_OK;
+}
+
+/* In place is: the smaller tensor is this rank's own part of the larger one, or both are the same. */
+static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *what) {
+    if (call->kind == DDL_BROADCAST) {
+        call->in_place = true;
+        return DDL_OK;
+    }
+    if (!ddl__uses_in(g, call) || !ddl__uses_out(g, call)) {
+        return DDL_OK;
+    }
+    size_t size = ddl_dtype_bytes(call->dtype);
+    ddl_kind base = ddl__kind_base(call->kind);
+    int64_t own = (call->counts != NULL ? call->offsets[g->rank] : g->rank * call->count) * (int64_t)size;
+    const char *in = call->in.data, *out = call->out.data;
+    if (base == DDL_GATHER || base == DDL_ALL_GATHER) {
+        out += own;
+    } else if (base == DDL_SCATTER || base == DDL_REDUCE_SCATTER) {
+        in += own;
+    }
+    bool contiguous = ddl__is_contiguous(&call->in) && ddl__is_contiguous(&call->out);
+    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER && base != DDL_REDUCE_SCATTER &&
+                     memcmp(call->in.strides, call->out.strides, sizeof call->in.strides) == 0;
+    call->in_place = in == out && (contiguous || same_view) && call->kind != DDL_ALL_TO_ALLV;
+    if (!call->in_place && ddl__tensors_overlap(&call->in, &call->out)) {
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation",
+                          what);
+    }
+    return DDL_OK;
+}
+
+static uint64_t ddl__call_signature(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+    uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
+    h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
+    /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
+    if (call->counts == NULL) {
+        h = ddl__mix(h, (uint64_t)call->count);
+    } else if (call->kind != DDL_ALL_TO_ALLV) {
+        h = ddl__mix_bytes(h, call->counts, (size_t)g->size * sizeof *call->counts);
+    }
+    h = ddl__mix(h, cached->algorithm_hash);
+    return h != 0 ? h : 1; /* 0 means none */
+}
+
+/* Checks a collective and fills the call. Nothing has happened yet when it fails. */
+static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__call *out, const char *what) {
+    ddl_context *c = g->context;
+    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0, .in = d->in,
+                       .out = d->kind == DDL_BROADCAST ? d->in : d->out};
+    if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
+    }
+    if (out->root < 0 || out->root >= g->size) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what, out->root,
+                          g->name, g->size - 1);
+    }
+    if (out->kind == DDL_BARRIER) {
+        out->dtype = DDL_U8;
+        out->commutative = true;
+        return DDL_OK;
+    }
+    bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
+    if (uses_in) {
+        DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+    }
+    if (uses_out) {
+        DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
+    }
+    out->dtype = uses_in ? d->in.dtype : d->out.dtype;
+    if (uses_in && uses_out && d->in.dtype != d->out.dtype) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `in` is of type %s, `out` of type %s; they must be of one type", what,
+                          ddl_dtype_name(d->in.dtype), ddl_dtype_name(d->out.dtype));
+    }
+    int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
+    out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    out->out_bytes = out_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    if (ddl__kind_is_v(d->kind)) {
+        out->counts = d->counts;
+        out->offsets = d->offsets;
+        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
+        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
+        DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
+    } else {
+        DDL__TRY(ddl__check_counts(g, out, in_count, out_count, what));
+    }
+    DDL__TRY(ddl__check_op(g, out, what));
+    return ddl__check_place(g, out, what);
+}
+
+/* >>start */
+
+/* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
+static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
+    ddl__call *call = &op->call;
+    bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
+    bool scaled = op->user != NULL && op->user->fn == NULL;
+    bool pack_in = uses_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = uses_out && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    op->base[DDL__IN] = uses_in ? call->in.data : NULL;
+    op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
+    op->base[DDL__TMP] = op->tmp;
+    if (pack_in) {
+        op->packed_in = ddl__scratch_get(c, (size_t)call->in_bytes);
+        op->base[DDL__IN] = op->packed_in;
+    }
+    if (pack_out) {
+        op->packed_out = ddl__scratch_get(c, (size_t)call->out_bytes);
+        op->base[DDL__OUT] = op->packed_out;
+    }
+    if ((pack_in && op->packed_in == NULL) || (pack_out && op->packed_out == NULL)) {
+        ddl__scratch_put(c, op->packed_in);
+        ddl__scratch_put(c, op->packed_out);
+        op->packed_in = op->packed_out = NULL;
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided or scaled tensor");
+    }
+    if (pack_in) {
+        ddl__pack(&call->in, op->packed_in, false);
+    }
+    if (pack_in && scaled) {
+        size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
+        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
+    }
+    if (pack_out && call->kind == DDL_BROADCAST) {
+        op->base[DDL__IN] = op->packed_out;
+    }
+    return DDL_OK;
+}
+
+/* Strided or scaled: the plan works on copies, which are apart even when the tensors are one. */
+static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
+    bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
+                   (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
+    const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
+    if (call->kind != DDL_BROADCAST && (strided || (user != NULL && user->fn == NULL))) {
+        call->in_place = false;
+    }
+}
+
+static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
+    op->sequence = ++g->sequence;
+    op->start_ns = ddl__now_ns();
+    op->asked_ns = 0;
+    op->mismatched = false;
+    op->running = false;
+    op->next = g->ops;
+    g->ops = op;
+    if (op->answers != NULL) {
+        memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
+    }
+    ddl__record_start(g, op);
+    uint32_t sequence = op->sequence;
+    ddl__announced_check(c, g, op);
+    if (g->broken == DDL_OK) {
+        ddl__op_run(c, op);
+    }
+    if (g->early != NULL && g->broken == DDL_OK) {
+        ddl__early_take(c, g, sequence);
+    }
+}
+
+/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
+static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+    ddl_context *c = g->context;
+    ddl__cached *cached;
+    ddl__call_settle_place(g, call);
+    DDL__TRY(ddl__cached_get(g, call, &cached));
+    ddl__op *op = ddl__op_new(c, cached);
+    if (op == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to run an operation on group \"%s\"", g->name);
+    }
+    op->group = g;
+    op->request = r;
+    op->cached = cached;
+    op->call = *call;
+    op->call.signature = ddl__call_signature(g, call, cached);
+    op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
+    ddl__user_op *user = ddl__user_op_of(c, call->op);
+    op->user = user;
+    op->reduce = ddl__kind_reduces(call->kind)
+                     ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
+                     : NULL;
+    ddl_status status = ddl__op_buffers(c, op);
+    if (status < 0) {
+        op->user = NULL;
+        if (cached->spare == NULL) {
+            cached->spare = op;
+        } else {
+            ddl__op_free(c, op);
+        }
+        return status;
+    }
+    cached->pins++;
+    if (user != NULL) {
+        user->users++;
+    }
+    r->op = op;
+    r->state = DDL__REQUEST_ACTIVE;
+    ddl__op_reset(op);
+    ddl__op_launch(c, g, op);
+    return DDL_OK;
+}
+
+/* Checks, makes a request and starts it. */
+static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
+    ddl__call call;
+    DDL__TRY(ddl__group_usable(g, what));
+    DDL__TRY(ddl__call_make(g, d, &call, what));
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
+    ddl_status status = ddl__call_start(g, &call, r);
+    if (status < 0) {
+        ddl__request_release(r);
+        return status;
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+/* A public call: begins, and waits when it is blocking (out_request NULL). */
+static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_request *r = NULL;
+    c->doing = what;
+    ddl_status status = ddl__coll_begin(g, d, what, &r);
+    if (status == DDL_OK && out_request != NULL) {
+        *out_request = r;
+    } else if (status == DDL_OK) {
+        ddl__wait_requests(c, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>coll/coll */
+/* coll, second part: the public collectives. Each fills in a ddl_collective; the rest is alike for all. */
+
+DDL_API ddl_status ddl_barrier(ddl_group *group) {
+    ddl_collective d = {.kind = DDL_BARRIER};
+    return ddl__coll_call(group, &d, "ddl_barrier", NULL);
+}
+
+DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_BARRIER};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibarrier", out_request);
+}
+
+DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root) {
+    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
+    return ddl__coll_call(group, &d, "ddl_broadcast", NULL);
+}
+
+DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibroadcast", out_request);
+}
+
+DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root) {
+    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
+    return ddl__coll_call(group, &d, "ddl_reduce", NULL);
+}
+
+DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
+                               ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce", out_request);
+}
+
+DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
+    return ddl__coll_call(group, &d, "ddl_all_reduce", NULL);
+}
+
+DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                   ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_reduce", out_request);
+}
+
+DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
+    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
+    return ddl__coll_call(group, &d, "ddl_gather", NULL);
+}
+
+DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                               ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igather", out_request);
+}
+
+DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
+    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
+    return ddl__coll_call(group, &d, "ddl_scatter", NULL);
+}
+
+DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                                ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatter", out_request);
+}
+
+DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out) {
+    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
+    return ddl__coll_call(group, &d, "ddl_all_gather", NULL);
+}
+
+DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gather", out_request);
+}
+
+DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
+    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
+    return ddl__coll_call(group, &d, "ddl_reduce_scatter", NULL);
+}
+
+DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                       ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatter", out_request);
+}
+
+DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out) {
+    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
+    return ddl__coll_call(group, &d, "ddl_all_to_all", NULL);
+}
+
+DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_all", out_request);
+}
+
+DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
+    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
+    return ddl__coll_call(group, &d, "ddl_scan", NULL);
+}
+
+DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscan", out_request);
+}
+
+DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
+    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
+    return ddl__coll_call(group, &d, "ddl_exscan", NULL);
+}
+
+DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                               ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iexscan", out_request);
+}
+
+DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                               const int64_t *offsets, int32_t root) {
+    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+                        .root = root};
+    return ddl__coll_call(group, &d, "ddl_gatherv", NULL);
+}
+
+DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+                        .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igatherv", out_request);
+}
+
+DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root) {
+    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+                        .root = root};
+    return ddl__coll_call(group, &d, "ddl_scatterv", NULL);
+}
+
+DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+                        .root = root};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatterv", out_request);
+}
+
+DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                   const int64_t *offsets) {
+    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
+    return ddl__coll_call(group, &d, "ddl_all_gatherv", NULL);
+}
+
+DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                    const int64_t *offsets, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gatherv", out_request);
+}
+
+DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                       ddl_op op) {
+    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
+    return ddl__coll_call(group, &d, "ddl_reduce_scatterv", NULL);
+}
+
+DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                        ddl_op op, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatterv", out_request);
+}
+
+DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                   const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                   const int64_t *recv_offsets) {
+    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    return ddl__coll_call(group, &d, "ddl_all_to_allv", NULL);
+}
+
+DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                    const int64_t *recv_offsets, ddl_request **out_request) {
+    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_allv", out_request);
+}
+
+/* >>scalar */
+
+DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op) {
+    if (value == NULL) {
+        return DDL_ERR_ARG;
+    }
+    ddl_tensor t = ddl_tensor_1d(value, DDL_F64, 1);
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
+    return ddl__coll_call(group, &d, "ddl_all_reduce_scalar", NULL);
+}
+
+/* >>ops */
+
+static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
+    DDL__TRY(ddl__enter(c));
+    ddl_status status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
+    for (int32_t i = 0; i < DDL__OPS_MAX; i++) {
+        if (!c->ops->slots[i].used) {
+            c->ops->slots[i] = op;
+            c->ops->slots[i].used = true;
+            *out_op = DDL__OPS_FIRST + i;
+            status = DDL_OK;
+            break;
+        }
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op) {
+    if (fn == NULL || out_op == NULL) {
+        return DDL_ERR_ARG;
+    }
+    return ddl__op_add(context, (ddl__user_op){.commutative = commutative != 0, .fn = fn, .user = user}, out_op);
+}
+
+DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op) {
+    if (out_op == NULL) {
+        return DDL_ERR_ARG;
+    }
+    return ddl__op_add(context, (ddl__user_op){.commutative = true, .factor = factor}, out_op);
+}
+
+DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op) {
+    DDL__TRY(ddl__enter(context));
+    ddl__user_op *user = ddl__user_op_of(context, op);
+    ddl_status status = DDL_OK;
+    if (user == NULL) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_op_free: op %d was not created, or was freed before", op);
+    } else {
+        user->freed = true;
+        user->used = user->users > 0;
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>coll/many */
+/* coll, third part: several tensors as one operation, persistent operations, estimates. */
+
+enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
+
+/* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
+typedef struct ddl__many {
+    int32_t count;
+    ddl_request *parts[DDL__DTYPES_USED];
+    char *packed[DDL__DTYPES_USED];
+    ddl_tensor tensors[];
+} ddl__many;
+
+/* Copies tensors of one type to the packed memory or back; returns the elements. */
+static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed, bool unpack) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < m->count; i++) {
+        if (m->tensors[i].dtype == dtype) {
+            int64_t count = ddl_tensor_count(&m->tensors[i]);
+            char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
+            if (at != NULL && ddl__is_contiguous(&m->tensors[i])) {
+                size_t bytes = (size_t)count * ddl_dtype_bytes(dtype);
+                memcpy(unpack ? m->tensors[i].data : at, unpack ? at : m->tensors[i].data, bytes);
+            } else if (at != NULL) {
+                ddl__pack(&m->tensors[i], at, unpack);
+            }
+            total += count;
+        }
+    }
+    return total;
+}
+
+static void ddl__many_free(ddl_context *c, ddl_request *r) {
+    ddl__many *m = r->kept;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        ddl__scratch_put(c, m->packed[d]);
+        m->packed[d] = NULL;
+        if (m->parts[d] != NULL) {
+            m->parts[d]->parent = NULL;
+            ddl__request_release(m->parts[d]);
+            m->parts[d] = NULL;
+        }
+    }
+}
+
+/* All parts are done: the tensors get their results, unless one part failed. */
+static void ddl__many_done(ddl_context *c, ddl_request *r) {
+    ddl__many *m = r->kept;
+    ddl_request *failed = NULL;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (m->parts[d] != NULL && m->parts[d]->status < 0) {
+            failed = m->parts[d];
+        }
+    }
+    (void)c;
+    for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
+        if (m->packed[d] != NULL) {
+            ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
+        }
+    }
+    ddl_status status = failed != NULL ? failed->status : DDL_OK;
+    if (failed != NULL) {
+        ddl__request_fail(r, status, "%s", failed->why != NULL ? failed->why : ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
+static ddl_request *ddl__many_pending(ddl_request *r) {
+    ddl__many *m = r->kept;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (ddl__is_pending(m->parts[d])) {
+            return m->parts[d];
+        }
+    }
+    return NULL;
+}
+
+static void ddl__many_abandon(ddl_context *c, ddl_request *r) {
+    for (ddl_request *part = ddl__many_pending(r); part != NULL; part = ddl__many_pending(r)) {
+        part->parent = NULL;
+        part->ops->abandon(c, part);
+        if (ddl__is_pending(part)) {
+            ddl__request_done(part, DDL_ERR_TIMEOUT);
+        }
+    }
+}
+
+static void ddl__many_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    ddl_request *part = ddl__many_pending(r);
+    if (part != NULL) {
+        part->ops->explain(c, part, text);
+    }
+}
+
+static void ddl__many_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    ddl_request *part = ddl__many_pending(r);
+    if (part != NULL) {
+        part->ops->tick(c, part, waited);
+    }
+}
+
+static int32_t ddl__many_expect(ddl_context *c, ddl_request *r) {
+    ddl_request *part = ddl__many_pending(r);
+    return part != NULL ? part->ops->expect(c, part) : -1;
+}
+
+static void ddl__many_release(ddl_context *c, ddl_request *r) { ddl__many_free(c, r); }
+
+static const ddl__request_ops ddl__many_ops = {ddl__many_abandon, ddl__many_explain, ddl__many_tick, ddl__many_expect,
+                                               ddl__many_release};
+
+/* Starts the part of one type. */
+static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op) {
+    ddl__many *m = r->kept;
+    size_t bytes = (size_t)elements * ddl_dtype_bytes(dtype);
+    m->packed[dtype] = ddl__scratch_get(c, bytes);
+    if (m->packed[dtype] == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory to pack %zu bytes", bytes);
+    }
+    ddl__many_pack(m, dtype, m->packed[dtype], false);
+    ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
+    DDL__TRY(ddl__coll_begin(r->group, &d, "ddl_all_reduce_many", &m->parts[dtype]));
+    if (ddl__is_pending(m->parts[dtype])) {
+        m->parts[dtype]->parent = r;
+        r->parts++;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
+                                  ddl_request **out) {
+    ddl_context *c = g->context;
+    DDL__TRY(ddl__group_usable(g, "ddl_all_reduce_many"));
+    for (int32_t i = 0; i < count; i++) {
+        DDL__TRY(ddl__tensor_check(c, &tensors[i], "ddl_all_reduce_many", "tensors"));
+        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
+        DDL__TRY(ddl__check_op(g, &call, "ddl_all_reduce_many"));
+    }
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
+    ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
+    if (m == NULL) {
+        ddl__request_release(r);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory");
+    }
+    r->kept = m;
+    r->parts_done = ddl__many_done;
+    m->count = count;
+    memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    r->parts = 1; /* held until all are started */
+    ddl_status status = DDL_OK;
+    bool any = false;
+    for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
+        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
+        if (elements > 0) {
+            any = true;
+            status = ddl__many_part(c, r, (ddl_dtype)d, elements, op);
+        }
+    }
+    if (status == DDL_OK && !any) { /* nothing to reduce is still a call that others must make too */
+        status = ddl__many_part(c, r, DDL_U8, 0, DDL_MAX);
+    }
+    if (status < 0) {
+        ddl__many_abandon(c, r);
+        ddl__request_release(r);
+        return status;
+    }
+    if (--r->parts == 0) {
+        ddl__many_done(c, r);
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
+                                 ddl_request **out_request) {
+    DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
+    ddl_context *c = g->context;
+    ddl_request *r = NULL;
+    ddl_status status = count < 0 || (count > 0 && tensors == NULL)
+                            ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
+                            : ddl__many_begin(g, tensors, count, op, &r);
+    if (status == DDL_OK && out_request != NULL) {
+        *out_request = r;
+    } else if (status == DDL_OK) {
+        ddl__wait_requests(c, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op) {
+    return ddl__many_call(group, tensors, tensor_count, op, NULL);
+}
+
+DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
+                                        ddl_request **out_request) {
+    return out_request == NULL ? DDL_ERR_ARG : ddl__many_call(group, tensors, tensor_count, op, out_request);
+}
+
+/* >>persistent */
+
+/* A call and its arrays, kept by a persistent request. */
+typedef struct ddl__kept {
+    ddl_collective collective;
+    int64_t arrays[];
+} ddl__kept;
+
+static ddl__kept *ddl__keep(ddl_group *g, const ddl_collective *d) {
+    size_t n = (size_t)g->size;
+    ddl__kept *k = ddl__alloc(&g->context->base, sizeof *k + 4 * n * sizeof(int64_t));
+    if (k == NULL) {
+        return NULL;
+    }
+    k->collective = *d;
+    const int64_t **arrays[4] = {&k->collective.counts, &k->collective.offsets, &k->collective.recv_counts,
+                                 &k->collective.recv_offsets};
+    for (size_t i = 0; i < 4; i++) {
+        if (ddl__kind_is_v(d->kind) && *arrays[i] != NULL) {
+            memcpy(k->arrays + i * n, *arrays[i], n * sizeof(int64_t));
+            *arrays[i] = k->arrays + i * n;
+        }
+    }
+    return k;
+}
+
+static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
+    ddl_context *c = g->context;
+    ddl__call call;
+    ddl__cached *cached;
+    DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
+    DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
+    ddl__call_settle_place(g, &call);
+    DDL__TRY(ddl__cached_get(g, &call, &cached));
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
+    r->kept = ddl__keep(g, d);
+    if (r->kept == NULL) {
+        ddl__request_release(r);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+    }
+    r->persistent = true;
+    r->state = DDL__REQUEST_IDLE;
+    *out = r;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
+    if (collective == NULL || out_request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
+    ddl_status status = ddl__persistent_make(group, collective, out_request);
+    ddl__unlock(group->context);
+    return status;
+}
+
+static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
+    if (!r->persistent || r->state != DDL__REQUEST_IDLE) {
+        return ddl__error(c, DDL_ERR_STATE, r->persistent ? "ddl_start: the operation is still running; wait for it first"
+                                                          : "ddl_start: the request is not of ddl_collective_init");
+    }
+    ddl__kept *k = r->kept;
+    ddl__call call;
+    DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
+    DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
+    ddl__free(&c->base, r->why);
+    r->why = NULL;
+    r->status = DDL_OK;
+    return ddl__call_start(r->group, &call, r);
+}
+
+DDL_API ddl_status ddl_start(ddl_request *request) {
+    ddl_request *list[1] = {request};
+    ddl_context *c;
+    if (request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_requests(list, 1, "ddl_start", &c));
+    ddl_status status = ddl__persistent_start(c, request);
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>estimate */
+
+DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate) {
+    if (collective == NULL || out_estimate == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
+    ddl__call call;
+    ddl_status status = ddl__call_make(group, collective, &call, "ddl_estimate");
+    if (status == DDL_OK) {
+        ddl__plan_args args = ddl__call_args(group, &call);
+        ddl__choice choice = ddl__tune_choose(&group->tuning, &args);
+        bool far = group->context->host_count > 1;
+        ddl_context *c = group->context;
+        int32_t peer = group->ranks[(group->rank + 1) % group->size];
+        *out_estimate = (ddl_estimate_info){
+            .seconds = choice.seconds,
+            .algorithm = choice.algo->name,
+            .transport = c->links[peer].endpoint != NULL ? c->links[peer].endpoint->plugin->name : "none",
+            .latency_s = group->tuning.model.latency_s[far],
+            .seconds_per_byte = group->tuning.model.s_per_byte[far],
+        };
+    }
+    ddl__unlock(group->context);
+    return status;
+}
+
+/* >>coll/groups */
+/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the lowest
+ * rank gives it out, everybody answers, and nobody uses the group before all have it. */
+
+enum { DDL__GROUP_IDS = 4096, DDL__TAG_GROUP = INT32_MIN };
+
+/* What the leader sends, and what a member answers. */
+typedef struct ddl__formation {
+    uint64_t fingerprint;
+    uint32_t id;
+    int32_t verdict; /* a ddl_status */
+} ddl__formation;
+
+/* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
+static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
+    ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
+    ddl_request *r = NULL;
+    DDL__TRY(ddl__p2p_make(parent, &t, &r));
+    ddl__p2p_start(parent->context, r);
+    ddl__wait_requests(parent->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* The number for a new group that this rank leads: its own rank in the upper bits, so that no two leaders give out the
+ * same. 0 when all are in use. */
+static uint32_t ddl__group_id(ddl_context *c) {
+    for (uint32_t n = 0; n < DDL__GROUP_IDS; n++) {
+        uint32_t id = ((uint32_t)c->rank + 1) * DDL__GROUP_IDS + c->groups->allocated++ % DDL__GROUP_IDS;
+        if (ddl__group_find(c, id) == NULL) {
+            return id;
+        }
+    }
+    return 0;
+}
+
+static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const char *name) {
+    ddl_context *c = parent->context;
+    if (status == DDL_ERR_MISMATCH) {
+        return ddl__error(c, status, "making group \"%s\": its ranks gave different lists of members", name);
+    }
+    if (status == DDL_ERR_NOMEM) {
+        return ddl__error(c, status, "making group \"%s\": one of its ranks has no memory for it", name);
+    }
+    return status;
+}
+
+/* The leader: gives the id to all, hears that all have it, and says so. */
+static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
+                                 ddl__formation mine, ddl_group *made) {
+    ddl_status status = DDL_OK, verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    for (int32_t round = 0; round < 3; round++) {
+        for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+            if (ranks[i] == parent->rank) {
+                continue;
+            }
+            ddl__formation f = mine;
+            f.verdict = verdict;
+            status = ddl__form_exchange(parent, ranks[i], tag, round != 1, &f);
+            if (status == DDL_OK && round == 1 && verdict == DDL_OK) {
+                verdict = f.fingerprint != mine.fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
+            }
+        }
+    }
+    return status < 0 ? status : verdict;
+}
+
+static int32_t ddl__lowest(const int32_t *ranks, int32_t count) {
+    int32_t lowest = ranks[0];
+    for (int32_t i = 1; i < count; i++) {
+        lowest = DDL__MIN(lowest, ranks[i]);
+    }
+    return lowest;
+}
+
+static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32_t count, uint32_t id,
+                                  const char *name) {
+    ddl_context *c = parent->context;
+    int32_t *world = ddl__alloc_array(&c->base, (size_t)count, sizeof *world);
+    if (world == NULL) {
+        return NULL;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        world[i] = parent->ranks[ranks[i]];
+    }
+    ddl_group *g = ddl__group_new(c, world, count, id, parent->epoch, name);
+    ddl__free(&c->base, world);
+    if (g != NULL) {
+        g->timeout_ms = parent->timeout_ms;
+        g->stall_ms = parent->stall_ms;
+        g->tuning = parent->tuning;
+        g->user_holds = true;
+        c->refs++;
+    }
+    return g;
+}
+
+static void ddl__form_undo(ddl_group *g) {
+    if (g != NULL) {
+        g->user_holds = false;
+        g->context->refs--;
+        ddl__group_bury(g);
+    }
+}
+
+/* Forms a group of ranks of parent, all of which are in here now. The lock is held. */
+static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                  ddl_group **out) {
+    ddl_context *c = parent->context;
+    uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
+    int32_t tag = DDL__TAG_GROUP + (int32_t)(ddl__mix_bytes(0, name, strlen(name)) & 0x3fffffff);
+    int32_t leader = ddl__lowest(ranks, count);
+    ddl__formation f = {.fingerprint = hash};
+    ddl_group *made = NULL;
+    ddl_status status;
+    if (leader == parent->rank) {
+        f.id = ddl__group_id(c);
+        made = f.id != 0 ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+        status = ddl__form_lead(parent, ranks, count, tag, f, made);
+    } else {
+        status = ddl__form_exchange(parent, leader, tag, false, &f);
+        if (status == DDL_OK) {
+            bool same = f.fingerprint == hash;
+            made = same && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+            f.fingerprint = hash;
+            f.verdict = same && made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+            status = ddl__form_exchange(parent, leader, tag, true, &f);
+        }
+        status = status < 0 ? status : ddl__form_exchange(parent, leader, tag, false, &f);
+        status = status < 0 ? status : (ddl_status)f.verdict;
+    }
+    if (status < 0) {
+        ddl__form_undo(made);
+        return ddl__form_error(parent, status, name);
+    }
+    *out = made;
+    return DDL_OK;
+}
+
+/* >>public */
+
+static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t count) {
+    ddl_context *c = g->context;
+    if (ranks == NULL || count < 1 || count > g->size) {
+        return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: %d members of a group of %d ranks are not possible", count,
+                          g->size);
+    }
+    bool mine = false;
+    for (int32_t i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= g->size) {
+            return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d",
+                              ranks[i], g->name, g->size - 1);
+        }
+        mine = mine || ranks[i] == g->rank;
+        for (int32_t j = 0; j < i; j++) {
+            if (ranks[j] == ranks[i]) {
+                return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is in the list twice", ranks[i]);
+            }
+        }
+    }
+    return mine ? DDL_OK
+                : ddl__error(c, DDL_ERR_ARG, "ddl_group_create: this rank (%d) is not in the list; only members call",
+                             g->rank);
+}
+
+DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                    ddl_group **out_group) {
+    if (out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
+    ddl_context *c = parent->context;
+    c->doing = "ddl_group_create";
+    ddl_status status = ddl__check_members(parent, ranks, count);
+    if (status == DDL_OK) {
+        status = ddl__group_form(parent, ranks, count, name != NULL ? name : "", out_group);
+    }
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+/* An all_gather of two numbers per rank. The lock is held. */
+static ddl_status ddl__gather_pairs(ddl_group *g, int32_t mine[2], int32_t *out) {
+    ddl_collective d = {.kind = DDL_ALL_GATHER,
+                        .in = ddl_tensor_1d(mine, DDL_I32, 2),
+                        .out = ddl_tensor_1d(out, DDL_I32, 2 * (int64_t)g->size)};
+    ddl_request *r;
+    DDL__TRY(ddl__coll_begin(g, &d, "ddl_group_split", &r));
+    ddl__wait_requests(g->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* The ranks of a colour by (key, rank), by insertion. */
+static int32_t ddl__split_members(const int32_t *pairs, int32_t size, int32_t colour, int32_t *out) {
+    int32_t count = 0;
+    for (int32_t r = 0; r < size; r++) {
+        if (pairs[2 * r] != colour) {
+            continue;
+        }
+        int32_t at = count++;
+        while (at > 0 && pairs[2 * out[at - 1] + 1] > pairs[2 * r + 1]) {
+            out[at] = out[at - 1];
+            at--;
+        }
+        out[at] = r;
+    }
+    return count;
+}
+
+static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    ddl_context *c = parent->context;
+    int32_t *pairs = ddl__alloc_array(&c->base, (size_t)parent->size, 3 * sizeof *pairs);
+    if (pairs == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
+    }
+    int32_t mine[2] = {colour, key}, *members = pairs + 2 * (size_t)parent->size;
+    ddl_status status = ddl__gather_pairs(parent, mine, pairs);
+    if (status == DDL_OK && colour >= 0) {
+        char name[64];
+        snprintf(name, sizeof name, "%.40s/%d", parent->name, colour);
+        int32_t count = ddl__split_members(pairs, parent->size, colour, members);
+        status = ddl__group_form(parent, members, count, name, out_group);
+    }
+    ddl__free(&c->base, pairs);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(parent, "ddl_group_split"));
+    ddl_context *c = parent->context;
+    c->doing = "ddl_group_split";
+    ddl_status status = ddl__split(parent, colour, key, out_group);
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group) {
+    return ddl_group_split(group, 0, 0, out_group);
+}
+
+DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
+                                       int32_t *out_ranks) {
+    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
+        return DDL_ERR_ARG;
+    }
+    ddl_group *g = (ddl_group *)(uintptr_t)from;
+    DDL__TRY(ddl__enter_group(g, "ddl_group_translate"));
+    ddl_status status = DDL_OK;
+    if (to->magic != DDL__GROUP_MAGIC || to->context != g->context) {
+        status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: both groups must be of one context");
+    }
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= g->size) {
+            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"", ranks[i],
+                                g->name);
+        }
+    }
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        int32_t rank = to->rank_of[g->ranks[ranks[i]]];
+        out_ranks[i] = rank >= 0 ? rank : DDL_NO_RANK;
+    }
+    ddl__unlock(g->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
+    if (options == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
+    ddl_context *c = group->context;
+    ddl__tuning tuning = group->tuning;
+    ddl_status status = DDL_OK;
+    if (options->algorithm != NULL) {
+        memset(tuning.forced, 0, sizeof tuning.forced);
+        status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
+    }
+    if (status == DDL_OK) {
+        tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;
+        group->settings_version += options->algorithm != NULL || options->deterministic != 0;
+        group->tuning = tuning;
+        group->timeout_ms = options->timeout_ms != 0 ? options->timeout_ms : group->timeout_ms;
+        group->stall_ms = options->stall_ms != 0 ? options->stall_ms : group->stall_ms;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API int32_t ddl_rank(const ddl_group *group) { return group != NULL ? group->rank : -1; }
+
+DDL_API int32_t ddl_size(const ddl_group *group) { return group != NULL ? group->size : -1; }
+
+DDL_API const char *ddl_group_name(const ddl_group *group) { return group != NULL ? group->name : ""; }
+
+DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group != NULL ? group->context : NULL; }
+
+/* >>coll/measure */
+/* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
+ * what the cost model needs; rank 0's figures are everybody's, so that all choose alike. */
+
+static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
+
+static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+static ddl_status ddl__greet(ddl_context *c) {
+    if (c->world_size == 1) {
+        return DDL_OK;
+    }
+    ddl_collective d = {.kind = DDL_BARRIER};
+    ddl_request *r;
+    int64_t timeout_ms = c->world->timeout_ms;
+    c->world->timeout_ms = c->settings.init_timeout_ms;
+    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    ddl__wait_requests(c, &r, 1, false);
+    DDL__TRY(ddl__request_report(&r, NULL));
+    c->world->timeout_ms = timeout_ms;
+    if (c->settings.progress_thread) {
+        c->has_thread = pthread_create(&c->thread, NULL, ddl__thread_main, c) == 0;
+    }
+    ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%d ranks on %d hosts", c->world_size, c->host_count);
+    return DDL_OK;
+}
+
+/* >>coll/join */
+/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the world. */
+
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
+
+/* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
+typedef struct ddl__blob {
+    uint32_t magic;
+    int32_t version, pid, cores;
+    uint64_t pid_start;
+    char host_id[64];
+    struct {
+        char name[DDL__NAME_BYTES];
+        uint32_t bytes;
+        uint8_t address[DDL__ADDRESS_BYTES];
+    } transports[DDL__BLOB_TRANSPORTS];
+} ddl__blob;
+
+/* >>transports */
+
+static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
+    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
+        return &ddl__tcp_plugin;
+    }
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
+            return p->plugin;
+        }
+    }
+    return NULL;
+}
+
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted) {
+    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
+        return DDL_OK;
+    }
+    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
+    ddl_transport_params params = {.size = sizeof params,
+                                   .rank = c->rank,
+                                   .world_size = c->world_size,
+                                   .local_ranks = c->settings.launch.local_world,
+                                   .cores = c->cores,
+                                   .host_id = c->settings.host_id,
+                                   .interface_name = c->settings.interface_name,
+                                   .advertise = c->settings.advertise,
+                                   .port_range = c->settings.port_range,
+                                   .master_host = c->settings.place.host,
+                                   .authenticated = c->settings.secret != NULL};
+    size_t bytes = DDL__ADDRESS_BYTES;
+    e->plugin = plugin;
+    e->table = plugin->transport;
+    e->host = ddl__host_table(c);
+    c->error.text[0] = 0;
+    ddl_status status = e->table->open(&e->host, &params, &e->self);
+    if (status == DDL_OK) {
+        status = e->table->address(e->self, e->address, &bytes);
+        if (status < 0) {
+            e->table->close(e->self);
+        }
+    }
+    if (status < 0 && !wanted) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
+        return DDL_OK;
+    }
+    if (status < 0) {
+        char why[400];
+        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
+        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
+                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
+    }
+    e->address_bytes = (uint32_t)bytes;
+    c->endpoint_count++;
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order; else all that there are. */
+static ddl_status ddl__endpoints_open(ddl_context *c) {
+    const char *list = c->settings.transports;
+    if (list == NULL) {
+        for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+            if (p->plugin->transport != NULL) {
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
+            }
+        }
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true);
+    }
+    for (const char *at = list; *at != 0;) {
+        size_t length = strcspn(at, ",");
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
+        if (plugin == NULL) {
+            return ddl__error(c, DDL_ERR_PLUGIN, "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                              "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                              "looked for)", (int)DDL__MIN(length, 40u), at);
+        }
+        DDL__TRY(ddl__endpoint_open(c, plugin, true));
+        at += length + (at[length] == ',');
+    }
+    return DDL_OK;
+}
+
+static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
+    memset(b, 0, sizeof *b);
+    b->magic = DDL__BLOB_MAGIC;
+    b->version = ddl_version();
+    b->pid = (int32_t)getpid();
+    b->cores = c->cores;
+    b->pid_start = ddl__process_start(b->pid);
+    snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
+        b->transports[i].bytes = c->endpoints[i].address_bytes;
+        memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
+    }
+}
+
+/* >>links */
+
+static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
+    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL) {
+        return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
+                          rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->version / 10000 != ddl_version() / 10000) {
+        return ddl__error(c, DDL_ERR_VERSION, "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version",
+                          rank, b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    return DDL_OK;
+}
+
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+static void ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    ddl__link *l = &c->links[rank];
+    double best = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
+            uint64_t latency_ns = 1, bytes_per_s = 1;
+            if (b->transports[k].bytes == 0 || b->transports[k].bytes > DDL__ADDRESS_BYTES ||
+                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) != 0 ||
+                e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
+                                   &latency_ns, &bytes_per_s) != DDL_OK) {
+                continue;
+            }
+            double cost = (double)latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(bytes_per_s, 1u);
+            if (l->endpoint == NULL || (c->settings.transports == NULL && cost < best)) {
+                best = cost;
+                l->endpoint = e;
+                l->latency_ns = latency_ns;
+                l->bytes_per_s = bytes_per_s;
+            }
+        }
+    }
+}
+
+static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *table) {
+    ddl__link *l = &c->links[rank];
+    const ddl__blob *b = &table[rank];
+    DDL__TRY(ddl__blob_check(c, b, rank));
+    snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    l->pid = b->pid;
+    l->pid_start = b->pid_start;
+    l->pidfd = -1;
+    l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
+    l->host = 0;
+    for (int32_t i = 0; i < rank; i++) {
+        if (strcmp(c->links[i].host_id, l->host_id) == 0) {
+            l->host = c->links[i].host;
+            break;
+        }
+        l->host = DDL__MAX(l->host, c->links[i].host + 1);
+    }
+    c->host_count = DDL__MAX(c->host_count, l->host + 1);
+    c->local_ranks += l->same_host;
+    if (rank == c->rank) {
+        return DDL_OK;
+    }
+    ddl__link_choose(c, rank, b);
+    if (l->endpoint == NULL) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %.40s from rank %d on host "
+                          "%.40s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_id,
+                          c->rank, table[c->rank].host_id);
+    }
+    if (ddl__has_process(c, l)) {
+        l->pidfd = ddl__process_open(l->pid, l->pid_start);
+        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
+        if (l->pidfd >= 0) {
+            epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, l->pidfd, &event);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Ranks per core on the fullest host, the same on all ranks: the table is. */
+static int32_t ddl__crowding(const ddl_context *c, const ddl__blob *table) {
+    int32_t worst = 1;
+    for (int32_t h = 0; h < c->host_count; h++) {
+        int32_t ranks = 0, cores = 1;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            if (c->links[i].host == h) {
+                ranks++;
+                cores = DDL__MAX(cores, table[i].cores);
+            }
+        }
+        worst = DDL__MAX(worst, (ranks + cores - 1) / cores);
+    }
+    return worst;
+}
+
+static ddl_status ddl__meet(ddl_context *c) {
+    ddl__blob mine;
+    ddl__blob *table = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *table);
+    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *c->links);
+    if (table == NULL || c->links == NULL) {
+        ddl__free(&c->base, table);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        c->links[i].pidfd = -1;
+    }
+    ddl__blob_fill(c, &mine);
+    uint64_t strangers = 0;
+    ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
+    c->stats.strangers_refused += strangers;
+    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
+        status = ddl__link_make(c, i, table);
+    }
+    if (status == DDL_OK) {
+        c->tuning.model.oversubscription = ddl__crowding(c, table);
+    }
+    ddl__free(&c->base, table);
+    return status;
+}
+
+/* >>init */
+
+static void ddl__register_handlers(ddl_context *c) {
+    c->handlers[DDL__FRAME_P2P] = (ddl__handler){.deliver = ddl__on_p2p};
+    c->handlers[DDL__FRAME_RTS] = (ddl__handler){.deliver = ddl__on_rts};
+    c->handlers[DDL__FRAME_CTS] = (ddl__handler){.deliver = ddl__on_cts};
+    c->handlers[DDL__FRAME_DATA] = (ddl__handler){ddl__on_data, ddl__place_data, ddl__placed_data};
+    c->handlers[DDL__FRAME_COLL] = (ddl__handler){ddl__on_coll, ddl__place_coll, ddl__placed_coll};
+    c->handlers[DDL__FRAME_CREDIT] = (ddl__handler){.deliver = ddl__on_credit};
+    c->handlers[DDL__FRAME_QUERY] = (ddl__handler){.deliver = ddl__on_query};
+    c->handlers[DDL__FRAME_STATUS] = (ddl__handler){.deliver = ddl__on_status};
+    c->handlers[DDL__FRAME_MISMATCH] = (ddl__handler){.deliver = ddl__on_mismatch};
+    c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
+    c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
+    c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
+}
+
+static ddl_status ddl__context_parts(ddl_context *c) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    c->groups = ddl__alloc(&c->base, sizeof *c->groups);
+    c->requests = ddl__alloc(&c->base, sizeof *c->requests);
+    c->ops = ddl__alloc(&c->base, sizeof *c->ops);
+    if (c->groups == NULL || c->requests == NULL || c->ops == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for a context");
+    }
+    c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    c->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = UINT32_MAX}};
+    if (c->epoll_fd < 0 || c->wake_fd < 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->wake_fd, &event) != 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no file descriptors for a context: %s; see `ulimit -n`",
+                          strerror(errno));
+    }
+    ddl__register_handlers(c);
+    return DDL_OK;
+}
+
+static ddl_status ddl__load_plugins(ddl_context *c) {
+    static const char *const built_in[] = {"tcp", NULL};
+    ddl_host host = ddl__host_table(c);
+    ddl__plugin_asked asked[2] = {{c->settings.plugins, "ddl_config.plugins or DDL_PLUGINS"}, {NULL, NULL}};
+    ddl__loader_params params = {.host = &host,
+                                 .asked = asked,
+                                 .asked_count = 1,
+                                 .built_in = built_in,
+                                 .path = c->settings.plugin_path,
+                                 .libdir = ddl__plugin_libdir(),
+                                 .statics = ddl__plugin_statics()};
+    return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
+}
+
+/* Every transport whose arrivals wake the sleeper. */
+static ddl_status ddl__watch_endpoints(ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        int fd;
+        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = UINT32_MAX - 1}};
+        ddl__endpoint *e = &c->endpoints[i];
+        if (e->table->arm(e->self, &fd) < 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: cannot wait for transport %s: %s", e->plugin->name,
+                              strerror(errno));
+        }
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__world_make(ddl_context *c) {
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
+    if (ranks == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ranks[i] = i;
+    }
+    c->world = ddl__group_new(c, ranks, c->world_size, 0, 0, "world");
+    ddl__free(&c->base, ranks);
+    return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+}
+
+static ddl_status ddl__join(ddl_context *c) {
+    c->rank = c->settings.launch.rank;
+    c->world_size = c->settings.launch.world;
+    c->cores = DDL__MAX(c->settings.cores, 1);
+    c->job = c->settings.job_id;
+    c->tuning.model = ddl__model_default;
+    c->tuning.deterministic = c->settings.deterministic;
+    if (c->settings.algorithm != NULL) {
+        DDL__TRY(ddl__tune_parse(&c->tuning, c->settings.algorithm, &c->error));
+    }
+    DDL__TRY(ddl__load_plugins(c));
+    if (c->world_size > 1) {
+        DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
+        DDL__TRY(ddl__endpoints_open(c));
+        DDL__TRY(ddl__watch_endpoints(c));
+    }
+    DDL__TRY(ddl__meet(c));
+    DDL__TRY(ddl__world_make(c));
+    c->joined = true;
+    return ddl__greet(c);
+}
+
+/* Frees all that a context holds. Nothing is waited for. */
+static void ddl__context_destroy(ddl_context *c) {
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
+        ddl_group *next = g->next;
+        ddl__free(&c->base, g);
+        g = next;
+    }
+    if (c->epoll_fd >= 0) {
+        close(c->epoll_fd);
+    }
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    ddl__free(&c->base, c->groups);
+    ddl__free(&c->base, c->ops);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->changed);
+    ddl__base base = c->base;
+    ddl__free(&base, c);
+}
+
+/* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
+static void ddl__context_close(ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        c->endpoints[i].table->close(c->endpoints[i].self);
+    }
+    c->endpoint_count = 0;
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__group_bury(g);
+        }
+    }
+    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
+        for (int32_t k = 0; k < DDL__REQUESTS_CHUNK; k++) {
+            ddl_request *r = &c->requests->chunks[i][k];
+            if (r->state != DDL__REQUEST_FREE) {
+                ddl__request_release(r);
+            }
+        }
+        ddl__free(&c->base, c->requests->chunks[i]);
+    }
+    if (c->requests != NULL) {
+        ddl__free(&c->base, c->requests->chunks);
+    }
+    ddl__free(&c->base, c->requests);
+    c->requests = NULL;
+    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
+        if (c->links[i].pidfd >= 0) {
+            close(c->links[i].pidfd);
+        }
+    }
+    ddl__free(&c->base, c->links);
+    c->links = NULL;
+    while (c->notes != NULL) {
+        ddl__note *n = c->notes;
+        c->notes = n->next;
+        ddl__free(&c->base, n);
+    }
+    while (c->landings != NULL) {
+        ddl__landing *l = c->landings;
+        c->landings = l->next;
+        ddl__free(&c->base, l);
+    }
+    while (c->scratch != NULL) {
+        ddl__scratch *s = c->scratch;
+        c->scratch = s->next;
+        ddl__free(&c->base, s);
+    }
+    while (c->lent != NULL) {
+        ddl__lent *lent = c->lent;
+        c->lent = lent->next;
+        ddl__free(&c->base, lent);
+    }
+    ddl__loader_close(&c->loader);
+    ddl__settings_free(&c->base, &c->settings);
+}
+
+static void ddl__init_failed(const ddl_config *config, const ddl__base *base, const ddl__sentence *why) {
+    ddl__log(base, DDL_LOG_WARN, "%s", why->text);
+    if (config != NULL && config->error_text != NULL && config->error_bytes > 0) {
+        snprintf(config->error_text, config->error_bytes, "%s", why->text);
+    }
+}
+
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
+    if (out_context == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    ddl__base base = {.log_level = DDL_LOG_WARN, .rank = -1};
+    ddl__settings settings;
+    ddl__sentence why = {0};
+    ddl_status status = ddl__settings_read(config, &base, &settings, &why);
+    if (status < 0) {
+        ddl__init_failed(config, &base, &why);
+        return status;
+    }
+    ddl_context *c = ddl__alloc(&base, sizeof *c);
+    if (c == NULL) {
+        ddl__fail(&why, DDL_ERR_NOMEM, "ddl_init: no memory for a context");
+        ddl__settings_free(&base, &settings);
+        ddl__init_failed(config, &base, &why);
+        return DDL_ERR_NOMEM;
+    }
+    c->base = base;
+    c->settings = settings;
+    c->pid = getpid();
+    c->refs = 1;
+    c->cause.rank = -1;
+    c->epoll_fd = c->wake_fd = -1;
+    status = ddl__context_parts(c);
+    ddl__lock(c);
+    if (status == DDL_OK) {
+        status = ddl__join(c);
+    }
+    ddl__unlock(c);
+    if (status < 0) {
+        ddl__init_failed(config, &c->base, &c->error);
+        c->finalized = true;
+        ddl__context_close(c);
+        ddl__context_destroy(c);
+        return status;
+    }
+    *out_context = c;
+    return DDL_OK;
+}
+
+/* >>leaving */
+
+/* Ends all requests that still run; nothing of the callers' memory is used after this. */
+static void ddl__end_requests(ddl_context *c, ddl_status status, const char *text) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__group_break(g, status, "%s", text);
+        }
+    }
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (r->state == DDL__REQUEST_ACTIVE) {
+            r->ops->abandon(c, r);
+            if (r->state == DDL__REQUEST_ACTIVE) {
+                ddl__request_fail(r, status, "%s", text);
+            }
+        }
+    }
+    ddl__wake(c);
+}
+
+static void ddl__thread_end(ddl_context *c) {
+    if (c->has_thread) {
+        c->thread_stop = true;
+        ddl__wake(c);
+        ddl__unlock(c);
+        pthread_join(c->thread, NULL);
+        ddl__lock(c);
+        c->has_thread = false;
+    }
+}
+
+static void ddl__context_unref(ddl_context *c) {
+    int32_t refs = --c->refs;
+    ddl__unlock(c);
+    if (refs == 0) {
+        ddl__context_destroy(c);
+    }
+}
+
+DDL_API ddl_status ddl_finalize(ddl_context **context) {
+    if (context == NULL || *context == NULL) {
+        return DDL_OK;
+    }
+    ddl_context *c = *context;
+    DDL__TRY(ddl__enter(c));
+    *context = NULL;
+    ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
+    ddl__thread_end(c);
+    ddl__say_goodbye(c);
+    ddl__poll(c, -1);
+    c->finalized = true;
+    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
+        ddl__wake(c);
+        ddl__unlock(c);
+        sched_yield();
+        ddl__lock(c);
+    }
+    ddl__context_close(c);
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_group_free(ddl_group **group) {
+    if (group == NULL || *group == NULL) {
+        return DDL_OK;
+    }
+    ddl_group *g = *group;
+    ddl_context *c = g->context;
+    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || c->pid != getpid()) {
+        return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
+    }
+    ddl__lock(c);
+    if (!g->user_holds || g->outstanding > 0) {
+        ddl_status status = g == c->world ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
+                            : !g->user_holds
+                                ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
+                                : ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" has %d requests that were not "
+                                             "waited for", g->name, g->outstanding);
+        ddl__unlock(c);
+        return status;
+    }
+    g->user_holds = false;
+    if (g->magic == DDL__GROUP_MAGIC) {
+        ddl__group_bury(g);
+    }
+    *group = NULL;
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+/* >>abort */
+
+static void ddl__abort_here(ddl_context *c, const char *text) {
+    if (!c->aborted) {
+        c->aborted = true;
+        snprintf(c->abort_text, sizeof c->abort_text, "%s", text);
+        ddl__end_requests(c, DDL_ERR_ABORTED, c->abort_text);
+    }
+}
+
+static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    char text[256];
+    ddl__get_u32(&r);
+    ddl__get_string(&r, text, sizeof text);
+    if (r.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (!c->aborted) {
+        ddl__abort_here(c, text);
+        ddl__flood(c, DDL__FRAME_ABORT, c->rank, text, peer);
+    }
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason) {
+    DDL__TRY(ddl__enter(context));
+    char text[256];
+    snprintf(text, sizeof text, "rank %d aborted the job: %.180s", context->rank,
+             reason != NULL ? reason : "no reason given");
+    if (!context->aborted) {
+        ddl__abort_here(context, text);
+        for (int32_t i = 0; i < context->world_size; i++) { /* all, connected or not: nobody may be left waiting */
+            context->links[i].connected = i != context->rank;
+        }
+        ddl__flood(context, DDL__FRAME_ABORT, context->rank, text, -1);
+        ddl__poll(context, -1);
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+/* >>asking */
+
+DDL_API int32_t ddl_version(void) {
+    return DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH;
+}
+
+DDL_API int32_t ddl_feature(const char *name) {
+    if (name == NULL) {
+        return 0;
+    }
+#ifndef DDL_NO_PLUGINS
+    if (strcmp(name, "plugins") == 0) {
+        return 1;
+    }
+#endif
+    for (const ddl__plugin_static *p = ddl__plugin_statics(); p->name != NULL; p++) {
+        if (strcmp(name, p->name) == 0) {
+            return 1;
+        }
+    }
+    return strcmp(name, "tcp") == 0;
+}
+
+DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
+
+DDL_API const char *ddl_error(const ddl_context *context) { return context != NULL ? context->error.text : ""; }
+
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
+    if (out_stats == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter(context));
+    *out_stats = context->stats;
+    out_stats->memory_bytes = context->base.memory;
+    out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->world_size; i++) {
+        out_stats->peers_connected += context->links[i].connected;
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_progress(ddl_context *context) {
+    DDL__TRY(ddl__enter(context));
+    if (!context->polling) {
+        ddl__poll(context, -1);
+        ddl__look(context, ddl__now_ns());
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
+    for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
+        uint32_t first = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
+        for (uint32_t s = first + 1; g->magic == DDL__GROUP_MAGIC && s <= g->sequence; s++) {
+            ddl__flight *r = ddl__record_of(g, s);
+            if (r != NULL) {
+                ddl__text_add(&text, "%s #%u ", g->name, s);
+                ddl__describe_record(g, r, &text);
+                bool runs = r->status == DDL_IN_PROGRESS;
+                uint64_t end = runs ? ddl__now_ns() : r->end_ns;
+                ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
+                              (double)(end - r->start_ns) / 1e3);
+            }
+        }
+    }
+    ddl__unlock(context);
+    return text.used;
+}
+
+#endif /* DDL_IMPLEMENTATION */
+
+/* >>licence
+ * MIT License
+ *
+ * Copyright (c) 2026 The ddl authors
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy
+ * of this software and associated documentation files (the "Software"), to deal
+ * in the Software without restriction, including without limitation the rights
+ * to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ * copies of the Software, and to permit persons to whom the Software is
+ * furnished to do so, subject to the following conditions:
+ *
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ * FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ * AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ * LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ * SOFTWARE.
+ */

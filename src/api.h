@@ -1,0 +1,516 @@
+/* api: what a program that uses ddl reads. Types and functions, documented here and nowhere else.
+ * This room knows nothing of how any of it is done. */
+#ifndef DDL_API_H
+#define DDL_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define DDL_VERSION_MAJOR 0
+#define DDL_VERSION_MINOR 1
+#define DDL_VERSION_PATCH 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef DDL_API
+#ifdef DDL_STATIC
+#define DDL_API static __attribute__((unused))
+#else
+#define DDL_API extern
+#endif
+#endif
+
+/* >>status
+ * Every call returns a ddl_status. 0 is success, positive is "not yet", negative is an error; the values never change.
+ * The sentence that goes with an error (what was tried, with whom, what to do) is ddl_error(). */
+#define DDL_STATUS_LIST(X)                                                                                             \
+    X(DDL_OK, 0, "success")                                                                                            \
+    X(DDL_IN_PROGRESS, 1, "not finished yet")                                                                          \
+    X(DDL_ERR_ARG, -1, "an argument is wrong; nothing was changed")                                                    \
+    X(DDL_ERR_NOMEM, -2, "out of memory")                                                                              \
+    X(DDL_ERR_SYSTEM, -3, "the operating system refused a request")                                                    \
+    X(DDL_ERR_STATE, -4, "the object is freed, finalized or busy")                                                     \
+    X(DDL_ERR_TIMEOUT, -5, "the deadline passed")                                                                      \
+    X(DDL_ERR_PEER, -6, "a rank is dead")                                                                              \
+    X(DDL_ERR_MISMATCH, -7, "ranks called different operations")                                                       \
+    X(DDL_ERR_AUTH, -8, "the peer could not prove that it belongs to this job")                                        \
+    X(DDL_ERR_VERSION, -9, "the peer speaks another version")                                                          \
+    X(DDL_ERR_CORRUPT, -10, "damaged bytes arrived")                                                                   \
+    X(DDL_ERR_TRUNCATED, -11, "the message is larger than the buffer")                                                 \
+    X(DDL_ERR_CANCELLED, -12, "the request was cancelled")                                                             \
+    X(DDL_ERR_ABORTED, -13, "the job was aborted")                                                                     \
+    X(DDL_ERR_FORK, -14, "the context belongs to the parent process")                                                  \
+    X(DDL_ERR_QUORUM, -15, "too few ranks are left to go on")                                                          \
+    X(DDL_ERR_PLUGIN, -16, "a plugin that was asked for cannot be used")                                               \
+    X(DDL_ERR_CONFIG, -17, "the configuration or the environment is wrong")                                            \
+    X(DDL_ERR_UNSUPPORTED, -18, "not supported here")                                                                  \
+    X(DDL_ERR_INTERNAL, -19, "a bug in ddl")
+
+typedef enum ddl_status {
+#define DDL_STATUS_ENUM(name, value, text) name = value,
+    DDL_STATUS_LIST(DDL_STATUS_ENUM)
+#undef DDL_STATUS_ENUM
+} ddl_status;
+
+/* Names a status ("DDL_ERR_PEER"). Never NULL; unknown values give "DDL_?". [any thread] */
+DDL_API const char *ddl_status_name(ddl_status status);
+/* Says in a few words what a status means. Never NULL. [any thread] */
+DDL_API const char *ddl_status_text(ddl_status status);
+
+/* >>handles
+ * Opaque. Who creates, frees. */
+typedef struct ddl_context ddl_context; /* one member of one job: a process, or a thread that plays a rank */
+typedef struct ddl_group ddl_group;     /* an ordered set of ranks that communicate with each other */
+typedef struct ddl_request ddl_request; /* an operation that was started */
+
+/* >>tensor
+ * A tensor is a view by value: it owns nothing. strides are in elements; all zero means C-contiguous.
+ *     float grad[1000];
+ *     ddl_all_reduce(world, DDL_ARRAY(grad), DDL_ARRAY(grad), DDL_SUM); */
+typedef enum ddl_dtype {
+    DDL_DTYPE_NONE = 0,
+    DDL_F16 = 1,
+    DDL_BF16 = 2,
+    DDL_F32 = 3,
+    DDL_F64 = 4,
+    DDL_I8 = 5,
+    DDL_U8 = 6,
+    DDL_I32 = 7,
+    DDL_U32 = 8,
+    DDL_I64 = 9,
+    DDL_U64 = 10,
+    DDL_BOOL = 11,    /* one byte, 0 or 1 */
+    DDL_F32_I32 = 12, /* struct { float value; int32_t index; }    for DDL_MIN_INDEX and DDL_MAX_INDEX */
+    DDL_F64_I64 = 13, /* struct { double value; int64_t index; } */
+    DDL_I32_I32 = 14, /* struct { int32_t value; int32_t index; } */
+    DDL_I64_I64 = 15  /* struct { int64_t value; int64_t index; } */
+} ddl_dtype;
+
+#define DDL_MAX_DIMS 8
+#define DDL_HOST 0 /* the device number of ordinary memory; device plugins hand out 1, 2, ... */
+
+typedef struct ddl_tensor {
+    void *data;
+    ddl_dtype dtype;
+    int32_t device;
+    int32_t ndim; /* 0 is one element */
+    int64_t shape[DDL_MAX_DIMS];
+    int64_t strides[DDL_MAX_DIMS];
+} ddl_tensor;
+
+/* Makes a view of count elements at data. [any thread] */
+DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count);
+/* Makes a C-contiguous view of ndim <= DDL_MAX_DIMS dimensions; ndim out of range gives a view of dtype
+ * DDL_DTYPE_NONE, which every operation refuses. [any thread] */
+DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape);
+/* Counts the elements of a view; -1 when its shape is not valid. [any thread] */
+DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor);
+/* Size of one element in bytes, 0 for an unknown type. [any thread] */
+DDL_API size_t ddl_dtype_bytes(ddl_dtype dtype);
+/* "f32"; "?" for an unknown type. [any thread] */
+DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
+/* Allocates memory that peers can reach without a copy where a transport offers it, aligned to 64 bytes.
+ * shape has ndim entries. Errors: DDL_ERR_ARG, DDL_ERR_NOMEM. Free with ddl_tensor_free. [any thread] */
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor);
+/* Frees memory of ddl_tensor_alloc and zeroes *tensor. A zeroed tensor is skipped. Errors: DDL_ERR_ARG when the memory
+ * is not ddl's (or was freed before). [any thread] */
+DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
+
+/* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
+ * cannot be passed for an element count. A pointer does not compile. DDL_VIEW(p, count): count elements at p. */
+#ifndef __cplusplus
+#define DDL_DTYPE_OF(lvalue)                                                                                           \
+    _Generic((lvalue),                                                                                                 \
+        float: DDL_F32,                                                                                                \
+        double: DDL_F64,                                                                                               \
+        int8_t: DDL_I8,                                                                                                \
+        uint8_t: DDL_U8,                                                                                               \
+        int32_t: DDL_I32,                                                                                              \
+        uint32_t: DDL_U32,                                                                                             \
+        int64_t: DDL_I64,                                                                                              \
+        uint64_t: DDL_U64,                                                                                             \
+        _Bool: DDL_BOOL)
+#define DDL_ARRAY(a)                                                                                                   \
+    ddl_tensor_1d((a), DDL_DTYPE_OF((a)[0]),                                                                           \
+                  (int64_t)(sizeof(a) / sizeof((a)[0])) +                                                              \
+                      0 * (int64_t)sizeof(char[1 - 2 * !_Generic(&(a), __typeof__((a)[0]) **: 0, default: 1)]))
+#define DDL_VIEW(p, count) ddl_tensor_1d((p), DDL_DTYPE_OF(*(p)), (int64_t)(count))
+#endif
+
+/* The public C struct of DLPack 0.x (https://dmlc.github.io/dlpack), declared here under our own names so that no
+ * other header is needed; a DLTensor * may be cast to it. */
+typedef struct ddl_dlpack {
+    void *data;
+    struct {
+        int32_t type; /* 1 = kDLCPU, 2 = kDLCUDA, 3 = kDLCUDAHost */
+        int32_t id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+        uint8_t bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL = C-contiguous */
+    uint64_t byte_offset;
+} ddl_dlpack;
+
+/* Views a DLTensor. Nothing is copied; the memory stays its owner's. Errors: DDL_ERR_ARG (ndim, lanes),
+ * DDL_ERR_UNSUPPORTED (a type or device that ddl has not). [any thread] */
+DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor);
+/* Shows a tensor as a DLTensor. out_dlpack points into *tensor, which must outlive it. Errors: DDL_ERR_ARG,
+ * DDL_ERR_UNSUPPORTED (the value-index pairs). [any thread] */
+DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
+
+/* >>op
+ * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. */
+typedef int32_t ddl_op;
+enum {
+    DDL_OP_NONE = 0,
+    DDL_SUM = 1,
+    DDL_PROD = 2,
+    DDL_MIN = 3,
+    DDL_MAX = 4,
+    DDL_AVG = 5,
+    DDL_BAND = 6,
+    DDL_BOR = 7,
+    DDL_BXOR = 8,
+    DDL_LAND = 9,
+    DDL_LOR = 10,
+    DDL_LXOR = 11,
+    DDL_MIN_INDEX = 12, /* pairs: the smaller value, of equals the smaller index */
+    DDL_MAX_INDEX = 13
+};
+/* dst[i] = a[i] op b[i] for count elements; a is from the lower ranks. dst is a or b or neither. */
+typedef void (*ddl_op_fn)(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user);
+/* Makes an op of a function. commutative == 0 keeps the order of ranks: x0 op x1 op ... (the op must be associative).
+ * All ranks must create their ops in the same order. fn must not call ddl. Free with ddl_op_free. [any thread] */
+DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op);
+/* Makes sum(factor * x): each rank's input is multiplied by its own factor before the sum. [any thread] */
+DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op);
+/* Frees a created op; operations in flight keep it alive. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op);
+
+/* >>context */
+typedef enum ddl_log_level { DDL_LOG_NONE = 0, DDL_LOG_WARN = 1, DDL_LOG_INFO = 2, DDL_LOG_DEBUG = 3 } ddl_log_level;
+typedef void (*ddl_log_fn)(void *user, ddl_log_level level, const char *line);
+/* All three or none. alloc returns memory aligned like malloc's or NULL. */
+typedef struct ddl_allocator {
+    void *(*alloc)(void *user, size_t bytes);
+    void (*free)(void *user, void *memory);
+    void *user;
+} ddl_allocator;
+/* Bring your own rendezvous: an all-gather of small blobs. in has bytes bytes, out has world_size * bytes, rank r's
+ * blob goes to out + r * bytes. Every rank calls it with the same bytes. Returns 0, anything else fails ddl_init. */
+typedef int (*ddl_exchange_fn)(void *user, const void *in, void *out, size_t bytes);
+
+/* All zero = take it from the environment, else the default. Strings are copied. */
+typedef struct ddl_config {
+    int32_t world_size;      /* 0: rank and world_size come from the environment */
+    int32_t rank;            /* 0 <= rank < world_size */
+    const char *rendezvous;  /* "tcp://host:port" or "file:///shared/folder"; NULL: MASTER_ADDR and MASTER_PORT */
+    ddl_exchange_fn exchange; /* instead of a rendezvous */
+    void *exchange_user;
+    const void *secret; /* >= 16 bytes that all ranks share; NULL: see DDL_SECRET_FILE */
+    size_t secret_bytes;
+    const char *job;            /* tells jobs on one host apart */
+    const char *interface_name; /* "eth0": bind and advertise its address */
+    const char *advertise;      /* an address that peers reach this rank at, when it is not the bound one */
+    const char *port_range;     /* "20000-20100"; NULL: any free port */
+    const char *transports;     /* "shm,tcp": which, in order of preference; NULL: all that load */
+    const char *plugins;        /* names or absolute paths that must load, separated by commas */
+    const char *algorithm;      /* "ring": see DDL_ALGO */
+    int64_t timeout_ms;         /* deadline of an operation; default 300,000; -1: none */
+    int64_t init_timeout_ms;    /* deadline of ddl_init; default 60,000 */
+    int64_t stall_ms;           /* a wait this long is reported; default 10,000; -1: never */
+    int32_t progress_thread;    /* 1: operations progress on a thread of the context's own */
+    int32_t deterministic;      /* 1: reduce in rank order whatever the algorithm and transport */
+    ddl_log_level log_level;    /* NONE: DDL_LOG, else warn */
+    ddl_log_fn log;             /* NULL: stderr */
+    void *log_user;
+    ddl_allocator allocator;
+    char *error_text; /* where ddl_init puts the sentence when it fails */
+    size_t error_bytes;
+} ddl_config;
+
+/* Version as MAJOR * 10000 + MINOR * 100 + PATCH of the implementation that is linked. [any thread] */
+DDL_API int32_t ddl_version(void);
+/* 1 when this build has a feature: "tcp", "plugins", "trace", a plugin's name that is folded in. [any thread] */
+DDL_API int32_t ddl_feature(const char *name);
+/* Joins a job. config NULL reads the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...); with none set the
+ * world is this process alone. Blocks until all ranks have come, at most init_timeout_ms. Errors: DDL_ERR_CONFIG,
+ * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
+ * On error *out_context is NULL and nothing is left behind. [any thread] */
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
+/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them; outstanding
+ * requests end with DDL_ERR_STATE. Groups that the caller created remain to be freed. [one thread] */
+DDL_API ddl_status ddl_finalize(ddl_context **context);
+/* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
+ * at once. [any thread, any time] */
+DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
+/* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
+DDL_API ddl_group *ddl_world(ddl_context *context);
+/* The sentence of the last error of this context; "" when there was none. Valid until the next error. [any thread] */
+DDL_API const char *ddl_error(const ddl_context *context);
+/* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
+DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
+/* Lets operations progress without waiting for one. [any thread] */
+DDL_API ddl_status ddl_progress(ddl_context *context);
+
+typedef struct ddl_stats {
+    uint64_t ops_started, ops_completed, ops_failed;
+    uint64_t messages_sent, messages_received;
+    uint64_t bytes_sent, bytes_received;
+    uint64_t wait_ns;           /* time inside blocking waits */
+    uint64_t memory_bytes;      /* held by this context now, tensors of ddl_tensor_alloc excluded */
+    uint64_t memory_peak_bytes; /* the most it ever held */
+    uint64_t peers_connected;
+    uint64_t strangers_refused; /* connections that could not prove that they belong here */
+    uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+} ddl_stats;
+/* Reads the counters. [any thread] */
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
+
+/* >>group
+ * Ranks in a group are 0 .. size-1. Groups are independent: two may be used at once from different threads, with no
+ * rule of order between them. Calls of collectives on one group come in the same order on all its ranks. */
+/* [any thread] 's for all four; -1 or "" for NULL. */
+DDL_API int32_t ddl_rank(const ddl_group *group);
+DDL_API int32_t ddl_size(const ddl_group *group);
+DDL_API const char *ddl_group_name(const ddl_group *group);
+DDL_API ddl_context *ddl_group_context(const ddl_group *group);
+
+/* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
+ * involved. name may be NULL. Blocks. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
+ * DDL_ERR_MISMATCH (lists differ). Free with ddl_group_free. [any thread] */
+DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                    ddl_group **out_group);
+/* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
+ * NULL. Every rank of parent calls. Blocks. [any thread] */
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group);
+/* Duplicates a group: same ranks, its own messages. Every rank calls. Blocks. [any thread] */
+DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group);
+/* Frees a group and sets *group to NULL. Local: does not wait for others. Errors: DDL_ERR_STATE while requests are
+ * outstanding, DDL_ERR_ARG for the world. [any thread] */
+DDL_API ddl_status ddl_group_free(ddl_group **group);
+/* Translates count ranks of one group into ranks of another of the same context; DDL_NO_RANK where there is none.
+ * [any thread] */
+DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
+                                       int32_t *out_ranks);
+/* Agrees on the AND of flag over the ranks that are alive, in spite of deaths: all survivors get the same *flag.
+ * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too). [any thread] */
+DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
+ * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
+DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
+
+/* A member that is zero is left as it is. */
+typedef struct ddl_group_options {
+    int64_t timeout_ms;    /* -1: none */
+    int64_t stall_ms;      /* -1: never */
+    const char *algorithm; /* "ring", "auto"; or by operation: "all_reduce=ring,broadcast=tree" */
+    int32_t deterministic; /* 1 on, -1 off */
+} ddl_group_options;
+/* Sets options of this rank's handle; algorithm and deterministic must be set alike on all ranks.
+ * Errors: DDL_ERR_ARG for an unknown algorithm. [any thread] */
+DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
+
+/* >>request
+ * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
+ * are skipped. Buffers belong to ddl until then. */
+typedef struct ddl_info {
+    int32_t source; /* of a receive: who sent it */
+    int32_t tag;
+    int64_t count; /* elements of the receiver's dtype that arrived */
+    ddl_status status;
+} ddl_info;
+/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status. [any thread] */
+DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info);
+/* DDL_IN_PROGRESS until it is done, then as ddl_wait. Does not block. [any thread] */
+DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info);
+/* Waits for all; returns the first error by index. out_infos (count entries) may be NULL. [any thread] */
+DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos);
+/* Waits for any one; *out_index is which, -1 when all are NULL. [any thread] */
+DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info);
+/* Waits until at least one is done and reports all that are: out_indices and out_infos have count entries.
+ * *out_done is 0 when all are NULL. [any thread] */
+DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t *out_done, int32_t *out_indices,
+                                 ddl_info *out_infos);
+/* DDL_IN_PROGRESS until all are done, then as ddl_wait_all; frees none before. [any thread] */
+DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos);
+/* Cancels a receive that nothing has arrived for; it then ends with DDL_ERR_CANCELLED, which ddl_wait reports.
+ * Errors: DDL_ERR_STATE when it is too late, DDL_ERR_ARG when it is not a receive. [any thread] */
+DDL_API ddl_status ddl_cancel(ddl_request *request);
+/* Frees a persistent request that is not running, or a finished one, and sets *request to NULL. Errors: DDL_ERR_STATE
+ * while it runs. [any thread] */
+DDL_API ddl_status ddl_request_free(ddl_request **request);
+
+/* >>p2p
+ * Messages between two ranks of a group are received in the order they were sent, per tag. 0 <= tag. */
+#define DDL_ANY_SOURCE (-1)
+#define DDL_ANY_TAG (-1)
+#define DDL_NO_RANK (-2) /* as a peer: completes at once, moves nothing */
+
+/* Sends to peer. Blocks until the tensor may be used again. Errors: DDL_ERR_ARG, DDL_ERR_PEER, DDL_ERR_TIMEOUT.
+ * [any thread] */
+DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag);
+/* Receives from peer or DDL_ANY_SOURCE. A shorter message is fine, out_info->count tells; a longer one is
+ * DDL_ERR_TRUNCATED, names both sizes and stays to be received with a larger buffer. [any thread] */
+DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info);
+DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
+DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
+/* Sends and receives at once; cannot deadlock on itself. [any thread] */
+DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
+                                 int32_t source, int32_t recv_tag, ddl_info *out_info);
+/* Waits for a message that could be received; out_info->count is in bytes. The message stays. [any thread] */
+DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
+/* The same without waiting: DDL_IN_PROGRESS when there is none. [any thread] */
+DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
+
+typedef struct ddl_transfer {
+    int32_t is_send;
+    ddl_tensor tensor;
+    int32_t peer;
+    int32_t tag;
+} ddl_transfer;
+/* Starts many sends and receives at once: all or none. out_requests has count entries. [any thread] */
+DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
+                             ddl_request **out_requests);
+
+/* >>coll
+ * Every rank of the group calls, in the same order, with matching arguments: else DDL_ERR_MISMATCH on all, both calls
+ * spelled out, buffers untouched. in == out in place, where it says so; other overlaps are DDL_ERR_ARG.
+ * n is the group's size, count the elements of the smaller tensor. The result has the same bits on every rank.
+ * The i-forms return a request, the others are the i-form and ddl_wait. All [any thread]. */
+DDL_API ddl_status ddl_barrier(ddl_group *group);
+/* tensor of root -> tensor of all. */
+DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root);
+/* in (count) of all -> out (count) of root; out is not looked at elsewhere. In place at root. */
+DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root);
+/* in (count) of all -> out (count) of all. In place. */
+DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* The same for many tensors, of any types, as one operation; in place. */
+DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op);
+/* One number of each rank in, the reduced number out. */
+DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op);
+/* in (count) of all -> out (n * count) of root, by rank. In place at root: in is its own part of out. */
+DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root);
+/* in (n * count) of root -> out (count) of all. In place at root: out is its own part of in. */
+DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root);
+/* in (count) of all -> out (n * count) of all. In place: in is the own part of out. */
+DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out);
+/* in (n * count) of all -> out (count): part r reduced, for rank r. In place: out is the own part of in. */
+DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in == out. */
+DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out);
+/* in (count) of ranks 0 .. r -> out (count) of rank r. In place. */
+DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+/* in (count) of ranks 0 .. r-1 -> out (count) of rank r; out of rank 0 is left as it is. In place. */
+DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
+
+/* The v-forms: counts[r] elements belong to rank r, at element offsets[r]; offsets NULL = packed in rank order.
+ * Arrays have n entries, are the same on every rank and are copied. */
+DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                               const int64_t *offsets, int32_t root);
+DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root);
+DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                   const int64_t *offsets);
+DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                       ddl_op op);
+/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. */
+DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                   const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                   const int64_t *recv_offsets);
+
+DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request);
+DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
+                               ddl_request **out_request);
+DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                   ddl_request **out_request);
+DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
+                                        ddl_request **out_request);
+DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                               ddl_request **out_request);
+DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
+                                ddl_request **out_request);
+DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
+                                       ddl_request **out_request);
+DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request);
+DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                const int64_t *offsets, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                 const int64_t *offsets, int32_t root, ddl_request **out_request);
+DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                    const int64_t *offsets, ddl_request **out_request);
+DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
+                                        ddl_op op, ddl_request **out_request);
+DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
+                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
+                                    const int64_t *recv_offsets, ddl_request **out_request);
+
+/* >>collective
+ * A collective as data: what the functions above fill in. For the persistent form and for ddl_estimate. */
+typedef enum ddl_kind {
+    DDL_KIND_NONE = 0,
+    DDL_BARRIER = 1,
+    DDL_BROADCAST = 2,
+    DDL_REDUCE = 3,
+    DDL_ALL_REDUCE = 4,
+    DDL_GATHER = 5,
+    DDL_SCATTER = 6,
+    DDL_ALL_GATHER = 7,
+    DDL_REDUCE_SCATTER = 8,
+    DDL_ALL_TO_ALL = 9,
+    DDL_SCAN = 10,
+    DDL_EXSCAN = 11,
+    DDL_GATHERV = 12,
+    DDL_SCATTERV = 13,
+    DDL_ALL_GATHERV = 14,
+    DDL_REDUCE_SCATTERV = 15,
+    DDL_ALL_TO_ALLV = 16
+} ddl_kind;
+typedef struct ddl_collective {
+    ddl_kind kind;
+    ddl_op op;
+    int32_t root;
+    ddl_tensor in; /* broadcast: the tensor is both in and out */
+    ddl_tensor out;
+    const int64_t *counts;  /* all_to_allv: of what is sent */
+    const int64_t *offsets; /* NULL = packed */
+    const int64_t *recv_counts;
+    const int64_t *recv_offsets;
+} ddl_collective;
+/* Plans a collective once; start it as often as wanted on the same buffers with ddl_start, end each start with ddl_wait
+ * or ddl_test (which keep the request), and free it with ddl_request_free. Local. [any thread] */
+DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request);
+/* Starts a persistent request. Errors: DDL_ERR_STATE while it runs. [any thread] */
+DDL_API ddl_status ddl_start(ddl_request *request);
+
+typedef struct ddl_estimate_info {
+    double seconds;
+    const char *algorithm; /* "ring" */
+    const char *transport; /* "tcp" */
+    double latency_s;      /* what the model used: time of an empty message, */
+    double seconds_per_byte;
+} ddl_estimate_info;
+/* Says how long a collective should take and by which algorithm. Local. [any thread] */
+DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate);
+
+/* Cuts count elements over parts with remainder: the first count % parts parts get one more. Part index starts at
+ * *out_begin and has *out_count elements. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t *out_begin, int64_t *out_count);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DDL_API_H */

@@ -1,0 +1,374 @@
+/* coll, first part: what a caller passed, checked and made into a ddl__call; starting it. */
+#ifndef DDL_COLL_CALL_H
+#define DDL_COLL_CALL_H
+
+#include "../engine/watch.h"
+
+enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
+
+typedef struct ddl__ops {
+    ddl__user_op slots[DDL__OPS_MAX];
+} ddl__ops;
+
+static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
+    int32_t slot = op - DDL__OPS_FIRST;
+    bool known = slot >= 0 && slot < DDL__OPS_MAX && c->ops->slots[slot].used && !c->ops->slots[slot].freed;
+    return known ? &c->ops->slots[slot] : NULL;
+}
+
+static bool ddl__kind_reduces(ddl_kind kind) {
+    ddl_kind base = ddl__kind_base(kind);
+    return base == DDL_REDUCE || base == DDL_ALL_REDUCE || base == DDL_REDUCE_SCATTER || base == DDL_SCAN ||
+           base == DDL_EXSCAN;
+}
+
+static bool ddl__kind_rooted(ddl_kind kind) {
+    ddl_kind base = ddl__kind_base(kind);
+    return base == DDL_BROADCAST || base == DDL_REDUCE || base == DDL_GATHER || base == DDL_SCATTER;
+}
+
+/* Which tensors this rank's call looks at. */
+static bool ddl__uses_in(const ddl_group *g, const ddl__call *call) {
+    return call->kind != DDL_BARRIER && (ddl__kind_base(call->kind) != DDL_SCATTER || g->rank == call->root);
+}
+
+static bool ddl__uses_out(const ddl_group *g, const ddl__call *call) {
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool at_root = base == DDL_REDUCE || base == DDL_GATHER;
+    return call->kind != DDL_BARRIER && call->kind != DDL_BROADCAST && (!at_root || g->rank == call->root);
+}
+
+/* >>checks */
+
+static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what) {
+    ddl_context *c = g->context;
+    call->commutative = true;
+    if (!ddl__kind_reduces(call->kind)) {
+        call->op = DDL_OP_NONE;
+        return DDL_OK;
+    }
+    if (call->op >= DDL__OPS_FIRST) {
+        const ddl__user_op *user = ddl__user_op_of(c, call->op);
+        if (user == NULL) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: op %d was not created, or was freed", what, call->op);
+        }
+        call->commutative = user->commutative;
+        return user->fn != NULL || ddl__op_valid(DDL_SUM, call->dtype)
+                   ? DDL_OK
+                   : ddl__error(c, DDL_ERR_ARG, "%s: a scaled sum of %s makes no sense", what,
+                                ddl_dtype_name(call->dtype));
+    }
+    bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
+    if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op), call->op,
+                          ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
+    }
+    return DDL_OK;
+}
+
+/* Elements of `in` and `out` that a call of `count` elements needs; -1: that tensor is not looked at. */
+static void ddl__needed(const ddl_group *g, const ddl__call *call, int64_t *out_in, int64_t *out_out) {
+    int64_t n = g->size, c = call->count;
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool many_in = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
+    bool many_out = base == DDL_GATHER || base == DDL_ALL_GATHER || base == DDL_ALL_TO_ALL;
+    *out_in = many_in ? n * c : c;
+    *out_out = many_out ? n * c : c;
+}
+
+static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count,
+                                    const char *what) {
+    int64_t need_in, need_out;
+    bool uses_in = ddl__uses_in(g, call), uses_out = ddl__uses_out(g, call);
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool by_out = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER;
+    call->count = base == DDL_ALL_TO_ALL ? in_count / g->size : by_out ? out_count : in_count;
+    ddl__needed(g, call, &need_in, &need_out);
+    if ((uses_in && in_count != need_in) || (uses_out && out_count != need_out)) {
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s on group \"%s\" of %d ranks: `in` has %lld elements and `out` has %lld, but with %lld "
+                          "elements of each rank `in` must have %lld and `out` %lld",
+                          what, g->name, g->size, (long long)in_count, (long long)out_count, (long long)call->count,
+                          (long long)need_in, (long long)need_out);
+    }
+    return DDL_OK;
+}
+
+/* One array of the v-forms and its offsets (packed ones are made when NULL); every block must lie in the tensor. */
+static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const int64_t **offsets, int64_t *packed,
+                                   int64_t have, const char *what, const char *which) {
+    ddl_context *c = g->context;
+    if (counts == NULL) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the counts for tensor `%s` are NULL", what, which);
+    }
+    int64_t at = 0;
+    for (int32_t r = 0; r < g->size; r++) {
+        packed[r] = at;
+        int64_t offset = *offsets != NULL ? (*offsets)[r] : at;
+        if (counts[r] < 0 || offset < 0 || (have >= 0 && (offset > have || counts[r] > have - offset))) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
+                              "`%s` of %lld elements", what, r, (long long)counts[r], (long long)offset, which,
+                              (long long)have);
+        }
+        if (__builtin_add_overflow(at, counts[r], &at)) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
+        }
+    }
+    *offsets = *offsets != NULL ? *offsets : packed;
+    return DDL_OK;
+}
+
+static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count, const char *what) {
+    ddl_kind base = ddl__kind_base(call->kind);
+    bool in_blocks = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
+    bool uses = in_blocks ? ddl__uses_in(g, call) : ddl__uses_out(g, call);
+    int64_t have = !uses ? -1 : in_blocks ? in_count : out_count;
+    DDL__TRY(ddl__check_array(g, call->counts, &call->offsets, g->packed, have, what, in_blocks ? "in" : "out"));
+    if (base == DDL_ALL_TO_ALL) {
+        return ddl__check_array(g, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count, what, "out");
+    }
+    int64_t own = in_blocks ? out_count : in_count;
+    if (own != call->counts[g->rank]) {
+        return ddl__error(g->context, DDL_ERR_ARG, "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld",
+                          what, in_blocks ? "out" : "in", g->rank, (long long)own, g->rank,
+                          (long long)call->counts[g->rank]);
+    }
+    return DDL_OK;
+}
+
+/* In place is: the smaller tensor is this rank's own part of the larger one, or both are the same. */
+static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *what) {
+    if (call->kind == DDL_BROADCAST) {
+        call->in_place = true;
+        return DDL_OK;
+    }
+    if (!ddl__uses_in(g, call) || !ddl__uses_out(g, call)) {
+        return DDL_OK;
+    }
+    size_t size = ddl_dtype_bytes(call->dtype);
+    ddl_kind base = ddl__kind_base(call->kind);
+    int64_t own = (call->counts != NULL ? call->offsets[g->rank] : g->rank * call->count) * (int64_t)size;
+    const char *in = call->in.data, *out = call->out.data;
+    if (base == DDL_GATHER || base == DDL_ALL_GATHER) {
+        out += own;
+    } else if (base == DDL_SCATTER || base == DDL_REDUCE_SCATTER) {
+        in += own;
+    }
+    bool contiguous = ddl__is_contiguous(&call->in) && ddl__is_contiguous(&call->out);
+    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER && base != DDL_REDUCE_SCATTER &&
+                     memcmp(call->in.strides, call->out.strides, sizeof call->in.strides) == 0;
+    call->in_place = in == out && (contiguous || same_view) && call->kind != DDL_ALL_TO_ALLV;
+    if (!call->in_place && ddl__tensors_overlap(&call->in, &call->out)) {
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation",
+                          what);
+    }
+    return DDL_OK;
+}
+
+static uint64_t ddl__call_signature(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+    uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
+    h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
+    /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
+    if (call->counts == NULL) {
+        h = ddl__mix(h, (uint64_t)call->count);
+    } else if (call->kind != DDL_ALL_TO_ALLV) {
+        h = ddl__mix_bytes(h, call->counts, (size_t)g->size * sizeof *call->counts);
+    }
+    h = ddl__mix(h, cached->algorithm_hash);
+    return h != 0 ? h : 1; /* 0 means none */
+}
+
+/* Checks a collective and fills the call. Nothing has happened yet when it fails. */
+static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__call *out, const char *what) {
+    ddl_context *c = g->context;
+    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0, .in = d->in,
+                       .out = d->kind == DDL_BROADCAST ? d->in : d->out};
+    if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
+    }
+    if (out->root < 0 || out->root >= g->size) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what, out->root,
+                          g->name, g->size - 1);
+    }
+    if (out->kind == DDL_BARRIER) {
+        out->dtype = DDL_U8;
+        out->commutative = true;
+        return DDL_OK;
+    }
+    bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
+    if (uses_in) {
+        DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+    }
+    if (uses_out) {
+        DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
+    }
+    out->dtype = uses_in ? d->in.dtype : d->out.dtype;
+    if (uses_in && uses_out && d->in.dtype != d->out.dtype) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `in` is of type %s, `out` of type %s; they must be of one type", what,
+                          ddl_dtype_name(d->in.dtype), ddl_dtype_name(d->out.dtype));
+    }
+    int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
+    out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    out->out_bytes = out_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    if (ddl__kind_is_v(d->kind)) {
+        out->counts = d->counts;
+        out->offsets = d->offsets;
+        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
+        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
+        DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
+    } else {
+        DDL__TRY(ddl__check_counts(g, out, in_count, out_count, what));
+    }
+    DDL__TRY(ddl__check_op(g, out, what));
+    return ddl__check_place(g, out, what);
+}
+
+/* >>start */
+
+/* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
+static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
+    ddl__call *call = &op->call;
+    bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
+    bool scaled = op->user != NULL && op->user->fn == NULL;
+    bool pack_in = uses_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = uses_out && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    op->base[DDL__IN] = uses_in ? call->in.data : NULL;
+    op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
+    op->base[DDL__TMP] = op->tmp;
+    if (pack_in) {
+        op->packed_in = ddl__scratch_get(c, (size_t)call->in_bytes);
+        op->base[DDL__IN] = op->packed_in;
+    }
+    if (pack_out) {
+        op->packed_out = ddl__scratch_get(c, (size_t)call->out_bytes);
+        op->base[DDL__OUT] = op->packed_out;
+    }
+    if ((pack_in && op->packed_in == NULL) || (pack_out && op->packed_out == NULL)) {
+        ddl__scratch_put(c, op->packed_in);
+        ddl__scratch_put(c, op->packed_out);
+        op->packed_in = op->packed_out = NULL;
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided or scaled tensor");
+    }
+    if (pack_in) {
+        ddl__pack(&call->in, op->packed_in, false);
+    }
+    if (pack_in && scaled) {
+        size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
+        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
+    }
+    if (pack_out && call->kind == DDL_BROADCAST) {
+        op->base[DDL__IN] = op->packed_out;
+    }
+    return DDL_OK;
+}
+
+/* Strided or scaled: the plan works on copies, which are apart even when the tensors are one. */
+static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
+    bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
+                   (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
+    const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
+    if (call->kind != DDL_BROADCAST && (strided || (user != NULL && user->fn == NULL))) {
+        call->in_place = false;
+    }
+}
+
+static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
+    op->sequence = ++g->sequence;
+    op->start_ns = ddl__now_ns();
+    op->asked_ns = 0;
+    op->mismatched = false;
+    op->running = false;
+    op->next = g->ops;
+    g->ops = op;
+    if (op->answers != NULL) {
+        memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
+    }
+    ddl__record_start(g, op);
+    uint32_t sequence = op->sequence;
+    ddl__announced_check(c, g, op);
+    if (g->broken == DDL_OK) {
+        ddl__op_run(c, op);
+    }
+    if (g->early != NULL && g->broken == DDL_OK) {
+        ddl__early_take(c, g, sequence);
+    }
+}
+
+/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
+static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+    ddl_context *c = g->context;
+    ddl__cached *cached;
+    ddl__call_settle_place(g, call);
+    DDL__TRY(ddl__cached_get(g, call, &cached));
+    ddl__op *op = ddl__op_new(c, cached);
+    if (op == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to run an operation on group \"%s\"", g->name);
+    }
+    op->group = g;
+    op->request = r;
+    op->cached = cached;
+    op->call = *call;
+    op->call.signature = ddl__call_signature(g, call, cached);
+    op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
+    ddl__user_op *user = ddl__user_op_of(c, call->op);
+    op->user = user;
+    op->reduce = ddl__kind_reduces(call->kind)
+                     ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
+                     : NULL;
+    ddl_status status = ddl__op_buffers(c, op);
+    if (status < 0) {
+        op->user = NULL;
+        if (cached->spare == NULL) {
+            cached->spare = op;
+        } else {
+            ddl__op_free(c, op);
+        }
+        return status;
+    }
+    cached->pins++;
+    if (user != NULL) {
+        user->users++;
+    }
+    r->op = op;
+    r->state = DDL__REQUEST_ACTIVE;
+    ddl__op_reset(op);
+    ddl__op_launch(c, g, op);
+    return DDL_OK;
+}
+
+/* Checks, makes a request and starts it. */
+static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
+    ddl__call call;
+    DDL__TRY(ddl__group_usable(g, what));
+    DDL__TRY(ddl__call_make(g, d, &call, what));
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
+    ddl_status status = ddl__call_start(g, &call, r);
+    if (status < 0) {
+        ddl__request_release(r);
+        return status;
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+/* A public call: begins, and waits when it is blocking (out_request NULL). */
+static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_request *r = NULL;
+    c->doing = what;
+    ddl_status status = ddl__coll_begin(g, d, what, &r);
+    if (status == DDL_OK && out_request != NULL) {
+        *out_request = r;
+    } else if (status == DDL_OK) {
+        ddl__wait_requests(c, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+#endif /* DDL_COLL_CALL_H */

@@ -1,0 +1,305 @@
+/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the lowest
+ * rank gives it out, everybody answers, and nobody uses the group before all have it. */
+#ifndef DDL_COLL_GROUPS_H
+#define DDL_COLL_GROUPS_H
+
+#include "many.h"
+
+enum { DDL__GROUP_IDS = 4096, DDL__TAG_GROUP = INT32_MIN };
+
+/* What the leader sends, and what a member answers. */
+typedef struct ddl__formation {
+    uint64_t fingerprint;
+    uint32_t id;
+    int32_t verdict; /* a ddl_status */
+} ddl__formation;
+
+/* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
+static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
+    ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
+    ddl_request *r = NULL;
+    DDL__TRY(ddl__p2p_make(parent, &t, &r));
+    ddl__p2p_start(parent->context, r);
+    ddl__wait_requests(parent->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* The number for a new group that this rank leads: its own rank in the upper bits, so that no two leaders give out the
+ * same. 0 when all are in use. */
+static uint32_t ddl__group_id(ddl_context *c) {
+    for (uint32_t n = 0; n < DDL__GROUP_IDS; n++) {
+        uint32_t id = ((uint32_t)c->rank + 1) * DDL__GROUP_IDS + c->groups->allocated++ % DDL__GROUP_IDS;
+        if (ddl__group_find(c, id) == NULL) {
+            return id;
+        }
+    }
+    return 0;
+}
+
+static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const char *name) {
+    ddl_context *c = parent->context;
+    if (status == DDL_ERR_MISMATCH) {
+        return ddl__error(c, status, "making group \"%s\": its ranks gave different lists of members", name);
+    }
+    if (status == DDL_ERR_NOMEM) {
+        return ddl__error(c, status, "making group \"%s\": one of its ranks has no memory for it", name);
+    }
+    return status;
+}
+
+/* The leader: gives the id to all, hears that all have it, and says so. */
+static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
+                                 ddl__formation mine, ddl_group *made) {
+    ddl_status status = DDL_OK, verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    for (int32_t round = 0; round < 3; round++) {
+        for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+            if (ranks[i] == parent->rank) {
+                continue;
+            }
+            ddl__formation f = mine;
+            f.verdict = verdict;
+            status = ddl__form_exchange(parent, ranks[i], tag, round != 1, &f);
+            if (status == DDL_OK && round == 1 && verdict == DDL_OK) {
+                verdict = f.fingerprint != mine.fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
+            }
+        }
+    }
+    return status < 0 ? status : verdict;
+}
+
+static int32_t ddl__lowest(const int32_t *ranks, int32_t count) {
+    int32_t lowest = ranks[0];
+    for (int32_t i = 1; i < count; i++) {
+        lowest = DDL__MIN(lowest, ranks[i]);
+    }
+    return lowest;
+}
+
+static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32_t count, uint32_t id,
+                                  const char *name) {
+    ddl_context *c = parent->context;
+    int32_t *world = ddl__alloc_array(&c->base, (size_t)count, sizeof *world);
+    if (world == NULL) {
+        return NULL;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        world[i] = parent->ranks[ranks[i]];
+    }
+    ddl_group *g = ddl__group_new(c, world, count, id, parent->epoch, name);
+    ddl__free(&c->base, world);
+    if (g != NULL) {
+        g->timeout_ms = parent->timeout_ms;
+        g->stall_ms = parent->stall_ms;
+        g->tuning = parent->tuning;
+        g->user_holds = true;
+        c->refs++;
+    }
+    return g;
+}
+
+static void ddl__form_undo(ddl_group *g) {
+    if (g != NULL) {
+        g->user_holds = false;
+        g->context->refs--;
+        ddl__group_bury(g);
+    }
+}
+
+/* Forms a group of ranks of parent, all of which are in here now. The lock is held. */
+static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                  ddl_group **out) {
+    ddl_context *c = parent->context;
+    uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
+    int32_t tag = DDL__TAG_GROUP + (int32_t)(ddl__mix_bytes(0, name, strlen(name)) & 0x3fffffff);
+    int32_t leader = ddl__lowest(ranks, count);
+    ddl__formation f = {.fingerprint = hash};
+    ddl_group *made = NULL;
+    ddl_status status;
+    if (leader == parent->rank) {
+        f.id = ddl__group_id(c);
+        made = f.id != 0 ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+        status = ddl__form_lead(parent, ranks, count, tag, f, made);
+    } else {
+        status = ddl__form_exchange(parent, leader, tag, false, &f);
+        if (status == DDL_OK) {
+            bool same = f.fingerprint == hash;
+            made = same && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+            f.fingerprint = hash;
+            f.verdict = same && made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+            status = ddl__form_exchange(parent, leader, tag, true, &f);
+        }
+        status = status < 0 ? status : ddl__form_exchange(parent, leader, tag, false, &f);
+        status = status < 0 ? status : (ddl_status)f.verdict;
+    }
+    if (status < 0) {
+        ddl__form_undo(made);
+        return ddl__form_error(parent, status, name);
+    }
+    *out = made;
+    return DDL_OK;
+}
+
+/* >>public */
+
+static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t count) {
+    ddl_context *c = g->context;
+    if (ranks == NULL || count < 1 || count > g->size) {
+        return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: %d members of a group of %d ranks are not possible", count,
+                          g->size);
+    }
+    bool mine = false;
+    for (int32_t i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= g->size) {
+            return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d",
+                              ranks[i], g->name, g->size - 1);
+        }
+        mine = mine || ranks[i] == g->rank;
+        for (int32_t j = 0; j < i; j++) {
+            if (ranks[j] == ranks[i]) {
+                return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is in the list twice", ranks[i]);
+            }
+        }
+    }
+    return mine ? DDL_OK
+                : ddl__error(c, DDL_ERR_ARG, "ddl_group_create: this rank (%d) is not in the list; only members call",
+                             g->rank);
+}
+
+DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
+                                    ddl_group **out_group) {
+    if (out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
+    ddl_context *c = parent->context;
+    c->doing = "ddl_group_create";
+    ddl_status status = ddl__check_members(parent, ranks, count);
+    if (status == DDL_OK) {
+        status = ddl__group_form(parent, ranks, count, name != NULL ? name : "", out_group);
+    }
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+/* An all_gather of two numbers per rank. The lock is held. */
+static ddl_status ddl__gather_pairs(ddl_group *g, int32_t mine[2], int32_t *out) {
+    ddl_collective d = {.kind = DDL_ALL_GATHER,
+                        .in = ddl_tensor_1d(mine, DDL_I32, 2),
+                        .out = ddl_tensor_1d(out, DDL_I32, 2 * (int64_t)g->size)};
+    ddl_request *r;
+    DDL__TRY(ddl__coll_begin(g, &d, "ddl_group_split", &r));
+    ddl__wait_requests(g->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* The ranks of a colour by (key, rank), by insertion. */
+static int32_t ddl__split_members(const int32_t *pairs, int32_t size, int32_t colour, int32_t *out) {
+    int32_t count = 0;
+    for (int32_t r = 0; r < size; r++) {
+        if (pairs[2 * r] != colour) {
+            continue;
+        }
+        int32_t at = count++;
+        while (at > 0 && pairs[2 * out[at - 1] + 1] > pairs[2 * r + 1]) {
+            out[at] = out[at - 1];
+            at--;
+        }
+        out[at] = r;
+    }
+    return count;
+}
+
+static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    ddl_context *c = parent->context;
+    int32_t *pairs = ddl__alloc_array(&c->base, (size_t)parent->size, 3 * sizeof *pairs);
+    if (pairs == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
+    }
+    int32_t mine[2] = {colour, key}, *members = pairs + 2 * (size_t)parent->size;
+    ddl_status status = ddl__gather_pairs(parent, mine, pairs);
+    if (status == DDL_OK && colour >= 0) {
+        char name[64];
+        snprintf(name, sizeof name, "%.40s/%d", parent->name, colour);
+        int32_t count = ddl__split_members(pairs, parent->size, colour, members);
+        status = ddl__group_form(parent, members, count, name, out_group);
+    }
+    ddl__free(&c->base, pairs);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(parent, "ddl_group_split"));
+    ddl_context *c = parent->context;
+    c->doing = "ddl_group_split";
+    ddl_status status = ddl__split(parent, colour, key, out_group);
+    c->doing = NULL;
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group) {
+    return ddl_group_split(group, 0, 0, out_group);
+}
+
+DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
+                                       int32_t *out_ranks) {
+    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
+        return DDL_ERR_ARG;
+    }
+    ddl_group *g = (ddl_group *)(uintptr_t)from;
+    DDL__TRY(ddl__enter_group(g, "ddl_group_translate"));
+    ddl_status status = DDL_OK;
+    if (to->magic != DDL__GROUP_MAGIC || to->context != g->context) {
+        status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: both groups must be of one context");
+    }
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= g->size) {
+            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"", ranks[i],
+                                g->name);
+        }
+    }
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        int32_t rank = to->rank_of[g->ranks[ranks[i]]];
+        out_ranks[i] = rank >= 0 ? rank : DDL_NO_RANK;
+    }
+    ddl__unlock(g->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
+    if (options == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
+    ddl_context *c = group->context;
+    ddl__tuning tuning = group->tuning;
+    ddl_status status = DDL_OK;
+    if (options->algorithm != NULL) {
+        memset(tuning.forced, 0, sizeof tuning.forced);
+        status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
+    }
+    if (status == DDL_OK) {
+        tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;
+        group->settings_version += options->algorithm != NULL || options->deterministic != 0;
+        group->tuning = tuning;
+        group->timeout_ms = options->timeout_ms != 0 ? options->timeout_ms : group->timeout_ms;
+        group->stall_ms = options->stall_ms != 0 ? options->stall_ms : group->stall_ms;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API int32_t ddl_rank(const ddl_group *group) { return group != NULL ? group->rank : -1; }
+
+DDL_API int32_t ddl_size(const ddl_group *group) { return group != NULL ? group->size : -1; }
+
+DDL_API const char *ddl_group_name(const ddl_group *group) { return group != NULL ? group->name : ""; }
+
+DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group != NULL ? group->context : NULL; }
+
+#endif /* DDL_COLL_GROUPS_H */

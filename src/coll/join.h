@@ -1,0 +1,677 @@
+/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the world. */
+#ifndef DDL_COLL_JOIN_H
+#define DDL_COLL_JOIN_H
+
+#include "measure.h"
+
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
+
+/* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
+typedef struct ddl__blob {
+    uint32_t magic;
+    int32_t version, pid, cores;
+    uint64_t pid_start;
+    char host_id[64];
+    struct {
+        char name[DDL__NAME_BYTES];
+        uint32_t bytes;
+        uint8_t address[DDL__ADDRESS_BYTES];
+    } transports[DDL__BLOB_TRANSPORTS];
+} ddl__blob;
+
+/* >>transports */
+
+static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
+    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
+        return &ddl__tcp_plugin;
+    }
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
+            return p->plugin;
+        }
+    }
+    return NULL;
+}
+
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted) {
+    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
+        return DDL_OK;
+    }
+    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
+    ddl_transport_params params = {.size = sizeof params,
+                                   .rank = c->rank,
+                                   .world_size = c->world_size,
+                                   .local_ranks = c->settings.launch.local_world,
+                                   .cores = c->cores,
+                                   .host_id = c->settings.host_id,
+                                   .interface_name = c->settings.interface_name,
+                                   .advertise = c->settings.advertise,
+                                   .port_range = c->settings.port_range,
+                                   .master_host = c->settings.place.host,
+                                   .authenticated = c->settings.secret != NULL};
+    size_t bytes = DDL__ADDRESS_BYTES;
+    e->plugin = plugin;
+    e->table = plugin->transport;
+    e->host = ddl__host_table(c);
+    c->error.text[0] = 0;
+    ddl_status status = e->table->open(&e->host, &params, &e->self);
+    if (status == DDL_OK) {
+        status = e->table->address(e->self, e->address, &bytes);
+        if (status < 0) {
+            e->table->close(e->self);
+        }
+    }
+    if (status < 0 && !wanted) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
+        return DDL_OK;
+    }
+    if (status < 0) {
+        char why[400];
+        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
+        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
+                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
+    }
+    e->address_bytes = (uint32_t)bytes;
+    c->endpoint_count++;
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order; else all that there are. */
+static ddl_status ddl__endpoints_open(ddl_context *c) {
+    const char *list = c->settings.transports;
+    if (list == NULL) {
+        for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+            if (p->plugin->transport != NULL) {
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
+            }
+        }
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true);
+    }
+    for (const char *at = list; *at != 0;) {
+        size_t length = strcspn(at, ",");
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
+        if (plugin == NULL) {
+            return ddl__error(c, DDL_ERR_PLUGIN, "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                              "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                              "looked for)", (int)DDL__MIN(length, 40u), at);
+        }
+        DDL__TRY(ddl__endpoint_open(c, plugin, true));
+        at += length + (at[length] == ',');
+    }
+    return DDL_OK;
+}
+
+static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
+    memset(b, 0, sizeof *b);
+    b->magic = DDL__BLOB_MAGIC;
+    b->version = ddl_version();
+    b->pid = (int32_t)getpid();
+    b->cores = c->cores;
+    b->pid_start = ddl__process_start(b->pid);
+    snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
+        b->transports[i].bytes = c->endpoints[i].address_bytes;
+        memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
+    }
+}
+
+/* >>links */
+
+static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
+    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL) {
+        return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
+                          rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->version / 10000 != ddl_version() / 10000) {
+        return ddl__error(c, DDL_ERR_VERSION, "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version",
+                          rank, b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    return DDL_OK;
+}
+
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+static void ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    ddl__link *l = &c->links[rank];
+    double best = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
+            uint64_t latency_ns = 1, bytes_per_s = 1;
+            if (b->transports[k].bytes == 0 || b->transports[k].bytes > DDL__ADDRESS_BYTES ||
+                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) != 0 ||
+                e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
+                                   &latency_ns, &bytes_per_s) != DDL_OK) {
+                continue;
+            }
+            double cost = (double)latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(bytes_per_s, 1u);
+            if (l->endpoint == NULL || (c->settings.transports == NULL && cost < best)) {
+                best = cost;
+                l->endpoint = e;
+                l->latency_ns = latency_ns;
+                l->bytes_per_s = bytes_per_s;
+            }
+        }
+    }
+}
+
+static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *table) {
+    ddl__link *l = &c->links[rank];
+    const ddl__blob *b = &table[rank];
+    DDL__TRY(ddl__blob_check(c, b, rank));
+    snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    l->pid = b->pid;
+    l->pid_start = b->pid_start;
+    l->pidfd = -1;
+    l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
+    l->host = 0;
+    for (int32_t i = 0; i < rank; i++) {
+        if (strcmp(c->links[i].host_id, l->host_id) == 0) {
+            l->host = c->links[i].host;
+            break;
+        }
+        l->host = DDL__MAX(l->host, c->links[i].host + 1);
+    }
+    c->host_count = DDL__MAX(c->host_count, l->host + 1);
+    c->local_ranks += l->same_host;
+    if (rank == c->rank) {
+        return DDL_OK;
+    }
+    ddl__link_choose(c, rank, b);
+    if (l->endpoint == NULL) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %.40s from rank %d on host "
+                          "%.40s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_id,
+                          c->rank, table[c->rank].host_id);
+    }
+    if (ddl__has_process(c, l)) {
+        l->pidfd = ddl__process_open(l->pid, l->pid_start);
+        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
+        if (l->pidfd >= 0) {
+            epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, l->pidfd, &event);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Ranks per core on the fullest host, the same on all ranks: the table is. */
+static int32_t ddl__crowding(const ddl_context *c, const ddl__blob *table) {
+    int32_t worst = 1;
+    for (int32_t h = 0; h < c->host_count; h++) {
+        int32_t ranks = 0, cores = 1;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            if (c->links[i].host == h) {
+                ranks++;
+                cores = DDL__MAX(cores, table[i].cores);
+            }
+        }
+        worst = DDL__MAX(worst, (ranks + cores - 1) / cores);
+    }
+    return worst;
+}
+
+static ddl_status ddl__meet(ddl_context *c) {
+    ddl__blob mine;
+    ddl__blob *table = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *table);
+    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *c->links);
+    if (table == NULL || c->links == NULL) {
+        ddl__free(&c->base, table);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        c->links[i].pidfd = -1;
+    }
+    ddl__blob_fill(c, &mine);
+    uint64_t strangers = 0;
+    ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
+    c->stats.strangers_refused += strangers;
+    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
+        status = ddl__link_make(c, i, table);
+    }
+    if (status == DDL_OK) {
+        c->tuning.model.oversubscription = ddl__crowding(c, table);
+    }
+    ddl__free(&c->base, table);
+    return status;
+}
+
+/* >>init */
+
+static void ddl__register_handlers(ddl_context *c) {
+    c->handlers[DDL__FRAME_P2P] = (ddl__handler){.deliver = ddl__on_p2p};
+    c->handlers[DDL__FRAME_RTS] = (ddl__handler){.deliver = ddl__on_rts};
+    c->handlers[DDL__FRAME_CTS] = (ddl__handler){.deliver = ddl__on_cts};
+    c->handlers[DDL__FRAME_DATA] = (ddl__handler){ddl__on_data, ddl__place_data, ddl__placed_data};
+    c->handlers[DDL__FRAME_COLL] = (ddl__handler){ddl__on_coll, ddl__place_coll, ddl__placed_coll};
+    c->handlers[DDL__FRAME_CREDIT] = (ddl__handler){.deliver = ddl__on_credit};
+    c->handlers[DDL__FRAME_QUERY] = (ddl__handler){.deliver = ddl__on_query};
+    c->handlers[DDL__FRAME_STATUS] = (ddl__handler){.deliver = ddl__on_status};
+    c->handlers[DDL__FRAME_MISMATCH] = (ddl__handler){.deliver = ddl__on_mismatch};
+    c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
+    c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
+    c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
+}
+
+static ddl_status ddl__context_parts(ddl_context *c) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    c->groups = ddl__alloc(&c->base, sizeof *c->groups);
+    c->requests = ddl__alloc(&c->base, sizeof *c->requests);
+    c->ops = ddl__alloc(&c->base, sizeof *c->ops);
+    if (c->groups == NULL || c->requests == NULL || c->ops == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for a context");
+    }
+    c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    c->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = UINT32_MAX}};
+    if (c->epoll_fd < 0 || c->wake_fd < 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->wake_fd, &event) != 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no file descriptors for a context: %s; see `ulimit -n`",
+                          strerror(errno));
+    }
+    ddl__register_handlers(c);
+    return DDL_OK;
+}
+
+static ddl_status ddl__load_plugins(ddl_context *c) {
+    static const char *const built_in[] = {"tcp", NULL};
+    ddl_host host = ddl__host_table(c);
+    ddl__plugin_asked asked[2] = {{c->settings.plugins, "ddl_config.plugins or DDL_PLUGINS"}, {NULL, NULL}};
+    ddl__loader_params params = {.host = &host,
+                                 .asked = asked,
+                                 .asked_count = 1,
+                                 .built_in = built_in,
+                                 .path = c->settings.plugin_path,
+                                 .libdir = ddl__plugin_libdir(),
+                                 .statics = ddl__plugin_statics()};
+    return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
+}
+
+/* Every transport whose arrivals wake the sleeper. */
+static ddl_status ddl__watch_endpoints(ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        int fd;
+        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = UINT32_MAX - 1}};
+        ddl__endpoint *e = &c->endpoints[i];
+        if (e->table->arm(e->self, &fd) < 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: cannot wait for transport %s: %s", e->plugin->name,
+                              strerror(errno));
+        }
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__world_make(ddl_context *c) {
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
+    if (ranks == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ranks[i] = i;
+    }
+    c->world = ddl__group_new(c, ranks, c->world_size, 0, 0, "world");
+    ddl__free(&c->base, ranks);
+    return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
+}
+
+static ddl_status ddl__join(ddl_context *c) {
+    c->rank = c->settings.launch.rank;
+    c->world_size = c->settings.launch.world;
+    c->cores = DDL__MAX(c->settings.cores, 1);
+    c->job = c->settings.job_id;
+    c->tuning.model = ddl__model_default;
+    c->tuning.deterministic = c->settings.deterministic;
+    if (c->settings.algorithm != NULL) {
+        DDL__TRY(ddl__tune_parse(&c->tuning, c->settings.algorithm, &c->error));
+    }
+    DDL__TRY(ddl__load_plugins(c));
+    if (c->world_size > 1) {
+        DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
+        DDL__TRY(ddl__endpoints_open(c));
+        DDL__TRY(ddl__watch_endpoints(c));
+    }
+    DDL__TRY(ddl__meet(c));
+    DDL__TRY(ddl__world_make(c));
+    c->joined = true;
+    return ddl__greet(c);
+}
+
+/* Frees all that a context holds. Nothing is waited for. */
+static void ddl__context_destroy(ddl_context *c) {
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
+        ddl_group *next = g->next;
+        ddl__free(&c->base, g);
+        g = next;
+    }
+    if (c->epoll_fd >= 0) {
+        close(c->epoll_fd);
+    }
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    ddl__free(&c->base, c->groups);
+    ddl__free(&c->base, c->ops);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->changed);
+    ddl__base base = c->base;
+    ddl__free(&base, c);
+}
+
+/* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
+static void ddl__context_close(ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        c->endpoints[i].table->close(c->endpoints[i].self);
+    }
+    c->endpoint_count = 0;
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__group_bury(g);
+        }
+    }
+    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
+        for (int32_t k = 0; k < DDL__REQUESTS_CHUNK; k++) {
+            ddl_request *r = &c->requests->chunks[i][k];
+            if (r->state != DDL__REQUEST_FREE) {
+                ddl__request_release(r);
+            }
+        }
+        ddl__free(&c->base, c->requests->chunks[i]);
+    }
+    if (c->requests != NULL) {
+        ddl__free(&c->base, c->requests->chunks);
+    }
+    ddl__free(&c->base, c->requests);
+    c->requests = NULL;
+    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
+        if (c->links[i].pidfd >= 0) {
+            close(c->links[i].pidfd);
+        }
+    }
+    ddl__free(&c->base, c->links);
+    c->links = NULL;
+    while (c->notes != NULL) {
+        ddl__note *n = c->notes;
+        c->notes = n->next;
+        ddl__free(&c->base, n);
+    }
+    while (c->landings != NULL) {
+        ddl__landing *l = c->landings;
+        c->landings = l->next;
+        ddl__free(&c->base, l);
+    }
+    while (c->scratch != NULL) {
+        ddl__scratch *s = c->scratch;
+        c->scratch = s->next;
+        ddl__free(&c->base, s);
+    }
+    while (c->lent != NULL) {
+        ddl__lent *lent = c->lent;
+        c->lent = lent->next;
+        ddl__free(&c->base, lent);
+    }
+    ddl__loader_close(&c->loader);
+    ddl__settings_free(&c->base, &c->settings);
+}
+
+static void ddl__init_failed(const ddl_config *config, const ddl__base *base, const ddl__sentence *why) {
+    ddl__log(base, DDL_LOG_WARN, "%s", why->text);
+    if (config != NULL && config->error_text != NULL && config->error_bytes > 0) {
+        snprintf(config->error_text, config->error_bytes, "%s", why->text);
+    }
+}
+
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
+    if (out_context == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    ddl__base base = {.log_level = DDL_LOG_WARN, .rank = -1};
+    ddl__settings settings;
+    ddl__sentence why = {0};
+    ddl_status status = ddl__settings_read(config, &base, &settings, &why);
+    if (status < 0) {
+        ddl__init_failed(config, &base, &why);
+        return status;
+    }
+    ddl_context *c = ddl__alloc(&base, sizeof *c);
+    if (c == NULL) {
+        ddl__fail(&why, DDL_ERR_NOMEM, "ddl_init: no memory for a context");
+        ddl__settings_free(&base, &settings);
+        ddl__init_failed(config, &base, &why);
+        return DDL_ERR_NOMEM;
+    }
+    c->base = base;
+    c->settings = settings;
+    c->pid = getpid();
+    c->refs = 1;
+    c->cause.rank = -1;
+    c->epoll_fd = c->wake_fd = -1;
+    status = ddl__context_parts(c);
+    ddl__lock(c);
+    if (status == DDL_OK) {
+        status = ddl__join(c);
+    }
+    ddl__unlock(c);
+    if (status < 0) {
+        ddl__init_failed(config, &c->base, &c->error);
+        c->finalized = true;
+        ddl__context_close(c);
+        ddl__context_destroy(c);
+        return status;
+    }
+    *out_context = c;
+    return DDL_OK;
+}
+
+/* >>leaving */
+
+/* Ends all requests that still run; nothing of the callers' memory is used after this. */
+static void ddl__end_requests(ddl_context *c, ddl_status status, const char *text) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__group_break(g, status, "%s", text);
+        }
+    }
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (r->state == DDL__REQUEST_ACTIVE) {
+            r->ops->abandon(c, r);
+            if (r->state == DDL__REQUEST_ACTIVE) {
+                ddl__request_fail(r, status, "%s", text);
+            }
+        }
+    }
+    ddl__wake(c);
+}
+
+static void ddl__thread_end(ddl_context *c) {
+    if (c->has_thread) {
+        c->thread_stop = true;
+        ddl__wake(c);
+        ddl__unlock(c);
+        pthread_join(c->thread, NULL);
+        ddl__lock(c);
+        c->has_thread = false;
+    }
+}
+
+static void ddl__context_unref(ddl_context *c) {
+    int32_t refs = --c->refs;
+    ddl__unlock(c);
+    if (refs == 0) {
+        ddl__context_destroy(c);
+    }
+}
+
+DDL_API ddl_status ddl_finalize(ddl_context **context) {
+    if (context == NULL || *context == NULL) {
+        return DDL_OK;
+    }
+    ddl_context *c = *context;
+    DDL__TRY(ddl__enter(c));
+    *context = NULL;
+    ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
+    ddl__thread_end(c);
+    ddl__say_goodbye(c);
+    ddl__poll(c, -1);
+    c->finalized = true;
+    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
+        ddl__wake(c);
+        ddl__unlock(c);
+        sched_yield();
+        ddl__lock(c);
+    }
+    ddl__context_close(c);
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_group_free(ddl_group **group) {
+    if (group == NULL || *group == NULL) {
+        return DDL_OK;
+    }
+    ddl_group *g = *group;
+    ddl_context *c = g->context;
+    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || c->pid != getpid()) {
+        return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
+    }
+    ddl__lock(c);
+    if (!g->user_holds || g->outstanding > 0) {
+        ddl_status status = g == c->world ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
+                            : !g->user_holds
+                                ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
+                                : ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" has %d requests that were not "
+                                             "waited for", g->name, g->outstanding);
+        ddl__unlock(c);
+        return status;
+    }
+    g->user_holds = false;
+    if (g->magic == DDL__GROUP_MAGIC) {
+        ddl__group_bury(g);
+    }
+    *group = NULL;
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+/* >>abort */
+
+static void ddl__abort_here(ddl_context *c, const char *text) {
+    if (!c->aborted) {
+        c->aborted = true;
+        snprintf(c->abort_text, sizeof c->abort_text, "%s", text);
+        ddl__end_requests(c, DDL_ERR_ABORTED, c->abort_text);
+    }
+}
+
+static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    char text[256];
+    ddl__get_u32(&r);
+    ddl__get_string(&r, text, sizeof text);
+    if (r.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (!c->aborted) {
+        ddl__abort_here(c, text);
+        ddl__flood(c, DDL__FRAME_ABORT, c->rank, text, peer);
+    }
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason) {
+    DDL__TRY(ddl__enter(context));
+    char text[256];
+    snprintf(text, sizeof text, "rank %d aborted the job: %.180s", context->rank,
+             reason != NULL ? reason : "no reason given");
+    if (!context->aborted) {
+        ddl__abort_here(context, text);
+        for (int32_t i = 0; i < context->world_size; i++) { /* all, connected or not: nobody may be left waiting */
+            context->links[i].connected = i != context->rank;
+        }
+        ddl__flood(context, DDL__FRAME_ABORT, context->rank, text, -1);
+        ddl__poll(context, -1);
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+/* >>asking */
+
+DDL_API int32_t ddl_version(void) {
+    return DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH;
+}
+
+DDL_API int32_t ddl_feature(const char *name) {
+    if (name == NULL) {
+        return 0;
+    }
+#ifndef DDL_NO_PLUGINS
+    if (strcmp(name, "plugins") == 0) {
+        return 1;
+    }
+#endif
+    for (const ddl__plugin_static *p = ddl__plugin_statics(); p->name != NULL; p++) {
+        if (strcmp(name, p->name) == 0) {
+            return 1;
+        }
+    }
+    return strcmp(name, "tcp") == 0;
+}
+
+DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
+
+DDL_API const char *ddl_error(const ddl_context *context) { return context != NULL ? context->error.text : ""; }
+
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
+    if (out_stats == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter(context));
+    *out_stats = context->stats;
+    out_stats->memory_bytes = context->base.memory;
+    out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->world_size; i++) {
+        out_stats->peers_connected += context->links[i].connected;
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_progress(ddl_context *context) {
+    DDL__TRY(ddl__enter(context));
+    if (!context->polling) {
+        ddl__poll(context, -1);
+        ddl__look(context, ddl__now_ns());
+    }
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
+    for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
+        uint32_t first = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
+        for (uint32_t s = first + 1; g->magic == DDL__GROUP_MAGIC && s <= g->sequence; s++) {
+            ddl__flight *r = ddl__record_of(g, s);
+            if (r != NULL) {
+                ddl__text_add(&text, "%s #%u ", g->name, s);
+                ddl__describe_record(g, r, &text);
+                bool runs = r->status == DDL_IN_PROGRESS;
+                uint64_t end = runs ? ddl__now_ns() : r->end_ns;
+                ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
+                              (double)(end - r->start_ns) / 1e3);
+            }
+        }
+    }
+    ddl__unlock(context);
+    return text.used;
+}
+
+#endif /* DDL_COLL_JOIN_H */

@@ -1,0 +1,318 @@
+/* coll, third part: several tensors as one operation, persistent operations, estimates. */
+#ifndef DDL_COLL_MANY_H
+#define DDL_COLL_MANY_H
+
+#include "coll.h"
+
+enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
+
+/* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
+typedef struct ddl__many {
+    int32_t count;
+    ddl_request *parts[DDL__DTYPES_USED];
+    char *packed[DDL__DTYPES_USED];
+    ddl_tensor tensors[];
+} ddl__many;
+
+/* Copies tensors of one type to the packed memory or back; returns the elements. */
+static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed, bool unpack) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < m->count; i++) {
+        if (m->tensors[i].dtype == dtype) {
+            int64_t count = ddl_tensor_count(&m->tensors[i]);
+            char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
+            if (at != NULL && ddl__is_contiguous(&m->tensors[i])) {
+                size_t bytes = (size_t)count * ddl_dtype_bytes(dtype);
+                memcpy(unpack ? m->tensors[i].data : at, unpack ? at : m->tensors[i].data, bytes);
+            } else if (at != NULL) {
+                ddl__pack(&m->tensors[i], at, unpack);
+            }
+            total += count;
+        }
+    }
+    return total;
+}
+
+static void ddl__many_free(ddl_context *c, ddl_request *r) {
+    ddl__many *m = r->kept;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        ddl__scratch_put(c, m->packed[d]);
+        m->packed[d] = NULL;
+        if (m->parts[d] != NULL) {
+            m->parts[d]->parent = NULL;
+            ddl__request_release(m->parts[d]);
+            m->parts[d] = NULL;
+        }
+    }
+}
+
+/* All parts are done: the tensors get their results, unless one part failed. */
+static void ddl__many_done(ddl_context *c, ddl_request *r) {
+    ddl__many *m = r->kept;
+    ddl_request *failed = NULL;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (m->parts[d] != NULL && m->parts[d]->status < 0) {
+            failed = m->parts[d];
+        }
+    }
+    (void)c;
+    for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
+        if (m->packed[d] != NULL) {
+            ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
+        }
+    }
+    ddl_status status = failed != NULL ? failed->status : DDL_OK;
+    if (failed != NULL) {
+        ddl__request_fail(r, status, "%s", failed->why != NULL ? failed->why : ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
+static ddl_request *ddl__many_pending(ddl_request *r) {
+    ddl__many *m = r->kept;
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (ddl__is_pending(m->parts[d])) {
+            return m->parts[d];
+        }
+    }
+    return NULL;
+}
+
+static void ddl__many_abandon(ddl_context *c, ddl_request *r) {
+    for (ddl_request *part = ddl__many_pending(r); part != NULL; part = ddl__many_pending(r)) {
+        part->parent = NULL;
+        part->ops->abandon(c, part);
+        if (ddl__is_pending(part)) {
+            ddl__request_done(part, DDL_ERR_TIMEOUT);
+        }
+    }
+}
+
+static void ddl__many_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    ddl_request *part = ddl__many_pending(r);
+    if (part != NULL) {
+        part->ops->explain(c, part, text);
+    }
+}
+
+static void ddl__many_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    ddl_request *part = ddl__many_pending(r);
+    if (part != NULL) {
+        part->ops->tick(c, part, waited);
+    }
+}
+
+static int32_t ddl__many_expect(ddl_context *c, ddl_request *r) {
+    ddl_request *part = ddl__many_pending(r);
+    return part != NULL ? part->ops->expect(c, part) : -1;
+}
+
+static void ddl__many_release(ddl_context *c, ddl_request *r) { ddl__many_free(c, r); }
+
+static const ddl__request_ops ddl__many_ops = {ddl__many_abandon, ddl__many_explain, ddl__many_tick, ddl__many_expect,
+                                               ddl__many_release};
+
+/* Starts the part of one type. */
+static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op) {
+    ddl__many *m = r->kept;
+    size_t bytes = (size_t)elements * ddl_dtype_bytes(dtype);
+    m->packed[dtype] = ddl__scratch_get(c, bytes);
+    if (m->packed[dtype] == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory to pack %zu bytes", bytes);
+    }
+    ddl__many_pack(m, dtype, m->packed[dtype], false);
+    ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
+    DDL__TRY(ddl__coll_begin(r->group, &d, "ddl_all_reduce_many", &m->parts[dtype]));
+    if (ddl__is_pending(m->parts[dtype])) {
+        m->parts[dtype]->parent = r;
+        r->parts++;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
+                                  ddl_request **out) {
+    ddl_context *c = g->context;
+    DDL__TRY(ddl__group_usable(g, "ddl_all_reduce_many"));
+    for (int32_t i = 0; i < count; i++) {
+        DDL__TRY(ddl__tensor_check(c, &tensors[i], "ddl_all_reduce_many", "tensors"));
+        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
+        DDL__TRY(ddl__check_op(g, &call, "ddl_all_reduce_many"));
+    }
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
+    ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
+    if (m == NULL) {
+        ddl__request_release(r);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory");
+    }
+    r->kept = m;
+    r->parts_done = ddl__many_done;
+    m->count = count;
+    memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    r->parts = 1; /* held until all are started */
+    ddl_status status = DDL_OK;
+    bool any = false;
+    for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
+        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
+        if (elements > 0) {
+            any = true;
+            status = ddl__many_part(c, r, (ddl_dtype)d, elements, op);
+        }
+    }
+    if (status == DDL_OK && !any) { /* nothing to reduce is still a call that others must make too */
+        status = ddl__many_part(c, r, DDL_U8, 0, DDL_MAX);
+    }
+    if (status < 0) {
+        ddl__many_abandon(c, r);
+        ddl__request_release(r);
+        return status;
+    }
+    if (--r->parts == 0) {
+        ddl__many_done(c, r);
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
+                                 ddl_request **out_request) {
+    DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
+    ddl_context *c = g->context;
+    ddl_request *r = NULL;
+    ddl_status status = count < 0 || (count > 0 && tensors == NULL)
+                            ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
+                            : ddl__many_begin(g, tensors, count, op, &r);
+    if (status == DDL_OK && out_request != NULL) {
+        *out_request = r;
+    } else if (status == DDL_OK) {
+        ddl__wait_requests(c, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op) {
+    return ddl__many_call(group, tensors, tensor_count, op, NULL);
+}
+
+DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
+                                        ddl_request **out_request) {
+    return out_request == NULL ? DDL_ERR_ARG : ddl__many_call(group, tensors, tensor_count, op, out_request);
+}
+
+/* >>persistent */
+
+/* A call and its arrays, kept by a persistent request. */
+typedef struct ddl__kept {
+    ddl_collective collective;
+    int64_t arrays[];
+} ddl__kept;
+
+static ddl__kept *ddl__keep(ddl_group *g, const ddl_collective *d) {
+    size_t n = (size_t)g->size;
+    ddl__kept *k = ddl__alloc(&g->context->base, sizeof *k + 4 * n * sizeof(int64_t));
+    if (k == NULL) {
+        return NULL;
+    }
+    k->collective = *d;
+    const int64_t **arrays[4] = {&k->collective.counts, &k->collective.offsets, &k->collective.recv_counts,
+                                 &k->collective.recv_offsets};
+    for (size_t i = 0; i < 4; i++) {
+        if (ddl__kind_is_v(d->kind) && *arrays[i] != NULL) {
+            memcpy(k->arrays + i * n, *arrays[i], n * sizeof(int64_t));
+            *arrays[i] = k->arrays + i * n;
+        }
+    }
+    return k;
+}
+
+static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
+    ddl_context *c = g->context;
+    ddl__call call;
+    ddl__cached *cached;
+    DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
+    DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
+    ddl__call_settle_place(g, &call);
+    DDL__TRY(ddl__cached_get(g, &call, &cached));
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
+    r->kept = ddl__keep(g, d);
+    if (r->kept == NULL) {
+        ddl__request_release(r);
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+    }
+    r->persistent = true;
+    r->state = DDL__REQUEST_IDLE;
+    *out = r;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
+    if (collective == NULL || out_request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
+    ddl_status status = ddl__persistent_make(group, collective, out_request);
+    ddl__unlock(group->context);
+    return status;
+}
+
+static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
+    if (!r->persistent || r->state != DDL__REQUEST_IDLE) {
+        return ddl__error(c, DDL_ERR_STATE, r->persistent ? "ddl_start: the operation is still running; wait for it first"
+                                                          : "ddl_start: the request is not of ddl_collective_init");
+    }
+    ddl__kept *k = r->kept;
+    ddl__call call;
+    DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
+    DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
+    ddl__free(&c->base, r->why);
+    r->why = NULL;
+    r->status = DDL_OK;
+    return ddl__call_start(r->group, &call, r);
+}
+
+DDL_API ddl_status ddl_start(ddl_request *request) {
+    ddl_request *list[1] = {request};
+    ddl_context *c;
+    if (request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_requests(list, 1, "ddl_start", &c));
+    ddl_status status = ddl__persistent_start(c, request);
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>estimate */
+
+DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate) {
+    if (collective == NULL || out_estimate == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
+    ddl__call call;
+    ddl_status status = ddl__call_make(group, collective, &call, "ddl_estimate");
+    if (status == DDL_OK) {
+        ddl__plan_args args = ddl__call_args(group, &call);
+        ddl__choice choice = ddl__tune_choose(&group->tuning, &args);
+        bool far = group->context->host_count > 1;
+        ddl_context *c = group->context;
+        int32_t peer = group->ranks[(group->rank + 1) % group->size];
+        *out_estimate = (ddl_estimate_info){
+            .seconds = choice.seconds,
+            .algorithm = choice.algo->name,
+            .transport = c->links[peer].endpoint != NULL ? c->links[peer].endpoint->plugin->name : "none",
+            .latency_s = group->tuning.model.latency_s[far],
+            .seconds_per_byte = group->tuning.model.s_per_byte[far],
+        };
+    }
+    ddl__unlock(group->context);
+    return status;
+}
+
+#endif /* DDL_COLL_MANY_H */

@@ -1,0 +1,366 @@
+/* engine, third part: frames of collectives as they arrive, starting an op, ending it.
+ * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
+ * hash of the call: a frame of another call is never mistaken for ours. */
+#ifndef DDL_ENGINE_FRAMES_H
+#define DDL_ENGINE_FRAMES_H
+
+#include "run.h"
+
+enum { DDL__CREDIT_COLL = 1 /* flag of CREDIT: the sender has started collectives up to `sequence` */ };
+
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
+
+static ddl__op *ddl__op_find(const ddl_group *g, uint32_t sequence) {
+    for (ddl__op *op = g->ops; op != NULL; op = op->next) {
+        if (op->sequence == sequence) {
+            return op;
+        }
+    }
+    return NULL;
+}
+
+static ddl__flight *ddl__record_of(ddl_group *g, uint32_t sequence) {
+    ddl__flight *r = &g->records[sequence % DDL__RECORDS];
+    return r->sequence == sequence ? r : NULL;
+}
+
+/* The receiving step of (peer, slot), or DDL__NO_STEP. Frames mostly come in the order of the index. */
+static uint32_t ddl__op_recv_step(ddl__op *op, int32_t peer, uint32_t slot) {
+    const ddl__cached *e = op->cached;
+    uint64_t key = (uint64_t)(uint32_t)peer << 32 | slot;
+    uint32_t low = 0, high = e->recv_count;
+    if (op->cursor < high && ddl__recv_key(ddl__op_step(op, e->recvs[op->cursor])) == key) {
+        low = op->cursor;
+        high = low;
+    }
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (ddl__recv_key(ddl__op_step(op, e->recvs[middle])) < key) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low == e->recv_count || ddl__recv_key(ddl__op_step(op, e->recvs[low])) != key) {
+        return DDL__NO_STEP;
+    }
+    if (op->steps[e->recvs[low]].moved + DDL__FRAME_MAX_PAYLOAD >= (uint64_t)ddl__op_step(op, e->recvs[low])->bytes) {
+        op->cursor = low + 1;
+    }
+    return e->recvs[low];
+}
+
+/* Says to a peer that never hears from us otherwise how far we are, when half of its window is used. */
+static void ddl__coll_took(ddl_context *c, ddl_group *g, int32_t peer, const ddl__op *op, uint32_t bytes) {
+    ddl__toward *flow = &g->flows[peer];
+    if (op->cached->plan.fenced) {
+        return;
+    }
+    flow->owed += bytes + DDL__FRAME_BYTES;
+    if (flow->owed >= DDL__WINDOW_BYTES / 2) {
+        flow->owed = 0;
+        ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
+                        .sequence = g->sequence};
+        ddl__tell(c, g->ranks[peer], f, NULL, 0);
+    }
+}
+
+/* Counts bytes that arrived for a step; the step or the whole op may finish. */
+static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t bytes) {
+    ddl__step_state *st = &op->steps[i];
+    st->moved += bytes;
+    if (st->moved < (uint64_t)ddl__op_step(op, i)->bytes) {
+        return;
+    }
+    st->arrived = true;
+    if (st->ready) {
+        ddl__step_finish(op, i);
+        ddl__op_run(c, op);
+    }
+}
+
+static bool ddl__step_expects(const ddl__op *op, uint32_t i, uint64_t bytes) {
+    const ddl__step_state *st = &op->steps[i];
+    return !st->arrived && st->landing == NULL && bytes <= (uint64_t)ddl__op_step(op, i)->bytes - st->moved;
+}
+
+/* A frame of a running op, its payload whole. */
+static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, const ddl__frame *f, const void *payload) {
+    uint32_t i = ddl__op_recv_step(op, peer, (uint32_t)f->sequence);
+    if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__step_state *st = &op->steps[i];
+    const ddl__step *s = ddl__op_step(op, i);
+    if (st->ready) {
+        ddl__step_consume(op, s, st->moved, payload, f->bytes);
+    } else if (f->bytes > 0) {
+        if (st->early == NULL) {
+            st->early = ddl__scratch_get(c, (size_t)s->bytes);
+        }
+        if (st->early == NULL) {
+            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", op->group->rank);
+            return DDL_OK;
+        }
+        memcpy(st->early + st->moved, payload, f->bytes);
+    }
+    ddl__coll_took(c, op->group, peer, op, f->bytes);
+    ddl__step_arrived(c, op, i, f->bytes);
+    return DDL_OK;
+}
+
+static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
+    if (e == NULL) {
+        ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
+        return DDL_OK;
+    }
+    e->next = NULL;
+    e->source = peer;
+    e->frame = *f;
+    if (f->bytes > 0) {
+        memcpy(e->data, payload, f->bytes);
+    }
+    c->stats.unexpected_bytes += f->bytes;
+    ddl__early **end = &g->early;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = e;
+    return DDL_OK;
+}
+
+/* Who the frame is for. *out_op NULL: for nobody now (*out_early: for a collective to come). */
+static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, ddl_group **out_group, ddl__op **out_op,
+                            bool *out_early) {
+    *out_op = NULL;
+    *out_early = false;
+    ddl_group *g = *out_group = ddl__frame_group(c, peer, f);
+    if (g == NULL || g->broken != DDL_OK) {
+        *out_group = NULL;
+        return;
+    }
+    uint32_t sequence = (uint32_t)(f->sequence >> 32);
+    ddl__flow_started(c, g, g->rank_of[peer], sequence);
+    ddl__op *op = ddl__op_find(g, sequence);
+    ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
+    uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
+    if (ours != f->signature) {
+        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence, f->signature);
+        return;
+    }
+    *out_op = op;
+    *out_early = op == NULL && (int32_t)(sequence - g->sequence) > 0;
+}
+
+static ddl_status ddl__on_coll(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g;
+    ddl__op *op;
+    bool early;
+    ddl__coll_route(c, peer, f, &g, &op, &early);
+    if (op != NULL) {
+        ddl_status status = ddl__op_deliver(c, op, g->rank_of[peer], f, payload);
+        if (status < 0) {
+            ddl__log(&c->base, DDL_LOG_WARN, "rank %d sent a part of a collective that is not expected (group \"%s\")",
+                     peer, g->name);
+        }
+        return status;
+    }
+    return early ? ddl__early_keep(c, g, g->rank_of[peer], f, payload) : DDL_OK;
+}
+
+/* Straight into the caller's memory when the step may write it already and does not reduce. */
+static void *ddl__place_coll(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_group *g;
+    ddl__op *op;
+    bool early;
+    ddl__coll_route(c, peer, f, &g, &op, &early);
+    uint32_t i = op == NULL ? DDL__NO_STEP : ddl__op_recv_step(op, g->rank_of[peer], (uint32_t)f->sequence);
+    if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
+        return NULL;
+    }
+    ddl__step_state *st = &op->steps[i];
+    if (!st->ready || ddl__op_step(op, i)->kind != DDL__RECV || f->bytes == 0) {
+        return NULL;
+    }
+    landing->owner = op;
+    landing->index = i;
+    st->landing = landing;
+    return ddl__dst(op, ddl__op_step(op, i)) + st->moved;
+}
+
+static void ddl__placed_coll(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    ddl__op *op = landing->owner;
+    if (op == NULL) {
+        return; /* abandoned meanwhile */
+    }
+    op->steps[landing->index].landing = NULL;
+    if (status == DDL_OK) {
+        ddl__coll_took(c, op->group, op->group->rank_of[peer], op, landing->frame.bytes);
+        ddl__step_arrived(c, op, (uint32_t)landing->index, landing->frame.bytes);
+    }
+}
+
+static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    if ((f->flags & DDL__CREDIT_COLL) != 0) {
+        ddl__flow_started(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        return DDL_OK;
+    }
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint32_t taken = ddl__get_u32(&r);
+    ddl__toward *flow = &g->flows[g->rank_of[peer]];
+    if (r.bad || taken > flow->p2p_out) {
+        return DDL_ERR_CORRUPT;
+    }
+    flow->p2p_out -= taken;
+    return DDL_OK;
+}
+
+/* >>start and end */
+
+static void ddl__record_start(ddl_group *g, const ddl__op *op) {
+    g->records[op->sequence % DDL__RECORDS] = (ddl__flight){.sequence = op->sequence,
+                                                            .root = op->call.root,
+                                                            .op = op->call.op,
+                                                            .kind = (uint8_t)op->call.kind,
+                                                            .dtype = (uint8_t)op->call.dtype,
+                                                            .status = DDL_IN_PROGRESS,
+                                                            .count = op->call.count,
+                                                            .signature = op->call.signature,
+                                                            .start_ns = op->start_ns,
+                                                            .algorithm = op->cached->plan.algorithm};
+}
+
+/* Takes the op off its group and gives its memory back for the next run. */
+static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    for (ddl__op **at = &g->ops; *at != NULL; at = &(*at)->next) {
+        if (*at == op) {
+            *at = op->next;
+            break;
+        }
+    }
+    ddl__flight *record = ddl__record_of(g, op->sequence);
+    if (record != NULL) {
+        record->status = (int16_t)status;
+        record->end_ns = ddl__now_ns();
+    }
+    ddl__scratch_put(c, op->packed_in);
+    ddl__scratch_put(c, op->packed_out);
+    op->packed_in = op->packed_out = NULL;
+    if (op->user != NULL) {
+        ddl__user_op *user = (ddl__user_op *)op->user;
+        user->users--;
+        user->used = !(user->freed && user->users == 0);
+        op->user = NULL;
+    }
+    op->request->op = NULL;
+    op->cached->pins--;
+    if (op->cached->spare == NULL) {
+        op->cached->spare = op;
+    } else {
+        ddl__op_free(c, op);
+    }
+}
+
+static bool ddl__writes_out(const ddl__op *op) {
+    bool rooted = op->call.kind == DDL_REDUCE || op->call.kind == DDL_GATHER || op->call.kind == DDL_GATHERV;
+    bool first = op->call.kind == DDL_EXSCAN && op->group->rank == 0;
+    return op->call.out_bytes > 0 && !first && (!rooted || op->group->rank == op->call.root);
+}
+
+static void ddl__op_complete(ddl_context *c, ddl__op *op) {
+    ddl_request *r = op->request;
+    if (ddl__writes_out(op)) {
+        if (op->call.op == DDL_AVG) {
+            size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+            ddl__average(op->base[DDL__OUT], count, op->call.dtype, op->group->size);
+        }
+        if (op->packed_out != NULL) {
+            ddl__pack(&op->call.out, op->packed_out, true);
+        }
+    }
+    ddl__op_retire(c, op, DDL_OK);
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
+static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
+        ddl__step_state *st = &op->steps[i];
+        const ddl__step *s = ddl__op_step(op, i);
+        if (st->in_transport) {
+            st->in_transport = false;
+            ddl__recall(c, g->ranks[s->peer], &st->out);
+        }
+        if (st->landing != NULL) {
+            st->landing->owner = NULL;
+            ddl__landing_abandon(c, g->ranks[s->peer], st->landing);
+            st->landing = NULL;
+        }
+        ddl__scratch_put(c, st->early);
+        st->early = NULL;
+    }
+    for (int32_t peer = 0; peer < g->size; peer++) {
+        g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
+    }
+    ddl__op_retire(c, op, status);
+}
+
+/* Ends all collectives of a group that broke. */
+static void ddl__ops_fail_all(ddl_group *g) {
+    while (g->ops != NULL) {
+        ddl__op *op = g->ops;
+        ddl_request *r = op->request;
+        char call[200];
+        ddl__text text = {call, sizeof call, 0};
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+        uint32_t sequence = op->sequence;
+        ddl__op_abandon(g->context, op, g->broken);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name, g->broken_text);
+    }
+}
+
+/* Hands an op the frames that came before it. */
+static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
+    for (ddl__early **at = &g->early; *at != NULL;) {
+        ddl__early *e = *at;
+        if ((uint32_t)(e->frame.sequence >> 32) != sequence) {
+            at = &e->next;
+            continue;
+        }
+        *at = e->next;
+        c->stats.unexpected_bytes -= e->frame.bytes;
+        ddl__op *op = ddl__op_find(g, sequence);
+        if (op != NULL && e->frame.signature != op->call.signature) {
+            ddl__mismatch_seen(c, g, e->source, sequence, e->frame.signature);
+        } else if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
+            ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
+        }
+        ddl__scratch_put(c, e);
+        at = &g->early; /* the list may have changed */
+    }
+}
+
+static void ddl__engine_group_free(ddl_group *g) {
+    ddl_context *c = g->context;
+    while (g->early != NULL) {
+        ddl__early *e = g->early;
+        g->early = e->next;
+        c->stats.unexpected_bytes -= e->frame.bytes;
+        ddl__scratch_put(c, e);
+    }
+    while (g->cache != NULL) {
+        ddl__cached *e = g->cache;
+        g->cache = e->next;
+        ddl__cached_free(c, e);
+    }
+}
+
+#endif /* DDL_ENGINE_FRAMES_H */

@@ -1,0 +1,303 @@
+/* engine, first part: a collective that runs, and the plans that are kept for the next time.
+ * It must not know what a collective means: only steps, memory and messages. */
+#ifndef DDL_ENGINE_OP_H
+#define DDL_ENGINE_OP_H
+
+#include "../p2p/p2p.h"
+
+enum { DDL__CACHED_MAX = 64 };
+
+/* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
+typedef struct ddl__call {
+    ddl_kind kind;
+    ddl_op op;
+    ddl_dtype dtype;
+    int32_t root;
+    int64_t count;
+    ddl_tensor in, out;
+    bool in_place, commutative;
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
+    int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
+    uint64_t signature;
+} ddl__call;
+
+typedef struct ddl__step_state {
+    ddl__outgoing out;
+    struct ddl__op *op;
+    struct ddl__step_state *held_next;
+    uint32_t waits;
+    bool ready, arrived, finished, in_transport;
+    uint64_t moved;       /* bytes received, or given to the transport */
+    unsigned char *early; /* bytes that came before the step was ready */
+    ddl__landing *landing;
+} ddl__step_state;
+
+typedef struct ddl__op {
+    struct ddl__op *next; /* of the group's running ones */
+    ddl_group *group;
+    ddl_request *request;
+    struct ddl__cached *cached;
+    ddl__call call;
+    uint32_t sequence;
+    uint32_t left; /* steps that have not finished */
+    bool running;  /* inside ddl__op_run: newly ready steps only queue up */
+    char *base[3]; /* of IN, OUT, TMP */
+    void *packed_in, *packed_out, *tmp;
+    ddl__reduce_fn reduce;
+    const struct ddl__user_op *user;
+    ddl__step_state *steps;
+    uint32_t *ready; /* a queue of step numbers */
+    uint32_t ready_first, ready_count, cursor;
+    uint64_t start_ns, asked_ns;
+    struct ddl__answer *answers; /* by group rank, once somebody was asked */
+    bool mismatched;
+    uint64_t mismatch_ns;
+} ddl__op;
+
+typedef struct ddl__cached {
+    struct ddl__cached *next; /* most recently used first */
+    ddl_kind kind;
+    int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int64_t count;
+    bool in_place, commutative;
+    uint32_t settings_version;
+    int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
+    int32_t array_count;
+    ddl__plan plan;
+    uint32_t *recvs; /* receiving steps, sorted by (peer, slot) */
+    uint32_t recv_count;
+    double estimate_s;
+    uint64_t algorithm_hash;
+    ddl__op *spare; /* an op with all its arrays, for the next run */
+} ddl__cached;
+
+/* A frame that came before this rank called its collective. */
+typedef struct ddl__early {
+    struct ddl__early *next;
+    int32_t source;
+    ddl__frame frame;
+    unsigned char data[];
+} ddl__early;
+
+static void ddl__describe_call(const ddl_group *g, const ddl__call *call, const char *algorithm, ddl__text *text) {
+    (void)g;
+    ddl__text_add(text, "%s(", ddl__kind_name(call->kind));
+    if (call->kind != DDL_BARRIER) {
+        ddl__text_add(text, "%lld x %s", (long long)call->count, ddl_dtype_name(call->dtype));
+    }
+    if (call->op >= 256) {
+        ddl__text_add(text, ", op %d", call->op);
+    } else if (call->op != DDL_OP_NONE) {
+        ddl__text_add(text, ", %s", ddl__op_name(call->op));
+    }
+    ddl_kind base = ddl__kind_base(call->kind);
+    if (base == DDL_BROADCAST || base == DDL_REDUCE || base == DDL_GATHER || base == DDL_SCATTER) {
+        ddl__text_add(text, ", root %d", call->root);
+    }
+    ddl__text_add(text, ") by %s", algorithm != NULL ? algorithm : "?");
+}
+
+static const int64_t *ddl__call_array(const ddl__call *call, int32_t which) {
+    const int64_t *arrays[4] = {call->counts, call->offsets, call->recv_counts, call->recv_offsets};
+    return arrays[which];
+}
+
+static int32_t ddl__call_arrays(const ddl__call *call) {
+    return call->counts == NULL ? 0 : call->recv_counts != NULL ? 4 : 2;
+}
+
+/* >>memory of an op */
+
+static void ddl__op_free(ddl_context *c, ddl__op *op) {
+    if (op != NULL) {
+        ddl__free(&c->base, op->steps);
+        ddl__free(&c->base, op->ready);
+        ddl__free(&c->base, op->tmp);
+        ddl__free(&c->base, op->answers);
+        ddl__free(&c->base, op);
+    }
+}
+
+static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
+    ddl__op *op = cached->spare;
+    cached->spare = NULL;
+    if (op != NULL) {
+        return op;
+    }
+    size_t steps = DDL__MAX(cached->plan.step_count, 1u);
+    op = ddl__alloc(&c->base, sizeof *op);
+    if (op == NULL) {
+        return NULL;
+    }
+    op->steps = ddl__alloc_array(&c->base, steps, sizeof *op->steps);
+    op->ready = ddl__alloc_array(&c->base, steps, sizeof *op->ready);
+    op->tmp = ddl__alloc(&c->base, (size_t)cached->plan.tmp_bytes);
+    if (op->steps == NULL || op->ready == NULL || op->tmp == NULL) {
+        ddl__op_free(c, op);
+        return NULL;
+    }
+    return op;
+}
+
+/* >>cache */
+
+static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
+    ddl__op_free(c, cached->spare);
+    ddl__plan_free(&c->base, &cached->plan);
+    ddl__free(&c->base, cached->arrays);
+    ddl__free(&c->base, cached->recvs);
+    ddl__free(&c->base, cached);
+}
+
+static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl__call *call) {
+    if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
+        e->commutative != call->commutative || e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) ||
+        e->settings_version != g->settings_version || e->array_count != ddl__call_arrays(call)) {
+        return false;
+    }
+    for (int32_t i = 0; i < e->array_count; i++) {
+        size_t bytes = (size_t)g->size * sizeof(int64_t);
+        if (memcmp(e->arrays + (size_t)i * (size_t)g->size, ddl__call_array(call, i), bytes) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t ddl__recv_key(const ddl__step *s) { return (uint64_t)(uint32_t)s->peer << 32 | s->slot; }
+
+static bool ddl__is_recv(const ddl__step *s) { return s->kind == DDL__RECV || s->kind == DDL__RECV_REDUCE; }
+
+/* Insertion by halving: plans write their receives almost in order. */
+static ddl_status ddl__cached_index(ddl_context *c, ddl__cached *e) {
+    const ddl__plan *plan = &e->plan;
+    e->recvs = ddl__alloc_array(&c->base, DDL__MAX(plan->step_count, 1u), sizeof *e->recvs);
+    if (e->recvs == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        if (!ddl__is_recv(&plan->steps[i])) {
+            continue;
+        }
+        uint64_t key = ddl__recv_key(&plan->steps[i]);
+        uint32_t low = 0, high = e->recv_count;
+        if (high > 0 && ddl__recv_key(&plan->steps[e->recvs[high - 1]]) < key) {
+            low = high;
+        }
+        while (low < high) {
+            uint32_t middle = low + (high - low) / 2;
+            if (ddl__recv_key(&plan->steps[e->recvs[middle]]) < key) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        memmove(&e->recvs[low + 1], &e->recvs[low], (e->recv_count - low) * sizeof *e->recvs);
+        e->recvs[low] = i;
+        e->recv_count++;
+    }
+    return DDL_OK;
+}
+
+/* Copies the v-forms' arrays into the entry: the plan's args point at them while it is written. */
+static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, const ddl__call *call, ddl__cached *e) {
+    e->array_count = ddl__call_arrays(call);
+    if (e->array_count == 0) {
+        return DDL_OK;
+    }
+    e->arrays = ddl__alloc_array(&c->base, (size_t)e->array_count * (size_t)g->size, sizeof(int64_t));
+    if (e->arrays == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < e->array_count; i++) {
+        memcpy(e->arrays + (size_t)i * (size_t)g->size, ddl__call_array(call, i), (size_t)g->size * sizeof(int64_t));
+    }
+    return DDL_OK;
+}
+
+static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
+    return (ddl__plan_args){.kind = call->kind,
+                            .size = g->size,
+                            .rank = g->rank,
+                            .root = call->root,
+                            .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
+                            .count = call->count,
+                            .in_place = call->in_place,
+                            .commutative = call->commutative,
+                            .counts = call->counts,
+                            .offsets = call->offsets,
+                            .recv_counts = call->recv_counts,
+                            .recv_offsets = call->recv_offsets,
+                            .host_of = g->host_of};
+}
+
+static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
+    int32_t count = 0;
+    for (ddl__cached **at = &g->cache; *at != NULL;) {
+        ddl__cached *e = *at;
+        bool stale = e->settings_version != g->settings_version;
+        if (e->pins == 0 && (stale || ++count > DDL__CACHED_MAX)) {
+            *at = e->next;
+            ddl__cached_free(c, e);
+        } else {
+            at = &e->next;
+        }
+    }
+}
+
+static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call *call, ddl__cached **out) {
+    ddl__cached *e = ddl__alloc(&c->base, sizeof *e);
+    if (e == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    e->kind = call->kind;
+    e->count = call->count;
+    e->root = call->root;
+    e->in_place = call->in_place;
+    e->commutative = call->commutative;
+    e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
+    e->settings_version = g->settings_version;
+    ddl__plan_args args = ddl__call_args(g, call);
+    ddl_status status = ddl__cached_copy_arrays(c, g, call, e);
+    if (status == DDL_OK) {
+        ddl__choice choice = ddl__tune_choose(&g->tuning, &args);
+        args.chunk_bytes = choice.chunk_bytes;
+        args.fence = choice.fence;
+        e->estimate_s = choice.seconds;
+        status = ddl__plan_make(&c->base, choice.algo, &args, &e->plan);
+    }
+    if (status == DDL_OK) {
+        status = ddl__cached_index(c, e);
+    }
+    if (status < 0) {
+        ddl__cached_free(c, e);
+        return status;
+    }
+    const char *name = e->plan.algorithm;
+    e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    e->next = g->cache;
+    g->cache = e;
+    *out = e;
+    return DDL_OK;
+}
+
+/* The plan for a call, from the cache or new. Errors: DDL_ERR_NOMEM, with nothing changed. */
+static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cached **out) {
+    ddl_context *c = g->context;
+    for (ddl__cached **at = &g->cache; *at != NULL; at = &(*at)->next) {
+        ddl__cached *e = *at;
+        if (ddl__cached_fits(e, g, call)) {
+            *at = e->next;
+            e->next = g->cache;
+            g->cache = e;
+            *out = e;
+            return DDL_OK;
+        }
+    }
+    ddl__cache_trim(c, g);
+    ddl_status status = ddl__cached_make(c, g, call, out);
+    return status == DDL_ERR_NOMEM ? ddl__error(c, status, "no memory to plan an operation on group \"%s\"", g->name)
+                                   : status;
+}
+
+#endif /* DDL_ENGINE_OP_H */

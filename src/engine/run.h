@@ -1,0 +1,251 @@
+/* engine, second part: running steps. A step starts when all it waits for have finished; data that comes earlier is
+ * kept. One loop per op, no recursion: a finished step only queues those that it made ready. */
+#ifndef DDL_ENGINE_RUN_H
+#define DDL_ENGINE_RUN_H
+
+#include "op.h"
+
+/* A user's op, or a scaled sum. */
+typedef struct ddl__user_op {
+    bool used, commutative;
+    int32_t users; /* running operations */
+    bool freed;
+    ddl_op_fn fn; /* NULL: scaled sum */
+    void *user;
+    double factor;
+} ddl__user_op;
+
+static void ddl__op_complete(ddl_context *c, ddl__op *op);
+static void ddl__op_run(ddl_context *c, ddl__op *op);
+
+static const ddl__step *ddl__op_step(const ddl__op *op, uint32_t i) { return &op->cached->plan.steps[i]; }
+
+static char *ddl__src(const ddl__op *op, const ddl__step *s) { return op->base[s->src_space] + s->src; }
+
+static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return op->base[s->dst_space] + s->dst; }
+
+/* dst = a op b, a from the lower ranks. */
+static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
+    size_t count = bytes / (uint64_t)op->cached->element_bytes;
+    if (op->user != NULL && op->user->fn != NULL) {
+        op->user->fn(dst, a, b, (int64_t)count, op->call.dtype, op->user->user);
+    } else {
+        op->reduce(dst, a, b, count);
+    }
+}
+
+static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
+    uint32_t size = op->cached->plan.step_count;
+    op->ready[(op->ready_first + op->ready_count++) % size] = i;
+}
+
+static void ddl__step_finish(ddl__op *op, uint32_t i) {
+    const ddl__plan *plan = &op->cached->plan;
+    const ddl__step *s = &plan->steps[i];
+    op->steps[i].finished = true;
+    op->left--;
+    for (uint32_t k = 0; k < s->next_count; k++) {
+        uint32_t next = plan->nexts[s->first_next + k];
+        if (--op->steps[next].waits == 0) {
+            ddl__op_enqueue(op, next);
+        }
+    }
+}
+
+/* >>sending */
+
+static ddl__frame ddl__coll_frame(const ddl__op *op, const ddl__step *s, uint64_t bytes) {
+    return (ddl__frame){.type = DDL__FRAME_COLL,
+                        .bytes = (uint32_t)bytes,
+                        .group = op->group->id,
+                        .epoch = op->group->epoch,
+                        .sequence = (uint64_t)op->sequence << 32 | s->slot,
+                        .signature = op->call.signature};
+}
+
+/* Gives the transport the frames of a send until it borrows one. True: the step is finished. */
+static bool ddl__step_push(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl__step_state *st = &op->steps[i];
+    int32_t peer = op->group->ranks[s->peer];
+    op->group->flows[s->peer].owed = 0;
+    do {
+        uint64_t bytes = DDL__MIN((uint64_t)s->bytes - st->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        ddl__frame f = ddl__coll_frame(op, s, bytes);
+        const char *at = ddl__src(op, s) + st->moved;
+        st->moved += bytes;
+        ddl_status status = ddl__post(c, peer, &st->out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            st->in_transport = true;
+            return false;
+        }
+        /* A peer that is gone needs nothing more; if it is dead, the group breaks for that reason. */
+    } while (st->moved < (uint64_t)s->bytes);
+    return true;
+}
+
+static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl__step_state *st = out->owner;
+    ddl__op *op = st->op;
+    uint32_t i = (uint32_t)out->index;
+    st->in_transport = false;
+    bool more = status == DDL_OK && st->moved < (uint64_t)ddl__op_step(op, i)->bytes;
+    if (!more || ddl__step_push(c, op, i)) {
+        ddl__step_finish(op, i);
+        ddl__op_run(c, op);
+    }
+}
+
+/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes: more is held back
+ * until the peer is known to have started this collective, or a newer one. */
+static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st) {
+    ddl__toward *flow = &op->group->flows[s->peer];
+    if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
+        return false;
+    }
+    uint32_t cost = (uint32_t)s->bytes + DDL__FRAME_BYTES;
+    if (flow->ahead > 0 && flow->ahead + cost > DDL__WINDOW_BYTES) {
+        st->held_next = NULL;
+        if (flow->held_last != NULL) {
+            flow->held_last->held_next = st;
+        } else {
+            flow->held_first = st;
+        }
+        flow->held_last = st;
+        return true;
+    }
+    flow->ahead += cost;
+    flow->ahead_last = op->sequence;
+    return false;
+}
+
+static void ddl__step_send(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    if (!ddl__step_held(op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
+        ddl__step_finish(op, i);
+    }
+}
+
+/* The peer has started a collective: what was sent ahead of it up to there is taken. */
+static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    ddl__toward *flow = &g->flows[peer];
+    if ((int32_t)(sequence - flow->started) <= 0) {
+        return;
+    }
+    flow->started = sequence;
+    if ((int32_t)(sequence - flow->ahead_last) >= 0) {
+        flow->ahead = 0;
+    }
+    while (flow->held_first != NULL) {
+        ddl__step_state *st = flow->held_first;
+        flow->held_first = st->held_next;
+        if (flow->held_first == NULL) {
+            flow->held_last = NULL;
+        }
+        ddl__op *op = st->op;
+        ddl__step_send(c, op, (uint32_t)st->out.index);
+        ddl__op_run(c, op);
+        if (flow->held_last == st) {
+            return; /* held again: the window is full */
+        }
+    }
+}
+
+/* >>receiving */
+
+/* Bytes of a step that is ready go where they belong. */
+static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, const void *data, uint64_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
+    char *dst = ddl__dst(op, s) + offset;
+    if (s->kind == DDL__RECV) {
+        memcpy(dst, data, bytes);
+        return;
+    }
+    const char *own = ddl__src(op, s) + offset;
+    bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
+    ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
+}
+
+static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    const ddl__step *s = ddl__op_step(op, i);
+    st->ready = true;
+    if (st->early != NULL) {
+        ddl__step_consume(op, s, 0, st->early, st->moved);
+        ddl__scratch_put(c, st->early);
+        st->early = NULL;
+    }
+    if (st->arrived) {
+        ddl__step_finish(op, i);
+    }
+}
+
+/* >>the loop */
+
+static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    switch (s->kind) {
+    case DDL__SEND:
+        ddl__step_send(c, op, i);
+        return;
+    case DDL__RECV:
+    case DDL__RECV_REDUCE:
+        ddl__step_receive(c, op, i);
+        return;
+    case DDL__COPY:
+        memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
+        break;
+    case DDL__REDUCE: {
+        char *dst = ddl__dst(op, s), *src = ddl__src(op, s);
+        bool dst_first = (s->flags & DDL__DST_FIRST) != 0;
+        ddl__op_reduce(op, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
+        break;
+    }
+    }
+    ddl__step_finish(op, i);
+}
+
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. */
+static void ddl__op_run(ddl_context *c, ddl__op *op) {
+    if (op->running) {
+        return;
+    }
+    op->running = true;
+    while (op->ready_count > 0) {
+        uint32_t i = op->ready[op->ready_first];
+        op->ready_first = (op->ready_first + 1) % op->cached->plan.step_count;
+        op->ready_count--;
+        ddl__step_start(c, op, i);
+    }
+    op->running = false;
+    if (op->left == 0) {
+        ddl__op_complete(c, op);
+    }
+}
+
+/* Sets all steps to their beginning and queues those that wait for nothing. */
+static void ddl__op_reset(ddl__op *op) {
+    const ddl__plan *plan = &op->cached->plan;
+    op->left = plan->step_count;
+    op->ready_first = op->ready_count = op->cursor = 0;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        ddl__step_state *st = &op->steps[i];
+        st->out.done = ddl__step_sent;
+        st->out.owner = st;
+        st->out.index = i;
+        st->op = op;
+        st->held_next = NULL;
+        st->waits = plan->steps[i].waits;
+        st->ready = st->arrived = st->finished = st->in_transport = false;
+        st->moved = 0;
+        st->early = NULL;
+        st->landing = NULL;
+        if (st->waits == 0) {
+            ddl__op_enqueue(op, i);
+        }
+    }
+}
+
+#endif /* DDL_ENGINE_RUN_H */

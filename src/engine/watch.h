@@ -1,0 +1,316 @@
+/* engine, fourth part: who is missing, and who calls something else.
+ *
+ * A rank that has waited 100 ms asks those it waits for (QUERY: sequence, signature, call); whoever finds that its own
+ * call of that number differs tells the whole group both calls (MISMATCH), and the group breaks everywhere with the same
+ * sentence. Before a stall report all members are asked, and their answers (STATUS) are in the report. */
+#ifndef DDL_ENGINE_WATCH_H
+#define DDL_ENGINE_WATCH_H
+
+#include "frames.h"
+
+#define DDL__ASK_FIRST_NS (100 * DDL__NS_PER_MS)
+#define DDL__ASK_AGAIN_NS (1 * DDL__NS_PER_S)
+#define DDL__MISMATCH_NS (500 * DDL__NS_PER_MS) /* for the other side to spell out its call */
+
+typedef enum ddl__answer_code {
+    DDL__SILENT = 0,      /* was asked, has not answered: computing, or stopped */
+    DDL__NOT_ARRIVED = 1, /* is in ddl, but has not called this collective */
+    DDL__ARRIVED = 2,
+    DDL__PASSED = 3 /* has finished it */
+} ddl__answer_code;
+
+typedef struct ddl__answer {
+    uint8_t code;
+    uint32_t sequence; /* of its newest collective in the group */
+    char doing[56];
+} ddl__answer;
+
+/* >>telling the group */
+
+/* Breaks the group here and at all members, with one sentence. */
+static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
+                                                                       const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES - 128];
+    uint8_t payload[DDL__NOTE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
+    ddl__put_string(&w, text);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
+            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
+            ddl__tell(c, g->ranks[i], f, payload, w.at);
+        }
+    }
+    ddl__group_break(g, status, "%s", text);
+}
+
+static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    char text[DDL__SENTENCE_BYTES];
+    int32_t code = -(int32_t)ddl__get_u32(&r);
+    ddl__get_string(&r, text, sizeof text);
+    bool known = code == DDL_ERR_MISMATCH || code == DDL_ERR_TIMEOUT || code == DDL_ERR_NOMEM || code == DDL_ERR_PEER ||
+                 code == DDL_ERR_INTERNAL;
+    if (r.bad || !known) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g != NULL) {
+        ddl__group_break(g, (ddl_status)code, "%s", text);
+    }
+    return DDL_OK;
+}
+
+/* >>asking */
+
+static void ddl__ask(ddl_context *c, ddl__op *op, int32_t peer) {
+    uint8_t payload[256];
+    char call[160];
+    ddl__text text = {call, sizeof call, 0};
+    ddl__describe_call(op->group, &op->call, op->cached->plan.algorithm, &text);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, op->sequence);
+    ddl__put_u64(&w, op->call.signature);
+    ddl__put_string(&w, call);
+    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = op->group->id, .epoch = op->group->epoch};
+    if (c->links[op->group->ranks[peer]].life == DDL__ALIVE) {
+        ddl__tell(c, op->group->ranks[peer], f, payload, w.at);
+    }
+}
+
+/* True when a receive from the peer is still to come. */
+static bool ddl__op_waits_for(const ddl__op *op, int32_t peer) {
+    const ddl__cached *e = op->cached;
+    for (uint32_t i = 0; i < e->recv_count; i++) {
+        const ddl__step *s = ddl__op_step(op, e->recvs[i]);
+        if (s->peer == peer && !op->steps[e->recvs[i]].arrived) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
+    if (op->answers == NULL) {
+        op->answers = ddl__alloc_array(&c->base, (size_t)op->group->size, sizeof *op->answers);
+    }
+    for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
+        if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
+            ddl__ask(c, op, i);
+        }
+    }
+}
+
+/* Both calls are known: everybody learns them. */
+static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
+                                const char *theirs) {
+    ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                          "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
+                          "group must make the same calls in the same order",
+                          sequence, g->rank, ours, peer, theirs);
+}
+
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* Our call of that number, running or over; false when we have not made it, or have forgotten it. */
+static bool ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes, uint64_t *out_signature) {
+    ddl__flight *r = ddl__record_of(g, sequence);
+    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
+        return false;
+    }
+    ddl__text text = {out, bytes, 0};
+    ddl__describe_record(g, r, &text);
+    *out_signature = r->signature;
+    return true;
+}
+
+static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint32_t sequence = ddl__get_u32(&r);
+    uint64_t signature = ddl__get_u64(&r), ours_signature;
+    char theirs[160], ours[160];
+    ddl__get_string(&r, theirs, sizeof theirs);
+    if (r.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t from = g->rank_of[peer];
+    uint8_t code = DDL__NOT_ARRIVED;
+    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
+        if (ours_signature != signature) {
+            ddl__mismatch_spell(c, g, sequence, ours, from, theirs);
+            return DDL_OK;
+        }
+        code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
+    } else if ((int32_t)(sequence - g->sequence) > 0) {
+        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .signature = signature};
+        snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
+    }
+    uint8_t out[80];
+    ddl__writer w = ddl__writer_of(out, sizeof out);
+    ddl__put_u32(&w, sequence);
+    ddl__put_u8(&w, code);
+    ddl__put_u32(&w, g->sequence);
+    ddl__put_string(&w, c->doing != NULL ? c->doing : "other code");
+    ddl__tell(c, peer, (ddl__frame){.type = DDL__FRAME_STATUS, .group = g->id, .epoch = g->epoch}, out, w.at);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_status(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    ddl__answer answer = {0};
+    uint32_t sequence = ddl__get_u32(&r);
+    answer.code = ddl__get_u8(&r);
+    answer.sequence = ddl__get_u32(&r);
+    ddl__get_string(&r, answer.doing, sizeof answer.doing);
+    if (r.bad || answer.code > DDL__PASSED) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__op *op = g != NULL ? ddl__op_find(g, sequence) : NULL;
+    if (op != NULL && op->answers != NULL) {
+        op->answers[g->rank_of[peer]] = answer;
+    }
+    return DDL_OK;
+}
+
+/* A frame shows that the peer's call differs from ours. It is asked to spell it out; if it cannot (it computes), the
+ * group breaks without its words. */
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature) {
+    (void)signature;
+    ddl__op *op = ddl__op_find(g, sequence);
+    if (op != NULL) {
+        if (!op->mismatched) {
+            op->mismatched = true;
+            op->mismatch_ns = ddl__now_ns();
+            ddl__ask(c, op, peer);
+        }
+        return;
+    }
+    char ours[160];
+    uint64_t ours_signature;
+    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
+        uint8_t payload[256];
+        ddl__writer w = ddl__writer_of(payload, sizeof payload);
+        ddl__put_u32(&w, sequence);
+        ddl__put_u64(&w, ours_signature);
+        ddl__put_string(&w, ours);
+        ddl__tell(c, g->ranks[peer], (ddl__frame){.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch}, payload,
+                  w.at);
+    }
+}
+
+/* Somebody asked for this collective before we called it: if that was another call, we know at once. */
+static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
+    const ddl__announced *a = &g->announced;
+    if (a->sequence != op->sequence || a->signature == 0 || a->signature == op->call.signature) {
+        return;
+    }
+    char ours[160], theirs[160];
+    ddl__text text = {ours, sizeof ours, 0};
+    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    snprintf(theirs, sizeof theirs, "%s", a->call);
+    ddl__mismatch_spell(c, g, op->sequence, ours, a->peer, theirs);
+}
+
+/* >>request ops of a collective */
+
+static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text) {
+    const ddl__answer *a = op->answers != NULL ? &op->answers[rank] : NULL;
+    if (a == NULL || a->code == DDL__SILENT) {
+        ddl__text_add(text, " rank %d (does not answer: it computes outside ddl, or is stopped)", rank);
+    } else if (a->code == DDL__NOT_ARRIVED) {
+        ddl__text_add(text, " rank %d (has not arrived; its last collective here was operation %u; now in %s)", rank,
+                      a->sequence, a->doing);
+    } else {
+        ddl__text_add(text, " rank %d (has arrived)", rank);
+    }
+}
+
+static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    (void)c;
+    const ddl__op *op = r->op;
+    const ddl_group *g = op->group;
+    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
+    ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
+                  g->rank);
+    int32_t arrived = 1, named = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
+        arrived += i != g->rank && here;
+        if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+            ddl__explain_answer(op, i, text);
+        }
+    }
+    if (named == 0) {
+        ddl__text_add(text, " data of ranks that have all arrived");
+    }
+    ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
+}
+
+static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    ddl__op *op = r->op;
+    ddl_group *g = op->group;
+    uint64_t now = ddl__now_ns();
+    if (op->mismatched && now - op->mismatch_ns > DDL__MISMATCH_NS) {
+        char ours[160];
+        ddl__text text = {ours, sizeof ours, 0};
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
+                              "rank called something else and does not answer", op->sequence, g->rank, ours);
+        return;
+    }
+    for (int32_t i = 0; i < g->size; i++) {
+        if (c->links[g->ranks[i]].life == DDL__LEFT && ddl__is_drained(g, i) && ddl__op_waits_for(op, i)) {
+            ddl__break_everywhere(c, g, DDL_ERR_PEER, "rank %d has left the job (it called ddl_finalize) and takes no part "
+                                  "in operation %u", i, op->sequence);
+            return;
+        }
+    }
+    if (waited > DDL__ASK_FIRST_NS && now - op->asked_ns > DDL__ASK_AGAIN_NS) {
+        op->asked_ns = now;
+        uint64_t stall = (uint64_t)g->stall_ms * DDL__NS_PER_MS, limit = (uint64_t)g->timeout_ms * DDL__NS_PER_MS;
+        bool all = (g->stall_ms > 0 && waited > stall / 2) || (g->timeout_ms > 0 && waited > limit / 2);
+        ddl__ask_members(c, op, all);
+    }
+}
+
+static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
+    ddl__op *op = r->op;
+    char text[DDL__SENTENCE_BYTES - 256];
+    ddl__text out = {text, sizeof text, 0};
+    ddl__coll_explain(c, r, &out);
+    ddl_group *g = op->group;
+    ddl__op_abandon(c, op, DDL_ERR_TIMEOUT);
+    ddl__break_everywhere(c, g, DDL_ERR_TIMEOUT, "rank %d gave up: %s", g->rank, text);
+}
+
+static int32_t ddl__coll_expect(ddl_context *c, ddl_request *r) {
+    (void)c;
+    const ddl__op *op = r->op;
+    const ddl__cached *e = op->cached;
+    uint32_t first = op->cursor < e->recv_count ? op->cursor : 0;
+    for (uint32_t n = 0; n < e->recv_count && n < 16; n++) {
+        uint32_t i = e->recvs[(first + n) % e->recv_count];
+        if (!op->steps[i].arrived) {
+            return op->group->ranks[ddl__op_step(op, i)->peer];
+        }
+    }
+    return -1;
+}
+
+static const ddl__request_ops ddl__coll_ops = {ddl__coll_abandon, ddl__coll_explain, ddl__coll_tick, ddl__coll_expect,
+                                               NULL};
+
+#endif /* DDL_ENGINE_WATCH_H */

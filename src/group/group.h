@@ -1,0 +1,240 @@
+/* group: an ordered set of ranks, what is under way in it, and why it is broken when it is.
+ * It must not know how messages are matched or plans are run; p2p and engine keep their lists here. */
+#ifndef DDL_GROUP_H
+#define DDL_GROUP_H
+
+#include "../tensor.h"
+
+enum {
+    DDL__GROUP_MAGIC = 0x67726f75,
+    DDL__GROUP_FREED = 0x66726565,
+    DDL__RECORDS = 256,
+    DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+};
+
+/* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what
+ * an early sender can make a late receiver store. */
+typedef struct ddl__toward {
+    uint32_t started;    /* newest collective of the peer that we know it has started */
+    uint32_t ahead_last; /* newest collective that we sent eager data for beyond `started` */
+    uint32_t ahead;      /* bytes of that data */
+    uint32_t owed;       /* eager collective bytes that we took since the peer last heard from us */
+    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
+    uint32_t p2p_in;     /* taken since we last said so */
+    struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
+} ddl__toward;
+
+/* One line of the flight recorder. */
+typedef struct ddl__flight {
+    uint32_t sequence;
+    int32_t root;
+    ddl_op op;
+    uint8_t kind, dtype;
+    int16_t status; /* DDL_IN_PROGRESS while it runs */
+    int64_t count;
+    uint64_t signature, start_ns, end_ns;
+    const char *algorithm;
+} ddl__flight;
+
+/* What a peer said it is calling, before we have called that ourselves. */
+typedef struct ddl__announced {
+    uint32_t sequence;
+    int32_t peer;
+    uint64_t signature;
+    char call[160];
+} ddl__announced;
+
+struct ddl_group {
+    uint32_t magic;
+    uint32_t id, epoch;
+    int32_t rank, size;
+    int32_t *ranks;   /* world ranks, in group order */
+    int32_t *rank_of; /* by world rank, -1: not a member */
+    int32_t *host_of; /* by group rank, hosts numbered by first appearance */
+    ddl_context *context;
+    ddl_group *next;
+    char name[64];
+
+    int64_t timeout_ms, stall_ms;
+    ddl__tuning tuning;
+    int64_t *packed; /* 2 * size: offsets of v-forms that the caller left to us */
+    bool user_holds;
+    uint32_t settings_version; /* cached plans of older settings are not used */
+
+    ddl_status broken; /* DDL_OK, or what all collectives return from now on */
+    char broken_text[DDL__SENTENCE_BYTES];
+
+    ddl__toward *flows; /* by group rank */
+    ddl_request *posted_first, *posted_last;
+    struct ddl__unexpected *unexpected_first, *unexpected_last;
+    uint64_t unexpected_bytes;
+    int32_t outstanding; /* requests that are not freed */
+
+    uint32_t sequence; /* of the newest collective that was started */
+    struct ddl__op *ops;            /* running */
+    struct ddl__early *early;       /* frames of collectives that this rank has not started */
+    struct ddl__cached *cache;      /* plans */
+    ddl__announced announced;
+    ddl__flight records[DDL__RECORDS];
+    uint32_t agree_sequence;
+    struct ddl__agreement *agreements;
+};
+
+typedef struct ddl__groups {
+    ddl_group *first; /* linked by next, those that were freed included: a handle that is used after free is told so */
+    uint32_t allocated; /* ids this rank has given out as leader */
+} ddl__groups;
+
+static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
+static void ddl__ops_fail_all(ddl_group *g);
+static void ddl__p2p_group_free(ddl_group *g);
+static void ddl__engine_group_free(ddl_group *g);
+
+/* >>making */
+
+static ddl_group *ddl__group_find(ddl_context *c, uint32_t id) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->id == id && g->magic == DDL__GROUP_MAGIC) {
+            return g;
+        }
+    }
+    return NULL;
+}
+
+static void ddl__group_release(ddl_group *g) {
+    ddl__base *base = &g->context->base;
+    ddl__free(base, g->ranks);
+    ddl__free(base, g->rank_of);
+    ddl__free(base, g->host_of);
+    ddl__free(base, g->flows);
+    ddl__free(base, g->packed);
+    g->packed = NULL;
+    g->ranks = g->rank_of = g->host_of = NULL;
+    g->flows = NULL;
+}
+
+static void ddl__group_number_hosts(ddl_group *g) {
+    ddl_context *c = g->context;
+    int32_t hosts = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        int32_t j = 0;
+        while (j < i && c->links[g->ranks[j]].host != c->links[g->ranks[i]].host) {
+            j++;
+        }
+        g->host_of[i] = j < i ? g->host_of[j] : hosts++;
+    }
+}
+
+/* Makes the local part of a group; ranks are world ranks. The caller has made sure that all members do the same. */
+static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t size, uint32_t id, uint32_t epoch,
+                                 const char *name) {
+    ddl_group *g = ddl__alloc(&c->base, sizeof *g);
+    if (g == NULL) {
+        return NULL;
+    }
+    g->context = c;
+    g->size = size;
+    g->id = id;
+    g->epoch = epoch;
+    g->ranks = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->ranks);
+    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *g->rank_of);
+    g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
+    g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
+    g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
+    if (g->packed == NULL || g->ranks == NULL || g->rank_of == NULL || g->host_of == NULL || g->flows == NULL) {
+        ddl__group_release(g);
+        ddl__free(&c->base, g);
+        return NULL;
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        g->rank_of[i] = -1;
+    }
+    for (int32_t i = 0; i < size; i++) {
+        g->ranks[i] = ranks[i];
+        g->rank_of[ranks[i]] = i;
+    }
+    g->rank = g->rank_of[c->rank];
+    ddl__group_number_hosts(g);
+    snprintf(g->name, sizeof g->name, "%s", name);
+    g->timeout_ms = c->settings.timeout_ms;
+    g->stall_ms = c->settings.stall_ms;
+    g->tuning = c->tuning;
+    g->magic = DDL__GROUP_MAGIC;
+    g->next = c->groups->first;
+    c->groups->first = g;
+    return g;
+}
+
+/* Frees what a group holds; the handle itself stays as a tombstone until the context goes. */
+static void ddl__group_bury(ddl_group *g) {
+    ddl__p2p_group_free(g);
+    ddl__engine_group_free(g);
+    g->magic = DDL__GROUP_FREED;
+    ddl__group_release(g);
+}
+
+/* >>checking */
+
+/* Begins a public call on a group; the context is locked on success. what: the call, for the sentence. */
+static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
+    if (g == NULL || (g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED)) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter(g->context));
+    if (g->magic == DDL__GROUP_FREED) {
+        ddl_status status = ddl__error(g->context, DDL_ERR_STATE, "%s: the group \"%s\" was freed", what, g->name);
+        ddl__unlock(g->context);
+        return status;
+    }
+    return DDL_OK;
+}
+
+/* The error of a broken group or an aborted context. */
+static ddl_status ddl__group_usable(ddl_group *g, const char *what) {
+    if (g->broken != DDL_OK) {
+        return ddl__error(g->context, g->broken, "%s on group \"%s\": %s", what, g->name, g->broken_text);
+    }
+    return DDL_OK;
+}
+
+/* Breaks a group for all collectives to come; the first reason stays. */
+static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g, ddl_status status, const char *format,
+                                                                  ...) {
+    if (g->broken != DDL_OK) {
+        return;
+    }
+    g->broken = status;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(g->broken_text, sizeof g->broken_text, format, args);
+    va_end(args);
+    ddl__ops_fail_all(g);
+    ddl__changed(g->context);
+}
+
+/* The peer's epoch and membership; NULL when the frame is of a group that is gone or not yet there. */
+static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__frame *f) {
+    ddl_group *g = ddl__group_find(c, f->group);
+    return g != NULL && g->epoch == f->epoch && g->rank_of[peer] >= 0 ? g : NULL;
+}
+
+/* >>failure */
+
+/* A rank died: collectives of its groups cannot end any more, messages with it neither. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank) {
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            ddl__group_break(g, DDL_ERR_PEER, "%s", c->cause.text);
+            ddl__p2p_rank_dead(g, g->rank_of[rank]);
+        }
+    }
+    ddl__changed(c);
+}
+
+/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. */
+static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
+    const ddl__link *l = &g->context->links[g->ranks[group_rank]];
+    return l->life == DDL__LEFT && l->drained;
+}
+
+#endif /* DDL_GROUP_H */

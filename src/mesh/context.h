@@ -1,0 +1,233 @@
+/* mesh, first part: the context, one member of one job. All state hangs off it; there are no globals.
+ * Rooms above keep their own parts behind pointers that this room only carries. */
+#ifndef DDL_MESH_CONTEXT_H
+#define DDL_MESH_CONTEXT_H
+
+#include "../loader.h"
+#include "../settings.h"
+#include "../store.h"
+#include "../tcp/endpoint.h"
+#include "../tune.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    DDL__ENDPOINTS_MAX = 8,
+    DDL__SCRATCH_KEPT = 4,
+    DDL__NOTE_BYTES = 1024 /* payload of a control message */
+};
+
+/* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
+typedef struct ddl__outgoing {
+    ddl_message message; /* first: the transport knows only this */
+    void (*done)(ddl_context *c, struct ddl__outgoing *out, ddl_status status);
+    void *owner;
+    int64_t index;
+} ddl__outgoing;
+
+/* A control message with room for its payload. Reused, never freed before the end. */
+typedef struct ddl__note {
+    ddl__outgoing out;
+    struct ddl__note *next;
+    uint8_t payload[DDL__NOTE_BYTES];
+} ddl__note;
+
+/* Scratch memory that is kept for the next time. */
+typedef struct ddl__scratch {
+    size_t bytes;
+    struct ddl__scratch *next;
+    uint64_t pad[2]; /* the data begins 32 bytes in, aligned for vectors */
+} ddl__scratch;
+
+/* A payload on its way in. target NULL: into scratch, and delivered from there when it is whole. */
+typedef struct ddl__landing {
+    ddl__frame frame;
+    void *scratch;
+    void *target;
+    void *owner; /* of the target: set by the room that placed it */
+    int64_t index;
+    struct ddl__landing *next;
+} ddl__landing;
+
+/* What a room above does with frames of one type. deliver: the payload is whole. place (optional): where it may go
+ * directly, NULL for scratch; placed: it is there, or will never be. A negative status closes the link. */
+typedef struct ddl__handler {
+    ddl_status (*deliver)(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
+    void *(*place)(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing);
+    void (*placed)(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status);
+} ddl__handler;
+
+/* One opened transport. */
+typedef struct ddl__endpoint {
+    const ddl_plugin *plugin;
+    const ddl_transport *table;
+    void *self;
+    ddl_host host; /* host.core is the context */
+    uint32_t address_bytes;
+    uint8_t address[256];
+} ddl__endpoint;
+
+typedef enum ddl__life {
+    DDL__ALIVE = 0,
+    DDL__MISSED = 1, /* its process or its link is gone, without goodbye so far: see detector.h */
+    DDL__LEFT = 2,   /* said goodbye */
+    DDL__DEAD = 3
+} ddl__life;
+
+typedef struct ddl__link {
+    ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
+    ddl__life life;
+    bool same_host, connected;
+    bool drained; /* left, and its link has ended: nothing more will come */
+    bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
+    int32_t host; /* number of its host, from 0 by first appearance */
+    int32_t pid, pidfd;
+    uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
+    uint64_t missed_ns;
+    uint64_t latency_ns, bytes_per_s;
+    const char *missed_how;
+    char host_id[64];
+} ddl__link;
+
+/* The first cause of the failure of this context: what all later errors report. */
+typedef struct ddl__cause {
+    int32_t rank; /* -1: none yet */
+    char text[256];
+} ddl__cause;
+
+struct ddl_context {
+    ddl__base base;
+    ddl__settings settings;
+    ddl__loader loader;
+    int32_t rank, world_size, host_count, local_ranks, cores;
+    pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
+    uint64_t job;
+    ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
+    const char *doing;  /* the public call that is under way, for stall reports; NULL: none */
+
+    pthread_mutex_t lock; /* one lock; everything below is under it */
+    pthread_cond_t changed;
+    atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
+    int32_t cond_waiters;
+    bool polling, finalized, aborted, joined;
+    char abort_text[256];
+    int32_t wake_fd, epoll_fd;
+    int32_t refs; /* the user's handle and every group that the user still holds */
+    pthread_t thread;
+    bool has_thread, thread_stop;
+
+    ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
+    int32_t endpoint_count;
+    ddl__link *links; /* by world rank */
+    ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
+    ddl__cause cause;
+    int32_t missed_count, closing_count;
+    uint64_t next_look_ns; /* when the detector looks again */
+
+    ddl__note *notes;
+    ddl__landing *landings;
+    ddl__scratch *scratch;
+    int32_t scratch_count;
+
+    struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl_group *world;
+    struct ddl__groups *groups;
+    struct ddl__requests *requests;
+    struct ddl__ops *ops;
+    ddl_stats stats;
+    ddl__sentence error;
+};
+
+/* Writes the error that ddl_error shows. */
+#define ddl__error(c, status, ...) ddl__fail(&(c)->error, (status), __VA_ARGS__)
+
+/* >>lock */
+
+static void ddl__lock(ddl_context *c) {
+    atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+    pthread_mutex_lock(&c->lock);
+    atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+}
+
+static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+
+/* Begins a public call: checks that the context may be used, and locks it. */
+static ddl_status ddl__enter(ddl_context *c) {
+    if (c == NULL) {
+        return DDL_ERR_ARG;
+    }
+    if (c->pid != getpid()) {
+        return DDL_ERR_FORK; /* the lock may be held for ever by a thread that this process has not */
+    }
+    ddl__lock(c);
+    if (c->finalized) {
+        ddl_status status = ddl__error(c, DDL_ERR_STATE, "the context was finalized; nothing can be started on it");
+        ddl__unlock(c);
+        return status;
+    }
+    return DDL_OK;
+}
+
+/* >>memory */
+
+/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. */
+static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
+    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+        if ((*at)->bytes >= bytes) {
+            ddl__scratch *s = *at;
+            *at = s->next;
+            c->scratch_count--;
+            return s + 1;
+        }
+    }
+    size_t rounded = bytes < 4096 ? 4096 : bytes;
+    ddl__scratch *s = ddl__alloc(&c->base, sizeof *s + rounded);
+    if (s == NULL) {
+        return NULL;
+    }
+    s->bytes = rounded;
+    return s + 1;
+}
+
+/* The largest few are kept. */
+static void ddl__scratch_put(ddl_context *c, void *memory) {
+    if (memory == NULL) {
+        return;
+    }
+    ddl__scratch *s = (ddl__scratch *)memory - 1;
+    s->next = c->scratch;
+    c->scratch = s;
+    if (++c->scratch_count <= DDL__SCRATCH_KEPT) {
+        return;
+    }
+    ddl__scratch **least = &c->scratch;
+    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+        if ((*at)->bytes < (*least)->bytes) {
+            least = at;
+        }
+    }
+    ddl__scratch *gone = *least;
+    *least = gone->next;
+    c->scratch_count--;
+    ddl__free(&c->base, gone);
+}
+
+static ddl__landing *ddl__landing_get(ddl_context *c) {
+    ddl__landing *l = c->landings;
+    if (l == NULL) {
+        return ddl__alloc(&c->base, sizeof *l);
+    }
+    c->landings = l->next;
+    memset(l, 0, sizeof *l);
+    return l;
+}
+
+static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
+    ddl__scratch_put(c, l->scratch);
+    l->scratch = NULL;
+    l->next = c->landings;
+    c->landings = l;
+}
+
+#endif /* DDL_MESH_CONTEXT_H */

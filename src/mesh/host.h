@@ -1,0 +1,286 @@
+/* mesh, second part: what transports call. Messages leave and arrive here; frames are checked once and handed to the
+ * room that registered for their type. */
+#ifndef DDL_MESH_HOST_H
+#define DDL_MESH_HOST_H
+
+#include "context.h"
+
+static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
+
+static ddl_context *ddl__core(const ddl_host *host) { return host->core; }
+
+static void *ddl__host_alloc(const ddl_host *host, size_t bytes) { return ddl__alloc(&ddl__core(host)->base, bytes); }
+
+static void ddl__host_free(const ddl_host *host, void *memory) { ddl__free(&ddl__core(host)->base, memory); }
+
+static void ddl__host_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    ddl_context *c = ddl__core(host);
+    ddl__log(&c->base, level, "%s", line);
+    /* While transports open, a warning is the best reason there is for why one did not. */
+    if (level == DDL_LOG_WARN && !c->joined) {
+        ddl__error(c, DDL_ERR_SYSTEM, "%s", line);
+    }
+}
+
+static const char *ddl__host_setting(const ddl_host *host, const char *name) {
+    (void)host;
+    return ddl__plugin_setting(name);
+}
+
+static uint64_t ddl__host_now(const ddl_host *host) {
+    (void)host;
+    return ddl__now_ns();
+}
+
+/* >>in */
+
+static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, ddl__frame *out) {
+    ddl_status status = ddl__frame_read(header, out);
+    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
+        status = DDL_ERR_CORRUPT;
+    }
+    if (status < 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "damaged bytes arrived from rank %d (%s); its link is closed", peer,
+                 ddl_status_text(status));
+        return DDL_ERR_CORRUPT;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
+    ddl__frame f;
+    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, &f));
+    *out_bytes = f.bytes;
+    return DDL_OK;
+}
+
+static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
+        ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
+                 "closed", f->bytes, peer);
+        return DDL_ERR_CORRUPT;
+    }
+    c->links[peer].connected = true;
+    c->stats.messages_received++;
+    c->stats.bytes_received += f->bytes;
+    return c->handlers[f->type].deliver(c, peer, f, payload);
+}
+
+static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                                    uint64_t payload_bytes) {
+    ddl_context *c = ddl__core(host);
+    ddl__frame f;
+    DDL__TRY(ddl__host_frame(c, peer, header, &f));
+    return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
+}
+
+static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
+                                 void **out_landing, void **out_token) {
+    ddl_context *c = ddl__core(host);
+    ddl__landing *l = ddl__landing_get(c);
+    if (l == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
+    const ddl__handler *h = &c->handlers[l->frame.type];
+    if (status == DDL_OK && h->place != NULL && (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0) {
+        l->target = h->place(c, peer, &l->frame, l);
+    }
+    if (status == DDL_OK && l->target == NULL) {
+        l->scratch = ddl__scratch_get(c, l->frame.bytes);
+        status = l->scratch == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    }
+    if (status < 0) {
+        ddl__landing_put(c, l);
+        return status;
+    }
+    *out_bytes = l->frame.bytes;
+    *out_landing = l->target != NULL ? l->target : l->scratch;
+    *out_token = l;
+    return DDL_OK;
+}
+
+static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
+    ddl_context *c = ddl__core(host);
+    ddl__landing *l = token;
+    if (l->target != NULL) {
+        if (status == DDL_OK) {
+            c->stats.messages_received++;
+            c->stats.bytes_received += l->frame.bytes;
+        }
+        c->handlers[l->frame.type].placed(c, peer, l, status);
+    } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
+        ddl__missed(c, peer, "it sent damaged bytes");
+    }
+    ddl__landing_put(c, l);
+}
+
+/* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
+static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    l->scratch = ddl__scratch_get(c, l->frame.bytes);
+    if (l->scratch == NULL || !DDL_HAS(e->table, redirect)) {
+        ddl__missed(c, peer, "no memory was left to discard what it sent");
+        return;
+    }
+    l->target = l->scratch;
+    e->table->redirect(e->self, peer, l, l->scratch);
+}
+
+/* >>out */
+
+static void ddl__host_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    ddl__outgoing *out = (ddl__outgoing *)message;
+    if (out->done != NULL) {
+        out->done(ddl__core(host), out, status);
+    }
+}
+
+/* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
+static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, ddl__frame *f, const void *payload) {
+    ddl__link *l = &c->links[peer];
+    if (l->life == DDL__DEAD || l->life == DDL__LEFT || l->endpoint == NULL) {
+        return DDL_ERR_PEER;
+    }
+    f->source = (uint32_t)c->rank;
+    if (c->settings.check_payload && f->bytes > 0) {
+        f->flags |= DDL__FRAME_FLAG_CRC;
+        f->payload_crc = ddl__crc32c(0, payload, f->bytes);
+    }
+    ddl__frame_write(out->message.header, f);
+    out->message.payload = payload;
+    out->message.payload_bytes = f->bytes;
+    l->connected = true;
+    c->stats.messages_sent++;
+    c->stats.bytes_sent += f->bytes;
+    return l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+}
+
+/* Takes a message back from the transport before its memory goes away. */
+static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    if (DDL_HAS(e->table, recall)) {
+        e->table->recall(e->self, peer, &out->message);
+    }
+}
+
+static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    (void)status;
+    ddl__note *n = (ddl__note *)out;
+    n->next = c->notes;
+    c->notes = n;
+}
+
+/* Sends a control message: the payload is copied. Without memory it is not sent; what depends on it finds out by its
+ * own deadline. */
+static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
+    ddl__note *n = c->notes;
+    if (n != NULL) {
+        c->notes = n->next;
+    } else {
+        n = ddl__alloc(&c->base, sizeof *n);
+    }
+    if (n == NULL || bytes > sizeof n->payload) {
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
+        return;
+    }
+    n->out.done = ddl__note_done;
+    f.bytes = (uint32_t)bytes;
+    if (bytes > 0) {
+        memcpy(n->payload, payload, bytes);
+    }
+    if (ddl__post(c, peer, &n->out, &f, n->payload) != DDL_IN_PROGRESS) {
+        ddl__note_done(c, &n->out, DDL_OK);
+    }
+}
+
+/* >>proof */
+
+/* Runs the handshake for a transport; the secret stays here. See docs/plugins.md for the calling sequence. */
+static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer,
+                                  const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes,
+                                  int32_t *out_peer) {
+    ddl_context *c = ddl__core(host);
+    ddl__auth *a = *state;
+    if (out != NULL) {
+        *out_used = *out_bytes = 0;
+    }
+    if (in == NULL && out == NULL) {
+        if (a != NULL) {
+            ddl__auth_wipe(a);
+            ddl__free(&c->base, a);
+            *state = NULL;
+        }
+        return DDL_OK;
+    }
+    ddl_status status = DDL_OK;
+    if (a == NULL) {
+        uint8_t nonce[32];
+        ddl__auth_params p = {.secret = c->settings.secret,
+                              .secret_bytes = c->settings.secret_bytes,
+                              .job = c->job,
+                              .purpose = DDL__AUTH_MESH,
+                              .rank = (uint32_t)c->rank,
+                              .peer = (uint32_t)peer,
+                              .world = (uint32_t)c->world_size};
+        a = ddl__alloc(&c->base, sizeof *a);
+        if (a == NULL) {
+            return DDL_ERR_NOMEM;
+        }
+        *state = a;
+        status = ddl__random(nonce, sizeof nonce);
+        if (status == DDL_OK) {
+            status = is_client ? ddl__auth_client(a, &p, nonce) : ddl__auth_server(a, &p, nonce);
+        }
+    }
+    if (status == DDL_OK) {
+        status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+    }
+    if (status == DDL_OK) {
+        *out_peer = (int32_t)a->peer_rank;
+    } else if (status < 0) {
+        c->stats.strangers_refused += is_client ? 0 : 1;
+    }
+    if (status != DDL_IN_PROGRESS) {
+        ddl__auth_wipe(a);
+        ddl__free(&c->base, a);
+        *state = NULL;
+    }
+    return status;
+}
+
+static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
+    ddl_context *c = ddl__core(host);
+    ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
+             system_error != 0 ? strerror(system_error) : "");
+    ddl__missed(c, peer, system_error == ETIMEDOUT || system_error == EHOSTUNREACH || system_error == ENETUNREACH
+                             ? "its link is cut: it did not answer for 4 s"
+                             : "its process ended");
+}
+
+static void ddl__host_transferred(const ddl_host *host, void *cookie, ddl_status status) {
+    ddl__host_sent(host, cookie, status);
+}
+
+static ddl_host ddl__host_table(ddl_context *c) {
+    return (ddl_host){
+        .size = sizeof(ddl_host),
+        .abi = DDL_PLUGIN_ABI,
+        .core = c,
+        .alloc = ddl__host_alloc,
+        .free = ddl__host_free,
+        .log = ddl__host_log,
+        .setting = ddl__host_setting,
+        .now_ns = ddl__host_now,
+        .deliver = ddl__host_deliver,
+        .land = ddl__host_land,
+        .landed = ddl__host_landed,
+        .sent = ddl__host_sent,
+        .transferred = ddl__host_transferred,
+        .lost = ddl__host_lost,
+        .prove = ddl__host_prove,
+        .measure = ddl__host_measure,
+    };
+}
+
+#endif /* DDL_MESH_HOST_H */

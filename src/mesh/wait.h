@@ -1,0 +1,181 @@
+/* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
+ * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than cores
+ * must stay fast, and an idle rank must cost nothing. */
+#ifndef DDL_MESH_WAIT_H
+#define DDL_MESH_WAIT_H
+
+#include "detector.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+
+enum {
+    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
+    DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
+};
+
+/* Lets one thing happen on every transport. expect: the rank that is waited for most, -1 for none. */
+static int32_t ddl__poll(ddl_context *c, int32_t expect) {
+    int32_t events = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        bool hint = expect >= 0 && c->links[expect].endpoint == e;
+        int32_t n = e->table->progress(e->self, hint ? expect : -1);
+        events += n > 0 ? n : 0;
+    }
+    if (c->closing_count > 0) {
+        ddl__reap(c);
+    }
+    return events;
+}
+
+static void ddl__wake(ddl_context *c) {
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+    uint64_t one = 1;
+    if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
+        return; /* full: the sleeper will wake anyway */
+    }
+}
+
+/* Something ended: threads that wait for it look again. The poller itself needs no waking. */
+static void ddl__changed(ddl_context *c) {
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+}
+
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. */
+static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        int fd;
+        if (c->endpoints[i].table->arm(c->endpoints[i].self, &fd) != DDL_OK) {
+            return;
+        }
+    }
+    uint64_t ms = deadline > now ? DDL__MIN((deadline - now) / DDL__NS_PER_MS + 1, (uint64_t)DDL__SLEEP_MS) : 0;
+    if (c->missed_count > 0) {
+        ms = DDL__MIN(ms, 5u);
+    }
+    struct epoll_event events[4];
+    ddl__unlock(c);
+    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), (int)ms);
+    ddl__lock(c);
+    for (int i = 0; i < n; i++) {
+        uint64_t count;
+        if (events[i].data.u32 == UINT32_MAX && read(c->wake_fd, &count, sizeof count) < 0) {
+            continue;
+        }
+        if (events[i].data.u32 != UINT32_MAX) {
+            c->next_look_ns = 0; /* perhaps a pidfd */
+        }
+    }
+}
+
+/* Gives other threads of this context, and other ranks of this host, their turn. */
+static void ddl__give_way(ddl_context *c, bool crowded) {
+    if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
+        ddl__unlock(c);
+        sched_yield();
+        ddl__lock(c);
+    } else if (crowded) {
+        sched_yield();
+    }
+}
+
+/* Not the poller: sleeps until something changed. */
+static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
+    uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
+    struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
+    c->cond_waiters++;
+    pthread_cond_timedwait(&c->changed, &c->lock, &at);
+    c->cond_waiters--;
+}
+
+/* What a wait is for. done is asked after each event. tick runs every 10 ms or so: deadlines, stall reports. */
+typedef struct ddl__wait {
+    bool (*done)(ddl_context *c, void *arg);
+    void (*tick)(ddl_context *c, void *arg, uint64_t now);
+    int32_t (*expect)(ddl_context *c, void *arg); /* may be NULL */
+    void *arg;
+    uint64_t deadline;
+} ddl__wait;
+
+/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
+static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
+    bool crowded = c->local_ranks > c->cores;
+    int32_t empty = 0, limit = crowded ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    for (uint32_t round = 1;; round++) {
+        int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
+        int32_t events = ddl__poll(c, expect);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        empty = events > 0 ? 0 : empty + 1;
+        if (events > 0 && round % 256 != 0) {
+            continue;
+        }
+        if (empty < limit && round % 64 != 0) {
+            ddl__give_way(c, crowded);
+            continue;
+        }
+        uint64_t now = ddl__now_ns();
+        ddl__look(c, now);
+        w->tick(c, w->arg, now);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        if (now >= w->deadline) {
+            return false;
+        }
+        if (empty >= limit) {
+            ddl__sleep(c, now, w->deadline);
+            empty = crowded ? 0 : limit / 2;
+        } else {
+            ddl__give_way(c, crowded);
+        }
+    }
+}
+
+/* Waits, as the poller or behind it. The lock is held before and after, not while sleeping. */
+static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
+    while (!w->done(c, w->arg)) {
+        if (!c->polling) {
+            c->polling = true;
+            bool done = ddl__poll_until(c, w);
+            c->polling = false;
+            ddl__changed(c); /* another takes over */
+            return done;
+        }
+        ddl__wait_changed(c, w->deadline);
+        uint64_t now = ddl__now_ns();
+        w->tick(c, w->arg, now);
+        if (!w->done(c, w->arg) && now >= w->deadline) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The progress thread. Beside it, waits of user threads only sleep. */
+static bool ddl__thread_done(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->thread_stop;
+}
+
+static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now);
+
+static void *ddl__thread_main(void *arg) {
+    ddl_context *c = arg;
+    ddl__wait w = {.done = ddl__thread_done, .tick = ddl__thread_tick, .deadline = DDL__NEVER};
+    ddl__lock(c);
+    while (!c->thread_stop) {
+        ddl__wait_for(c, &w);
+    }
+    ddl__unlock(c);
+    return NULL;
+}
+
+#endif /* DDL_MESH_WAIT_H */

@@ -1,0 +1,493 @@
+/* p2p, second part: which message meets which receive, and how its bytes travel.
+ *
+ *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
+ *
+ * In P2P and RTS frames `sequence` is the tag, `signature` the size of the whole message, the low byte of `flags` its
+ * dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+#ifndef DDL_P2P_MATCH_H
+#define DDL_P2P_MATCH_H
+
+#include "request.h"
+
+enum { DDL__P2P_EAGER_BYTES = 32 * 1024, DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */ };
+
+/* A message that nobody has asked for yet: its data, or the offer of it. */
+typedef struct ddl__unexpected {
+    struct ddl__unexpected *next;
+    int32_t source, tag; /* group rank */
+    ddl_dtype dtype;
+    bool is_offer;
+    uint64_t bytes, cookie;
+    unsigned char data[];
+} ddl__unexpected;
+
+/* >>sending */
+
+static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    return (ddl__frame){.type = type,
+                        .flags = (uint16_t)r->tensor.dtype,
+                        .group = r->group->id,
+                        .epoch = r->group->epoch,
+                        .sequence = (uint32_t)r->tag,
+                        .signature = r->bytes};
+}
+
+static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
+
+static void ddl__send_failed(ddl_request *r, ddl_status status) {
+    ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
+                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
+                      r->group->name, r->tag,
+                      r->context->cause.rank == ddl__world_rank(r) ? r->context->cause.text
+                                                                   : "its link is gone or it has left the job");
+}
+
+static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    (void)c;
+    ddl_request *r = out->owner;
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return;
+    }
+    if (status < 0) {
+        ddl__send_failed(r, status);
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
+/* Sends frame after frame of a rendezvous until the transport borrows one. */
+static void ddl__send_data(ddl_context *c, ddl_request *r) {
+    while (r->moved < r->bytes) {
+        ddl__frame f = {.type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
+        f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        const char *at = r->data + r->moved;
+        r->moved += f.bytes;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            return;
+        }
+        if (status < 0) {
+            ddl__send_failed(r, status);
+            return;
+        }
+    }
+    ddl__request_done(r, DDL_OK);
+}
+
+static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl_request *r = out->owner;
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return;
+    }
+    if (status < 0) {
+        ddl__send_failed(r, status);
+    } else {
+        ddl__send_data(c, r);
+    }
+}
+
+static void ddl__offer(ddl_context *c, ddl_request *r) {
+    uint8_t payload[8];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u64(&w, ddl__request_cookie(r));
+    ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload);
+}
+
+static void ddl__send_start(ddl_context *c, ddl_request *r) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint64_t cost = r->bytes + DDL__FRAME_BYTES;
+    r->out.owner = r;
+    if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
+        ddl__send_failed(r, DDL_ERR_PEER);
+        return;
+    }
+    if (r->bytes > DDL__P2P_EAGER_BYTES || flow->p2p_out + cost > DDL__WINDOW_BYTES) {
+        r->out.done = ddl__send_data_done;
+        ddl__offer(c, r);
+        return;
+    }
+    flow->p2p_out += (uint32_t)cost;
+    r->out.done = ddl__send_done;
+    r->matched = true; /* nothing more is asked of the receiver */
+    ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
+    f.bytes = (uint32_t)r->bytes;
+    ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, r->data);
+    if (status == DDL_OK) {
+        ddl__request_done(r, DDL_OK);
+    } else if (status < 0) {
+        ddl__send_failed(r, status);
+    }
+}
+
+/* >>receiving */
+
+static bool ddl__accepts(const ddl_request *r, int32_t source, int32_t tag) {
+    return (r->peer == DDL_ANY_SOURCE || r->peer == source) && (r->tag == tag || (r->tag == DDL_ANY_TAG && tag >= 0));
+}
+
+static void ddl__posted_unlink(ddl_group *g, ddl_request *r) {
+    ddl_request *last = NULL;
+    for (ddl_request **at = &g->posted_first; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == r) {
+            *at = r->next;
+            g->posted_last = g->posted_last == r ? last : g->posted_last;
+            r->next = NULL;
+            return;
+        }
+    }
+}
+
+static void ddl__posted_append(ddl_group *g, ddl_request *r) {
+    r->next = NULL;
+    if (g->posted_last != NULL) {
+        g->posted_last->next = r;
+    } else {
+        g->posted_first = r;
+    }
+    g->posted_last = r;
+}
+
+static void ddl__recv_done(ddl_request *r) {
+    if (r->packed != NULL) {
+        ddl__pack(&r->tensor, r->packed, true);
+    }
+    r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Takes eager bytes off the sender's window, and says so when half of it is used. */
+static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t bytes) {
+    ddl__toward *flow = &g->flows[source];
+    flow->p2p_in += (uint32_t)bytes + DDL__FRAME_BYTES;
+    if (flow->p2p_in >= DDL__WINDOW_BYTES / 2) {
+        uint8_t payload[4];
+        ddl__writer w = ddl__writer_of(payload, sizeof payload);
+        ddl__put_u32(&w, flow->p2p_in);
+        flow->p2p_in = 0;
+        ddl__tell(c, g->ranks[source], (ddl__frame){.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch},
+                  payload, sizeof payload);
+    }
+}
+
+static void ddl__recv_too_small(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
+    ddl__request_fail(r, DDL_ERR_TRUNCATED,
+                      "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
+                      "to be received with a larger one",
+                      source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
+}
+
+static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, ddl_dtype theirs) {
+    ddl__request_fail(r, DDL_ERR_MISMATCH,
+                      "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
+                      "stays to be received with the right type, or as u8",
+                      source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
+}
+
+/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
+static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+    r->info.source = source;
+    r->info.tag = tag;
+    if (bytes > r->bytes) {
+        ddl__recv_too_small(r, source, tag, bytes);
+        return false;
+    }
+    if (dtype != r->tensor.dtype && dtype != DDL_U8 && r->tensor.dtype != DDL_U8) {
+        ddl__recv_other_type(r, source, tag, dtype);
+        return false;
+    }
+    r->matched = true;
+    r->total = bytes;
+    return true;
+}
+
+/* Accepts an offer: the data may come. */
+static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    uint8_t payload[16];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u64(&w, cookie);
+    ddl__put_u64(&w, ddl__request_cookie(r));
+    r->remote = cookie;
+    r->peer = source;
+    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
+    ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
+}
+
+/* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
+ * that does not fit has ended, and the next one is asked). */
+static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+    ddl_request *next;
+    for (ddl_request *r = g->posted_first; r != NULL; r = next) {
+        next = r->next;
+        if (ddl__accepts(r, source, tag)) {
+            ddl__posted_unlink(g, r);
+            if (ddl__recv_fits(r, source, tag, dtype, bytes)) {
+                return r;
+            }
+        }
+    }
+    return NULL;
+}
+
+static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
+                                       uint64_t cookie, const void *data) {
+    size_t stored = is_offer ? 0 : f->bytes;
+    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
+    if (u == NULL) {
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
+        return DDL_ERR_NOMEM;
+    }
+    *u = (ddl__unexpected){.source = source,
+                           .tag = (int32_t)f->sequence,
+                           .dtype = (ddl_dtype)(f->flags & 0xff),
+                           .is_offer = is_offer,
+                           .bytes = f->signature,
+                           .cookie = cookie};
+    if (stored > 0) {
+        memcpy(u->data, data, stored);
+    }
+    if (g->unexpected_last != NULL) {
+        g->unexpected_last->next = u;
+    } else {
+        g->unexpected_first = u;
+    }
+    g->unexpected_last = u;
+    g->unexpected_bytes += stored;
+    c->stats.unexpected_bytes += stored;
+    return DDL_OK;
+}
+
+static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
+    ddl__unexpected *last = NULL;
+    for (ddl__unexpected **at = &g->unexpected_first; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == u) {
+            *at = u->next;
+            g->unexpected_last = g->unexpected_last == u ? last : g->unexpected_last;
+            break;
+        }
+    }
+    uint64_t stored = u->is_offer ? 0 : u->bytes;
+    g->unexpected_bytes -= stored;
+    g->context->stats.unexpected_bytes -= stored;
+    ddl__scratch_put(g->context, u);
+}
+
+static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
+        if ((source == DDL_ANY_SOURCE || source == u->source) && (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
+            return u;
+        }
+    }
+    return NULL;
+}
+
+static void ddl__recv_start(ddl_context *c, ddl_request *r) {
+    ddl_group *g = r->group;
+    ddl__unexpected *u = ddl__unexpected_find(g, r->peer, r->tag);
+    if (u == NULL) {
+        if (r->peer >= 0 && c->links[g->ranks[r->peer]].life == DDL__DEAD) {
+            ddl__request_fail(r, DDL_ERR_PEER, "receive from rank %d of group \"%s\" (tag %d): %s", r->peer, g->name,
+                              r->tag, c->cause.text);
+            return;
+        }
+        ddl__posted_append(g, r);
+        return;
+    }
+    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes)) {
+        return;
+    }
+    if (u->is_offer) {
+        ddl__accept(c, r, u->source, u->cookie);
+    } else {
+        if (u->bytes > 0) {
+            memcpy(r->data, u->data, u->bytes);
+        }
+        ddl__p2p_took(c, g, u->source, u->bytes);
+        ddl__recv_done(r);
+    }
+    ddl__unexpected_remove(g, u);
+}
+
+/* >>frames */
+
+static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->sequence > UINT32_MAX) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    if (r == NULL) {
+        return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
+    }
+    if (f->bytes > 0) {
+        memcpy(r->data, payload, f->bytes);
+    }
+    ddl__p2p_took(c, g, source, f->bytes);
+    ddl__recv_done(r);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    ddl__reader in = ddl__reader_of(payload, f->bytes);
+    uint64_t cookie = ddl__get_u64(&in);
+    if (in.bad || f->sequence > UINT32_MAX) {
+        return DDL_ERR_CORRUPT;
+    }
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
+    if (r == NULL) {
+        return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
+    }
+    ddl__accept(c, r, source, cookie);
+    return DDL_OK;
+}
+
+static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__reader in = ddl__reader_of(payload, f->bytes);
+    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
+    if (in.bad) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl_request *r = ddl__request_of(c, mine);
+    if (r == NULL) {
+        ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = f->group, .epoch = f->epoch,
+                           .sequence = theirs};
+        ddl__tell(c, peer, gone, NULL, 0);
+        return DDL_OK;
+    }
+    if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
+        return DDL_ERR_CORRUPT;
+    }
+    r->matched = true;
+    r->remote = theirs;
+    ddl__send_data(c, r);
+    return DDL_OK;
+}
+
+/* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
+static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
+    ddl_request *r = ddl__request_of(c, f->sequence);
+    bool mine = r != NULL && r->is_recv && r->matched && r->peer >= 0 && ddl__world_rank(r) == peer;
+    return mine && f->bytes <= r->total - r->moved ? r : NULL;
+}
+
+static void ddl__data_moved(ddl_request *r, uint64_t bytes) {
+    r->moved += bytes;
+    if (r->moved == r->total) {
+        ddl__recv_done(r);
+    }
+}
+
+static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_request *r = ddl__data_request(c, peer, f);
+    if (r == NULL) {
+        return DDL_OK;
+    }
+    if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before the data "
+                          "was sent (its own call ended with an error)", r->peer, r->group->name);
+        return DDL_OK;
+    }
+    if (f->bytes > 0) {
+        memcpy(r->data + r->moved, payload, f->bytes);
+    }
+    ddl__data_moved(r, f->bytes);
+    return DDL_OK;
+}
+
+static void *ddl__place_data(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_request *r = ddl__data_request(c, peer, f);
+    if (r == NULL || f->bytes == 0) {
+        return NULL;
+    }
+    landing->owner = r;
+    r->landing = landing;
+    return r->data + r->moved;
+}
+
+static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    (void)c;
+    (void)peer;
+    ddl_request *r = landing->owner;
+    if (r == NULL) {
+        return; /* abandoned meanwhile */
+    }
+    r->landing = NULL;
+    if (status == DDL_OK) {
+        ddl__data_moved(r, landing->frame.bytes);
+    }
+}
+
+/* >>ending early */
+
+static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
+    if (r->is_recv) {
+        ddl__posted_unlink(r->group, r);
+        if (r->landing != NULL) {
+            r->landing->owner = NULL;
+            ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
+            r->landing = NULL;
+        }
+    } else {
+        ddl__recall(c, ddl__world_rank(r), &r->out);
+    }
+}
+
+static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    (void)c;
+    const char *state = r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
+                                   : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
+    if (r->peer == DDL_ANY_SOURCE) {
+        ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
+    } else {
+        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s", r->is_recv ? "receive from" : "send to",
+                      r->peer, r->group->name, r->tag, (unsigned long long)r->bytes, state);
+    }
+}
+
+static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    (void)waited;
+    if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
+                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    }
+}
+
+static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
+    (void)c;
+    return r->peer >= 0 ? ddl__world_rank(r) : -1;
+}
+
+static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
+
+/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that one's;
+ * it may be started again. */
+static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
+    ddl_context *c = g->context;
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
+            (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
+            ddl__p2p_abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",
+                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, c->cause.text);
+        }
+    }
+}
+
+static void ddl__p2p_group_free(ddl_group *g) {
+    while (g->unexpected_first != NULL) {
+        ddl__unexpected_remove(g, g->unexpected_first);
+    }
+}
+
+#endif /* DDL_P2P_MATCH_H */

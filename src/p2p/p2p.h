@@ -1,0 +1,254 @@
+/* p2p, third part: the public calls, and checks of what callers pass. */
+#ifndef DDL_P2P_P2P_H
+#define DDL_P2P_P2P_H
+
+#include "match.h"
+
+/* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
+static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
+    ddl_context *c = r->context;
+    r->tensor = *t;
+    r->bytes = (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
+    r->data = t->data;
+    if (r->bytes == 0 || ddl__is_contiguous(t)) {
+        return DDL_OK;
+    }
+    r->packed = ddl__scratch_get(c, r->bytes);
+    if (r->packed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided tensor of %llu bytes",
+                          (unsigned long long)r->bytes);
+    }
+    r->data = r->packed;
+    if (!r->is_recv) {
+        ddl__pack(t, r->data, false);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char *what) {
+    ddl_context *c = g->context;
+    bool any = !t->is_send && t->peer == DDL_ANY_SOURCE;
+    if (t->peer != DDL_NO_RANK && !any && (t->peer < 0 || t->peer >= g->size)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: rank %d is not in group \"%s\", whose ranks are 0 to %d", what, t->peer,
+                          g->name, g->size - 1);
+    }
+    if (t->tag < 0 && !(t->tag == DDL_ANY_TAG && !t->is_send)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the tag is %d; tags are 0 and up%s", what, t->tag,
+                          t->is_send ? "" : ", or DDL_ANY_TAG to receive");
+    }
+    return ddl__tensor_check(c, &t->tensor, what, "tensor");
+}
+
+/* A message to this rank itself meets its receive at once, or waits as a copy. */
+static void ddl__send_self(ddl_context *c, ddl_request *r) {
+    ddl_group *g = r->group;
+    ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
+    f.bytes = (uint32_t)r->bytes;
+    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    if (to != NULL) {
+        if (r->bytes > 0) {
+            memmove(to->data, r->data, r->bytes);
+        }
+        ddl__recv_done(to);
+    } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                          "received; start the receive first", (unsigned long long)r->bytes);
+        return;
+    }
+    ddl__request_done(r, DDL_OK);
+}
+
+/* Makes a request of a transfer that was checked; it is not started yet. */
+static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request **out) {
+    ddl_request *r;
+    DDL__TRY(ddl__request_new(g, &ddl__p2p_ops, &r));
+    r->is_recv = !t->is_send;
+    r->peer = t->peer;
+    r->tag = t->tag;
+    ddl_status status = ddl__p2p_buffer(r, &t->tensor);
+    if (status < 0) {
+        ddl__request_release(r);
+        return status;
+    }
+    *out = r;
+    return DDL_OK;
+}
+
+static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    if (r->peer == DDL_NO_RANK) {
+        r->info.count = 0;
+        ddl__request_done(r, DDL_OK);
+    } else if (c->aborted) {
+        ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
+    } else if (r->is_recv) {
+        ddl__recv_start(c, r);
+    } else if (r->peer == r->group->rank) {
+        ddl__send_self(c, r);
+    } else {
+        ddl__send_start(c, r);
+    }
+}
+
+/* Starts transfers: all, or none. */
+static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                                 ddl_request **out_requests) {
+    ddl_context *c = g->context;
+    for (int32_t i = 0; i < count; i++) {
+        DDL__TRY(ddl__p2p_check(g, &transfers[i], what));
+    }
+    int32_t made = 0;
+    ddl_status status = DDL_OK;
+    while (made < count && status == DDL_OK) {
+        status = ddl__p2p_make(g, &transfers[made], &out_requests[made]);
+        made += status == DDL_OK;
+    }
+    if (status < 0) {
+        while (made > 0) {
+            ddl__request_release(out_requests[--made]);
+            out_requests[made] = NULL;
+        }
+        return status;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        ddl__p2p_start(c, out_requests[i]);
+    }
+    return DDL_OK;
+}
+
+/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
+static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                                ddl_request **out_requests, ddl_info *out_infos) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_request *own[2] = {NULL, NULL};
+    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    if (status == DDL_OK && out_requests == NULL) {
+        ddl__wait_requests(c, own, count, false);
+        status = ddl__report_all(c, own, count, out_infos);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>public */
+
+DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
+    ddl_transfer t = {1, tensor, peer, tag};
+    return ddl__p2p_call(group, &t, 1, "ddl_send", NULL, NULL);
+}
+
+DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
+    ddl_transfer t = {0, tensor, peer, tag};
+    return ddl__p2p_call(group, &t, 1, "ddl_recv", NULL, out_info);
+}
+
+DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
+                             ddl_request **out_request) {
+    ddl_transfer t = {1, tensor, peer, tag};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
+}
+
+DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
+                             ddl_request **out_request) {
+    ddl_transfer t = {0, tensor, peer, tag};
+    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
+}
+
+DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
+                                 int32_t source, int32_t recv_tag, ddl_info *out_info) {
+    ddl_transfer both[2] = {{0, recv, source, recv_tag}, {1, send, dest, send_tag}};
+    ddl_info infos[2];
+    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, infos);
+    if (out_info != NULL && status == DDL_OK) {
+        *out_info = infos[0];
+    }
+    return status;
+}
+
+DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
+                             ddl_request **out_requests) {
+    if (count < 0 || (count > 0 && (transfers == NULL || out_requests == NULL))) {
+        return DDL_ERR_ARG;
+    }
+    ddl_request *none = NULL;
+    return ddl__p2p_call(group, transfers, count, "ddl_batch", count > 0 ? out_requests : &none, NULL);
+}
+
+DDL_API ddl_status ddl_cancel(ddl_request *request) {
+    ddl_request *list[1] = {request};
+    ddl_context *c;
+    if (request == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_requests(list, 1, "ddl_cancel", &c));
+    ddl_status status = DDL_OK;
+    if (request->ops != &ddl__p2p_ops || !request->is_recv) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_cancel: only a receive can be cancelled");
+    } else if (request->state != DDL__REQUEST_ACTIVE || request->matched) {
+        status = ddl__error(c, DDL_ERR_STATE, "ddl_cancel: too late, a message has arrived for this receive");
+    } else {
+        ddl__p2p_abandon(c, request);
+        ddl__request_fail(request, DDL_ERR_CANCELLED, "the receive was cancelled");
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>probe */
+
+typedef struct ddl__probing {
+    ddl_group *group;
+    int32_t peer, tag;
+    bool lost;
+} ddl__probing;
+
+static bool ddl__probe_done(ddl_context *c, void *arg) {
+    ddl__probing *p = arg;
+    p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    return p->lost || c->aborted || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
+}
+
+static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_context *c = g->context;
+    ddl_transfer t = {0, ddl_tensor_1d(NULL, DDL_U8, 0), peer, tag};
+    ddl_status status = peer == DDL_NO_RANK ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
+                                            : ddl__p2p_check(g, &t, what);
+    ddl__probing probing = {g, peer, tag, false};
+    ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
+    if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
+        if (block && !ddl__wait_for(c, &w)) {
+            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline", what,
+                                peer, tag);
+        } else if (!block && !c->polling) {
+            ddl__poll(c, peer >= 0 ? g->ranks[peer] : -1);
+            ddl__look(c, ddl__now_ns());
+        }
+    }
+    ddl__unexpected *u = status == DDL_OK ? ddl__unexpected_find(g, peer, tag) : NULL;
+    if (u != NULL && out != NULL) {
+        *out = (ddl_info){.source = u->source, .tag = u->tag, .count = (int64_t)u->bytes, .status = DDL_OK};
+    }
+    if (status == DDL_OK && u == NULL) {
+        status = ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                                              : DDL_IN_PROGRESS;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info) {
+    return ddl__probe(group, peer, tag, true, "ddl_probe", out_info);
+}
+
+DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info) {
+    return ddl__probe(group, peer, tag, false, "ddl_iprobe", out_info);
+}
+
+#endif /* DDL_P2P_P2P_H */

@@ -1,0 +1,483 @@
+/* p2p, first part: requests, and waiting for one, any or all of them.
+ * A request knows what it is through its ops table; the engine brings its own. */
+#ifndef DDL_P2P_REQUEST_H
+#define DDL_P2P_REQUEST_H
+
+#include "../group/group.h"
+
+enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
+
+typedef enum ddl__request_state {
+    DDL__REQUEST_FREE = 0,
+    DDL__REQUEST_ACTIVE = 1,
+    DDL__REQUEST_DONE = 2,
+    DDL__REQUEST_IDLE = 3 /* persistent, not started */
+} ddl__request_state;
+
+typedef struct ddl__request_ops {
+    /* Ends it now with r->status set: takes its memory back from whoever uses it. */
+    void (*abandon)(ddl_context *c, ddl_request *r);
+    /* Says for whom or what it waits, for the stall report and the timeout's sentence. */
+    void (*explain)(ddl_context *c, ddl_request *r, ddl__text *text);
+    /* Every 10 ms or so while somebody waits for it; waited_ns: for how long. */
+    void (*tick)(ddl_context *c, ddl_request *r, uint64_t waited_ns);
+    int32_t (*expect)(ddl_context *c, ddl_request *r); /* world rank, or -1 */
+    void (*release)(ddl_context *c, ddl_request *r); /* frees what `kept` holds; may be NULL */
+} ddl__request_ops;
+
+struct ddl_request {
+    uint32_t magic;
+    uint32_t generation; /* grows with each use: an old cookie is known */
+    int32_t index;       /* in the pool */
+    uint8_t state;
+    bool persistent, is_recv;
+    ddl_context *context;
+    ddl_group *group;
+    const ddl__request_ops *ops;
+    ddl_status status;
+    ddl_info info;
+    char *why; /* the error's sentence; NULL: the status text has to do */
+    uint64_t wait_start_ns, next_report_ns;
+    ddl_request *next; /* free list, or posted receives */
+    void *op;          /* of the engine */
+    void *kept;        /* a persistent request's own copy of its call */
+    ddl_request *parent; /* of which this is a part: see coll/many.h */
+    int32_t parts;
+    void (*parts_done)(ddl_context *c, ddl_request *r);
+
+    /* messages */
+    ddl__outgoing out;
+    ddl_tensor tensor;
+    void *packed; /* scratch for a strided tensor, or NULL */
+    char *data;
+    uint64_t bytes, moved, total; /* total: what the sender says */
+    int32_t peer, tag;            /* group rank; receives may say any */
+    uint64_t remote;              /* cookie of the other side's request */
+    ddl__landing *landing;
+    bool matched;
+};
+
+/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not rubbish. */
+typedef struct ddl__requests {
+    ddl_request **chunks;
+    int32_t chunk_count;
+    ddl_request *free_first, *free_last; /* first in, first out: reuse comes late */
+} ddl__requests;
+
+/* >>pool */
+
+static ddl_status ddl__requests_grow(ddl_context *c) {
+    ddl__requests *q = c->requests;
+    ddl_request **chunks = ddl__alloc_array(&c->base, (size_t)q->chunk_count + 1, sizeof *chunks);
+    ddl_request *chunk = ddl__alloc_array(&c->base, DDL__REQUESTS_CHUNK, sizeof *chunk);
+    if (chunks == NULL || chunk == NULL) {
+        ddl__free(&c->base, chunks);
+        ddl__free(&c->base, chunk);
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory for more requests");
+    }
+    if (q->chunks != NULL) {
+        memcpy(chunks, q->chunks, (size_t)q->chunk_count * sizeof *chunks);
+        ddl__free(&c->base, q->chunks);
+    }
+    q->chunks = chunks;
+    q->chunks[q->chunk_count] = chunk;
+    for (int32_t i = 0; i < DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &chunk[i];
+        r->magic = DDL__REQUEST_MAGIC;
+        r->index = q->chunk_count * DDL__REQUESTS_CHUNK + i;
+        r->context = c;
+        r->next = q->free_first;
+        q->free_first = r;
+        q->free_last = q->free_last == NULL ? r : q->free_last;
+    }
+    q->chunk_count++;
+    return DDL_OK;
+}
+
+static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
+    ddl_context *c = g->context;
+    ddl__requests *q = c->requests;
+    if (q->free_first == NULL) {
+        DDL__TRY(ddl__requests_grow(c));
+    }
+    ddl_request *r = q->free_first;
+    q->free_first = r->next;
+    if (q->free_first == NULL) {
+        q->free_last = NULL;
+    }
+    ddl_request fresh = {.magic = DDL__REQUEST_MAGIC,
+                         .generation = r->generation + 1,
+                         .index = r->index,
+                         .state = DDL__REQUEST_ACTIVE,
+                         .context = c,
+                         .group = g,
+                         .ops = ops,
+                         .info = {.source = DDL_NO_RANK, .tag = 0}};
+    *r = fresh;
+    g->outstanding++;
+    c->stats.ops_started++;
+    *out = r;
+    return DDL_OK;
+}
+
+static void ddl__request_release(ddl_request *r) {
+    ddl_context *c = r->context;
+    ddl__requests *q = c->requests;
+    ddl__free(&c->base, r->why);
+    if (r->ops->release != NULL && r->kept != NULL) {
+        r->ops->release(c, r);
+    }
+    ddl__free(&c->base, r->kept);
+    ddl__scratch_put(c, r->packed);
+    r->kept = NULL;
+    r->why = NULL;
+    r->packed = NULL;
+    r->state = DDL__REQUEST_FREE;
+    r->group->outstanding--;
+    r->next = NULL;
+    if (q->free_last != NULL) {
+        q->free_last->next = r;
+    } else {
+        q->free_first = r;
+    }
+    q->free_last = r;
+}
+
+static uint64_t ddl__request_cookie(const ddl_request *r) {
+    return (uint64_t)r->generation << 32 | (uint32_t)r->index;
+}
+
+/* The request of a cookie that came from a peer; NULL when it is over, or never was. */
+static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
+    uint32_t index = (uint32_t)cookie;
+    if (index >= (uint32_t)(c->requests->chunk_count * DDL__REQUESTS_CHUNK)) {
+        return NULL;
+    }
+    ddl_request *r = &c->requests->chunks[index / DDL__REQUESTS_CHUNK][index % DDL__REQUESTS_CHUNK];
+    return r->generation == (uint32_t)(cookie >> 32) && r->state == DDL__REQUEST_ACTIVE ? r : NULL;
+}
+
+/* >>ending */
+
+static void ddl__request_done(ddl_request *r, ddl_status status) {
+    ddl_context *c = r->context;
+    r->status = status;
+    r->info.status = status;
+    r->state = DDL__REQUEST_DONE;
+    c->stats.ops_completed += status >= 0;
+    c->stats.ops_failed += status < 0;
+    if (r->parent != NULL && --r->parent->parts == 0) {
+        r->parent->parts_done(c, r->parent);
+    }
+    ddl__changed(c);
+}
+
+static void __attribute__((format(printf, 3, 4))) ddl__request_fail(ddl_request *r, ddl_status status,
+                                                                   const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__free(&r->context->base, r->why);
+    r->why = ddl__copy_string(&r->context->base, text);
+    ddl__request_done(r, status);
+}
+
+/* Hands the outcome to the caller and frees the request; a persistent one becomes idle. */
+static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
+    ddl_request *r = *slot;
+    ddl_status status = r->status;
+    if (out_info != NULL) {
+        *out_info = r->info;
+    }
+    if (status < 0) {
+        ddl__error(r->context, status, "%s", r->why != NULL ? r->why : ddl_status_text(status));
+    }
+    if (r->persistent) {
+        r->state = DDL__REQUEST_IDLE;
+        return status;
+    }
+    ddl__request_release(r);
+    *slot = NULL;
+    return status;
+}
+
+/* >>waiting */
+
+typedef struct ddl__waiting {
+    ddl_request **requests;
+    int32_t count;
+    int32_t need; /* this many more must be done; what is done at the start counts */
+    int32_t at;   /* all before this one are done: a wait for all looks only ahead */
+    uint64_t start_ns;
+} ddl__waiting;
+
+static bool ddl__is_pending(const ddl_request *r) { return r != NULL && r->state == DDL__REQUEST_ACTIVE; }
+
+static bool ddl__all_done(ddl_context *c, void *arg) {
+    (void)c;
+    ddl__waiting *w = arg;
+    while (w->at < w->count && !ddl__is_pending(w->requests[w->at])) {
+        w->at++;
+    }
+    return w->at == w->count;
+}
+
+static bool ddl__any_done(ddl_context *c, void *arg) {
+    (void)c;
+    ddl__waiting *w = arg;
+    bool pending = false;
+    for (int32_t i = 0; i < w->count; i++) {
+        const ddl_request *r = w->requests[i];
+        if (r != NULL && r->state == DDL__REQUEST_DONE) {
+            return true;
+        }
+        pending = pending || ddl__is_pending(r);
+    }
+    return !pending;
+}
+
+static int32_t ddl__wait_expect(ddl_context *c, void *arg) {
+    ddl__waiting *w = arg;
+    for (int32_t i = w->at; i < w->count; i++) {
+        if (ddl__is_pending(w->requests[i])) {
+            return w->requests[i]->ops->expect(c, w->requests[i]);
+        }
+    }
+    return -1;
+}
+
+static void ddl__report_stall(ddl_context *c, ddl_request *r, uint64_t waited) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    r->ops->explain(c, r, &text);
+    ddl__log(&c->base, DDL_LOG_WARN, "stalled for %.1f s: %s", (double)waited / 1e9, line);
+}
+
+static void ddl__request_tick(ddl_context *c, ddl_request *r, uint64_t waited, uint64_t now) {
+    r->ops->tick(c, r, waited);
+    int64_t stall_ms = r->group->stall_ms;
+    uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
+    if (ddl__is_pending(r) && stall_ms > 0 && waited >= stall && now >= r->next_report_ns) {
+        r->next_report_ns = now + stall;
+        ddl__report_stall(c, r, waited);
+    }
+}
+
+static void ddl__wait_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__waiting *w = arg;
+    for (int32_t i = w->at; i < w->count; i++) {
+        if (ddl__is_pending(w->requests[i])) {
+            ddl__request_tick(c, w->requests[i], now - w->start_ns, now);
+        }
+    }
+}
+
+/* The deadline passed: the requests that still run end with a sentence that says for whom they waited. */
+static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
+    for (int32_t i = 0; i < w->count; i++) {
+        ddl_request *r = w->requests[i];
+        if (ddl__is_pending(r)) {
+            char line[DDL__SENTENCE_BYTES];
+            ddl__text text = {line, sizeof line, 0};
+            r->ops->explain(c, r, &text);
+            double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
+            r->ops->abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+                              "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
+                              line, waited);
+        }
+    }
+}
+
+/* Waits for all, or for any one. The lock is held. */
+static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
+    ddl__waiting waiting = {.requests = requests, .count = count, .start_ns = ddl__now_ns()};
+    int64_t timeout_ms = -1;
+    for (int32_t i = 0; i < count; i++) {
+        if (ddl__is_pending(requests[i])) {
+            int64_t ms = requests[i]->group->timeout_ms;
+            timeout_ms = timeout_ms < 0 ? ms : DDL__MIN(timeout_ms, ms < 0 ? timeout_ms : ms);
+        }
+    }
+    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
+                   .tick = ddl__wait_tick,
+                   .expect = ddl__wait_expect,
+                   .arg = &waiting,
+                   .deadline = ddl__deadline(waiting.start_ns, timeout_ms)};
+    if (!ddl__wait_for(c, &w)) {
+        ddl__wait_expire(c, &waiting);
+    }
+    c->stats.wait_ns += ddl__now_ns() - waiting.start_ns;
+}
+
+/* >>public */
+
+static ddl_status ddl__request_check(const ddl_request *r, const char *what) {
+    if (r->magic != DDL__REQUEST_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    if (r->state == DDL__REQUEST_FREE) {
+        return ddl__error(r->context, DDL_ERR_STATE, "%s: the request has already been waited for or freed", what);
+    }
+    return DDL_OK;
+}
+
+/* Locks the context of the first request that is not NULL; *out NULL: there is none. */
+static ddl_status ddl__enter_requests(ddl_request **requests, int32_t count, const char *what, ddl_context **out) {
+    *out = NULL;
+    if (count < 0 || (requests == NULL && count > 0)) {
+        return DDL_ERR_ARG;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        ddl_request *r = requests[i];
+        if (r == NULL) {
+            continue;
+        }
+        if (*out == NULL) {
+            if (r->magic != DDL__REQUEST_MAGIC) {
+                return DDL_ERR_ARG;
+            }
+            DDL__TRY(ddl__enter(r->context));
+            *out = r->context;
+        }
+        ddl_status status = r->context != *out ? DDL_ERR_ARG : ddl__request_check(r, what);
+        if (status < 0) {
+            ddl__unlock(*out);
+            return status;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Reports all requests; the first error by index is the result. */
+static ddl_status ddl__report_all(ddl_context *c, ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_status first = DDL_OK;
+    for (int32_t i = count - 1; i >= 0; i--) { /* backwards: the first error is written last and stays */
+        ddl_info info = {.source = DDL_NO_RANK, .status = DDL_OK};
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            ddl_status status = ddl__request_report(&requests[i], &info);
+            first = status < 0 ? status : first;
+        }
+        if (out_infos != NULL) {
+            out_infos[i] = info;
+        }
+    }
+    (void)c;
+    return first;
+}
+
+DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_all", &c));
+    if (c == NULL) {
+        for (int32_t i = 0; out_infos != NULL && i < count; i++) {
+            out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
+        }
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, false);
+    ddl_status status = ddl__report_all(c, requests, count, out_infos);
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info) {
+    return request == NULL ? DDL_ERR_ARG : ddl_wait_all(request, 1, out_info);
+}
+
+DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__waiting w = {.requests = requests, .count = count};
+    if (!ddl__all_done(c, &w) && !c->polling) {
+        ddl__poll(c, ddl__wait_expect(c, &w));
+        ddl__look(c, ddl__now_ns());
+    }
+    ddl_status status = DDL_IN_PROGRESS;
+    if (ddl__all_done(c, &w)) {
+        status = ddl__report_all(c, requests, count, out_infos);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info) {
+    return request == NULL ? DDL_ERR_ARG : ddl_test_all(request, 1, out_info);
+}
+
+DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t *out_done, int32_t *out_indices,
+                                 ddl_info *out_infos) {
+    ddl_context *c;
+    if (out_done == NULL || (out_indices == NULL && count > 0)) {
+        return DDL_ERR_ARG;
+    }
+    *out_done = 0;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_some", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, true);
+    ddl_status first = DDL_OK;
+    for (int32_t i = 0; i < count; i++) {
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            ddl_info info;
+            ddl_status status = ddl__request_report(&requests[i], &info);
+            first = first < 0 ? first : status;
+            if (out_infos != NULL) {
+                out_infos[*out_done] = info;
+            }
+            out_indices[(*out_done)++] = i;
+        }
+    }
+    ddl__unlock(c);
+    return first;
+}
+
+DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info) {
+    ddl_context *c;
+    if (out_index == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_index = -1;
+    DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_any", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl__wait_requests(c, requests, count, true);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < count && *out_index < 0; i++) {
+        if (requests[i] != NULL && requests[i]->state == DDL__REQUEST_DONE) {
+            *out_index = i;
+            status = ddl__request_report(&requests[i], out_info);
+        }
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+DDL_API ddl_status ddl_request_free(ddl_request **request) {
+    if (request == NULL || *request == NULL) {
+        return DDL_OK;
+    }
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(request, 1, "ddl_request_free", &c));
+    ddl_status status = DDL_OK;
+    if (ddl__is_pending(*request)) {
+        status = ddl__error(c, DDL_ERR_STATE, "ddl_request_free: the request is still running; wait for it first");
+    } else {
+        if ((*request)->persistent && (*request)->state == DDL__REQUEST_DONE) {
+            ddl__request_report(request, NULL);
+        }
+        ddl__request_release(*request);
+        *request = NULL;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+#endif /* DDL_P2P_REQUEST_H */

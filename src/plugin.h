@@ -1,0 +1,222 @@
+/* plugin: the ABI between ddl and its transports and devices; what plugin authors read. docs/plugins.md is the guide.
+ * Append-only: a table grows at its end, its first member is its size, and an optional member is read only through
+ * DDL_HAS. This room knows nothing of how the core uses a table beyond what is said here. */
+#ifndef DDL_PLUGIN_H
+#define DDL_PLUGIN_H
+
+#include "api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A plugin NAME is libddl-NAME.so with one exported function ddl_plugin_NAME_v1, of type ddl_plugin_fn. It returns a
+ * constant table, or NULL when it cannot work on this machine (it says why through host->log). */
+#define DDL_PLUGIN_ABI 1u
+
+/* 1 when a table that says it is `size` bytes long has the member and it is not NULL. */
+#define DDL_HAS(table, member)                                                                                         \
+    ((table) != NULL &&                                                                                                \
+     (table)->size >= (uint32_t)((const char *)(&(table)->member + 1) - (const char *)(table)) &&                      \
+     (table)->member != NULL)
+
+/* Sending: the core owns a ddl_message until the transport says sent(). A transport may chain messages through next and
+ * keep its own notes in priv; nothing has to be allocated to send. */
+#define DDL_MESSAGE_HEADER_BYTES 48
+typedef struct ddl_message {
+    uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
+    const void *payload;
+    uint64_t payload_bytes; /* <= the transport's max_payload_bytes */
+    struct ddl_message *next;
+    uint64_t priv[4];
+} ddl_message;
+
+/* >>host
+ * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
+ * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
+typedef struct ddl_host {
+    uint32_t size;
+    uint32_t abi; /* DDL_PLUGIN_ABI of the program */
+    void *core;   /* the core's own */
+
+    void *(*alloc)(const struct ddl_host *host, size_t bytes); /* [any thread] */
+    void (*free)(const struct ddl_host *host, void *memory);   /* [any thread] */
+    void (*log)(const struct ddl_host *host, ddl_log_level level, const char *line); /* [any thread] */
+    /* Value of a setting (DDL_<NAME>) or NULL. A plugin reads its settings here, never with getenv. */
+    const char *(*setting)(const struct ddl_host *host, const char *name);
+    uint64_t (*now_ns)(const struct ddl_host *host); /* CLOCK_MONOTONIC, or a simulation's clock */
+
+    /* A whole message lies in memory of the transport's; it is used or copied before the call returns. Returns
+     * DDL_ERR_CORRUPT when the header is not valid: close the link to peer with host->lost. [in progress] */
+    ddl_status (*deliver)(const struct ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                          uint64_t payload_bytes);
+    /* A header has come and its payload will: *out_landing is where the payload_bytes bytes go. Then call landed with
+     * the token, once, even if the link dies half-way (status says so). For streams and remote writes. [in progress] */
+    ddl_status (*land)(const struct ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_payload_bytes,
+                       void **out_landing, void **out_token);
+    void (*landed)(const struct ddl_host *host, int32_t peer, void *token, ddl_status status);
+    /* The message (from send) or the transfer (from get, put) is finished: its memory may be used again. */
+    void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
+    void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
+    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close. The core decides who is dead. */
+    void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
+
+    /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
+     * Secrets are never given to a plugin. NULL when the program has none. Non-blocking: see docs/plugins.md. */
+    ddl_status (*prove)(const struct ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
+                        size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer);
+    /* Passes file descriptors to a rank on the same host and takes those that were passed (shared memory, devices),
+     * over a socket whose other end proved that it is of this job. */
+    ddl_status (*send_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int fd);
+    ddl_status (*take_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
+
+    /* For streams: checks a header and says how long its payload is. When the whole payload has come already, deliver
+     * it where it lies; else land it. Returns DDL_ERR_CORRUPT like deliver. [in progress] */
+    ddl_status (*measure)(const struct ddl_host *host, int32_t peer, const uint8_t *header,
+                          uint64_t *out_payload_bytes);
+} ddl_host;
+
+/* >>transport */
+enum {
+    DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
+    DDL_TRANSPORT_ORDERED = 1u << 1 /* messages to one peer arrive in order; needed today */
+};
+
+typedef struct ddl_transport_params {
+    uint32_t size;
+    int32_t rank, world_size;
+    int32_t local_ranks;           /* ranks on this host */
+    int32_t cores;                 /* that this process may use */
+    const char *host_id;           /* equal on two ranks when they share a host */
+    const char *interface_name;    /* or NULL */
+    const char *advertise;         /* or NULL */
+    const char *port_range;        /* or NULL */
+    const char *master_host;       /* bind to the interface that leads there; NULL: any not loopback */
+    int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
+} ddl_transport_params;
+
+/* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
+typedef struct ddl_memory_key {
+    uint64_t base; /* what the owner's address is called in offsets: its address, or 0 */
+    uint8_t bytes[56];
+} ddl_memory_key;
+
+/* A set of ranks that the transport can serve as a whole, by load and store (see native below). */
+typedef struct ddl_native_params {
+    uint32_t size;
+    int32_t kind; /* ddl_kind */
+    int32_t dtype, op, root;
+    int32_t rank, group_size;
+    const int32_t *ranks; /* world ranks of the group, in group order */
+    uint64_t group, epoch, sequence, signature;
+    const void *in;
+    void *out;
+    int64_t count;
+    int64_t timeout_ns;
+} ddl_native_params;
+
+typedef struct ddl_transport {
+    uint32_t size;
+    uint32_t flags;
+    uint64_t max_payload_bytes; /* of one message; at most 1 MiB is used */
+
+    /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
+    ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);
+    /* Ends it: sends what is queued if that does not block, then closes. Never waits for a peer. */
+    void (*close)(void *self);
+    /* Writes this rank's address, at most *bytes long (256 is offered); peers get it byte for byte. */
+    ddl_status (*address)(void *self, void *out_address, size_t *bytes);
+    /* Learns a peer's address. Returns DDL_ERR_UNSUPPORTED when that peer cannot be reached this way. Connects lazily.
+     * out_latency_ns and out_bytes_per_s are first guesses; the core measures. */
+    ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
+                           uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
+    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS: borrowed
+     * until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+    ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
+    /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
+     * Returns how many events there were, negative on a failure of the whole transport. */
+    int32_t (*progress)(void *self, int32_t expect);
+    /* Prepares to sleep: DDL_OK when *out_fd turns readable on the next event; DDL_IN_PROGRESS when there is something
+     * to do at once. */
+    ddl_status (*arm)(void *self, int *out_fd);
+    /* The core knows that a peer is dead: drop all that is queued for it (sent() with DDL_ERR_PEER), close its link,
+     * end what is landing. */
+    void (*peer_dead)(void *self, int32_t peer);
+
+    /* Optional from here: NULL, or beyond `size`. */
+    /* Sleeps its own way until an event, a readable fd of fds, or the timeout. Instead of arm for a transport with a
+     * clock of its own (a simulation) or a futex. */
+    ddl_status (*wait)(void *self, int64_t timeout_ns, const int *fds, int32_t fd_count);
+    uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
+    ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
+    /* Registered memory. put completes (transferred) when the peer's memory holds the data. */
+    ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
+    void (*memory_free)(void *self, void *memory);
+    ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);
+    void (*memory_release)(void *self, void *handle);
+    ddl_status (*get)(void *self, int32_t peer, void *local, void *local_handle, const ddl_memory_key *key,
+                      uint64_t offset, uint64_t bytes, void *cookie);
+    ddl_status (*put)(void *self, int32_t peer, const void *local, void *local_handle, const ddl_memory_key *key,
+                      uint64_t offset, uint64_t bytes, void *cookie);
+    /* Native collectives: native_open says whether this set of ranks can be served (DDL_ERR_UNSUPPORTED: plans are
+     * used); native_start begins one operation, native_test is DDL_IN_PROGRESS until it is done; the mismatch check
+     * (params.signature) and death of a rank (peer_dead) must end it with the right status. */
+    ddl_status (*native_open)(void *self, const int32_t *ranks, int32_t rank, int32_t count, void **out_set);
+    void (*native_close)(void *self, void *set);
+    ddl_status (*native_start)(void *self, void *set, const ddl_native_params *params, void **out_op);
+    ddl_status (*native_test)(void *self, void *set, void *op);
+    /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
+     * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already. Without
+     * them a failed operation cannot end before its messages have. */
+    void (*recall)(void *self, int32_t peer, ddl_message *message);
+    void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
+} ddl_transport;
+
+/* >>device
+ * Memory that the CPU does not reduce by itself. Streams and events are the plugin's own pointers. */
+typedef struct ddl_device {
+    uint32_t size;
+    uint32_t flags;
+    ddl_status (*open)(const ddl_host *host, int32_t device, void **out_self);
+    void (*close)(void *self);
+    int32_t (*count)(void); /* devices of this kind on this machine */
+    /* Which device a pointer belongs to: 0 host, 1.. this plugin's device + 1, negative error. */
+    int32_t (*owner)(void *self, const void *pointer);
+    ddl_status (*alloc)(void *self, size_t bytes, void **out_memory);
+    void (*free)(void *self, void *memory);
+    /* All four are ordered on stream (NULL: the plugin's own) and do not wait. */
+    ddl_status (*copy)(void *self, void *dst, const void *src, size_t bytes, void *stream);
+    ddl_status (*fill)(void *self, void *dst, int value, size_t bytes, void *stream);
+    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count, int32_t dtype,
+                         int32_t op, void *stream);
+    ddl_status (*strided)(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack, void *stream);
+    ddl_status (*event_record)(void *self, void *stream, void **out_event);
+    ddl_status (*event_test)(void *self, void *event); /* DDL_IN_PROGRESS until it has happened */
+    void (*event_free)(void *self, void *event);
+} ddl_device;
+
+/* >>plugin */
+typedef struct ddl_plugin {
+    uint32_t size;
+    uint32_t abi;        /* DDL_PLUGIN_ABI it was built with; refused when it is not the program's */
+    const char *name;    /* as in libddl-NAME.so */
+    const char *version; /* free text */
+    const char *about;   /* one sentence */
+    const ddl_transport *transport; /* or NULL */
+    const ddl_device *device;       /* or NULL */
+} ddl_plugin;
+
+typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
+
+#if defined(__GNUC__)
+#define DDL_PLUGIN_EXPORT __attribute__((visibility("default")))
+#else
+#define DDL_PLUGIN_EXPORT
+#endif
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DDL_PLUGIN_H */

@@ -1,0 +1,268 @@
+/* tcp, first part: one connection. Bytes in, cut into frames; messages out, joined into few system calls.
+ * It knows the host table and sockets; it must not know how connections come about (endpoint.h) or what frames mean. */
+#ifndef DDL_TCP_LINK_H
+#define DDL_TCP_LINK_H
+
+#include "../store/address.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+enum {
+    DDL__TCP_STAGE_BYTES = 64 * 1024, /* read ahead of this much; small frames are handed on from here */
+    DDL__TCP_SPARE_BYTES = 2048,      /* read behind a large payload: the next header, little to copy */
+    DDL__TCP_BATCH = 16,              /* messages joined into one sendmsg */
+    DDL__TCP_READS = 32               /* reads from one connection before others get their turn */
+};
+
+typedef enum ddl__tcp_state {
+    DDL__TCP_CONNECTING = 1, /* connect() has not ended */
+    DDL__TCP_PROVING = 2,    /* handshake */
+    DDL__TCP_CHANNEL = 3,    /* proven: the client says what for ("D" data, "C" control), the server "G" for go */
+    DDL__TCP_READY = 4
+} ddl__tcp_state;
+
+typedef struct ddl__tcp_conn {
+    int fd;
+    int32_t peer; /* -1 while a stranger */
+    ddl__tcp_state state;
+    bool is_client;
+    bool is_control; /* carries no data: keepalive on it notices a cut link, see endpoint.h */
+    bool writing;    /* EPOLLOUT is asked for */
+    bool bulk;       /* the last payload was large: do not read far ahead of the next header */
+    void *proof;     /* state of host->prove */
+    uint64_t since_ns;
+    struct ddl__tcp_conn *next; /* strangers, oldest first */
+    uint8_t head[DDL__FRAME_BYTES]; /* of a frame whose header has come in part */
+    uint32_t head_bytes;
+    uint8_t *landing; /* where the rest of the current payload goes */
+    uint64_t landing_left;
+    void *token;
+} ddl__tcp_conn;
+
+/* What is known of one rank. Messages wait here, so that they outlive an attempt to connect. */
+typedef struct ddl__tcp_peer {
+    ddl__tcp_conn *data, *control;
+    ddl_message *first, *last;
+    uint64_t first_sent; /* bytes of *first that are gone, header included */
+    struct sockaddr_storage address;
+    socklen_t address_bytes;
+    bool reachable, same_host, dead, backlogged;
+    int32_t attempts;
+    uint64_t retry_ns; /* 0: no retry is due */
+} ddl__tcp_peer;
+
+typedef struct ddl__tcp {
+    const ddl_host *host;
+    ddl_transport_params params;
+    int listen_fd, epoll_fd;
+    ddl__tcp_peer *peers;
+    ddl__tcp_conn *strangers;
+    int32_t stranger_count, retry_count, backlog_count, misses;
+    int32_t *backlog; /* peers with messages that wait for the socket */
+    struct sockaddr_storage bound;
+    socklen_t bound_bytes;
+    uint8_t stage[DDL__TCP_STAGE_BYTES + DDL__FRAME_BYTES];
+} ddl__tcp;
+
+static void ddl__tcp_log(ddl__tcp *t, ddl_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void ddl__tcp_log(ddl__tcp *t, ddl_log_level level, const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    t->host->log(t->host, level, line);
+}
+
+static void ddl__tcp_watch(ddl__tcp *t, ddl__tcp_conn *c, int operation, uint32_t events) {
+    struct epoll_event event = {.events = events, .data = {.ptr = c}};
+    epoll_ctl(t->epoll_fd, operation, c->fd, &event);
+}
+
+static void ddl__tcp_want_write(ddl__tcp *t, ddl__tcp_conn *c, bool want) {
+    if (c->writing != want) {
+        c->writing = want;
+        ddl__tcp_watch(t, c, EPOLL_CTL_MOD, want ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+}
+
+/* >>out */
+
+static uint64_t ddl__tcp_message_bytes(const ddl_message *m) { return DDL_MESSAGE_HEADER_BYTES + m->payload_bytes; }
+
+/* The unsent bytes of up to DDL__TCP_BATCH messages from the queue as an iovec; returns its length. */
+static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
+    int n = 0;
+    uint64_t skip = p->first_sent;
+    for (ddl_message *m = p->first; m != NULL && n + 2 <= 2 * DDL__TCP_BATCH; m = m->next) {
+        if (skip < DDL_MESSAGE_HEADER_BYTES) {
+            iov[n++] = (struct iovec){m->header + skip, DDL_MESSAGE_HEADER_BYTES - skip};
+            skip = 0;
+        } else {
+            skip -= DDL_MESSAGE_HEADER_BYTES;
+        }
+        if (m->payload_bytes > skip) {
+            iov[n++] = (struct iovec){(char *)(uintptr_t)m->payload + skip, m->payload_bytes - skip};
+        }
+        skip = 0;
+    }
+    return n;
+}
+
+static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+    ssize_t n;
+    do {
+        n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+/* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
+static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
+    p->first_sent += bytes;
+    while (p->first != NULL && p->first_sent >= ddl__tcp_message_bytes(p->first)) {
+        ddl_message *m = p->first;
+        p->first_sent -= ddl__tcp_message_bytes(m);
+        p->first = m->next;
+        if (p->first == NULL) {
+            p->last = NULL;
+        }
+        t->host->sent(t->host, m, DDL_OK);
+    }
+}
+
+/* Writes what the socket takes. Returns 0, or the errno that the connection broke with. */
+static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
+    while (p->first != NULL) {
+        struct iovec iov[2 * DDL__TCP_BATCH];
+        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
+        if (n < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
+                return 0;
+            }
+            return errno;
+        }
+        ddl__tcp_account(t, p, (uint64_t)n);
+    }
+    return 0;
+}
+
+/* The common case: nothing waits, and the socket takes the whole message at once. Returns the bytes that went. */
+static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
+    struct iovec iov[2] = {{(char *)(uintptr_t)m->header, DDL_MESSAGE_HEADER_BYTES},
+                           {(char *)(uintptr_t)m->payload, m->payload_bytes}};
+    return ddl__tcp_sendmsg(p->data->fd, iov, m->payload_bytes > 0 ? 2 : 1);
+}
+
+/* Ends all waiting messages with an error. */
+static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
+    ddl_message *m = p->first;
+    p->first = p->last = NULL;
+    p->first_sent = 0;
+    while (m != NULL) {
+        ddl_message *next = m->next;
+        t->host->sent(t->host, m, status);
+        m = next;
+    }
+}
+
+/* >>in */
+
+/* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */
+static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size_t bytes) {
+    while (bytes >= DDL__FRAME_BYTES) {
+        uint64_t payload;
+        if (t->host->measure(t->host, c->peer, data, &payload) < 0) {
+            return EBADMSG;
+        }
+        const uint8_t *header = data;
+        data += DDL__FRAME_BYTES;
+        bytes -= DDL__FRAME_BYTES;
+        c->bulk = payload >= DDL__TCP_STAGE_BYTES;
+        if (bytes >= payload) {
+            if (t->host->deliver(t->host, c->peer, header, data, payload) < 0) {
+                return EBADMSG;
+            }
+            data += payload;
+            bytes -= payload;
+            continue;
+        }
+        void *landing;
+        if (t->host->land(t->host, c->peer, header, &payload, &landing, &c->token) < 0) {
+            return EBADMSG;
+        }
+        c->landing = landing;
+        memcpy(c->landing, data, bytes);
+        c->landing += bytes;
+        c->landing_left = payload - bytes;
+        bytes = 0;
+    }
+    if (bytes > 0) {
+        memcpy(c->head, data, bytes);
+    }
+    c->head_bytes = (uint32_t)bytes;
+    return 0;
+}
+
+/* One read: first the rest of the current payload where it belongs, then ahead into the stage. Returns the bytes read,
+ * 0 at the end of the stream, -1 with errno. */
+static ssize_t ddl__tcp_readv(ddl__tcp *t, ddl__tcp_conn *c, size_t *out_asked) {
+    struct iovec iov[2];
+    int n = 0;
+    if (c->landing_left > 0) {
+        iov[n++] = (struct iovec){c->landing, c->landing_left};
+    }
+    size_t ahead = c->bulk ? DDL__TCP_SPARE_BYTES : DDL__TCP_STAGE_BYTES;
+    iov[n++] = (struct iovec){t->stage + c->head_bytes, ahead};
+    *out_asked = (size_t)c->landing_left + ahead;
+    ssize_t got;
+    do {
+        got = n == 1 ? recv(c->fd, iov[0].iov_base, iov[0].iov_len, MSG_DONTWAIT) : readv(c->fd, iov, n);
+    } while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Reads until nothing is there. *out_error: 0, an errno, or -1 for the end of the stream. Returns how many reads
+ * brought something. */
+static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
+    int events = 0;
+    *out_error = 0;
+    while (events < DDL__TCP_READS) {
+        size_t asked;
+        ssize_t got = ddl__tcp_readv(t, c, &asked);
+        if (got <= 0) {
+            bool empty = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+            *out_error = got == 0 ? -1 : empty ? 0 : errno;
+            return events;
+        }
+        events++;
+        size_t landed = DDL__MIN((size_t)got, (size_t)c->landing_left);
+        if (c->landing_left > 0) {
+            c->landing += landed;
+            c->landing_left -= landed;
+            if (c->landing_left == 0) {
+                t->host->landed(t->host, c->peer, c->token, DDL_OK);
+                c->token = NULL;
+            }
+        }
+        size_t rest = (size_t)got - landed;
+        if (rest > 0) {
+            memcpy(t->stage, c->head, c->head_bytes);
+            *out_error = ddl__tcp_cut(t, c, t->stage, c->head_bytes + rest);
+            if (*out_error != 0) {
+                return events;
+            }
+        }
+        if ((size_t)got < asked) {
+            return events; /* the socket is empty: asking again would only cost a call */
+        }
+    }
+    return events;
+}
+
+#endif /* DDL_TCP_LINK_H */

@@ -1,0 +1,230 @@
+/* tensor: views of memory. Making, checking, packing and lending them. It must not know of messages. */
+#ifndef DDL_TENSOR_H
+#define DDL_TENSOR_H
+
+#include "mesh/wait.h"
+
+/* >>views */
+
+DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape) {
+    ddl_tensor t = {0};
+    if (ndim < 0 || ndim > DDL_MAX_DIMS || (ndim > 0 && shape == NULL)) {
+        return t;
+    }
+    t.data = (void *)(uintptr_t)data;
+    t.dtype = dtype;
+    t.ndim = ndim;
+    for (int32_t i = 0; i < ndim; i++) {
+        t.shape[i] = shape[i];
+    }
+    return t;
+}
+
+DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
+    return ddl_tensor_nd(data, dtype, 1, &count);
+}
+
+DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
+    if (tensor == NULL || tensor->ndim < 0 || tensor->ndim > DDL_MAX_DIMS) {
+        return -1;
+    }
+    int64_t count = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0 || __builtin_mul_overflow(count, tensor->shape[i], &count)) {
+            return -1;
+        }
+    }
+    return count;
+}
+
+static bool ddl__is_contiguous(const ddl_tensor *t) {
+    bool zero = true, packed = true;
+    int64_t expected = 1;
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
+        zero = zero && t->strides[i] == 0;
+        packed = packed && (t->shape[i] <= 1 || t->strides[i] == expected);
+        expected *= t->shape[i];
+    }
+    return zero || packed || expected <= 1;
+}
+
+/* Lowest and one past the highest byte that a tensor touches. */
+static void ddl__tensor_extent(const ddl_tensor *t, const char **out_low, const char **out_high) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    int64_t count = ddl_tensor_count(t);
+    if (count <= 0) {
+        *out_low = *out_high = t->data;
+        return;
+    }
+    if (ddl__is_contiguous(t)) {
+        high = count * size;
+    } else {
+        for (int32_t i = 0; i < t->ndim; i++) {
+            int64_t span = (t->shape[i] - 1) * t->strides[i] * size;
+            low += span < 0 ? span : 0;
+            high += span > 0 ? span : 0;
+        }
+    }
+    *out_low = (const char *)t->data + low;
+    *out_high = (const char *)t->data + high;
+}
+
+static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
+    const char *al, *ah, *bl, *bh;
+    ddl__tensor_extent(a, &al, &ah);
+    ddl__tensor_extent(b, &bl, &bh);
+    return al < ah && bl < bh && al < bh && bl < ah;
+}
+
+/* Copies a strided tensor to packed memory or back. A stride that is negative or zero is as good as any. */
+static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
+    size_t size = ddl_dtype_bytes(t->dtype);
+    int64_t index[DDL_MAX_DIMS] = {0};
+    int64_t count = ddl_tensor_count(t);
+    for (int64_t n = 0; n < count; n++) {
+        int64_t at = 0;
+        for (int32_t d = 0; d < t->ndim; d++) {
+            at += index[d] * t->strides[d];
+        }
+        char *element = (char *)t->data + at * (int64_t)size;
+        memcpy(unpack ? element : packed, unpack ? packed : element, size);
+        packed += size;
+        for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
+            index[d] = 0;
+        }
+    }
+}
+
+/* Checks a tensor that a caller passed. what: the call, which: the argument, for the sentence. */
+static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    int64_t count = ddl_tensor_count(t);
+    size_t size = ddl_dtype_bytes(t->dtype);
+    if (size == 0) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the type of tensor `%s` is %d, which is no ddl_dtype", what, which,
+                          (int)t->dtype);
+    }
+    if (count < 0 || (uint64_t)count > (uint64_t)INT64_MAX / size) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the shape of tensor `%s` is not valid (ndim %d; no dimension may be "
+                          "negative, at most %d dimensions)", what, which, t->ndim, DDL_MAX_DIMS);
+    }
+    if (count > 0 && t->data == NULL) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
+                          (long long)count);
+    }
+    if (t->device != DDL_HOST) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
+                          "DDL_PLUGINS", what, which, t->device);
+    }
+    return DDL_OK;
+}
+
+/* >>memory */
+
+/* Stands before the memory of ddl_tensor_alloc. */
+typedef struct ddl__lent {
+    struct ddl__lent *next;
+    void *data;
+} ddl__lent;
+
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor) {
+    DDL__TRY(ddl__enter(context));
+    ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
+    ddl_status status = out_tensor == NULL
+                            ? ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: out_tensor is NULL")
+                            : ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    if (status == DDL_OK) {
+        size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
+        ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(&context->base, sizeof *lent + 64 + bytes);
+        if (lent == NULL) {
+            status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
+        } else {
+            lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+            lent->next = context->lent;
+            context->lent = lent;
+            t.data = lent->data;
+            *out_tensor = t;
+        }
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
+    if (tensor == NULL || tensor->data == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_ERR_ARG;
+    for (ddl__lent **at = &context->lent; *at != NULL; at = &(*at)->next) {
+        if ((*at)->data == tensor->data) {
+            ddl__lent *gone = *at;
+            *at = gone->next;
+            ddl__free(&context->base, gone);
+            *tensor = (ddl_tensor){0};
+            status = DDL_OK;
+            break;
+        }
+    }
+    if (status < 0) {
+        ddl__error(context, status, "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
+                   "was freed before", tensor->data);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>dlpack */
+
+static const struct {
+    ddl_dtype dtype;
+    uint8_t code, bits;
+} ddl__dlpack_types[] = {
+    {DDL_F16, 2, 16}, {DDL_BF16, 4, 16}, {DDL_F32, 2, 32}, {DDL_F64, 2, 64}, {DDL_I8, 0, 8},   {DDL_U8, 1, 8},
+    {DDL_I32, 0, 32}, {DDL_U32, 1, 32},  {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
+};
+
+DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor) {
+    if (dlpack == NULL || out_tensor == NULL || dlpack->ndim < 0 || dlpack->ndim > DDL_MAX_DIMS ||
+        dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
+        return DDL_ERR_ARG;
+    }
+    if (dlpack->device.type != 1 && dlpack->device.type != 3) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+        if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
+            ddl_tensor t = ddl_tensor_nd((char *)dlpack->data + dlpack->byte_offset, ddl__dlpack_types[i].dtype,
+                                         dlpack->ndim, dlpack->shape);
+            for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
+                t.strides[d] = dlpack->strides[d];
+            }
+            *out_tensor = t;
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
+}
+
+DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack) {
+    if (tensor == NULL || out_dlpack == NULL || ddl_tensor_count(tensor) < 0) {
+        return DDL_ERR_ARG;
+    }
+    for (size_t i = 0; tensor->device == DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+        if (ddl__dlpack_types[i].dtype == tensor->dtype) {
+            bool contiguous = ddl__is_contiguous(tensor);
+            *out_dlpack = (ddl_dlpack){
+                .data = tensor->data,
+                .device = {1, 0},
+                .ndim = tensor->ndim,
+                .dtype = {ddl__dlpack_types[i].code, ddl__dlpack_types[i].bits, 1},
+                .shape = tensor->shape,
+                .strides = contiguous ? NULL : tensor->strides,
+            };
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
+}
+
+#endif /* DDL_TENSOR_H */

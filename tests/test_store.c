@@ -1,0 +1,892 @@
+/* The rendezvous: over TCP with a secret, over a unix socket without, through a folder, and by the program's own
+ * exchange. Each rank gets each blob, at 1 to 64 ranks; whoever comes late is waited for; whoever is missing, dead,
+ * twice there or of another job is named, with one sentence on all ranks; and strangers on the port are a counter.
+ * tests/run: variants=gcc,asan,tsan timeout=200 */
+#include "test.h"
+
+#include "ranks.h"
+
+#include "../src/store.h"
+
+#define N_MAX 64
+
+/* One rank: what it is given, and what it came to. */
+typedef struct one {
+    ddl_config config;
+    size_t bytes;
+    int delay_ms, ports; /* ports: when not 0, as beside torchrun's agent */
+    unsigned mark;       /* goes into the blobs, so that tables of two jobs differ */
+    ddl_status status;
+    ddl__sentence why;
+    uint64_t strangers;
+    double took_s;
+    bool table_right;
+} one;
+
+static const char secret[] = "a secret that only tests use";
+static char rendezvous[200];
+
+static void new_place(void) { snprintf(rendezvous, sizeof rendezvous, "tcp://127.0.0.1:%d", ranks_port()); }
+
+static uint8_t byte_of(unsigned mark, int rank, size_t at) {
+    return (uint8_t)(mark * 91 + (unsigned)rank * 7 + at * 13 + (at >> 8));
+}
+
+static void *run_one(void *p) {
+    one *o = p;
+    ddl__base base = {0};
+    ddl__settings s;
+    double start;
+    ddl__pause_ms((uint64_t)o->delay_ms);
+    start = test_now_s();
+    o->status = ddl__settings_read(&o->config, &base, &s, &o->why);
+    if (o->status == DDL_OK) {
+        s.place.ports = o->ports != 0 ? o->ports : s.place.ports;
+        size_t whole = (size_t)s.launch.world * o->bytes;
+        uint8_t *blob = malloc(o->bytes), *table = malloc(whole);
+        memset(table, 0xee, whole);
+        for (size_t i = 0; i < o->bytes; i++) {
+            blob[i] = byte_of(o->mark, s.launch.rank, i);
+        }
+        o->status = ddl__rendezvous(&s, &base, blob, o->bytes, table, &o->strangers, &o->why);
+        o->table_right = o->status == DDL_OK;
+        for (size_t i = 0; i < whole && o->table_right; i++) {
+            o->table_right = table[i] == byte_of(o->mark, (int)(i / o->bytes), i % o->bytes);
+        }
+        free(blob);
+        free(table);
+        ddl__settings_free(&base, &s);
+    }
+    o->took_s = test_now_s() - start;
+    CHECK_EQ(base.memory, 0);
+    return NULL;
+}
+
+/* Warnings of rank 0 about intruders are wanted, but not on the screen. */
+static int warnings;
+static void count_warning(void *user, ddl_log_level level, const char *line) {
+    (void)user;
+    CHECK(level == DDL_LOG_WARN && strncmp(line, "ddl: rank ", 10) == 0 && strstr(line, "secret that") == NULL);
+    __atomic_add_fetch(&warnings, 1, __ATOMIC_RELAXED);
+}
+
+static one rank_of(int world, int rank, const char *with_secret) {
+    one o = {.bytes = 100};
+    o.config.world_size = world;
+    o.config.log = count_warning;
+    o.config.rank = rank;
+    o.config.rendezvous = rendezvous;
+    o.config.secret = with_secret;
+    o.config.secret_bytes = with_secret != NULL ? strlen(with_secret) : 0;
+    o.config.init_timeout_ms = (int64_t)(20000 * test_slow());
+    return o;
+}
+
+static void make_job(one *ones, int world, const char *with_secret) {
+    for (int r = 0; r < world; r++) {
+        ones[r] = rank_of(world, r, with_secret);
+    }
+}
+
+static void run_all(one *ones, int count) {
+    pthread_t threads[N_MAX * 2];
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, run_one, &ones[i]), 0);
+    }
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+static void check_good(const one *ones, int count) {
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(ones[i].status, DDL_OK);
+        CHECK(ones[i].table_right);
+        if (ones[i].status != DDL_OK) {
+            CHECK_STR(ones[i].why.text, "no error"); /* prints it */
+        }
+    }
+}
+
+/* Descriptors before and after a test are as many. */
+#define LEAKS_NOTHING(call)                                                                                            \
+    do {                                                                                                               \
+        int fds_before = ddl__open_fds();                                                                              \
+        call;                                                                                                          \
+        CHECK_EQ(ddl__open_fds(), fds_before);                                                                         \
+    } while (0)
+
+static const int worlds[] = {1, 2, 3, 16, 64};
+
+static void all_sizes(const char *with_secret) {
+    static const size_t sizes[] = {100, 1, DDL__BLOB_MAX};
+    static one ones[N_MAX];
+    for (size_t w = 0; w < DDL__COUNT_OF(worlds); w++) {
+        for (size_t b = 0; b < DDL__COUNT_OF(sizes); b++) {
+            int n = worlds[w];
+            if (strncmp(rendezvous, "file", 4) != 0) {
+                new_place();
+            }
+            make_job(ones, n, with_secret);
+            for (int r = 0; r < n; r++) {
+                ones[r].bytes = sizes[b];
+                ones[r].mark = (unsigned)(w * 3 + b);
+            }
+            LEAKS_NOTHING(run_all(ones, n));
+            check_good(ones, n);
+            CHECK_EQ(ones[0].strangers, 0);
+            if (getenv("TEST_TIMES") != NULL) {
+                printf("%d ranks, %zu bytes: %.1f ms\n", n, sizes[b], ones[0].took_s * 1e3);
+            }
+            for (int r = 0; r < n && b == 0; r++) {
+                CHECK(ones[r].took_s < 1.5 * test_slow());
+            }
+        }
+    }
+}
+
+TEST(tcp_with_a_secret) {
+    new_place();
+    all_sizes(secret);
+}
+
+TEST(unix_socket_without_a_secret) {
+    new_place();
+    all_sizes(NULL);
+}
+
+TEST(late_rank_0_and_late_others) {
+    for (int way = 0; way < 4; way++) {
+        one ones[4];
+        new_place();
+        make_job(ones, 4, way < 2 ? secret : NULL);
+        for (int r = 0; r < 4; r++) {
+            ones[r].delay_ms = way % 2 == (r == 0) ? 700 : 0;
+        }
+        LEAKS_NOTHING(run_all(ones, 4));
+        check_good(ones, 4);
+        for (int r = 0; r < 4; r++) {
+            CHECK(ones[r].took_s < 1.2 * test_slow());
+        }
+    }
+}
+
+TEST(ipv6_and_names) {
+    one ones[2];
+    int port = ranks_port();
+    snprintf(rendezvous, sizeof rendezvous, "tcp://localhost:%d", port);
+    make_job(ones, 2, secret);
+    run_all(ones, 2);
+    check_good(ones, 2);
+    ddl__addresses v6;
+    if (ddl__resolve("::1", &v6) != 0 || !ddl__addresses_have_mine(&v6)) {
+        SKIP("this machine has no IPv6 loopback");
+    }
+    snprintf(rendezvous, sizeof rendezvous, "tcp://[::1]:%d", port);
+    make_job(ones, 2, secret);
+    run_all(ones, 2);
+    check_good(ones, 2);
+}
+
+/* Ranks 0, 1, 2 and 4 of 8 come. */
+static void missing(const char *with_secret, int short_rank) {
+    static const int present[] = {0, 1, 2, 4};
+    one ones[4];
+    for (int i = 0; i < 4; i++) {
+        ones[i] = rank_of(8, present[i], with_secret);
+        ones[i].config.init_timeout_ms = i == short_rank ? 500 : 700 + (short_rank >= 0 ? 20000 : 0);
+    }
+    LEAKS_NOTHING(run_all(ones, 4));
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(ones[i].status, DDL_ERR_TIMEOUT);
+        CHECK_STR(ones[i].why.text, "ranks 3, 5-7 of 8 have not come within");
+        CHECK_EQ(strcmp(ones[i].why.text, ones[0].why.text), 0);
+        CHECK(ones[i].took_s < 3 * test_slow());
+    }
+}
+
+TEST(missing_ranks_are_named_on_all) {
+    new_place();
+    missing(secret, -1);
+    new_place();
+    missing(NULL, -1);
+}
+
+TEST(first_deadline_ends_the_start_for_all) {
+    new_place();
+    missing(secret, 2);
+    new_place();
+    missing(secret, 0);
+}
+
+TEST(rank_0_never_comes) {
+    new_place();
+    for (int way = 0; way < 2; way++) {
+        one o = rank_of(2, 1, way == 0 ? secret : NULL);
+        o.config.init_timeout_ms = 300;
+        LEAKS_NOTHING(run_all(&o, 1));
+        CHECK_EQ(o.status, DDL_ERR_TIMEOUT);
+        CHECK_STR(o.why.text, "rank 1 of 2 could not reach rank 0");
+        CHECK_STR(o.why.text, "127.0.0.1");
+        CHECK(o.took_s >= 0.25 && o.took_s < 1.5 * test_slow());
+    }
+}
+
+TEST(unknown_host_is_named) {
+    snprintf(rendezvous, sizeof rendezvous, "tcp://no-such-host.invalid:29500");
+    one ones[2];
+    make_job(ones, 2, secret);
+    ones[1].config.init_timeout_ms = 300;
+    run_all(ones, 2);
+    CHECK_EQ(ones[0].status, DDL_ERR_CONFIG);
+    CHECK_EQ(ones[1].status, DDL_ERR_TIMEOUT);
+    for (int r = 0; r < 2; r++) {
+        CHECK_STR(ones[r].why.text, "no-such-host.invalid");
+    }
+}
+
+/* Rank 2 comes twice: one of the two hears it, the job goes on. */
+TEST(duplicate_rank_is_told) {
+    for (int way = 0; way < 2; way++) {
+        one ones[5];
+        new_place();
+        warnings = 0;
+        make_job(ones, 4, way == 0 ? secret : NULL);
+        ones[4] = rank_of(4, 2, way == 0 ? secret : NULL);
+        ones[3].delay_ms = 500; /* the second 2 finds the server still there */
+        ones[4].delay_ms = 200;
+        LEAKS_NOTHING(run_all(ones, 5));
+        check_good(ones, 4);
+        CHECK_EQ(ones[4].status, DDL_ERR_CONFIG);
+        CHECK_STR(ones[4].why.text, "another process with the same rank");
+        CHECK_EQ(warnings, 1);
+    }
+}
+
+TEST(second_rank_0_is_told_who_has_the_port) {
+    one ones[5];
+    new_place();
+    make_job(ones, 4, secret);
+    ones[4] = rank_of(4, 0, secret);
+    ones[4].delay_ms = 100;
+    ones[3].delay_ms = 2600;
+    LEAKS_NOTHING(run_all(ones, 5));
+    check_good(ones, 4);
+    CHECK_EQ(ones[4].status, DDL_ERR_CONFIG);
+    CHECK_STR(ones[4].why.text, "taken");
+    CHECK_STR(ones[4].why.text, "by process ");
+    CHECK_STR(ones[4].why.text, "test_store");
+}
+
+TEST(other_world_size_is_told) {
+    one ones[3];
+    new_place();
+    make_job(ones, 2, secret);
+    ones[1].delay_ms = 400;
+    ones[2] = rank_of(3, 1, secret);
+    LEAKS_NOTHING(run_all(ones, 3));
+    check_good(ones, 2);
+    CHECK_EQ(ones[2].status, DDL_ERR_CONFIG);
+    CHECK_STR(ones[2].why.text, "a world of 2");
+}
+
+TEST(other_version_of_the_blob_is_told) {
+    one ones[3];
+    new_place();
+    make_job(ones, 2, secret);
+    ones[1].delay_ms = 400;
+    ones[2] = rank_of(2, 1, secret);
+    ones[2].bytes = 99;
+    LEAKS_NOTHING(run_all(ones, 3));
+    check_good(ones, 2);
+    CHECK_EQ(ones[2].status, DDL_ERR_VERSION);
+}
+
+/* A rank with another secret, or none, is out; the job goes on; nothing tells the secret. */
+TEST(wrong_secret_is_refused) {
+    one ones[4];
+    new_place();
+    make_job(ones, 2, secret);
+    ones[1].delay_ms = 3600;
+    ones[2] = rank_of(2, 1, "another secret, which is wrong");
+    ones[3] = rank_of(2, 1, NULL);
+    ones[3].config.init_timeout_ms = 1000;
+    LEAKS_NOTHING(run_all(ones, 4));
+    check_good(ones, 2);
+    CHECK(ones[0].strangers > 0);
+    CHECK_EQ(ones[2].status, DDL_ERR_AUTH);
+    CHECK_STR(ones[2].why.text, "does not hold this job's secret");
+    CHECK(strstr(ones[2].why.text, "another secret") == NULL);
+    CHECK_EQ(ones[3].status, DDL_ERR_TIMEOUT);
+    CHECK_STR(ones[3].why.text, "this rank has no secret");
+}
+
+TEST(two_jobs_on_one_port) {
+    one ones[4];
+    new_place();
+    make_job(ones, 2, secret);
+    make_job(ones + 2, 2, secret);
+    ones[0].config.job = ones[1].config.job = "first";
+    ones[2].config.job = ones[3].config.job = "second";
+    ones[2].mark = ones[3].mark = 5;
+    ones[1].delay_ms = 900;
+    ones[2].delay_ms = ones[3].delay_ms = 300;
+    LEAKS_NOTHING(run_all(ones, 4)); /* the second waits its turn */
+    check_good(ones, 4);
+    ones[1].delay_ms = 4500;
+    ones[2].config.init_timeout_ms = ones[3].config.init_timeout_ms = 6000;
+    LEAKS_NOTHING(run_all(ones, 4)); /* the first is too slow for that */
+    check_good(ones, 2);
+    CHECK_EQ(ones[2].status, DDL_ERR_CONFIG);
+    CHECK_STR(ones[2].why.text, "taken");
+    CHECK_EQ(ones[3].status, DDL_ERR_AUTH);
+    CHECK_STR(ones[3].why.text, "another job");
+}
+
+TEST(two_jobs_of_one_user_without_secret) {
+    one ones[4];
+    new_place();
+    make_job(ones, 2, NULL);
+    make_job(ones + 2, 2, NULL);
+    ones[0].config.job = ones[1].config.job = "first";
+    ones[2].config.job = ones[3].config.job = "second";
+    ones[2].mark = ones[3].mark = 5;
+    ones[1].delay_ms = 300; /* the names differ: no need to wait */
+    run_all(ones, 4);
+    check_good(ones, 4);
+    CHECK(ones[2].took_s < 0.25 * test_slow());
+}
+
+TEST(no_secret_between_hosts) {
+    one ones[2];
+    snprintf(rendezvous, sizeof rendezvous, "tcp://192.0.2.77:29500"); /* RFC 5737: nobody's */
+    make_job(ones, 2, NULL);
+    run_all(ones, 2);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(ones[r].status, DDL_ERR_AUTH);
+        CHECK_STR(ones[r].why.text, "192.0.2.77");
+        CHECK_STR(ones[r].why.text, "DDL_SECRET_FILE");
+    }
+    one zero = rank_of(2, 0, secret);
+    run_all(&zero, 1);
+    CHECK_EQ(zero.status, DDL_ERR_CONFIG);
+    CHECK_STR(zero.why.text, "no address of this machine");
+}
+
+/* ---- strangers ---- */
+
+static int dial(int port) {
+    ddl__address a;
+    ddl__addresses list;
+    ddl__resolve("127.0.0.1", &list);
+    a = list.list[0];
+    ddl__address_set_port(&a, port);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, &a.at.any, a.bytes) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+typedef struct crowd {
+    int port, kind, stop, made;
+} crowd;
+
+/* Keeps coming: silent, HTTP, garbage, a handshake that stops half-way, one byte at a time. */
+static void *crowd_main(void *p) {
+    crowd *c = p;
+    int fds[100];
+    memset(fds, -1, sizeof fds);
+    uint32_t x = 12345;
+    for (int i = 0; !__atomic_load_n(&c->stop, __ATOMIC_RELAXED); i = (i + 1) % 100) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+        fds[i] = dial(c->port);
+        if (fds[i] < 0) {
+            ddl__pause_ms(1);
+            continue;
+        }
+        __atomic_add_fetch(&c->made, 1, __ATOMIC_RELAXED);
+        uint8_t junk[300];
+        for (size_t k = 0; k < sizeof junk; k++) {
+            x = x * 1664525u + 1013904223u;
+            junk[k] = (uint8_t)(x >> 24);
+        }
+        size_t n = sizeof junk;
+        switch (c->kind) {
+        case 0:
+            n = 0;
+            break;
+        case 1:
+            n = (size_t)snprintf((char *)junk, sizeof junk, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+            break;
+        case 2:
+            break;
+        case 3:
+            memcpy(junk, "ddlh\1\0\1\1", 8);
+            break; /* a HELLO of this version, then noise */
+        default:
+            memcpy(junk, "ddlh\1\0\1\1", 8);
+            n = 1;
+            break;
+        }
+        (void)!send(fds[i], junk, n, MSG_NOSIGNAL);
+    }
+    for (int i = 0; i < 100; i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    return NULL;
+}
+
+TEST(strangers_are_a_counter) {
+    static one ones[16];
+    for (int kind = 0; kind < 5; kind++) {
+        crowd c = {.kind = kind, .port = ranks_port()};
+        pthread_t thread;
+        snprintf(rendezvous, sizeof rendezvous, "tcp://127.0.0.1:%d", c.port);
+        make_job(ones, 16, secret);
+        ones[15].delay_ms = 600; /* so long is the port open */
+        CHECK_EQ(pthread_create(&thread, NULL, crowd_main, &c), 0);
+        run_all(ones, 16);
+        __atomic_store_n(&c.stop, 1, __ATOMIC_RELAXED);
+        pthread_join(thread, NULL);
+        check_good(ones, 16);
+        CHECK(c.made > 64);
+        CHECK(ones[0].strangers > 16);
+    }
+}
+
+TEST(silent_strangers_do_not_lock_out_ranks) {
+    static one ones[8];
+    int port = ranks_port(), fds[200];
+    snprintf(rendezvous, sizeof rendezvous, "tcp://127.0.0.1:%d", port);
+    make_job(ones, 8, secret);
+    for (int r = 1; r < 8; r++) {
+        ones[r].delay_ms = 700;
+    }
+    pthread_t zero;
+    CHECK_EQ(pthread_create(&zero, NULL, run_one, &ones[0]), 0);
+    for (int i = 0; i < 200; i++) {
+        while ((fds[i] = dial(port)) < 0) {
+            ddl__pause_ms(1);
+        }
+    }
+    run_all(ones + 1, 7);
+    pthread_join(zero, NULL);
+    check_good(ones, 8);
+    CHECK_EQ(ones[0].strangers >= 100, 1); /* 64 at a time were let in */
+    for (int r = 1; r < 8; r++) {
+        CHECK(ones[r].took_s < 3 * test_slow());
+    }
+    for (int i = 0; i < 200; i++) {
+        close(fds[i]);
+    }
+}
+
+/* What is not ddl, or is silent, sits at rank 0's place. */
+static void *answer_main(void *p) {
+    crowd *c = p;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    ddl__addresses list;
+    ddl__resolve("127.0.0.1", &list);
+    ddl__address_set_port(&list.list[0], c->port);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    CHECK_EQ(bind(fd, &list.list[0].at.any, list.list[0].bytes), 0);
+    CHECK_EQ(listen(fd, 8), 0);
+    __atomic_store_n(&c->made, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&c->stop, __ATOMIC_RELAXED)) {
+        if (ddl__socket_wait(fd, POLLIN, ddl__now_ns() + 20 * DDL__NS_PER_MS)) {
+            int peer = accept(fd, NULL, NULL);
+            (void)!send(peer, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, MSG_NOSIGNAL);
+            close(peer);
+        }
+    }
+    close(fd);
+    return NULL;
+}
+
+TEST(another_program_on_the_port_is_named) {
+    crowd c = {.port = ranks_port()};
+    one ones[2];
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, answer_main, &c), 0);
+    while (!__atomic_load_n(&c.made, __ATOMIC_ACQUIRE)) {
+        ddl__pause_ms(1);
+    }
+    snprintf(rendezvous, sizeof rendezvous, "tcp://127.0.0.1:%d", c.port);
+    make_job(ones, 2, secret);
+    run_all(ones, 2);
+    CHECK_EQ(ones[0].status, DDL_ERR_CONFIG);
+    CHECK_STR(ones[0].why.text, "taken");
+    CHECK(ones[1].status == DDL_ERR_CONFIG);
+    CHECK_STR(ones[1].why.text, "not ddl");
+    make_job(ones, 2, secret); /* beside torchrun's agent the next port does */
+    ones[0].ports = ones[1].ports = 8;
+    run_all(ones, 2);
+    check_good(ones, 2);
+    __atomic_store_n(&c.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+}
+
+/* ---- deaths ---- */
+
+/* A rank as a process, to be killed. */
+static pid_t spawn(one *o) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        run_one(o);
+        _exit(o->status == DDL_OK ? 0 : 1);
+    }
+    return pid;
+}
+
+static void end(pid_t pid) {
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+TEST(rank_that_dies_is_named_on_all) {
+    for (int way = 0; way < 2; way++) {
+        one ones[4];
+        new_place();
+        make_job(ones, 4, way == 0 ? secret : NULL);
+        pid_t pid = spawn(&ones[2]);
+        pthread_t a, b;
+        CHECK_EQ(pthread_create(&a, NULL, run_one, &ones[0]), 0);
+        CHECK_EQ(pthread_create(&b, NULL, run_one, &ones[1]), 0);
+        ddl__pause_ms((uint64_t)(400 * test_slow())); /* rank 3 never comes */
+        double killed = test_now_s();
+        end(pid);
+        pthread_join(a, NULL);
+        pthread_join(b, NULL);
+        CHECK(test_now_s() - killed < 1 * test_slow());
+        for (int r = 0; r < 2; r++) {
+            CHECK_EQ(ones[r].status, DDL_ERR_PEER);
+            CHECK_STR(ones[r].why.text, "rank 2 ");
+            CHECK_STR(ones[r].why.text, "rank 3 of 4 had not come");
+        }
+    }
+}
+
+TEST(rank_0_that_dies_is_named_and_its_port_is_free) {
+    one ones[3];
+    new_place();
+    make_job(ones, 3, secret);
+    pid_t pid = spawn(&ones[0]);
+    pthread_t a;
+    CHECK_EQ(pthread_create(&a, NULL, run_one, &ones[1]), 0);
+    ddl__pause_ms((uint64_t)(400 * test_slow()));
+    end(pid);
+    pthread_join(a, NULL);
+    CHECK_EQ(ones[1].status, DDL_ERR_PEER);
+    CHECK_STR(ones[1].why.text, "rank 0");
+    make_job(ones, 3, secret);
+    LEAKS_NOTHING(run_all(ones, 3));
+    check_good(ones, 3);
+    CHECK(ones[0].took_s < 1 * test_slow());
+}
+
+TEST(all_killed_at_many_moments) {
+    new_place(); /* one port for all: restarts must not meet EADDRINUSE */
+    for (int moment = 0; moment < 20; moment++) {
+        one ones[4];
+        pid_t pids[4];
+        make_job(ones, 4, moment % 2 ? secret : NULL);
+        for (int r = 0; r < 4; r++) {
+            pids[r] = spawn(&ones[r]);
+        }
+        usleep((useconds_t)moment * 700);
+        for (int r = 0; r < 4; r++) {
+            end(pids[r]);
+        }
+        run_all(ones, 4);
+        check_good(ones, 4);
+    }
+}
+
+/* ---- users ---- */
+
+TEST(unix_socket_of_another_user) {
+    int ends[2];
+    one o;
+    if (geteuid() != 0) {
+        SKIP("needs root, to be two users");
+    }
+    new_place();
+    CHECK_EQ(pipe(ends), 0);
+    o = rank_of(2, 1, NULL);
+    ddl__address a;
+    ddl__address_of_unix(&a, atoi(strrchr(rendezvous, ':') + 1), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) { /* takes the name of root's job */
+        int fd = setuid(12345) == 0 ? ddl__listen_at(&a) : -1;
+        (void)!write(ends[1], fd >= 0 ? "1" : "0", 1);
+        pause();
+        _exit(0);
+    }
+    char ready = 0;
+    CHECK(read(ends[0], &ready, 1) == 1 && ready == '1');
+    run_all(&o, 1);
+    CHECK_EQ(o.status, DDL_ERR_AUTH);
+    CHECK_STR(o.why.text, "another user");
+    end(pid);
+    close(ends[0]);
+    close(ends[1]);
+    /* and the other way: another user knocks */
+    one ones[2];
+    make_job(ones, 2, NULL);
+    ones[1].delay_ms = 500;
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0) {
+        int fd = setuid(12345) == 0 ? -1 : -2;
+        for (int i = 0; i < 300 && fd == -1; i++) {
+            fd = ddl__connect_at(&a, ddl__now_ns() + DDL__NS_PER_S);
+            ddl__pause_ms(1);
+        }
+        char byte;
+        _exit(fd >= 0 && read(fd, &byte, 1) <= 0 ? 0 : 1); /* closed on us, without a word */
+    }
+    run_all(ones, 2);
+    int status = -1;
+    waitpid(pid, &status, 0);
+    CHECK_EQ(status, 0);
+    check_good(ones, 2);
+    CHECK_EQ(ones[0].strangers, 1);
+}
+
+/* ---- the exchange of the program's own ---- */
+
+typedef struct gather {
+    pthread_barrier_t all;
+    uint8_t table[4 * 100];
+} gather;
+
+typedef struct member {
+    gather *g;
+    int rank, result;
+} member;
+
+static int exchange(void *user, const void *in, void *out, size_t bytes) {
+    member *m = user;
+    memcpy(m->g->table + (size_t)m->rank * bytes, in, bytes);
+    pthread_barrier_wait(&m->g->all);
+    memcpy(out, m->g->table, 4 * bytes);
+    return m->result;
+}
+
+TEST(exchange_of_the_program) {
+    gather g;
+    member m[4];
+    one ones[4];
+    pthread_barrier_init(&g.all, NULL, 4);
+    make_job(ones, 4, NULL);
+    for (int r = 0; r < 4; r++) {
+        m[r] = (member){&g, r, r == 3 ? 77 : 0};
+        ones[r].config.exchange = exchange;
+        ones[r].config.exchange_user = &m[r];
+        ones[r].config.rendezvous = NULL;
+    }
+    run_all(ones, 4);
+    check_good(ones, 3);
+    CHECK_EQ(ones[3].status, DDL_ERR_SYSTEM);
+    CHECK_STR(ones[3].why.text, "77");
+    CHECK_STR(ones[3].why.text, "rank 3 of 4");
+}
+
+/* ---- the folder ---- */
+
+static char folder[100];
+
+static void new_folder(void) {
+    snprintf(folder, sizeof folder, "/tmp/ddl-test-XXXXXX");
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(rendezvous, sizeof rendezvous, "file://%s", folder);
+}
+
+static int entries(const char *path) {
+    DIR *d = opendir(path);
+    int n = 0;
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        n += e->d_name[0] != '.' || (e->d_name[1] != 0 && e->d_name[1] != '.');
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    return n;
+}
+
+static void shell(const char *format, const char *a, const char *b) {
+    char command[500];
+    snprintf(command, sizeof command, format, a, b);
+    CHECK_EQ(system(command), 0);
+}
+
+TEST(folder) {
+    new_folder();
+    all_sizes(NULL);
+    CHECK_EQ(entries(folder), 0); /* it leaves nothing */
+    all_sizes(secret);
+    CHECK_EQ(entries(folder), 0);
+    CHECK_EQ(rmdir(folder), 0);
+}
+
+TEST(folder_late_ranks) {
+    new_folder();
+    for (int way = 0; way < 2; way++) {
+        one ones[4];
+        make_job(ones, 4, NULL);
+        for (int r = 0; r < 4; r++) {
+            ones[r].delay_ms = way == (r == 0) ? 400 : 0;
+        }
+        LEAKS_NOTHING(run_all(ones, 4));
+        check_good(ones, 4);
+    }
+    CHECK_EQ(rmdir(folder), 0);
+}
+
+TEST(folder_missing_ranks_are_named) {
+    new_folder();
+    missing(NULL, -1);
+    missing(secret, -1);
+    shell("rm -r %s%s", folder, "");
+}
+
+/* The files of a job that was killed, in every stage, are there when the next begins: the right blobs arrive all the
+ * same. */
+TEST(folder_stale_files_do_not_confuse) {
+    new_folder();
+    for (int moment = 0; moment < 12; moment++) {
+        one ones[4];
+        pid_t pids[4];
+        make_job(ones, 4, NULL);
+        for (int r = 0; r < 4; r++) {
+            ones[r].mark = 50u + (unsigned)moment;
+            ones[r].delay_ms = moment % 3 == 0 && r == 3 ? 1000 : moment % 3 == 1 && r == 0 ? 1000 : 0;
+            pids[r] = spawn(&ones[r]);
+        }
+        usleep((useconds_t)(2000 + moment * 2000));
+        for (int r = 0; r < 4; r++) {
+            end(pids[r]);
+        }
+        for (int r = 0; r < 4; r++) {
+            ones[r].mark = 100u + (unsigned)moment;
+            ones[r].delay_ms = r == moment % 4 ? 60 : 0;
+        }
+        run_all(ones, 4);
+        check_good(ones, 4);
+    }
+    shell("rm -rf %s%s", folder, "");
+}
+
+/* A whole job's files, complete table included, put back before the next run. */
+TEST(folder_replayed_files_do_not_confuse) {
+    char copy[120];
+    new_folder();
+    snprintf(copy, sizeof copy, "%s-copy", folder);
+    one ones[3];
+    make_job(ones, 3, NULL);
+    for (int r = 0; r < 3; r++) {
+        ones[r].mark = 9;
+        ones[r].config.init_timeout_ms = 700;
+    }
+    run_all(ones, 2); /* rank 2 does not come: the table of the failure stays */
+    CHECK_EQ(ones[0].status, DDL_ERR_TIMEOUT);
+    shell("cp -r %s %s", folder, copy);
+    make_job(ones, 3, NULL);
+    pid_t zero = spawn(&ones[0]), first = spawn(&ones[1]);
+    ddl__pause_ms(300);
+    end(zero);
+    end(first);
+    shell("cp -rn %s/. %s", folder, copy);
+    for (int again = 0; again < 3; again++) {
+        shell("cp -r %s/. %s", copy, folder);
+        for (int r = 0; r < 3; r++) {
+            ones[r].mark = 20u + (unsigned)again;
+            ones[r].delay_ms = r == again ? 200 : 0;
+        }
+        run_all(ones, 3);
+        check_good(ones, 3);
+    }
+    shell("rm -rf %s %s", folder, copy);
+}
+
+TEST(folder_files_of_another_secret_are_ignored) {
+    one ones[3];
+    new_folder();
+    make_job(ones, 2, secret);
+    ones[2] = rank_of(2, 1, "another secret, which is wrong");
+    ones[2].config.init_timeout_ms = 1500;
+    ones[0].config.init_timeout_ms = 700;
+    ones[1].delay_ms = 1500;
+    ones[1].config.init_timeout_ms = 100;
+    run_all(ones, 3);
+    CHECK_EQ(ones[0].status, DDL_ERR_TIMEOUT);
+    CHECK_STR(ones[0].why.text, "rank 1 of 2 has not come");
+    CHECK_EQ(ones[2].status, DDL_ERR_TIMEOUT);
+    shell("rm -rf %s%s", folder, "");
+}
+
+TEST(folder_duplicate_rank_is_told) {
+    one ones[4];
+    new_folder();
+    make_job(ones, 3, NULL);
+    ones[3] = rank_of(3, 1, NULL);
+    ones[3].delay_ms = 300;
+    ones[2].delay_ms = 900;
+    run_all(ones, 4);
+    CHECK_EQ(ones[0].status, DDL_OK);
+    CHECK_EQ(ones[2].status, DDL_OK);
+    CHECK(ones[0].table_right && ones[2].table_right);
+    CHECK_EQ((ones[1].status == DDL_OK) + (ones[3].status == DDL_OK), 1);
+    const one *loser = ones[1].status == DDL_OK ? &ones[3] : &ones[1];
+    CHECK_EQ(loser->status, DDL_ERR_CONFIG);
+    CHECK_STR(loser->why.text, "another process has come as rank 1");
+    shell("rm -rf %s%s", folder, "");
+}
+
+TEST(folder_that_cannot_be_used_is_named) {
+    one o = rank_of(2, 0, NULL);
+    snprintf(rendezvous, sizeof rendezvous, "file:///nonexistent/folder");
+    run_all(&o, 1);
+    CHECK_EQ(o.status, DDL_ERR_SYSTEM);
+    CHECK_STR(o.why.text, "/nonexistent/folder");
+    CHECK_STR(o.why.text, strerror(ENOENT));
+}
+
+/* ---- memory ---- */
+
+static int fail_at;
+static __thread int allocs; /* each rank counts for itself */
+static void *fail_alloc(void *user, size_t bytes) {
+    (void)user;
+    return allocs++ == fail_at ? NULL : malloc(bytes);
+}
+static void fail_free(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+/* Rank 0's n-th allocation fails: it says so, and the others do not hang. */
+TEST(out_of_memory_is_clean) {
+    ddl_status status = DDL_ERR_NOMEM;
+    for (fail_at = 0; status != DDL_OK && fail_at < 50; fail_at++) {
+        one ones[2];
+        new_place();
+        make_job(ones, 2, secret);
+        ones[0].config.allocator = (ddl_allocator){fail_alloc, fail_free, NULL};
+        ones[1].config.init_timeout_ms = 500;
+        LEAKS_NOTHING(run_all(ones, 2));
+        status = ones[0].status;
+        CHECK(status == DDL_OK || status == DDL_ERR_NOMEM);
+        CHECK(ones[1].status == DDL_OK || ones[1].status == DDL_ERR_TIMEOUT || ones[1].status == DDL_ERR_PEER);
+    }
+    CHECK(fail_at > 3 && fail_at < 50);
+}
