@@ -137,7 +137,8 @@ static bool check_bound(sim *s, const sim_rank *r) {
     for (uint32_t k = 0; k < r->plan.step_count; k++) {
         const ddl__step *step = &r->plan.steps[k];
         if (step->kind == DDL__SEND && (sent[step->peer] += step->bytes) > bound) {
-            return sim_fail(s, "rank %d sends rank %d more than %lld bytes", r->args.rank, step->peer, (long long)bound);
+            return sim_fail(s, "rank %d sends rank %d more than %lld bytes", r->args.rank, step->peer,
+                            (long long)bound);
         }
     }
     return true;
@@ -248,7 +249,8 @@ static void draw_hosts(sim_case *c, uint64_t *random) {
 static void draw_rest(sim_case *c, uint64_t *random) {
     c->seed = sim_random(random);
     /* One chunk to about twenty, of sizes that do not divide anything. */
-    c->chunk_bytes = 16 + 8 * (int64_t)(sim_random(random) % 8) + c->count * 8 / (1 + (int64_t)(sim_random(random) % 20));
+    int64_t chunks = 1 + (int64_t)(sim_random(random) % 20);
+    c->chunk_bytes = 16 + 8 * (int64_t)(sim_random(random) % 8) + c->count * 8 / chunks;
     c->in_place = sim_random(random) % 3 == 0 ? 0 : sim_random(random) % 2 == 0 ? ~0ull : sim_random(random);
     c->op = (sim_op)(sim_random(random) % 3);
     if (c->op == SIM_AFFINE && !ddl__algo_has(c->algo, DDL__KEEPS_ORDER)) {

@@ -11,6 +11,7 @@ static ddl__span ddl__bruck_block(const ddl__plan_args *args, int32_t position) 
     return ddl__block(args, (args->rank + position) % args->size);
 }
 
+/* Bytes of some positions together. */
 static int64_t ddl__bruck_bytes(const ddl__plan_args *args, int32_t from, int32_t positions) {
     int64_t bytes = 0;
     if (!ddl__kind_is_v(args->kind)) {
@@ -56,6 +57,7 @@ static void ddl__algo_all_gather_bruck(ddl__planner *p, const ddl__plan_args *ar
     }
 }
 
+/* As doubling, with every byte copied twice more. */
 static double ddl__cost_gather_bruck(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 3 * t->byte * t->crossing;
 }
@@ -79,6 +81,7 @@ static void ddl__algo_all_reduce_gather(ddl__planner *p, const ddl__plan_args *a
     ddl__plan_after(p, ddl__plan_copy(p, first, ddl__out, whole), heard);
 }
 
+/* ceil(log2 n) alpha + (n-1) M (beta + gamma): for short vectors only. */
 static double ddl__cost_all_reduce_gather(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce);
 }
@@ -94,6 +97,7 @@ typedef struct ddl__bruck_pack {
     int64_t block;
 } ddl__bruck_pack;
 
+/* Packs the runs of one round for sending, or puts what came back in their places; returns the bytes. */
 static int64_t ddl__bruck_move(ddl__planner *p, const ddl__bruck_pack *pack, int32_t bit, bool back) {
     int64_t at = 0;
     for (int32_t i = bit; i < p->args->size; i += 2 * bit) {
@@ -105,6 +109,8 @@ static int64_t ddl__bruck_move(ddl__planner *p, const ddl__bruck_pack *pack, int
     return at;
 }
 
+/* First IN is turned so that block i is the one that goes i ranks up; at the end block i is the one that came from i
+ * ranks below. Rounds wait for each other even where their blocks do not: the last one must tell of all ranks. */
 static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *args) {
     int32_t n = args->size, rank = args->rank;
     int64_t block = ddl__block_bytes(args);
@@ -134,6 +140,7 @@ static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *ar
 
 static bool ddl__can_all_to_all_bruck(const ddl__plan_args *args) { return args->kind == DDL_ALL_TO_ALL; }
 
+/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round */
 static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes / 2 * (3 * t->byte * t->crossing));
 }

@@ -18,6 +18,7 @@ typedef struct ddl__terms {
     double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
     double latency, byte, reduce; /* of the slowest link in use */
     double near_latency, near_byte;
+    double message; /* of a message that does not wait for the one before */
     double hosts, per_host;
     double crossing; /* how much slower a byte is when all ranks of a host send to others at once */
     double chunk;
@@ -78,25 +79,33 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->byte = model->s_per_byte[far] * (far ? 1 : turns);
     t->near_latency = (model->latency_s[0] + model->message_s) * turns;
     t->near_byte = model->s_per_byte[0] * turns;
+    t->message = model->message_s * turns;
     t->reduce = model->reduce_s_per_byte * turns;
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
 }
 
-/* An algorithm: a pure function from arguments to plan, with what choosing needs to know of it. It serves the v-form
- * of its kind too where v is set. */
+/* What an algorithm can do, and what it needs. */
+enum {
+    DDL__SERVES_V = 1,   /* the v-form of its kind too */
+    DDL__KEEPS_ORDER = 2, /* x0 op x1 op ...: the op need not be commutative */
+    /* And brackets from the left: the bits depend on the operands alone, not on group, transport or cuts. */
+    DDL__RANK_ORDER = 4 | DDL__KEEPS_ORDER,
+    DDL__FENCES = 8 /* needs a fence whatever the size */
+};
+
+/* An algorithm: a pure function from arguments to plan, with what choosing needs to know of it. */
 typedef struct ddl__algo {
     const char *name;
     ddl_kind kind;
-    bool v;
-    bool keeps_order; /* x0 op x1 op ..., so the op need not be commutative */
-    bool rank_order;  /* and bracketed from the left: the bits do not depend on anything but the operands */
-    bool fences;      /* needs a fence whatever the size */
+    uint32_t traits;
     bool (*can)(const ddl__plan_args *args); /* NULL: whenever the above fits */
     void (*plan)(ddl__planner *p, const ddl__plan_args *args);
-    double (*cost)(const ddl__terms *t);                 /* seconds, without a fence */
+    double (*cost)(const ddl__terms *t);               /* seconds, without a fence */
     int64_t (*peer_bytes)(const ddl__plan_args *args); /* a bound of what any rank sends to any one other */
 } ddl__algo;
+
+static bool ddl__algo_has(const ddl__algo *algo, uint32_t traits) { return (algo->traits & traits) == traits; }
 
 /* Bounds that several algorithms share. */
 static int64_t ddl__peer_nothing(const ddl__plan_args *args) {

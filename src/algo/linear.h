@@ -43,14 +43,12 @@ static void ddl__give_parts(ddl__planner *p, const ddl__cut *cut, uint32_t slot)
     const ddl__plan_args *args = p->args;
     for (int32_t i = 1; i < args->size; i++) {
         int32_t peer = (args->rank + i) % args->size;
-        ddl__span part = ddl__cut_part(cut, peer);
-        for (uint32_t c = 0; part.bytes > 0 && c < ddl__chunk_count(args, part.bytes); c++) {
-            ddl__plan_send(p, peer, slot + c, ddl__in, ddl__chunk(args, part, c));
-        }
+        ddl__send_chunks(p, peer, slot, ddl__in, ddl__cut_part(cut, peer));
     }
 }
 
-/* Reduces this rank's part of the cut into `last`; with slot after, each finished chunk is sent to all. */
+/* Reduces this rank's part of the cut into `last`; where results are shared, each chunk goes to all as soon as it is
+ * finished. */
 static void ddl__fold_part(ddl__planner *p, const ddl__cut *cut, uint32_t slot, ddl__place last, bool share,
                            uint32_t share_slot) {
     const ddl__plan_args *args = p->args;
@@ -74,16 +72,13 @@ static void ddl__algo_all_reduce_direct(ddl__planner *p, const ddl__plan_args *a
     ddl__fold_part(p, &cut, slot, ddl__out, true, slot + each);
     for (int32_t i = 1; i < args->size; i++) {
         int32_t peer = (args->rank - i + args->size) % args->size;
-        ddl__span part = ddl__cut_part(&cut, peer);
-        for (uint32_t c = 0; part.bytes > 0 && c < ddl__chunk_count(args, part.bytes); c++) {
-            ddl__plan_recv(p, peer, slot + each + c, ddl__out, ddl__chunk(args, part, c));
-        }
+        ddl__recv_chunks(p, peer, slot + each, ddl__out, ddl__cut_part(&cut, peer));
     }
 }
 
+/* Two hops whatever n is; messages leave one after the other. */
 static double ddl__cost_all_reduce_direct(const ddl__terms *t) {
-    double messages = DDL__MIN(t->n - 1, t->bytes);
-    return 2 * t->latency + messages * t->latency +
+    return 2 * t->latency + 2 * (t->n - 2) * t->message +
            (t->n - 1) / t->n * t->bytes * (2 * t->byte * t->crossing + t->reduce);
 }
 
@@ -100,8 +95,9 @@ static void ddl__algo_reduce_scatter_direct(ddl__planner *p, const ddl__plan_arg
     ddl__fold_part(p, &cut, slot, (ddl__place){DDL__OUT, -ddl__block(args, args->rank).at}, false, 0);
 }
 
+/* One hop, n - 1 messages one after the other. */
 static double ddl__cost_spread(const ddl__terms *t) {
-    return t->latency + (t->n - 1) * (t->latency / 2) + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
+    return t->latency + (t->n - 2) * t->message + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
 }
 
 static double ddl__cost_reduce_scatter_direct(const ddl__terms *t) {
@@ -124,11 +120,13 @@ static void ddl__algo_reduce_scatter_pairwise(ddl__planner *p, const ddl__plan_a
     }
 }
 
+/* (n-1) alpha + (n-1)/n M (beta + gamma) */
 static double ddl__cost_reduce_scatter_pairwise(const ddl__terms *t) {
     return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (t->byte * t->crossing + t->reduce);
 }
 
-/* all_gather */
+/* all_gather: in scratch the blocks stand in the order of the loop; nothing is copied to OUT, not even the own block,
+ * before all have come. */
 static void ddl__algo_all_gather_linear(ddl__planner *p, const ddl__plan_args *args) {
     int32_t n = args->size;
     ddl__span mine = ddl__block(args, args->rank);
@@ -152,7 +150,8 @@ static void ddl__algo_all_gather_linear(ddl__planner *p, const ddl__plan_args *a
     at = 0;
     for (int32_t i = 1; stage && i < n; i++) {
         ddl__span theirs = ddl__block(args, (args->rank - i + n) % n);
-        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__TMP, tmp.base + at - theirs.at}, ddl__out, theirs), join);
+        ddl__place from = {DDL__TMP, tmp.base + at - theirs.at};
+        ddl__plan_after(p, ddl__plan_copy(p, from, ddl__out, theirs), join);
         at += theirs.bytes;
     }
 }
@@ -165,6 +164,7 @@ typedef struct ddl__swap {
     ddl__place tmp;
 } ddl__swap;
 
+/* Step i exchanges with the ranks i above and below, so that nobody is everybody's target at once. */
 static void ddl__swap_blocks(ddl__planner *p, const ddl__swap *swap) {
     const ddl__plan_args *args = p->args;
     int32_t n = args->size;
@@ -193,6 +193,7 @@ static void ddl__swap_own(ddl__planner *p, uint32_t join, int64_t at) {
     }
 }
 
+/* All that comes, the own block included. */
 static int64_t ddl__recv_bytes(const ddl__plan_args *args) {
     int64_t bytes = 0;
     for (int32_t r = 0; r < args->size; r++) {
@@ -201,6 +202,7 @@ static int64_t ddl__recv_bytes(const ddl__plan_args *args) {
     return bytes;
 }
 
+/* The own block's place in scratch is behind those of the others. */
 static void ddl__swap_all(ddl__planner *p, bool in_turn) {
     const ddl__plan_args *args = p->args;
     int32_t n = args->size;
@@ -219,11 +221,13 @@ static void ddl__swap_all(ddl__planner *p, bool in_turn) {
     }
 }
 
+/* Everything at once: best when the network takes it. */
 static void ddl__algo_all_to_all_linear(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
     ddl__swap_all(p, false);
 }
 
+/* One pair at a time: slower for small blocks, but no rank is sent more than it takes. */
 static void ddl__algo_all_to_all_pairwise(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
     ddl__swap_all(p, true);
@@ -303,7 +307,7 @@ static void ddl__algo_reduce_direct(ddl__planner *p, const ddl__plan_args *args)
 }
 
 static double ddl__cost_reduce_direct(const ddl__terms *t) {
-    return t->n * t->latency + (t->n - 1) * t->bytes * (t->byte + t->reduce);
+    return t->latency + (t->n - 2) * t->message + (t->n - 1) * t->bytes * (t->byte + t->reduce);
 }
 
 #endif /* DDL_ALGO_LINEAR_H */

@@ -10,6 +10,7 @@ typedef struct ddl__ring {
     int32_t size, index, prev, next; /* index of this rank in the ring; prev and next are ranks */
 } ddl__ring;
 
+/* All ranks of the group, in order. Launchers number ranks by host, so only one link of the ring leaves each host. */
 static ddl__ring ddl__ring_all(const ddl__plan_args *args) {
     return (ddl__ring){args->size, args->rank, (args->rank + args->size - 1) % args->size,
                        (args->rank + 1) % args->size};
@@ -43,6 +44,7 @@ typedef struct ddl__flow {
     int64_t turn_bytes;
 } ddl__flow;
 
+/* A part is received in one round and leaves in the next, while the other half of the scratch takes the next part. */
 static ddl__place ddl__flow_work(const ddl__flow *flow, int32_t round, ddl__span part) {
     if (flow->turn_bytes == 0) {
         return flow->work;
@@ -50,8 +52,12 @@ static ddl__place ddl__flow_work(const ddl__flow *flow, int32_t round, ddl__span
     return (ddl__place){flow->work.space, flow->work.base + round % 2 * flow->turn_bytes - part.at};
 }
 
-/* Each part travels around the ring once and collects every member's contribution; part i ends at member i. Empty
- * parts do not travel. Every chunk moves on as soon as it is reduced. */
+/* Each part travels around the ring once and collects every member's contribution; part i ends at member i. In round s
+ * member i sends part i - s - 1 and takes part i - s - 2; with three members:
+ *     round 0:  0 sends part 2 to 1, 1 sends part 0 to 2, 2 sends part 1 to 0
+ *     round 1:  0 sends part 1 to 1, 1 sends part 2 to 2, 2 sends part 0 to 0
+ * Empty parts do not travel. Every chunk moves on as soon as it is reduced. One member reduces a part at a time, so all
+ * ranks get the same bits. */
 static void ddl__ring_reduce_scatter(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__flow flow) {
     uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
     for (int32_t s = 0; s + 1 < ring->size; s++, slot += each) {
@@ -59,36 +65,21 @@ static void ddl__ring_reduce_scatter(ddl__planner *p, const ddl__ring *ring, con
         ddl__span in = ddl__cut_part(cut, (ring->index - s - 2 + 2 * ring->size) % ring->size);
         ddl__place from = s == 0 ? flow.own : ddl__flow_work(&flow, s - 1, out);
         ddl__place to = s + 2 == ring->size ? flow.last : ddl__flow_work(&flow, s, in);
-        for (uint32_t c = 0; c < each; c++) {
-            ddl__span chunk = ddl__chunk(cut->args, out, c);
-            if (chunk.bytes > 0) {
-                ddl__plan_send(p, ring->next, slot + c, from, chunk);
-            }
-            chunk = ddl__chunk(cut->args, in, c);
-            if (chunk.bytes > 0) {
-                ddl__plan_recv_reduce(p, ring->prev, slot + c, flow.own, to, chunk, 0);
-            }
-        }
+        ddl__send_chunks(p, ring->next, slot, from, out);
+        ddl__recv_reduce_chunks(p, ring->prev, slot, flow.own, to, in, 0);
     }
 }
 
-/* Each part travels around the ring once; all of them end in `to`. */
+/* Each part travels around the ring once, unchanged; all of them end in `to`. Round s: send part i - s, take part
+ * i - s - 1. */
 static void ddl__ring_all_gather(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__place own,
                                  ddl__place to) {
     uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
     for (int32_t s = 0; s + 1 < ring->size; s++, slot += each) {
         ddl__span out = ddl__cut_part(cut, (ring->index - s + ring->size) % ring->size);
         ddl__span in = ddl__cut_part(cut, (ring->index - s - 1 + ring->size) % ring->size);
-        for (uint32_t c = 0; c < each; c++) {
-            ddl__span chunk = ddl__chunk(cut->args, out, c);
-            if (chunk.bytes > 0) {
-                ddl__plan_send(p, ring->next, slot + c, s == 0 ? own : to, chunk);
-            }
-            chunk = ddl__chunk(cut->args, in, c);
-            if (chunk.bytes > 0) {
-                ddl__plan_recv(p, ring->prev, slot + c, to, chunk);
-            }
-        }
+        ddl__send_chunks(p, ring->next, slot, s == 0 ? own : to, out);
+        ddl__recv_chunks(p, ring->prev, slot, to, in);
     }
 }
 
@@ -102,6 +93,7 @@ static void ddl__algo_all_reduce_ring(ddl__planner *p, const ddl__plan_args *arg
     ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
 }
 
+/* 2 (n-1) alpha + 2 (n-1)/n M beta + (n-1)/n M gamma: no algorithm sends fewer bytes. */
 static double ddl__cost_all_reduce_ring(const ddl__terms *t) {
     return 2 * (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (2 * t->byte + t->reduce);
 }
@@ -118,11 +110,12 @@ static void ddl__algo_all_gather_ring(ddl__planner *p, const ddl__plan_args *arg
     }
 }
 
+/* (n-1) alpha + (n-1)/n M beta, M being all blocks together */
 static double ddl__cost_gather_ring(const ddl__terms *t) {
     return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * t->byte;
 }
 
-/* reduce_scatter */
+/* reduce_scatter: OUT takes nothing but the last message of the own block's round trip, which tells of every rank. */
 static void ddl__algo_reduce_scatter_ring(ddl__planner *p, const ddl__plan_args *args) {
     ddl__ring ring = ddl__ring_all(args);
     ddl__cut cut = {args, true, {0, 0}, args->size};
@@ -144,6 +137,7 @@ static ddl__span ddl__subtree(const ddl__plan_args *args, int32_t rank) {
     return ddl__span_parts(ddl__whole(args), args->size, v, end, args->element_bytes);
 }
 
+/* Positions by distance from the root, as in the tree, so that parts need not move between the two halves. */
 static ddl__ring ddl__ring_from_root(const ddl__plan_args *args) {
     ddl__ring ring = ddl__ring_all(args);
     ring.index = (args->rank - args->root + args->size) % args->size;
@@ -154,18 +148,19 @@ static ddl__ring ddl__ring_from_root(const ddl__plan_args *args) {
  * collective communication library", 1994). Two neighbours write OUT, hence the fence. */
 static void ddl__algo_broadcast_scatter(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
-    uint32_t slot = ddl__plan_slots(p, 1);
+    uint32_t slot = ddl__plan_slots(p, ddl__chunk_count(args, ddl__whole(args).bytes));
     if (tree.parent >= 0) {
-        ddl__plan_recv(p, tree.parent, slot, ddl__out, ddl__subtree(args, args->rank));
+        ddl__recv_chunks(p, tree.parent, slot, ddl__out, ddl__subtree(args, args->rank));
     }
     for (int32_t i = tree.child_count - 1; i >= 0; i--) {
-        ddl__plan_send(p, tree.child[i], slot, ddl__out, ddl__subtree(args, tree.child[i]));
+        ddl__send_chunks(p, tree.child[i], slot, ddl__out, ddl__subtree(args, tree.child[i]));
     }
     ddl__ring ring = ddl__ring_from_root(args);
     ddl__cut cut = {args, false, ddl__whole(args), args->size};
     ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
 }
 
+/* (ceil(log2 n) + n - 1) alpha + 2 (n-1)/n M beta */
 static double ddl__cost_broadcast_scatter(const ddl__terms *t) {
     return (t->rounds + t->n - 1) * t->latency + 2 * (t->n - 1) / t->n * t->bytes * t->byte;
 }
@@ -178,12 +173,12 @@ static void ddl__algo_reduce_scatter_gather(ddl__planner *p, const ddl__plan_arg
     ddl__place work = args->rank == args->root ? ddl__out : ddl__plan_tmp(p, cut.whole);
     ddl__ring_reduce_scatter(p, &ring, &cut, (ddl__flow){ddl__in, work, work, 0});
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
-    uint32_t slot = ddl__plan_slots(p, 1);
+    uint32_t slot = ddl__plan_slots(p, ddl__chunk_count(args, cut.whole.bytes));
     for (int32_t i = 0; i < tree.child_count; i++) {
-        ddl__plan_recv(p, tree.child[i], slot, work, ddl__subtree(args, tree.child[i]));
+        ddl__recv_chunks(p, tree.child[i], slot, work, ddl__subtree(args, tree.child[i]));
     }
     if (tree.parent >= 0) {
-        ddl__plan_send(p, tree.parent, slot, work, ddl__subtree(args, args->rank));
+        ddl__send_chunks(p, tree.parent, slot, work, ddl__subtree(args, args->rank));
     }
 }
 
@@ -257,6 +252,8 @@ static void ddl__algo_all_reduce_hierarchy(ddl__planner *p, const ddl__plan_args
     ddl__ring_all_gather(p, &inside, &cut, ddl__out, ddl__out);
 }
 
+/* BlueConnect's sum over both levels. All ranks of a host use its link at once, each for M / per_host bytes, so the
+ * link carries M in all. */
 static double ddl__cost_all_reduce_hierarchy(const ddl__terms *t) {
     double l = t->per_host, h = t->hosts;
     double inside = 2 * (l - 1) * t->near_latency + (l - 1) / l * t->bytes * (2 * t->near_byte + t->reduce);

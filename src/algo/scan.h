@@ -6,7 +6,7 @@
 
 /* Recursive doubling of prefixes: Hillis and Steele, "Data parallel algorithms", CACM 29, 1986. After round k a rank
  * has the result of itself and the 2^(k+1) - 1 ranks below it. `first` is the lowest rank that takes part; `at` is
- * where this rank's operand is. Each result goes beside its operand, which may still be leaving; the last one is OUT. */
+ * where this rank's operand is. Each result goes beside its operand, which may still be leaving; the last is OUT. */
 static void ddl__scan_doubling(ddl__planner *p, int32_t first, uint32_t slot, ddl__place at, ddl__span whole) {
     int32_t n = p->args->size, rank = p->args->rank, k = 0;
     ddl__place beside[2] = {ddl__in, ddl__in};
@@ -26,6 +26,7 @@ static void ddl__scan_doubling(ddl__planner *p, int32_t first, uint32_t slot, dd
     }
 }
 
+/* Rank 0 hears of nobody and may write at once. */
 static void ddl__algo_scan_doubling(ddl__planner *p, const ddl__plan_args *args) {
     uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(args->size));
     ddl__scan_doubling(p, 0, slot, ddl__in, ddl__whole(args));
@@ -49,6 +50,7 @@ static void ddl__algo_exscan_doubling(ddl__planner *p, const ddl__plan_args *arg
     ddl__scan_doubling(p, 1, slot + 1, at, whole);
 }
 
+/* ceil(log2 n) (alpha + M (beta + gamma)) */
 static double ddl__cost_scan_doubling(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
 }
@@ -135,6 +137,7 @@ static void ddl__spread_copy(ddl__planner *p, ddl__place tmp, bool unpack, uint3
     }
 }
 
+/* Each rank gives its whole subtree to its parent in one message. The root unpacks when it has heard all children. */
 static void ddl__algo_gather_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);
@@ -160,10 +163,12 @@ static void ddl__algo_gather_tree(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* ceil(log2 n) alpha + (n-1)/n M beta at the root, and the copy in and out of scratch */
 static double ddl__cost_spread_tree(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 2 * t->byte;
 }
 
+/* The same downwards: the root packs, each child takes the run of its subtree out of what came. */
 static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);

@@ -4,79 +4,78 @@
 
 #include "scan.h"
 
-/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO. */
+/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO.
+ * Each kind has one that serves every call: any number of ranks, ops that do not commute, rank order, the v-form; so
+ * that choosing cannot fail. */
 static const ddl__algo ddl__algos[] = {
-    {"dissemination", DDL_BARRIER, false, true, true, true, NULL, ddl__algo_barrier, ddl__cost_barrier,
+    {"dissemination", DDL_BARRIER, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_barrier, ddl__cost_barrier,
      ddl__peer_nothing},
-    {"tree", DDL_BROADCAST, false, true, true, false, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree,
+    {"tree", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree, ddl__peer_once},
+    {"chain", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
      ddl__peer_once},
-    {"chain", DDL_BROADCAST, false, true, true, false, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
-     ddl__peer_once},
-    {"scatter_all_gather", DDL_BROADCAST, false, true, true, true, NULL, ddl__algo_broadcast_scatter,
+    {"scatter_all_gather", DDL_BROADCAST, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_broadcast_scatter,
      ddl__cost_broadcast_scatter, ddl__peer_twice},
-    {"double_tree", DDL_BROADCAST, false, true, true, true, NULL, ddl__algo_broadcast_double_tree,
+    {"double_tree", DDL_BROADCAST, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_broadcast_double_tree,
      ddl__cost_broadcast_double_tree, ddl__peer_once},
-    {"tree", DDL_REDUCE, false, true, false, false, NULL, ddl__algo_reduce_tree, ddl__cost_reduce_tree,
-     ddl__peer_once},
-    {"chain", DDL_REDUCE, false, false, false, false, NULL, ddl__algo_reduce_chain, ddl__cost_reduce_chain,
-     ddl__peer_once},
-    {"reduce_scatter_gather", DDL_REDUCE, false, false, false, true, NULL, ddl__algo_reduce_scatter_gather,
+    {"tree", DDL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_reduce_tree, ddl__cost_reduce_tree, ddl__peer_once},
+    {"chain", DDL_REDUCE, 0, NULL, ddl__algo_reduce_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"reduce_scatter_gather", DDL_REDUCE, DDL__FENCES, NULL, ddl__algo_reduce_scatter_gather,
      ddl__cost_reduce_scatter_gather, ddl__peer_twice},
-    {"double_tree", DDL_REDUCE, false, false, false, true, NULL, ddl__algo_reduce_double_tree,
-     ddl__cost_reduce_double_tree, ddl__peer_once},
-    {"direct", DDL_REDUCE, false, true, true, false, NULL, ddl__algo_reduce_direct, ddl__cost_reduce_direct,
+    {"double_tree", DDL_REDUCE, DDL__FENCES, NULL, ddl__algo_reduce_double_tree, ddl__cost_reduce_double_tree,
      ddl__peer_once},
-    {"recursive_doubling", DDL_ALL_REDUCE, false, true, false, false, NULL, ddl__algo_all_reduce_doubling,
+    {"direct", DDL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_reduce_direct, ddl__cost_reduce_direct, ddl__peer_once},
+    {"recursive_doubling", DDL_ALL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_all_reduce_doubling,
      ddl__cost_all_reduce_doubling, ddl__peer_once},
-    {"halving_doubling", DDL_ALL_REDUCE, false, true, false, false, NULL, ddl__algo_all_reduce_halving,
+    {"halving_doubling", DDL_ALL_REDUCE, DDL__KEEPS_ORDER, NULL, ddl__algo_all_reduce_halving,
      ddl__cost_all_reduce_halving, ddl__peer_once},
-    {"ring", DDL_ALL_REDUCE, false, false, false, false, NULL, ddl__algo_all_reduce_ring, ddl__cost_all_reduce_ring,
-     ddl__peer_twice},
-    {"double_tree", DDL_ALL_REDUCE, false, false, false, true, NULL, ddl__algo_all_reduce_double_tree,
+    {"ring", DDL_ALL_REDUCE, 0, NULL, ddl__algo_all_reduce_ring, ddl__cost_all_reduce_ring, ddl__peer_twice},
+    {"double_tree", DDL_ALL_REDUCE, DDL__FENCES, NULL, ddl__algo_all_reduce_double_tree,
      ddl__cost_all_reduce_double_tree, ddl__peer_twice},
-    {"hierarchical", DDL_ALL_REDUCE, false, false, false, true, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
+    {"hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
      ddl__cost_all_reduce_hierarchy, ddl__peer_twice},
-    {"direct", DDL_ALL_REDUCE, false, true, true, false, NULL, ddl__algo_all_reduce_direct,
-     ddl__cost_all_reduce_direct, ddl__peer_parts},
-    {"all_gather", DDL_ALL_REDUCE, false, true, true, false, NULL, ddl__algo_all_reduce_gather,
-     ddl__cost_all_reduce_gather, ddl__peer_half_of_all},
-    {"linear", DDL_GATHER, true, true, true, false, NULL, ddl__algo_gather_linear, ddl__cost_spread, ddl__peer_block},
-    {"tree", DDL_GATHER, true, true, true, false, NULL, ddl__algo_gather_tree, ddl__cost_spread_tree, ddl__peer_once},
-    {"linear", DDL_SCATTER, true, true, true, false, NULL, ddl__algo_scatter_linear, ddl__cost_spread,
+    {"direct", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_direct, ddl__cost_all_reduce_direct,
+     ddl__peer_parts},
+    {"all_gather", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_gather, ddl__cost_all_reduce_gather,
+     ddl__peer_half_of_all},
+    {"linear", DDL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_gather_linear, ddl__cost_spread,
      ddl__peer_block},
-    {"tree", DDL_SCATTER, true, true, true, false, NULL, ddl__algo_scatter_tree, ddl__cost_spread_tree,
+    {"tree", DDL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_gather_tree, ddl__cost_spread_tree,
      ddl__peer_once},
-    {"linear", DDL_ALL_GATHER, true, true, true, false, NULL, ddl__algo_all_gather_linear, ddl__cost_spread,
+    {"linear", DDL_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_scatter_linear, ddl__cost_spread,
      ddl__peer_block},
-    {"recursive_doubling", DDL_ALL_GATHER, false, true, true, false, ddl__can_all_gather_doubling,
+    {"tree", DDL_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_scatter_tree, ddl__cost_spread_tree,
+     ddl__peer_once},
+    {"linear", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_gather_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"recursive_doubling", DDL_ALL_GATHER, DDL__RANK_ORDER, ddl__can_all_gather_doubling,
      ddl__algo_all_gather_doubling, ddl__cost_gather_doubling, ddl__peer_once},
-    {"bruck", DDL_ALL_GATHER, true, true, true, false, NULL, ddl__algo_all_gather_bruck, ddl__cost_gather_bruck,
-     ddl__peer_once},
-    {"ring", DDL_ALL_GATHER, true, true, true, true, NULL, ddl__algo_all_gather_ring, ddl__cost_gather_ring,
-     ddl__peer_once},
-    {"recursive_halving", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_halving,
+    {"bruck", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_gather_bruck,
+     ddl__cost_gather_bruck, ddl__peer_once},
+    {"ring", DDL_ALL_GATHER, DDL__SERVES_V | DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_all_gather_ring,
+     ddl__cost_gather_ring, ddl__peer_once},
+    {"recursive_halving", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_halving,
      ddl__cost_reduce_scatter_halving, ddl__peer_once},
-    {"pairwise", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_pairwise,
+    {"pairwise", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_pairwise,
      ddl__cost_reduce_scatter_pairwise, ddl__peer_block},
-    {"ring", DDL_REDUCE_SCATTER, true, false, false, false, NULL, ddl__algo_reduce_scatter_ring,
-     ddl__cost_reduce_scatter_ring, ddl__peer_once},
-    {"direct", DDL_REDUCE_SCATTER, true, true, true, false, NULL, ddl__algo_reduce_scatter_direct,
-     ddl__cost_reduce_scatter_direct, ddl__peer_block},
-    {"linear", DDL_ALL_TO_ALL, true, true, true, false, NULL, ddl__algo_all_to_all_linear, ddl__cost_spread,
-     ddl__peer_block},
-    {"bruck", DDL_ALL_TO_ALL, false, true, true, false, ddl__can_all_to_all_bruck, ddl__algo_all_to_all_bruck,
-     ddl__cost_all_to_all_bruck, ddl__peer_half_of_all},
-    {"pairwise", DDL_ALL_TO_ALL, true, true, true, false, NULL, ddl__algo_all_to_all_pairwise,
-     ddl__cost_all_to_all_pairwise, ddl__peer_block},
-    {"recursive_doubling", DDL_SCAN, false, true, false, false, NULL, ddl__algo_scan_doubling,
-     ddl__cost_scan_doubling, ddl__peer_once},
-    {"chain", DDL_SCAN, false, true, true, false, NULL, ddl__algo_scan_chain, ddl__cost_reduce_chain, ddl__peer_once},
-    {"recursive_doubling", DDL_EXSCAN, false, true, false, false, NULL, ddl__algo_exscan_doubling,
-     ddl__cost_scan_doubling, ddl__peer_twice},
-    {"chain", DDL_EXSCAN, false, true, true, false, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain,
+    {"ring", DDL_REDUCE_SCATTER, DDL__SERVES_V, NULL, ddl__algo_reduce_scatter_ring, ddl__cost_reduce_scatter_ring,
      ddl__peer_once},
+    {"direct", DDL_REDUCE_SCATTER, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_reduce_scatter_direct,
+     ddl__cost_reduce_scatter_direct, ddl__peer_block},
+    {"linear", DDL_ALL_TO_ALL, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_to_all_linear, ddl__cost_spread,
+     ddl__peer_block},
+    {"bruck", DDL_ALL_TO_ALL, DDL__RANK_ORDER, ddl__can_all_to_all_bruck, ddl__algo_all_to_all_bruck,
+     ddl__cost_all_to_all_bruck, ddl__peer_half_of_all},
+    {"pairwise", DDL_ALL_TO_ALL, DDL__SERVES_V | DDL__RANK_ORDER, NULL, ddl__algo_all_to_all_pairwise,
+     ddl__cost_all_to_all_pairwise, ddl__peer_block},
+    {"recursive_doubling", DDL_SCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_scan_doubling, ddl__cost_scan_doubling,
+     ddl__peer_once},
+    {"chain", DDL_SCAN, DDL__RANK_ORDER, NULL, ddl__algo_scan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"recursive_doubling", DDL_EXSCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_exscan_doubling, ddl__cost_scan_doubling,
+     ddl__peer_twice},
+    {"chain", DDL_EXSCAN, DDL__RANK_ORDER, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain, ddl__peer_once},
 };
 
+/* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
         const ddl__algo *algo = &ddl__algos[i];
@@ -90,13 +89,17 @@ static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
 /* Whether an algorithm gives the right result for a call. rank_order: only those whose bits are those of
  * ((x0 op x1) op x2) ...; with up to three ranks, keeping the order leaves no other bracketing. */
 static bool ddl__algo_can(const ddl__algo *algo, const ddl__plan_args *args, bool rank_order) {
-    if (algo->kind != ddl__kind_base(args->kind) || (ddl__kind_is_v(args->kind) && !algo->v)) {
+    if (algo->kind != ddl__kind_base(args->kind)) {
         return false;
     }
-    if (!args->commutative && !algo->keeps_order) {
+    if (ddl__kind_is_v(args->kind) && !ddl__algo_has(algo, DDL__SERVES_V)) {
         return false;
     }
-    if (rank_order && !algo->rank_order && !(algo->keeps_order && args->size <= 3)) {
+    if (!args->commutative && !ddl__algo_has(algo, DDL__KEEPS_ORDER)) {
+        return false;
+    }
+    uint32_t order = args->size <= 3 ? DDL__KEEPS_ORDER : DDL__RANK_ORDER;
+    if (rank_order && !ddl__algo_has(algo, order)) {
         return false;
     }
     return algo->can == NULL || algo->can(args);
@@ -104,7 +107,7 @@ static bool ddl__algo_can(const ddl__algo *algo, const ddl__plan_args *args, boo
 
 /* In an all_to_allv nobody knows how much others send, so nobody could decide alike without a fence. */
 static bool ddl__algo_fences(const ddl__algo *algo, const ddl__plan_args *args) {
-    return algo->fences || args->kind == DDL_ALL_TO_ALLV;
+    return ddl__algo_has(algo, DDL__FENCES) || args->kind == DDL_ALL_TO_ALLV;
 }
 
 /* A group of one: the operand is the result. In place only an all_to_allv can have to move it. */

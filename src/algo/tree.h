@@ -5,6 +5,27 @@
 
 #include "cost.h"
 
+/* A span as messages of one chunk each, in slots from `slot` on, so that what comes after can begin with the first
+ * chunk. Nothing for an empty span: where these are used, both ends know that it is empty. */
+static void ddl__send_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__span span) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_send(p, peer, slot + c, src, ddl__chunk(p->args, span, c));
+    }
+}
+
+static void ddl__recv_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place dst, ddl__span span) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_recv(p, peer, slot + c, dst, ddl__chunk(p->args, span, c));
+    }
+}
+
+static void ddl__recv_reduce_chunks(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__place dst,
+                                    ddl__span span, uint8_t flags) {
+    for (uint32_t c = 0; span.bytes > 0 && c < ddl__chunk_count(p->args, span.bytes); c++) {
+        ddl__plan_recv_reduce(p, peer, slot + c, src, dst, ddl__chunk(p->args, span, c), flags);
+    }
+}
+
 #define DDL__MAX_CHILDREN 32
 
 /* One rank's place in a tree. Children stand in the order in which they are reduced. */
@@ -28,6 +49,7 @@ static ddl__tree ddl__tree_binomial(int32_t size, int32_t rank, int32_t root) {
     return tree;
 }
 
+/* A line that begins at the root: everybody passes on to the next rank, so each link carries the data once. */
 static ddl__tree ddl__tree_chain(int32_t size, int32_t rank, int32_t root) {
     int32_t v = (rank - root + size) % size;
     ddl__tree tree = {.parent = v == 0 ? -1 : (rank - 1 + size) % size};
@@ -121,6 +143,8 @@ typedef struct ddl__window {
     ddl__place at[DDL__WINDOW];
 } ddl__window;
 
+/* No more of them than there are chunks. The builder makes a chunk wait until the one whose place it takes has left:
+ * scratch stays small, however long the vector is, and the pipeline is at most this deep. */
 static ddl__window ddl__plan_window(ddl__planner *p, uint32_t chunks, int64_t chunk_bytes) {
     ddl__window window = {0};
     for (uint32_t i = 0; i < DDL__MIN(chunks, (uint32_t)DDL__WINDOW); i++) {
@@ -135,6 +159,7 @@ static ddl__place ddl__window_place(const ddl__window *window, uint32_t index, d
     return place;
 }
 
+/* slots: one for each chunk */
 static void ddl__plan_tree_broadcast(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree,
                                      ddl__span span) {
     uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
@@ -143,6 +168,7 @@ static void ddl__plan_tree_broadcast(ddl__planner *p, const ddl__plan_args *args
     }
 }
 
+/* The same upwards. Leaves send straight from IN and need no scratch. */
 static void ddl__plan_tree_reduce(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree, ddl__span span) {
     uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
     ddl__window window = {0};
@@ -157,6 +183,7 @@ static void ddl__plan_tree_reduce(ddl__planner *p, const ddl__plan_args *args, c
 
 static ddl__span ddl__whole(const ddl__plan_args *args) { return (ddl__span){0, args->count * args->element_bytes}; }
 
+/* The part of the vector that goes through one of the two trees; the second may be empty, and is then a signal. */
 static ddl__span ddl__tree_half(const ddl__plan_args *args, int32_t half) {
     return ddl__span_part(ddl__whole(args), 2, half, args->element_bytes);
 }
@@ -169,15 +196,19 @@ static void ddl__algo_barrier(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
 }
 
+/* Costs below are those of the sources, in Hockney's terms: alpha is t->latency, beta t->byte, gamma t->reduce; M is
+ * t->bytes. ceil(log2 n) alpha. */
 static double ddl__cost_barrier(const ddl__terms *t) { return t->rounds * t->latency; }
 
 /* broadcast */
 
+/* Whole or in chunks: a rank gives its first child the second chunk while that child passes on the first. */
 static void ddl__algo_broadcast_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
 }
 
+/* ceil(log2 n) (alpha + M beta): the root sends everything to each of its children. */
 static double ddl__cost_broadcast_tree(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * t->byte);
 }
@@ -193,6 +224,7 @@ static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
     return chunks < 1 ? 1 : chunks;
 }
 
+/* k chunks: the last one has to wait for k - 1 others at the root, then passes n - 1 links. */
 static double ddl__cost_broadcast_chain(const ddl__terms *t) {
     double chunks = ddl__cost_chunks(t, t->bytes);
     return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * t->byte);
@@ -232,10 +264,13 @@ static void ddl__algo_reduce_tree(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* ceil(log2 n) (alpha + M (beta + gamma)) */
 static double ddl__cost_reduce_tree(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
 }
 
+/* From the far end of the line towards the root. Operands come in the order x_root, x_root+1, ... around, so the op
+ * must commute. */
 static void ddl__algo_reduce_chain(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
     ddl__plan_tree_reduce(p, args, &tree, ddl__whole(args));
@@ -246,6 +281,7 @@ static double ddl__cost_reduce_chain(const ddl__terms *t) {
     return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * (t->byte + t->reduce));
 }
 
+/* Reductions from two sides into one OUT: the fence comes first. The second tree does not keep the order of ranks. */
 static void ddl__algo_reduce_double_tree(ddl__planner *p, const ddl__plan_args *args) {
     for (int32_t half = 0; half < 2; half++) {
         ddl__tree tree = ddl__tree_double(args->size, args->rank, args->root, half == 1);
@@ -273,6 +309,7 @@ static void ddl__algo_all_reduce_double_tree(ddl__planner *p, const ddl__plan_ar
     }
 }
 
+/* Up and down overlap but for the first chunks: the way down adds its latency, and its bytes again. */
 static double ddl__cost_all_reduce_double_tree(const ddl__terms *t) {
     return ddl__cost_reduce_double_tree(t) + t->rounds * t->latency + t->bytes * t->byte * t->crossing;
 }
