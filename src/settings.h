@@ -8,8 +8,8 @@
 #include "settings/secret.h"
 
 typedef struct ddl__settings {
-    ddl__launch launch; /* rank, world, local_rank, local_world */
-    ddl__meeting_place place;   /* where the ranks meet */
+    ddl__launch launch;       /* rank, world, local_rank, local_world */
+    ddl__meeting_place place; /* where the ranks meet */
     ddl_exchange_fn exchange;
     void *exchange_user;
     const uint8_t *secret; /* NULL: the job has none */
@@ -17,7 +17,7 @@ typedef struct ddl__settings {
     const char *secret_source; /* for messages: "DDL_SECRET_FILE" */
     char *job;                 /* NULL: not told */
     uint64_t job_id;           /* its hash; 0 without one */
-    char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm; /* NULL: not told */
+    char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm, *tune_cache; /* NULL: not told */
     char *port_range;
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
@@ -30,7 +30,7 @@ typedef struct ddl__settings {
 /* Frees what the settings hold; the secret is wiped first. All zero afterwards. */
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
     char **texts[] = {&s->place.host, &s->place.folder, &s->job,         &s->interface_name, &s->advertise,
-                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm,      &s->port_range};
+                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm, &s->tune_cache,      &s->port_range};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }
@@ -62,14 +62,9 @@ static ddl_status ddl__settings_base(const ddl_config *config, ddl__base *base, 
 /* Jobs that share a host, port or folder are told apart by a hash of the job's name. */
 static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, ddl__settings *out, ddl__sentence *why) {
     const char *job = config->job != NULL && config->job[0] != 0 ? config->job : ddl__setting_env("DDL_JOB");
-    char slurm[80];
-    if (job == NULL) {
-        job = ddl__env("TORCHELASTIC_RUN_ID");
-    }
-    if (job == NULL && strcmp(out->launch.by, "Slurm") == 0 && ddl__env("SLURM_JOB_ID") != NULL) {
-        const char *step = ddl__env("SLURM_STEP_ID");
-        snprintf(slurm, sizeof slurm, "slurm-%.30s.%.30s", ddl__env("SLURM_JOB_ID"), step != NULL ? step : "0");
-        job = slurm;
+    char launched[512];
+    if (job == NULL && ddl__launch_job(&out->launch, launched, sizeof launched)) {
+        job = launched;
     }
     if (job == NULL) {
         return DDL_OK;
@@ -104,6 +99,7 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
     DDL__TRY(ddl__pick_text(base, c->plugins, "DDL_PLUGINS", &out->plugins, why));
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_PLUGIN_PATH", &out->plugin_path, why));
     DDL__TRY(ddl__pick_text(base, c->algorithm, "DDL_ALGO", &out->algorithm, why));
+    DDL__TRY(ddl__pick_text(base, NULL, "DDL_TUNE_CACHE", &out->tune_cache, why));
     return out->port_range == NULL ? DDL_OK
                                    : ddl__parse_port_range(out->port_range, &out->port_first, &out->port_last, why);
 }
@@ -128,11 +124,11 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__settings_base(config, base, why));
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
-    DDL__TRY(ddl__place_find(base, config, &out->launch, &out->place, why));
+    DDL__TRY(ddl__settings_job(config, base, out, why));
+    DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {
         out->place.kind = DDL__MEET_ALONE;
     }
-    DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__settings_texts(config, base, out, why));
     DDL__TRY(ddl__settings_numbers(config, out, why));
     ddl__secret secret = {NULL, 0, NULL};

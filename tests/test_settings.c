@@ -291,6 +291,55 @@ TEST(slurm_names_the_host_of_rank_0) {
     }
 }
 
+/* mpirun and srun on one host need no address: all ranks know one name for the job. */
+TEST(launchers_on_one_host_need_no_address) {
+    static const char *const cases[][2] = {
+        {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=n7", "mpi-n7"},
+        {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_JOB_ID=4 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=n1",
+         "slurm-4.2"},
+        {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2 DDL_JOB=mine", "mine"}};
+    static const char *const remote[] = {
+        "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=n7",
+        "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2", /* the job has no name */
+        "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=4 SLURM_STEP_NODELIST=n1",
+        "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2"};
+    ddl__settings s;
+    for (size_t i = 0; i < DDL__COUNT_OF(cases); i++) {
+        env_set(cases[i][0]);
+        CHECK_EQ(read_with(NULL, &s), DDL_OK);
+        CHECK(s.place.kind == DDL__MEET_TCP && s.place.port == 0);
+        CHECK_EQ(s.job, cases[i][1]);
+        done(&s);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(remote); i++) {
+        env_set(remote[i]);
+        CHECK_EQ(read_with(NULL, &s), DDL_ERR_CONFIG);
+        CHECK_STR(why.text, "MASTER_");
+    }
+}
+
+TEST(ancestors_are_found_by_name) {
+    char program[64];
+    CHECK(ddl__read_text("/proc/self/comm", program, sizeof program) > 0);
+    program[strcspn(program, "\n")] = 0;
+    long self = (long)getpid(), found[2] = {-1, -1};
+    int ends[2];
+    CHECK_EQ(pipe(ends), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        found[0] = ddl__ancestor(program);
+        found[1] = ddl__ancestor("no such program");
+        _exit(write(ends[1], found, sizeof found) == (ssize_t)sizeof found ? 0 : 1);
+    }
+    CHECK_EQ(read(ends[0], found, sizeof found), (ssize_t)sizeof found);
+    waitpid(pid, NULL, 0);
+    close(ends[0]);
+    close(ends[1]);
+    CHECK_EQ(found[0], self);
+    CHECK_EQ(found[1], 0);
+}
+
 TEST(torchrun_keeps_its_own_port) {
     ddl__settings s;
     env_set("RANK=1 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=run7 TORCHELASTIC_USE_AGENT_STORE=True" MASTER);

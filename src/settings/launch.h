@@ -2,6 +2,7 @@
 #ifndef DDL_SETTINGS_LAUNCH_H
 #define DDL_SETTINGS_LAUNCH_H
 
+#include "machine.h"
 #include "table.h"
 
 #define DDL__WORLD_MAX 1048576
@@ -68,6 +69,10 @@ static ddl_status ddl__launch_from(const ddl__launcher *l, ddl__launch *out, ddl
     if (l->local_world != NULL) {
         DDL__TRY(ddl__env_int(l->local_world, 1, DDL__WORLD_MAX, &local_world, why));
     }
+    const char *nodes = strcmp(l->by, "Slurm") == 0 ? ddl__env("SLURM_STEP_NUM_NODES") : NULL;
+    if (nodes != NULL && strcmp(nodes, "1") == 0) {
+        local_world = world;
+    }
     *out = (ddl__launch){l->by, (int32_t)rank, (int32_t)world, (int32_t)local_rank, (int32_t)local_world};
     return ddl__launch_check(out, l->rank, world_name, why);
 }
@@ -98,13 +103,58 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
     return DDL_OK;
 }
 
+/* The process id of the ancestor with a program's name, 0 when there is none. */
+static long ddl__ancestor(const char *program) {
+    long pid = (long)getppid();
+    for (int depth = 0; depth < 64 && pid > 1; depth++) {
+        char path[64], text[512];
+        snprintf(path, sizeof path, "/proc/%ld/stat", pid); /* pid (program) state parent ... */
+        if (ddl__read_text(path, text, sizeof text) <= 0) {
+            return 0;
+        }
+        char *open = strchr(text, '('), *close = strrchr(text, ')');
+        if (open == NULL || close == NULL) {
+            return 0;
+        }
+        *close = 0;
+        if (strcmp(open + 1, program) == 0) {
+            return pid;
+        }
+        if (sscanf(close + 1, " %*c %ld", &pid) != 1) {
+            return 0;
+        }
+    }
+    return 0;
+}
+
+/* What the launcher calls this job, the same on all of its ranks and on no other's. False: it does not tell. MPICH's
+ * mpirun has no name for it, but all its ranks on a host have one ancestor. */
+static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
+    const char *run = ddl__env("TORCHELASTIC_RUN_ID"), *mpi = ddl__env("PMIX_NAMESPACE");
+    const char *slurm = ddl__env("SLURM_JOB_ID"), *step = ddl__env("SLURM_STEP_ID");
+    if (run != NULL) {
+        snprintf(out, cap, "%s", run);
+    } else if (strcmp(launch->by, "Open MPI") == 0 && mpi != NULL) {
+        snprintf(out, cap, "mpi-%s", mpi);
+    } else if (strcmp(launch->by, "Slurm") == 0 && slurm != NULL) {
+        snprintf(out, cap, "slurm-%s.%s", slurm, step != NULL ? step : "0");
+    } else if (strcmp(launch->by, "PMI") == 0 && launch->local_world == launch->world) {
+        long proxy = ddl__ancestor("hydra_pmi_proxy");
+        snprintf(out, cap, "hydra-%ld", proxy);
+        return proxy != 0;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* Where the ranks meet. */
 enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
 
 typedef struct ddl__meeting_place {
     int kind;         /* enum ddl__meeting */
     char *host;       /* TCP: a name or an address, without brackets */
-    int32_t port;     /* TCP: the first port to try */
+    int32_t port;     /* TCP: the first port to try; 0: all ranks are here, on a unix socket named after the job */
     int32_t ports;    /* how many in a row; 1 but for torchrun */
     char *folder;     /* FILE */
     const char *from; /* for messages: "MASTER_ADDR and MASTER_PORT" */
@@ -178,11 +228,19 @@ static void ddl__place_beside_agent(ddl__meeting_place *place) {
     }
 }
 
-static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__meeting_place *out,
-                                         ddl__sentence *why) {
+/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed. */
+static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, bool job_known,
+                                         ddl__meeting_place *out, ddl__sentence *why) {
     const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
                *list = ddl__env("SLURM_STEP_NODELIST");
     char first[256];
+    if (host == NULL && port == NULL && job_known && launch->local_world == launch->world) {
+        out->kind = DDL__MEET_TCP;
+        out->host = ddl__copy_string(base, "127.0.0.1");
+        out->ports = 1;
+        out->from = launch->by;
+        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    }
     if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
         ddl__first_host(list, first, sizeof first);
         host = first;
@@ -204,8 +262,8 @@ static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *lau
     return DDL_OK;
 }
 
-static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__meeting_place *out,
-                                  ddl__sentence *why) {
+static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, bool job_known,
+                                  ddl__meeting_place *out, ddl__sentence *why) {
     const char *url = ddl__setting_env("DDL_RENDEZVOUS");
     if (config->exchange != NULL) {
         out->kind = DDL__MEET_EXCHANGE;
@@ -217,7 +275,7 @@ static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, con
     if (url != NULL) {
         return ddl__place_from_url(base, url, "DDL_RENDEZVOUS", out, why);
     }
-    return launch->world > 1 ? ddl__place_from_master(base, launch, out, why) : DDL_OK;
+    return launch->world > 1 ? ddl__place_from_master(base, launch, job_known, out, why) : DDL_OK;
 }
 
 #endif /* DDL_SETTINGS_LAUNCH_H */

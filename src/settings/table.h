@@ -23,6 +23,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_PLUGINS", "", "plugins that must load: names or absolute paths, separated by commas"},
     {"DDL_PLUGIN_PATH", "", "folders to find plugins in, separated by colons"},
     {"DDL_ALGO", "auto", "algorithms, as ring or all_reduce=ring,broadcast=tree"},
+    {"DDL_TUNE_CACHE", "", "a file that keeps the measured latency and bandwidth for later runs of the same shape"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},

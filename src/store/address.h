@@ -134,6 +134,9 @@ static bool ddl__addresses_have_mine(const ddl__addresses *list) {
     return false;
 }
 
+/* The ranks meet on a unix socket: there is no secret, or their launcher says that they are all on this host. */
+static bool ddl__place_is_here(const ddl__settings *s) { return s->secret == NULL || s->place.port == 0; }
+
 /* The socket of a job without a secret: in the abstract namespace, so nothing is left behind whatever happens. Names
  * are free to all users of the host; who is behind one is checked by SO_PEERCRED. */
 static void ddl__address_of_unix(ddl__address *out, int32_t port, uint64_t job) {
@@ -142,6 +145,15 @@ static void ddl__address_of_unix(ddl__address *out, int32_t port, uint64_t job) 
     int n = snprintf(out->at.local.sun_path + 1, sizeof out->at.local.sun_path - 1, "ddl-%lu-%d-%016" PRIx64,
                      (unsigned long)geteuid(), port, job);
     out->bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* What a sentence calls that socket. */
+static void ddl__unix_text(const ddl__settings *s, char *out, size_t cap) {
+    if (s->place.port == 0) {
+        snprintf(out, cap, "the unix socket of job %.80s on this host", s->job);
+    } else {
+        snprintf(out, cap, "the unix socket of %.80s port %d", s->place.host, s->place.port);
+    }
 }
 
 /* The user at the other end of a connected unix socket, -1 when unknown. */

@@ -297,7 +297,7 @@ static ddl_status ddl__client_round(ddl__client *c) {
     if (error != 0) {
         return ddl__client_again(c, "the name does not resolve: %s", gai_strerror(error));
     }
-    if (s->secret == NULL) {
+    if (ddl__place_is_here(s)) {
         if (!ddl__addresses_have_mine(&list)) {
             return ddl__no_secret_between_hosts(s, c->why);
         }
@@ -338,8 +338,8 @@ static ddl_status ddl__client_run(ddl__client *c) {
     const ddl__settings *s = c->settings;
     uint64_t pause_ms = 1;
     c->start_ns = ddl__now_ns();
-    if (s->secret == NULL) {
-        snprintf(c->where, sizeof c->where, "the unix socket of %.80s port %d", s->place.host, s->place.port);
+    if (ddl__place_is_here(s)) {
+        ddl__unix_text(s, c->where, sizeof c->where);
     } else {
         snprintf(c->where, sizeof c->where, strchr(s->place.host, ':') ? "[%.100s]:%d" : "%.100s:%d", s->place.host,
                  s->place.port);

@@ -147,27 +147,26 @@ static ddl_status ddl__listen_unix(ddl__server *server, const ddl__addresses *li
     if (!ddl__addresses_have_mine(list)) {
         return ddl__no_secret_between_hosts(s, server->why);
     }
+    ddl__unix_text(s, server->where, sizeof server->where);
     ddl__address_of_unix(&a, s->place.port, s->job_id);
     while ((fd = ddl__listen_at(&a)) < 0 && errno == EADDRINUSE && ddl__now_ns() < until) {
         ddl__pause_ms(20);
     }
     if (fd < 0) {
-        return ddl__fail(
-            server->why, errno == EADDRINUSE ? DDL_ERR_CONFIG : DDL_ERR_SYSTEM,
-            "ddl_init: rank 0 cannot take the unix socket of port %d: %s. Another job of this user may have it: "
-            "give this one another MASTER_PORT or DDL_JOB",
-            s->place.port, strerror(errno));
+        return ddl__fail(server->why, errno == EADDRINUSE ? DDL_ERR_CONFIG : DDL_ERR_SYSTEM,
+                         "ddl_init: rank 0 cannot take %s: %s. Another job of this user may have it: "
+                         "give this one another MASTER_PORT or DDL_JOB",
+                         server->where, strerror(errno));
     }
     server->by_uid = true;
     server->listeners[server->listener_count++] = fd;
-    snprintf(server->where, sizeof server->where, "the unix socket of port %d", s->place.port);
     return DDL_OK;
 }
 
 static ddl_status ddl__listen(ddl__server *server) {
     ddl__addresses list;
     DDL__TRY(ddl__listen_addresses(server, &list));
-    if (server->settings->secret == NULL) {
+    if (ddl__place_is_here(server->settings)) {
         return ddl__listen_unix(server, &list);
     }
     DDL__TRY(ddl__listen_ports(server, &list));
