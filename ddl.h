@@ -2042,6 +2042,7 @@ static ddl__span ddl__span_parts(ddl__span whole, int32_t parts, int32_t first, 
     return (ddl__span){whole.at + begin * element_bytes, (stop - begin) * element_bytes};
 }
 
+/* One part of the equal parts of a span. */
 static ddl__span ddl__span_part(ddl__span whole, int32_t parts, int32_t index, int32_t element_bytes) {
     return ddl__span_parts(whole, parts, index, index + 1, element_bytes);
 }
@@ -2058,6 +2059,7 @@ static uint32_t ddl__chunk_count(const ddl__plan_args *args, int64_t bytes) {
     return bytes <= chunk ? 1 : (uint32_t)((bytes + chunk - 1) / chunk);
 }
 
+/* The last chunk is what is left. */
 static ddl__span ddl__chunk(const ddl__plan_args *args, ddl__span span, uint32_t index) {
     int64_t chunk = ddl__chunk_bytes(args), skip = chunk * (int64_t)index;
     return (ddl__span){span.at + skip, DDL__MIN(chunk, span.bytes - skip)};
@@ -2185,11 +2187,13 @@ static void ddl__plan_alias(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* args must outlive the planner; the plan itself does not point into them. */
 static void ddl__plan_open(ddl__planner *p, ddl__base *base, const ddl__plan_args *args) {
     *p = (ddl__planner){.base = base, .args = args, .gate = DDL__NO_STEP};
     ddl__plan_alias(p, args);
 }
 
+/* Frees what the plan has not taken over. */
 static void ddl__plan_close(ddl__planner *p) {
     ddl__free(p->base, p->steps);
     ddl__free(p->base, p->edges);
@@ -2254,6 +2258,7 @@ static uint32_t ddl__cell_find(const ddl__cells *cells, int64_t address) {
     return low;
 }
 
+/* Cells are few where algorithms write whole chunks, and mostly come in order, so moving the rest is cheap. */
 static void ddl__cell_insert(ddl__planner *p, ddl__cells *cells, uint32_t index, ddl__cell cell) {
     cells->at = ddl__plan_grow(p, cells->at, cells->count, &cells->cap, sizeof *cells->at);
     if (p->status < 0) {
@@ -2279,6 +2284,7 @@ static uint32_t ddl__cell_split(ddl__planner *p, ddl__cells *cells, int64_t addr
     return index + 1;
 }
 
+/* The newest reader becomes the head of the list. */
 static void ddl__cell_add_reader(ddl__planner *p, ddl__cell *cell, uint32_t step) {
     p->readers = ddl__plan_grow(p, p->readers, p->reader_count, &p->reader_cap, sizeof *p->readers);
     if (p->status >= 0) {
@@ -2344,6 +2350,8 @@ static void ddl__plan_touch(ddl__planner *p, uint32_t step, uint8_t space, int64
     }
 }
 
+/* A step that reduces in place reads what it overwrites: writing orders it after all that reading would, and more. A
+ * step that reads what it writes finds itself among the readers, which ddl__plan_after ignores. */
 static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
     p->steps = p->status < 0 ? p->steps
                              : ddl__plan_grow(p, p->steps, p->step_count, &p->step_cap, sizeof *p->steps);
@@ -2369,6 +2377,7 @@ typedef struct ddl__place {
 
 static const ddl__place ddl__in = {DDL__IN, 0}, ddl__out = {DDL__OUT, 0};
 
+/* The memory must not change until the step ends; the builder lets nobody write it before. */
 static uint32_t ddl__plan_send(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__span span) {
     return ddl__plan_add(p, (ddl__step){.kind = DDL__SEND,
                                         .peer = peer,
@@ -2378,6 +2387,7 @@ static uint32_t ddl__plan_send(ddl__planner *p, int32_t peer, uint32_t slot, ddl
                                         .bytes = span.bytes});
 }
 
+/* The send of peer has the same slot and size. */
 static uint32_t ddl__plan_recv(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place dst, ddl__span span) {
     return ddl__plan_add(p, (ddl__step){.kind = DDL__RECV,
                                         .peer = peer,
@@ -2401,6 +2411,7 @@ static uint32_t ddl__plan_recv_reduce(ddl__planner *p, int32_t peer, uint32_t sl
                                         .bytes = span.bytes});
 }
 
+/* Steps without a message. */
 static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place src, ddl__place dst, ddl__span span,
                                 uint8_t flags) {
     return ddl__plan_add(p, (ddl__step){.kind = (uint8_t)kind,
@@ -2413,6 +2424,7 @@ static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place
                                         .bytes = span.bytes});
 }
 
+/* Source and target may overlap, as with memmove. */
 static uint32_t ddl__plan_copy(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span) {
     return ddl__plan_local(p, DDL__COPY, src, dst, span, 0);
 }
@@ -2691,6 +2703,7 @@ static ddl__tree ddl__tree_binomial(int32_t size, int32_t rank, int32_t root) {
     return tree;
 }
 
+/* A line that begins at the root: everybody passes on to the next rank, so each link carries the data once. */
 static ddl__tree ddl__tree_chain(int32_t size, int32_t rank, int32_t root) {
     int32_t v = (rank - root + size) % size;
     ddl__tree tree = {.parent = v == 0 ? -1 : (rank - 1 + size) % size};
@@ -2784,6 +2797,8 @@ typedef struct ddl__window {
     ddl__place at[DDL__WINDOW];
 } ddl__window;
 
+/* No more of them than there are chunks. The builder makes a chunk wait until the one whose place it takes has left:
+ * scratch stays small, however long the vector is, and the pipeline is at most this deep. */
 static ddl__window ddl__plan_window(ddl__planner *p, uint32_t chunks, int64_t chunk_bytes) {
     ddl__window window = {0};
     for (uint32_t i = 0; i < DDL__MIN(chunks, (uint32_t)DDL__WINDOW); i++) {
@@ -2798,6 +2813,7 @@ static ddl__place ddl__window_place(const ddl__window *window, uint32_t index, d
     return place;
 }
 
+/* slots: one for each chunk */
 static void ddl__plan_tree_broadcast(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree,
                                      ddl__span span) {
     uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
@@ -2806,6 +2822,7 @@ static void ddl__plan_tree_broadcast(ddl__planner *p, const ddl__plan_args *args
     }
 }
 
+/* The same upwards. Leaves send straight from IN and need no scratch. */
 static void ddl__plan_tree_reduce(ddl__planner *p, const ddl__plan_args *args, const ddl__tree *tree, ddl__span span) {
     uint32_t chunks = ddl__chunk_count(args, span.bytes), slot = ddl__plan_slots(p, chunks);
     ddl__window window = {0};
@@ -2820,6 +2837,7 @@ static void ddl__plan_tree_reduce(ddl__planner *p, const ddl__plan_args *args, c
 
 static ddl__span ddl__whole(const ddl__plan_args *args) { return (ddl__span){0, args->count * args->element_bytes}; }
 
+/* The part of the vector that goes through one of the two trees; the second may be empty, and is then a signal. */
 static ddl__span ddl__tree_half(const ddl__plan_args *args, int32_t half) {
     return ddl__span_part(ddl__whole(args), 2, half, args->element_bytes);
 }
@@ -2832,15 +2850,19 @@ static void ddl__algo_barrier(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
 }
 
+/* Costs below are those of the sources, in Hockney's terms: alpha is t->latency, beta t->byte, gamma t->reduce; M is
+ * t->bytes. ceil(log2 n) alpha. */
 static double ddl__cost_barrier(const ddl__terms *t) { return t->rounds * t->latency; }
 
 /* broadcast */
 
+/* Whole or in chunks: a rank gives its first child the second chunk while that child passes on the first. */
 static void ddl__algo_broadcast_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
 }
 
+/* ceil(log2 n) (alpha + M beta): the root sends everything to each of its children. */
 static double ddl__cost_broadcast_tree(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * t->byte);
 }
@@ -2856,6 +2878,7 @@ static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
     return chunks < 1 ? 1 : chunks;
 }
 
+/* k chunks: the last one has to wait for k - 1 others at the root, then passes n - 1 links. */
 static double ddl__cost_broadcast_chain(const ddl__terms *t) {
     double chunks = ddl__cost_chunks(t, t->bytes);
     return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * t->byte);
@@ -2895,10 +2918,13 @@ static void ddl__algo_reduce_tree(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* ceil(log2 n) (alpha + M (beta + gamma)) */
 static double ddl__cost_reduce_tree(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
 }
 
+/* From the far end of the line towards the root. Operands come in the order x_root, x_root+1, ... around, so the op
+ * must commute. */
 static void ddl__algo_reduce_chain(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
     ddl__plan_tree_reduce(p, args, &tree, ddl__whole(args));
@@ -2909,6 +2935,7 @@ static double ddl__cost_reduce_chain(const ddl__terms *t) {
     return (t->n - 2 + chunks) * (t->latency + t->bytes / chunks * (t->byte + t->reduce));
 }
 
+/* Reductions from two sides into one OUT: the fence comes first. The second tree does not keep the order of ranks. */
 static void ddl__algo_reduce_double_tree(ddl__planner *p, const ddl__plan_args *args) {
     for (int32_t half = 0; half < 2; half++) {
         ddl__tree tree = ddl__tree_double(args->size, args->rank, args->root, half == 1);
@@ -2936,6 +2963,7 @@ static void ddl__algo_all_reduce_double_tree(ddl__planner *p, const ddl__plan_ar
     }
 }
 
+/* Up and down overlap but for the first chunks: the way down adds its latency, and its bytes again. */
 static double ddl__cost_all_reduce_double_tree(const ddl__terms *t) {
     return ddl__cost_reduce_double_tree(t) + t->rounds * t->latency + t->bytes * t->byte * t->crossing;
 }
@@ -2949,6 +2977,7 @@ typedef struct ddl__ring {
     int32_t size, index, prev, next; /* index of this rank in the ring; prev and next are ranks */
 } ddl__ring;
 
+/* All ranks of the group, in order. Launchers number ranks by host, so only one link of the ring leaves each host. */
 static ddl__ring ddl__ring_all(const ddl__plan_args *args) {
     return (ddl__ring){args->size, args->rank, (args->rank + args->size - 1) % args->size,
                        (args->rank + 1) % args->size};
@@ -2982,6 +3011,7 @@ typedef struct ddl__flow {
     int64_t turn_bytes;
 } ddl__flow;
 
+/* A part is received in one round and leaves in the next, while the other half of the scratch takes the next part. */
 static ddl__place ddl__flow_work(const ddl__flow *flow, int32_t round, ddl__span part) {
     if (flow->turn_bytes == 0) {
         return flow->work;
@@ -2989,8 +3019,12 @@ static ddl__place ddl__flow_work(const ddl__flow *flow, int32_t round, ddl__span
     return (ddl__place){flow->work.space, flow->work.base + round % 2 * flow->turn_bytes - part.at};
 }
 
-/* Each part travels around the ring once and collects every member's contribution; part i ends at member i. Empty
- * parts do not travel. Every chunk moves on as soon as it is reduced. */
+/* Each part travels around the ring once and collects every member's contribution; part i ends at member i. In round s
+ * member i sends part i - s - 1 and takes part i - s - 2; with three members:
+ *     round 0:  0 sends part 2 to 1, 1 sends part 0 to 2, 2 sends part 1 to 0
+ *     round 1:  0 sends part 1 to 1, 1 sends part 2 to 2, 2 sends part 0 to 0
+ * Empty parts do not travel. Every chunk moves on as soon as it is reduced. One member reduces a part at a time, so all
+ * ranks get the same bits. */
 static void ddl__ring_reduce_scatter(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__flow flow) {
     uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
     for (int32_t s = 0; s + 1 < ring->size; s++, slot += each) {
@@ -3003,7 +3037,8 @@ static void ddl__ring_reduce_scatter(ddl__planner *p, const ddl__ring *ring, con
     }
 }
 
-/* Each part travels around the ring once; all of them end in `to`. */
+/* Each part travels around the ring once, unchanged; all of them end in `to`. Round s: send part i - s, take part
+ * i - s - 1. */
 static void ddl__ring_all_gather(ddl__planner *p, const ddl__ring *ring, const ddl__cut *cut, ddl__place own,
                                  ddl__place to) {
     uint32_t each = ddl__cut_chunks(cut), slot = ddl__plan_slots(p, each * (uint32_t)ring->size);
@@ -3025,6 +3060,7 @@ static void ddl__algo_all_reduce_ring(ddl__planner *p, const ddl__plan_args *arg
     ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
 }
 
+/* 2 (n-1) alpha + 2 (n-1)/n M beta + (n-1)/n M gamma: no algorithm sends fewer bytes. */
 static double ddl__cost_all_reduce_ring(const ddl__terms *t) {
     return 2 * (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (2 * t->byte + t->reduce);
 }
@@ -3041,11 +3077,12 @@ static void ddl__algo_all_gather_ring(ddl__planner *p, const ddl__plan_args *arg
     }
 }
 
+/* (n-1) alpha + (n-1)/n M beta, M being all blocks together */
 static double ddl__cost_gather_ring(const ddl__terms *t) {
     return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * t->byte;
 }
 
-/* reduce_scatter */
+/* reduce_scatter: OUT takes nothing but the last message of the own block's round trip, which tells of every rank. */
 static void ddl__algo_reduce_scatter_ring(ddl__planner *p, const ddl__plan_args *args) {
     ddl__ring ring = ddl__ring_all(args);
     ddl__cut cut = {args, true, {0, 0}, args->size};
@@ -3067,6 +3104,7 @@ static ddl__span ddl__subtree(const ddl__plan_args *args, int32_t rank) {
     return ddl__span_parts(ddl__whole(args), args->size, v, end, args->element_bytes);
 }
 
+/* Positions by distance from the root, as in the tree, so that parts need not move between the two halves. */
 static ddl__ring ddl__ring_from_root(const ddl__plan_args *args) {
     ddl__ring ring = ddl__ring_all(args);
     ring.index = (args->rank - args->root + args->size) % args->size;
@@ -3089,6 +3127,7 @@ static void ddl__algo_broadcast_scatter(ddl__planner *p, const ddl__plan_args *a
     ddl__ring_all_gather(p, &ring, &cut, ddl__out, ddl__out);
 }
 
+/* (ceil(log2 n) + n - 1) alpha + 2 (n-1)/n M beta */
 static double ddl__cost_broadcast_scatter(const ddl__terms *t) {
     return (t->rounds + t->n - 1) * t->latency + 2 * (t->n - 1) / t->n * t->bytes * t->byte;
 }
@@ -3180,6 +3219,8 @@ static void ddl__algo_all_reduce_hierarchy(ddl__planner *p, const ddl__plan_args
     ddl__ring_all_gather(p, &inside, &cut, ddl__out, ddl__out);
 }
 
+/* BlueConnect's sum over both levels. All ranks of a host use its link at once, each for M / per_host bytes, so the
+ * link carries M in all. */
 static double ddl__cost_all_reduce_hierarchy(const ddl__terms *t) {
     double l = t->per_host, h = t->hosts;
     double inside = 2 * (l - 1) * t->near_latency + (l - 1) / l * t->bytes * (2 * t->near_byte + t->reduce);
@@ -3210,10 +3251,12 @@ static ddl__fold ddl__fold_of(int32_t size, int32_t rank) {
     return fold;
 }
 
+/* Which rank plays an id; ids rise with ranks. */
 static int32_t ddl__fold_rank(const ddl__fold *fold, int32_t id) {
     return id < fold->extra ? 2 * id + 1 : id + fold->extra;
 }
 
+/* Both partners compute lower op higher. */
 static uint8_t ddl__theirs_first(bool they_are_lower) { return they_are_lower ? DDL__THEIRS_FIRST : 0; }
 
 /* OUT = IN op theirs where both are the same memory and the message still has to leave it. A small message leaves at
@@ -3260,6 +3303,7 @@ static void ddl__double_chunk(ddl__planner *p, const ddl__fold *fold, uint32_t s
     }
 }
 
+/* Chunks are independent of each other: each has its own slots and, in turn, its own pair of places. */
 static void ddl__algo_all_reduce_doubling(ddl__planner *p, const ddl__plan_args *args) {
     ddl__fold fold = ddl__fold_of(args->size, args->rank);
     ddl__span whole = ddl__whole(args);
@@ -3278,8 +3322,11 @@ static void ddl__algo_all_reduce_doubling(ddl__planner *p, const ddl__plan_args 
 
 static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0; }
 
+/* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
+ * that did: ids must differ in all bits for that, so more than half of them are folded. Ranks of a host share its link. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
-    double rounds = t->rounds + (ddl__is_pow2(t->n) ? 0 : 1);
+    double whole = (double)((int64_t)1 << (int)t->rounds);
+    double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
     return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce));
 }
 
@@ -3330,6 +3377,7 @@ static void ddl__double(ddl__planner *p, const ddl__halving *h, int32_t low) {
     }
 }
 
+/* Without a fence, partial results stay in scratch until the last of the halving rounds has told of everybody. */
 static void ddl__algo_all_reduce_halving(ddl__planner *p, const ddl__plan_args *args) {
     ddl__halving h = {.fold = ddl__fold_of(args->size, args->rank), .whole = ddl__whole(args), .own = ddl__in};
     h.each = ddl__chunk_count(args, h.whole.bytes);
@@ -3351,6 +3399,7 @@ static void ddl__algo_all_reduce_halving(ddl__planner *p, const ddl__plan_args *
     }
 }
 
+/* 2 log2 n alpha + 2 (n-1)/n M beta + (n-1)/n M gamma; to fold and unfold costs M both ways. */
 static double ddl__cost_all_reduce_halving(const ddl__terms *t) {
     double fold = ddl__is_pow2(t->n) ? 0 : 2 * t->latency + t->bytes * (2 * t->byte + t->reduce);
     return fold + 2 * t->rounds * t->latency +
@@ -3360,6 +3409,8 @@ static double ddl__cost_all_reduce_halving(const ddl__terms *t) {
 /* all_gather by doubling: each partner gives the run of blocks that it has. */
 static bool ddl__can_all_gather_doubling(const ddl__plan_args *args) { return (args->size & (args->size - 1)) == 0; }
 
+/* Runs of blocks are runs of memory only where blocks are equal, hence no v-form. With two ranks the only message is
+ * the last one and may go to OUT; else blocks wait in scratch unless there was a fence. */
 static void ddl__algo_all_gather_doubling(ddl__planner *p, const ddl__plan_args *args) {
     ddl__span whole = {0, ddl__total_bytes(args)}, mine = ddl__block(args, args->rank);
     ddl__place own = {DDL__IN, -mine.at};
@@ -3383,6 +3434,7 @@ static void ddl__algo_all_gather_doubling(ddl__planner *p, const ddl__plan_args 
     ddl__plan_after(p, direct ? ddl__plan_copy(p, own, ddl__out, mine) : ddl__plan_copy(p, to, ddl__out, whole), join);
 }
 
+/* log2 n alpha + (n-1)/n M beta */
 static double ddl__cost_gather_doubling(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
 }
@@ -3396,6 +3448,7 @@ static ddl__span ddl__fold_blocks(const ddl__plan_args *args, const ddl__fold *f
     return (ddl__span){begin.at, last.at + last.bytes - begin.at};
 }
 
+/* As in ddl__halve, but from far to near, and with runs of blocks for parts. The order of operands is lost. */
 static void ddl__halve_blocks(ddl__planner *p, const ddl__fold *fold, uint32_t slot, uint32_t each, ddl__flow flow) {
     int32_t low = 0, high = fold->pow2;
     for (int32_t width = fold->pow2 / 2; width > 0; width /= 2, slot += each) {
@@ -3412,6 +3465,7 @@ static void ddl__halve_blocks(ddl__planner *p, const ddl__fold *fold, uint32_t s
     }
 }
 
+/* A folded rank ends with two blocks and gives the lower one to whom it belongs. */
 static void ddl__algo_reduce_scatter_halving(ddl__planner *p, const ddl__plan_args *args) {
     ddl__fold fold = ddl__fold_of(args->size, args->rank);
     ddl__span whole = {0, ddl__total_bytes(args)}, mine = ddl__block(args, args->rank);
@@ -3431,7 +3485,8 @@ static void ddl__algo_reduce_scatter_halving(ddl__planner *p, const ddl__plan_ar
     ddl__halve_blocks(p, &fold, slot + 2 * each, each, flow);
     if (fold.folded) {
         ddl__send_chunks(p, args->rank - 1, slot + each, work, ddl__block(args, args->rank - 1));
-        ddl__plan_after(p, ddl__plan_copy(p, work, out, mine), ddl__plan_join(p));
+        uint32_t join = ddl__plan_join(p);
+        ddl__plan_after(p, ddl__plan_copy(p, work, out, mine), join);
     }
 }
 
@@ -3486,7 +3541,8 @@ static void ddl__give_parts(ddl__planner *p, const ddl__cut *cut, uint32_t slot)
     }
 }
 
-/* Reduces this rank's part of the cut into `last`; with slot after, each finished chunk is sent to all. */
+/* Reduces this rank's part of the cut into `last`; where results are shared, each chunk goes to all as soon as it is
+ * finished. */
 static void ddl__fold_part(ddl__planner *p, const ddl__cut *cut, uint32_t slot, ddl__place last, bool share,
                            uint32_t share_slot) {
     const ddl__plan_args *args = p->args;
@@ -3514,6 +3570,7 @@ static void ddl__algo_all_reduce_direct(ddl__planner *p, const ddl__plan_args *a
     }
 }
 
+/* Two hops whatever n is; messages leave one after the other. */
 static double ddl__cost_all_reduce_direct(const ddl__terms *t) {
     return 2 * t->latency + 2 * (t->n - 2) * t->message +
            (t->n - 1) / t->n * t->bytes * (2 * t->byte * t->crossing + t->reduce);
@@ -3532,6 +3589,7 @@ static void ddl__algo_reduce_scatter_direct(ddl__planner *p, const ddl__plan_arg
     ddl__fold_part(p, &cut, slot, (ddl__place){DDL__OUT, -ddl__block(args, args->rank).at}, false, 0);
 }
 
+/* One hop, n - 1 messages one after the other. */
 static double ddl__cost_spread(const ddl__terms *t) {
     return t->latency + (t->n - 2) * t->message + (t->n - 1) / t->n * t->bytes * t->byte * t->crossing;
 }
@@ -3556,11 +3614,13 @@ static void ddl__algo_reduce_scatter_pairwise(ddl__planner *p, const ddl__plan_a
     }
 }
 
+/* (n-1) alpha + (n-1)/n M (beta + gamma) */
 static double ddl__cost_reduce_scatter_pairwise(const ddl__terms *t) {
     return (t->n - 1) * t->latency + (t->n - 1) / t->n * t->bytes * (t->byte * t->crossing + t->reduce);
 }
 
-/* all_gather */
+/* all_gather: in scratch the blocks stand in the order of the loop; nothing is copied to OUT, not even the own block,
+ * before all have come. */
 static void ddl__algo_all_gather_linear(ddl__planner *p, const ddl__plan_args *args) {
     int32_t n = args->size;
     ddl__span mine = ddl__block(args, args->rank);
@@ -3584,7 +3644,8 @@ static void ddl__algo_all_gather_linear(ddl__planner *p, const ddl__plan_args *a
     at = 0;
     for (int32_t i = 1; stage && i < n; i++) {
         ddl__span theirs = ddl__block(args, (args->rank - i + n) % n);
-        ddl__plan_after(p, ddl__plan_copy(p, (ddl__place){DDL__TMP, tmp.base + at - theirs.at}, ddl__out, theirs), join);
+        ddl__place from = {DDL__TMP, tmp.base + at - theirs.at};
+        ddl__plan_after(p, ddl__plan_copy(p, from, ddl__out, theirs), join);
         at += theirs.bytes;
     }
 }
@@ -3597,6 +3658,7 @@ typedef struct ddl__swap {
     ddl__place tmp;
 } ddl__swap;
 
+/* Step i exchanges with the ranks i above and below, so that nobody is everybody's target at once. */
 static void ddl__swap_blocks(ddl__planner *p, const ddl__swap *swap) {
     const ddl__plan_args *args = p->args;
     int32_t n = args->size;
@@ -3625,6 +3687,7 @@ static void ddl__swap_own(ddl__planner *p, uint32_t join, int64_t at) {
     }
 }
 
+/* All that comes, the own block included. */
 static int64_t ddl__recv_bytes(const ddl__plan_args *args) {
     int64_t bytes = 0;
     for (int32_t r = 0; r < args->size; r++) {
@@ -3633,6 +3696,7 @@ static int64_t ddl__recv_bytes(const ddl__plan_args *args) {
     return bytes;
 }
 
+/* The own block's place in scratch is behind those of the others. */
 static void ddl__swap_all(ddl__planner *p, bool in_turn) {
     const ddl__plan_args *args = p->args;
     int32_t n = args->size;
@@ -3651,11 +3715,13 @@ static void ddl__swap_all(ddl__planner *p, bool in_turn) {
     }
 }
 
+/* Everything at once: best when the network takes it. */
 static void ddl__algo_all_to_all_linear(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
     ddl__swap_all(p, false);
 }
 
+/* One pair at a time: slower for small blocks, but no rank is sent more than it takes. */
 static void ddl__algo_all_to_all_pairwise(ddl__planner *p, const ddl__plan_args *args) {
     (void)args;
     ddl__swap_all(p, true);
@@ -3748,6 +3814,7 @@ static ddl__span ddl__bruck_block(const ddl__plan_args *args, int32_t position) 
     return ddl__block(args, (args->rank + position) % args->size);
 }
 
+/* Bytes of some positions together. */
 static int64_t ddl__bruck_bytes(const ddl__plan_args *args, int32_t from, int32_t positions) {
     int64_t bytes = 0;
     if (!ddl__kind_is_v(args->kind)) {
@@ -3793,6 +3860,7 @@ static void ddl__algo_all_gather_bruck(ddl__planner *p, const ddl__plan_args *ar
     }
 }
 
+/* As doubling, with every byte copied twice more. */
 static double ddl__cost_gather_bruck(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 3 * t->byte * t->crossing;
 }
@@ -3816,6 +3884,7 @@ static void ddl__algo_all_reduce_gather(ddl__planner *p, const ddl__plan_args *a
     ddl__plan_after(p, ddl__plan_copy(p, first, ddl__out, whole), heard);
 }
 
+/* ceil(log2 n) alpha + (n-1) M (beta + gamma): for short vectors only. */
 static double ddl__cost_all_reduce_gather(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce);
 }
@@ -3831,6 +3900,7 @@ typedef struct ddl__bruck_pack {
     int64_t block;
 } ddl__bruck_pack;
 
+/* Packs the runs of one round for sending, or puts what came back in their places; returns the bytes. */
 static int64_t ddl__bruck_move(ddl__planner *p, const ddl__bruck_pack *pack, int32_t bit, bool back) {
     int64_t at = 0;
     for (int32_t i = bit; i < p->args->size; i += 2 * bit) {
@@ -3842,6 +3912,8 @@ static int64_t ddl__bruck_move(ddl__planner *p, const ddl__bruck_pack *pack, int
     return at;
 }
 
+/* First IN is turned so that block i is the one that goes i ranks up; at the end block i is the one that came from i
+ * ranks below. Rounds wait for each other even where their blocks do not: the last one must tell of all ranks. */
 static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *args) {
     int32_t n = args->size, rank = args->rank;
     int64_t block = ddl__block_bytes(args);
@@ -3871,6 +3943,7 @@ static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *ar
 
 static bool ddl__can_all_to_all_bruck(const ddl__plan_args *args) { return args->kind == DDL_ALL_TO_ALL; }
 
+/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round */
 static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes / 2 * (3 * t->byte * t->crossing));
 }
@@ -3880,7 +3953,7 @@ static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
 
 /* Recursive doubling of prefixes: Hillis and Steele, "Data parallel algorithms", CACM 29, 1986. After round k a rank
  * has the result of itself and the 2^(k+1) - 1 ranks below it. `first` is the lowest rank that takes part; `at` is
- * where this rank's operand is. Each result goes beside its operand, which may still be leaving; the last one is OUT. */
+ * where this rank's operand is. Each result goes beside its operand, which may still be leaving; the last is OUT. */
 static void ddl__scan_doubling(ddl__planner *p, int32_t first, uint32_t slot, ddl__place at, ddl__span whole) {
     int32_t n = p->args->size, rank = p->args->rank, k = 0;
     ddl__place beside[2] = {ddl__in, ddl__in};
@@ -3900,6 +3973,7 @@ static void ddl__scan_doubling(ddl__planner *p, int32_t first, uint32_t slot, dd
     }
 }
 
+/* Rank 0 hears of nobody and may write at once. */
 static void ddl__algo_scan_doubling(ddl__planner *p, const ddl__plan_args *args) {
     uint32_t slot = ddl__plan_slots(p, ddl__log2_ceil(args->size));
     ddl__scan_doubling(p, 0, slot, ddl__in, ddl__whole(args));
@@ -3923,6 +3997,7 @@ static void ddl__algo_exscan_doubling(ddl__planner *p, const ddl__plan_args *arg
     ddl__scan_doubling(p, 1, slot + 1, at, whole);
 }
 
+/* ceil(log2 n) (alpha + M (beta + gamma)) */
 static double ddl__cost_scan_doubling(const ddl__terms *t) {
     return t->rounds * (t->latency + t->bytes * (t->byte + t->reduce));
 }
@@ -4009,6 +4084,7 @@ static void ddl__spread_copy(ddl__planner *p, ddl__place tmp, bool unpack, uint3
     }
 }
 
+/* Each rank gives its whole subtree to its parent in one message. The root unpacks when it has heard all children. */
 static void ddl__algo_gather_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);
@@ -4034,10 +4110,12 @@ static void ddl__algo_gather_tree(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* ceil(log2 n) alpha + (n-1)/n M beta at the root, and the copy in and out of scratch */
 static double ddl__cost_spread_tree(const ddl__terms *t) {
     return t->rounds * t->latency + (t->n - 1) / t->n * t->bytes * 2 * t->byte;
 }
 
+/* The same downwards: the root packs, each child takes the run of its subtree out of what came. */
 static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
     ddl__span run = ddl__packed_subtree(args, args->rank), mine = ddl__block(args, args->rank);
@@ -4066,7 +4144,9 @@ static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) 
 /* >>algo/table */
 /* algo/table: all algorithms, by kind and name, and how a plan is made by one of them. */
 
-/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO. */
+/* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO.
+ * Each kind has one that serves every call: any number of ranks, ops that do not commute, rank order, the v-form; so
+ * that choosing cannot fail. */
 static const ddl__algo ddl__algos[] = {
     {"dissemination", DDL_BARRIER, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_barrier, ddl__cost_barrier,
      ddl__peer_nothing},
@@ -4135,6 +4215,7 @@ static const ddl__algo ddl__algos[] = {
     {"chain", DDL_EXSCAN, DDL__RANK_ORDER, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain, ddl__peer_once},
 };
 
+/* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
         const ddl__algo *algo = &ddl__algos[i];
@@ -4148,7 +4229,10 @@ static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
 /* Whether an algorithm gives the right result for a call. rank_order: only those whose bits are those of
  * ((x0 op x1) op x2) ...; with up to three ranks, keeping the order leaves no other bracketing. */
 static bool ddl__algo_can(const ddl__algo *algo, const ddl__plan_args *args, bool rank_order) {
-    if (algo->kind != ddl__kind_base(args->kind) || (ddl__kind_is_v(args->kind) && !ddl__algo_has(algo, DDL__SERVES_V))) {
+    if (algo->kind != ddl__kind_base(args->kind)) {
+        return false;
+    }
+    if (ddl__kind_is_v(args->kind) && !ddl__algo_has(algo, DDL__SERVES_V)) {
         return false;
     }
     if (!args->commutative && !ddl__algo_has(algo, DDL__KEEPS_ORDER)) {
@@ -4258,7 +4342,9 @@ static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *
     return wanted;
 }
 
-/* The default first, so that it wins where the size of chunks makes no difference. */
+/* Tries sizes of chunks. The default comes first, so that it wins where size makes no difference; a vector that is one
+ * chunk anyway is tried once. Whether a fence is needed follows from the bytes to one peer alone: it must not depend on
+ * what this rank sends. */
 static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, const ddl__algo *algo,
                              ddl__choice *best) {
     ddl__terms terms;
@@ -4316,6 +4402,7 @@ static void ddl__tune_list(ddl__text *text, ddl_kind kind) {
     }
 }
 
+/* Operations are named without the v: both forms share algorithms. */
 static ddl_kind ddl__tune_kind(const char *name, size_t length) {
     for (int kind = DDL_BARRIER; kind <= DDL_EXSCAN; kind++) {
         const char *known = ddl__kind_name((ddl_kind)kind);
@@ -4340,6 +4427,7 @@ static bool ddl__tune_force(ddl__tuning *tuning, ddl_kind kind, const char *name
     return found;
 }
 
+/* One entry: "name" or "operation=name". */
 static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__sentence *error) {
     const char *equals = strchr(entry, '=');
     const char *name = equals != NULL ? equals + 1 : entry;
@@ -4365,7 +4453,7 @@ static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__s
 static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__sentence *error) {
     ddl__tuning parsed = *tuning;
     for (const char *at = text; *at != '\0';) {
-        char entry[64];
+        char entry[64]; /* longer than any operation and algorithm together */
         size_t length = strcspn(at, ","), begin = strspn(at, " "), end = length;
         while (end > begin && at[end - 1] == ' ') {
             end--;
@@ -5266,6 +5354,181 @@ static ddl_status ddl__auth_step(ddl__auth *a, const uint8_t *in, size_t in_byte
     return a->status;
 }
 
+/* >>settings/machine */
+/* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
+ * It must not know of ranks. */
+
+/* Reads a small text file, at most cap - 1 bytes of it, and ends it with a 0. Returns its bytes, or -1. Files of /proc
+ * give no size beforehand. */
+static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    size_t used = 0;
+    while (used < cap - 1) {
+        ssize_t n = read(fd, out + used, cap - 1 - used);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        used += (size_t)n;
+    }
+    close(fd);
+    out[used] = 0;
+    return (ssize_t)used;
+}
+
+/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
+static int32_t ddl__quota_of(const char *folder) {
+    char path[4300], text[64];
+    long long quota = -1, period = -1;
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (ddl__read_text(path, text, sizeof text) > 0) {
+        (void)sscanf(text, "%lld %lld", &quota, &period);
+    } else { /* version 1 */
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &quota);
+        }
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        if (ddl__read_text(path, text, sizeof text) > 0) {
+            (void)sscanf(text, "%lld", &period);
+        }
+    }
+    if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
+        return INT32_MAX;
+    }
+    return (int32_t)((quota + period - 1) / period);
+}
+
+/* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
+ * Inside a container it is often "/" while the quota stands at the root of what is mounted. */
+static bool ddl__cgroup_path(const char *list, const char *controller, char *out, size_t cap) {
+    for (const char *line = list; line != NULL && *line != 0;) {
+        const char *end = strchr(line, '\n'), *first = strchr(line, ':');
+        const char *second = first != NULL ? strchr(first + 1, ':') : NULL;
+        if (second == NULL || (end != NULL && second > end)) {
+            return false;
+        }
+        size_t names = (size_t)(second - first - 1);
+        char field[128];
+        snprintf(field, sizeof field, ",%.*s,", (int)DDL__MIN(names, sizeof field - 3), first + 1);
+        if (strstr(field, controller) != NULL) {
+            size_t bytes = end != NULL ? (size_t)(end - second - 1) : strlen(second + 1);
+            snprintf(out, cap, "%.*s", (int)DDL__MIN(bytes, cap - 1), second + 1);
+            return true;
+        }
+        line = end != NULL ? end + 1 : NULL;
+    }
+    return false;
+}
+
+/* Every group above counts as well: the tightest quota wins. */
+static int32_t ddl__cgroup_cores(void) {
+    static const char *const roots[2] = {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"};
+    static const char *const controllers[2] = {",,", ",cpu,"};
+    char list[4096], path[2048], folder[4096];
+    int32_t cores = INT32_MAX;
+    if (ddl__read_text("/proc/self/cgroup", list, sizeof list) < 0) {
+        list[0] = 0;
+    }
+    for (int version = 0; version < 2; version++) {
+        if (!ddl__cgroup_path(list, controllers[version], path, sizeof path)) {
+            path[0] = 0;
+        }
+        for (;;) {
+            snprintf(folder, sizeof folder, "%s%s", roots[version], path);
+            cores = DDL__MIN(cores, ddl__quota_of(folder));
+            char *slash = strrchr(path, '/');
+            if (slash == NULL) {
+                break;
+            }
+            *slash = 0;
+        }
+    }
+    return cores;
+}
+
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
+static int32_t ddl__cores(void) {
+    int32_t cores = 0;
+    for (size_t most = 1024; most <= 1u << 17 && cores == 0;
+         most *= 4) { /* EINVAL: the kernel has more than the mask */
+        cpu_set_t *set = CPU_ALLOC(most);
+        if (set == NULL) {
+            break;
+        }
+        size_t bytes = CPU_ALLOC_SIZE(most);
+        if (sched_getaffinity(0, bytes, set) == 0) {
+            cores = CPU_COUNT_S(bytes, set);
+        }
+        CPU_FREE(set);
+    }
+    if (cores == 0) {
+        cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    }
+    return DDL__MIN(cores, ddl__cgroup_cores());
+}
+
+/* Descriptors in use now. Without /proc a guess that is on the safe side. */
+static int32_t ddl__open_fds(void) {
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) {
+        return 64;
+    }
+    int32_t count = -3; /* ".", ".." and the folder itself */
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return DDL__MAX(count, 0);
+}
+
+/* Makes room for `more` file descriptors above those in use: raises the soft limit as far as it needs, so that a job
+ * too large for its limits fails at its start and not at its first checkpoint. Not higher: select() in the program
+ * breaks above 1024. */
+static ddl_status ddl__need_fds(int32_t more, ddl__sentence *why) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return DDL_OK; /* a sandbox that does not tell; it will show */
+    }
+    rlim_t used = (rlim_t)ddl__open_fds(), need = used + (rlim_t)more;
+    if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= need) {
+        return DDL_OK;
+    }
+    unsigned long long hard = (unsigned long long)limit.rlim_max, soft = (unsigned long long)limit.rlim_cur;
+    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need) {
+        limit.rlim_cur = need;
+        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+            return DDL_OK;
+        }
+    }
+    return ddl__fail(why, DDL_ERR_SYSTEM,
+                     "ddl_init: this job needs %d file descriptors besides the %llu in use, but the limit is %llu and "
+                     "cannot be raised above %llu. Raise it where the job is started: ulimit -n %llu, LimitNOFILE= of "
+                     "systemd, --ulimit nofile= of a container",
+                     more, (unsigned long long)used, soft, hard, (unsigned long long)need);
+}
+
+/* Equal on two processes when they share a host: same boot of the same kernel, and same network namespace. A container
+ * with its own network counts as its own host: unix sockets and loopback do not lead out of it. */
+static void ddl__host_id(char *out, size_t cap) {
+    char boot[80];
+    struct stat space;
+    ssize_t n = ddl__read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (n > 0) {
+        boot[strcspn(boot, "\n")] = 0;
+    } else if (gethostname(boot, sizeof boot) != 0) {
+        snprintf(boot, sizeof boot, "unknown");
+    }
+    boot[sizeof boot - 1] = 0;
+    uint64_t network = stat("/proc/self/ns/net", &space) == 0 ? (uint64_t)space.st_ino : 0;
+    snprintf(out, cap, "%s/%" PRIu64, boot, network);
+}
+
 /* >>settings/table */
 /* table: every DDL_ variable that the core reads, with its default and a line of help, and the parsing of values.
  * A variable that is not in the table is not read, so that the list cannot go stale. */
@@ -5288,6 +5551,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_PLUGINS", "", "plugins that must load: names or absolute paths, separated by commas"},
     {"DDL_PLUGIN_PATH", "", "folders to find plugins in, separated by colons"},
     {"DDL_ALGO", "auto", "algorithms, as ring or all_reduce=ring,broadcast=tree"},
+    {"DDL_TUNE_CACHE", "", "a file that keeps the measured latency and bandwidth for later runs of the same shape"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
@@ -5491,6 +5755,10 @@ static ddl_status ddl__launch_from(const ddl__launcher *l, ddl__launch *out, ddl
     if (l->local_world != NULL) {
         DDL__TRY(ddl__env_int(l->local_world, 1, DDL__WORLD_MAX, &local_world, why));
     }
+    const char *nodes = strcmp(l->by, "Slurm") == 0 ? ddl__env("SLURM_STEP_NUM_NODES") : NULL;
+    if (nodes != NULL && strcmp(nodes, "1") == 0) {
+        local_world = world;
+    }
     *out = (ddl__launch){l->by, (int32_t)rank, (int32_t)world, (int32_t)local_rank, (int32_t)local_world};
     return ddl__launch_check(out, l->rank, world_name, why);
 }
@@ -5521,13 +5789,58 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
     return DDL_OK;
 }
 
+/* The process id of the ancestor with a program's name, 0 when there is none. */
+static long ddl__ancestor(const char *program) {
+    long pid = (long)getppid();
+    for (int depth = 0; depth < 64 && pid > 1; depth++) {
+        char path[64], text[512];
+        snprintf(path, sizeof path, "/proc/%ld/stat", pid); /* pid (program) state parent ... */
+        if (ddl__read_text(path, text, sizeof text) <= 0) {
+            return 0;
+        }
+        char *open = strchr(text, '('), *close = strrchr(text, ')');
+        if (open == NULL || close == NULL) {
+            return 0;
+        }
+        *close = 0;
+        if (strcmp(open + 1, program) == 0) {
+            return pid;
+        }
+        if (sscanf(close + 1, " %*c %ld", &pid) != 1) {
+            return 0;
+        }
+    }
+    return 0;
+}
+
+/* What the launcher calls this job, the same on all of its ranks and on no other's. False: it does not tell. MPICH's
+ * mpirun has no name for it, but all its ranks on a host have one ancestor. */
+static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
+    const char *run = ddl__env("TORCHELASTIC_RUN_ID"), *mpi = ddl__env("PMIX_NAMESPACE");
+    const char *slurm = ddl__env("SLURM_JOB_ID"), *step = ddl__env("SLURM_STEP_ID");
+    if (run != NULL) {
+        snprintf(out, cap, "%s", run);
+    } else if (strcmp(launch->by, "Open MPI") == 0 && mpi != NULL) {
+        snprintf(out, cap, "mpi-%s", mpi);
+    } else if (strcmp(launch->by, "Slurm") == 0 && slurm != NULL) {
+        snprintf(out, cap, "slurm-%s.%s", slurm, step != NULL ? step : "0");
+    } else if (strcmp(launch->by, "PMI") == 0 && launch->local_world == launch->world) {
+        long proxy = ddl__ancestor("hydra_pmi_proxy");
+        snprintf(out, cap, "hydra-%ld", proxy);
+        return proxy != 0;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* Where the ranks meet. */
 enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
 
 typedef struct ddl__meeting_place {
     int kind;         /* enum ddl__meeting */
     char *host;       /* TCP: a name or an address, without brackets */
-    int32_t port;     /* TCP: the first port to try */
+    int32_t port;     /* TCP: the first port to try; 0: all ranks are here, on a unix socket named after the job */
     int32_t ports;    /* how many in a row; 1 but for torchrun */
     char *folder;     /* FILE */
     const char *from; /* for messages: "MASTER_ADDR and MASTER_PORT" */
@@ -5601,11 +5914,19 @@ static void ddl__place_beside_agent(ddl__meeting_place *place) {
     }
 }
 
-static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, ddl__meeting_place *out,
-                                         ddl__sentence *why) {
+/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed. */
+static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, bool job_known,
+                                         ddl__meeting_place *out, ddl__sentence *why) {
     const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
                *list = ddl__env("SLURM_STEP_NODELIST");
     char first[256];
+    if (host == NULL && port == NULL && job_known && launch->local_world == launch->world) {
+        out->kind = DDL__MEET_TCP;
+        out->host = ddl__copy_string(base, "127.0.0.1");
+        out->ports = 1;
+        out->from = launch->by;
+        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    }
     if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
         ddl__first_host(list, first, sizeof first);
         host = first;
@@ -5627,8 +5948,8 @@ static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *lau
     return DDL_OK;
 }
 
-static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, ddl__meeting_place *out,
-                                  ddl__sentence *why) {
+static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, const ddl__launch *launch, bool job_known,
+                                  ddl__meeting_place *out, ddl__sentence *why) {
     const char *url = ddl__setting_env("DDL_RENDEZVOUS");
     if (config->exchange != NULL) {
         out->kind = DDL__MEET_EXCHANGE;
@@ -5640,182 +5961,7 @@ static ddl_status ddl__place_find(ddl__base *base, const ddl_config *config, con
     if (url != NULL) {
         return ddl__place_from_url(base, url, "DDL_RENDEZVOUS", out, why);
     }
-    return launch->world > 1 ? ddl__place_from_master(base, launch, out, why) : DDL_OK;
-}
-
-/* >>settings/machine */
-/* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
- * It must not know of ranks. */
-
-/* Reads a small text file, at most cap - 1 bytes of it, and ends it with a 0. Returns its bytes, or -1. Files of /proc
- * give no size beforehand. */
-static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -1;
-    }
-    size_t used = 0;
-    while (used < cap - 1) {
-        ssize_t n = read(fd, out + used, cap - 1 - used);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            break;
-        }
-        used += (size_t)n;
-    }
-    close(fd);
-    out[used] = 0;
-    return (ssize_t)used;
-}
-
-/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
-static int32_t ddl__quota_of(const char *folder) {
-    char path[4300], text[64];
-    long long quota = -1, period = -1;
-    snprintf(path, sizeof path, "%s/cpu.max", folder);
-    if (ddl__read_text(path, text, sizeof text) > 0) {
-        (void)sscanf(text, "%lld %lld", &quota, &period);
-    } else { /* version 1 */
-        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &quota);
-        }
-        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &period);
-        }
-    }
-    if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
-        return INT32_MAX;
-    }
-    return (int32_t)((quota + period - 1) / period);
-}
-
-/* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
- * Inside a container it is often "/" while the quota stands at the root of what is mounted. */
-static bool ddl__cgroup_path(const char *list, const char *controller, char *out, size_t cap) {
-    for (const char *line = list; line != NULL && *line != 0;) {
-        const char *end = strchr(line, '\n'), *first = strchr(line, ':');
-        const char *second = first != NULL ? strchr(first + 1, ':') : NULL;
-        if (second == NULL || (end != NULL && second > end)) {
-            return false;
-        }
-        size_t names = (size_t)(second - first - 1);
-        char field[128];
-        snprintf(field, sizeof field, ",%.*s,", (int)DDL__MIN(names, sizeof field - 3), first + 1);
-        if (strstr(field, controller) != NULL) {
-            size_t bytes = end != NULL ? (size_t)(end - second - 1) : strlen(second + 1);
-            snprintf(out, cap, "%.*s", (int)DDL__MIN(bytes, cap - 1), second + 1);
-            return true;
-        }
-        line = end != NULL ? end + 1 : NULL;
-    }
-    return false;
-}
-
-/* Every group above counts as well: the tightest quota wins. */
-static int32_t ddl__cgroup_cores(void) {
-    static const char *const roots[2] = {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"};
-    static const char *const controllers[2] = {",,", ",cpu,"};
-    char list[4096], path[2048], folder[4096];
-    int32_t cores = INT32_MAX;
-    if (ddl__read_text("/proc/self/cgroup", list, sizeof list) < 0) {
-        list[0] = 0;
-    }
-    for (int version = 0; version < 2; version++) {
-        if (!ddl__cgroup_path(list, controllers[version], path, sizeof path)) {
-            path[0] = 0;
-        }
-        for (;;) {
-            snprintf(folder, sizeof folder, "%s%s", roots[version], path);
-            cores = DDL__MIN(cores, ddl__quota_of(folder));
-            char *slash = strrchr(path, '/');
-            if (slash == NULL) {
-                break;
-            }
-            *slash = 0;
-        }
-    }
-    return cores;
-}
-
-/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
-static int32_t ddl__cores(void) {
-    int32_t cores = 0;
-    for (size_t most = 1024; most <= 1u << 17 && cores == 0;
-         most *= 4) { /* EINVAL: the kernel has more than the mask */
-        cpu_set_t *set = CPU_ALLOC(most);
-        if (set == NULL) {
-            break;
-        }
-        size_t bytes = CPU_ALLOC_SIZE(most);
-        if (sched_getaffinity(0, bytes, set) == 0) {
-            cores = CPU_COUNT_S(bytes, set);
-        }
-        CPU_FREE(set);
-    }
-    if (cores == 0) {
-        cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
-    }
-    return DDL__MIN(cores, ddl__cgroup_cores());
-}
-
-/* Descriptors in use now. Without /proc a guess that is on the safe side. */
-static int32_t ddl__open_fds(void) {
-    DIR *folder = opendir("/proc/self/fd");
-    if (folder == NULL) {
-        return 64;
-    }
-    int32_t count = -3; /* ".", ".." and the folder itself */
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return DDL__MAX(count, 0);
-}
-
-/* Makes room for `more` file descriptors above those in use: raises the soft limit as far as it needs, so that a job
- * too large for its limits fails at its start and not at its first checkpoint. Not higher: select() in the program
- * breaks above 1024. */
-static ddl_status ddl__need_fds(int32_t more, ddl__sentence *why) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
-        return DDL_OK; /* a sandbox that does not tell; it will show */
-    }
-    rlim_t used = (rlim_t)ddl__open_fds(), need = used + (rlim_t)more;
-    if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= need) {
-        return DDL_OK;
-    }
-    unsigned long long hard = (unsigned long long)limit.rlim_max, soft = (unsigned long long)limit.rlim_cur;
-    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= need) {
-        limit.rlim_cur = need;
-        if (setrlimit(RLIMIT_NOFILE, &limit) == 0) {
-            return DDL_OK;
-        }
-    }
-    return ddl__fail(why, DDL_ERR_SYSTEM,
-                     "ddl_init: this job needs %d file descriptors besides the %llu in use, but the limit is %llu and "
-                     "cannot be raised above %llu. Raise it where the job is started: ulimit -n %llu, LimitNOFILE= of "
-                     "systemd, --ulimit nofile= of a container",
-                     more, (unsigned long long)used, soft, hard, (unsigned long long)need);
-}
-
-/* Equal on two processes when they share a host: same boot of the same kernel, and same network namespace. A container
- * with its own network counts as its own host: unix sockets and loopback do not lead out of it. */
-static void ddl__host_id(char *out, size_t cap) {
-    char boot[80];
-    struct stat space;
-    ssize_t n = ddl__read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (n > 0) {
-        boot[strcspn(boot, "\n")] = 0;
-    } else if (gethostname(boot, sizeof boot) != 0) {
-        snprintf(boot, sizeof boot, "unknown");
-    }
-    boot[sizeof boot - 1] = 0;
-    uint64_t network = stat("/proc/self/ns/net", &space) == 0 ? (uint64_t)space.st_ino : 0;
-    snprintf(out, cap, "%s/%" PRIu64, boot, network);
+    return launch->world > 1 ? ddl__place_from_master(base, launch, job_known, out, why) : DDL_OK;
 }
 
 /* >>settings/secret */
@@ -5977,8 +6123,8 @@ static ddl_status ddl__secret_find(ddl__base *base, const ddl_config *config, dd
  * struct and not the environment. It must not open a socket, and it never changes the environment. */
 
 typedef struct ddl__settings {
-    ddl__launch launch; /* rank, world, local_rank, local_world */
-    ddl__meeting_place place;   /* where the ranks meet */
+    ddl__launch launch;       /* rank, world, local_rank, local_world */
+    ddl__meeting_place place; /* where the ranks meet */
     ddl_exchange_fn exchange;
     void *exchange_user;
     const uint8_t *secret; /* NULL: the job has none */
@@ -5986,7 +6132,7 @@ typedef struct ddl__settings {
     const char *secret_source; /* for messages: "DDL_SECRET_FILE" */
     char *job;                 /* NULL: not told */
     uint64_t job_id;           /* its hash; 0 without one */
-    char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm; /* NULL: not told */
+    char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm, *tune_cache; /* NULL: not told */
     char *port_range;
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
@@ -5999,7 +6145,7 @@ typedef struct ddl__settings {
 /* Frees what the settings hold; the secret is wiped first. All zero afterwards. */
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
     char **texts[] = {&s->place.host, &s->place.folder, &s->job,         &s->interface_name, &s->advertise,
-                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm,      &s->port_range};
+                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm, &s->tune_cache,      &s->port_range};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }
@@ -6031,14 +6177,9 @@ static ddl_status ddl__settings_base(const ddl_config *config, ddl__base *base, 
 /* Jobs that share a host, port or folder are told apart by a hash of the job's name. */
 static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, ddl__settings *out, ddl__sentence *why) {
     const char *job = config->job != NULL && config->job[0] != 0 ? config->job : ddl__setting_env("DDL_JOB");
-    char slurm[80];
-    if (job == NULL) {
-        job = ddl__env("TORCHELASTIC_RUN_ID");
-    }
-    if (job == NULL && strcmp(out->launch.by, "Slurm") == 0 && ddl__env("SLURM_JOB_ID") != NULL) {
-        const char *step = ddl__env("SLURM_STEP_ID");
-        snprintf(slurm, sizeof slurm, "slurm-%.30s.%.30s", ddl__env("SLURM_JOB_ID"), step != NULL ? step : "0");
-        job = slurm;
+    char launched[512];
+    if (job == NULL && ddl__launch_job(&out->launch, launched, sizeof launched)) {
+        job = launched;
     }
     if (job == NULL) {
         return DDL_OK;
@@ -6073,6 +6214,7 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
     DDL__TRY(ddl__pick_text(base, c->plugins, "DDL_PLUGINS", &out->plugins, why));
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_PLUGIN_PATH", &out->plugin_path, why));
     DDL__TRY(ddl__pick_text(base, c->algorithm, "DDL_ALGO", &out->algorithm, why));
+    DDL__TRY(ddl__pick_text(base, NULL, "DDL_TUNE_CACHE", &out->tune_cache, why));
     return out->port_range == NULL ? DDL_OK
                                    : ddl__parse_port_range(out->port_range, &out->port_first, &out->port_last, why);
 }
@@ -6097,11 +6239,11 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__settings_base(config, base, why));
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
-    DDL__TRY(ddl__place_find(base, config, &out->launch, &out->place, why));
+    DDL__TRY(ddl__settings_job(config, base, out, why));
+    DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {
         out->place.kind = DDL__MEET_ALONE;
     }
-    DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__settings_texts(config, base, out, why));
     DDL__TRY(ddl__settings_numbers(config, out, why));
     ddl__secret secret = {NULL, 0, NULL};
@@ -6343,6 +6485,9 @@ static bool ddl__addresses_have_mine(const ddl__addresses *list) {
     return false;
 }
 
+/* The ranks meet on a unix socket: there is no secret, or their launcher says that they are all on this host. */
+static bool ddl__place_is_here(const ddl__settings *s) { return s->secret == NULL || s->place.port == 0; }
+
 /* The socket of a job without a secret: in the abstract namespace, so nothing is left behind whatever happens. Names
  * are free to all users of the host; who is behind one is checked by SO_PEERCRED. */
 static void ddl__address_of_unix(ddl__address *out, int32_t port, uint64_t job) {
@@ -6351,6 +6496,15 @@ static void ddl__address_of_unix(ddl__address *out, int32_t port, uint64_t job) 
     int n = snprintf(out->at.local.sun_path + 1, sizeof out->at.local.sun_path - 1, "ddl-%lu-%d-%016" PRIx64,
                      (unsigned long)geteuid(), port, job);
     out->bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* What a sentence calls that socket. */
+static void ddl__unix_text(const ddl__settings *s, char *out, size_t cap) {
+    if (s->place.port == 0) {
+        snprintf(out, cap, "the unix socket of job %.80s on this host", s->job);
+    } else {
+        snprintf(out, cap, "the unix socket of %.80s port %d", s->place.host, s->place.port);
+    }
 }
 
 /* The user at the other end of a connected unix socket, -1 when unknown. */
@@ -7150,27 +7304,26 @@ static ddl_status ddl__listen_unix(ddl__server *server, const ddl__addresses *li
     if (!ddl__addresses_have_mine(list)) {
         return ddl__no_secret_between_hosts(s, server->why);
     }
+    ddl__unix_text(s, server->where, sizeof server->where);
     ddl__address_of_unix(&a, s->place.port, s->job_id);
     while ((fd = ddl__listen_at(&a)) < 0 && errno == EADDRINUSE && ddl__now_ns() < until) {
         ddl__pause_ms(20);
     }
     if (fd < 0) {
-        return ddl__fail(
-            server->why, errno == EADDRINUSE ? DDL_ERR_CONFIG : DDL_ERR_SYSTEM,
-            "ddl_init: rank 0 cannot take the unix socket of port %d: %s. Another job of this user may have it: "
-            "give this one another MASTER_PORT or DDL_JOB",
-            s->place.port, strerror(errno));
+        return ddl__fail(server->why, errno == EADDRINUSE ? DDL_ERR_CONFIG : DDL_ERR_SYSTEM,
+                         "ddl_init: rank 0 cannot take %s: %s. Another job of this user may have it: "
+                         "give this one another MASTER_PORT or DDL_JOB",
+                         server->where, strerror(errno));
     }
     server->by_uid = true;
     server->listeners[server->listener_count++] = fd;
-    snprintf(server->where, sizeof server->where, "the unix socket of port %d", s->place.port);
     return DDL_OK;
 }
 
 static ddl_status ddl__listen(ddl__server *server) {
     ddl__addresses list;
     DDL__TRY(ddl__listen_addresses(server, &list));
-    if (server->settings->secret == NULL) {
+    if (ddl__place_is_here(server->settings)) {
         return ddl__listen_unix(server, &list);
     }
     DDL__TRY(ddl__listen_ports(server, &list));
@@ -7474,7 +7627,7 @@ static ddl_status ddl__client_round(ddl__client *c) {
     if (error != 0) {
         return ddl__client_again(c, "the name does not resolve: %s", gai_strerror(error));
     }
-    if (s->secret == NULL) {
+    if (ddl__place_is_here(s)) {
         if (!ddl__addresses_have_mine(&list)) {
             return ddl__no_secret_between_hosts(s, c->why);
         }
@@ -7515,8 +7668,8 @@ static ddl_status ddl__client_run(ddl__client *c) {
     const ddl__settings *s = c->settings;
     uint64_t pause_ms = 1;
     c->start_ns = ddl__now_ns();
-    if (s->secret == NULL) {
-        snprintf(c->where, sizeof c->where, "the unix socket of %.80s port %d", s->place.host, s->place.port);
+    if (ddl__place_is_here(s)) {
+        ddl__unix_text(s, c->where, sizeof c->where);
     } else {
         snprintf(c->where, sizeof c->where, strchr(s->place.host, ':') ? "[%.100s]:%d" : "%.100s:%d", s->place.host,
                  s->place.port);
@@ -10713,13 +10866,15 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
-/* Gives other threads of this context, and other ranks of this host, their turn. */
-static void ddl__give_way(ddl_context *c, bool crowded) {
+/* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
+ * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about as
+ * long as the poll. */
+static void ddl__give_way(ddl_context *c) {
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);
         sched_yield();
         ddl__lock(c);
-    } else if (crowded) {
+    } else {
         sched_yield();
     }
 }
@@ -10757,7 +10912,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             continue;
         }
         if (empty < limit && round % 64 != 0) {
-            ddl__give_way(c, crowded);
+            ddl__give_way(c);
             continue;
         }
         uint64_t now = ddl__now_ns();
@@ -10773,7 +10928,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             ddl__sleep(c, now, w->deadline);
             empty = crowded ? 0 : limit / 2;
         } else {
-            ddl__give_way(c, crowded);
+            ddl__give_way(c);
         }
     }
 }
@@ -14948,14 +15103,205 @@ DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group !=
 
 /* >>coll/measure */
 /* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
- * what the cost model needs; rank 0's figures are everybody's, so that all choose alike. */
+ * what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The figures are
+ * rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum. With
+ * DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
+
+enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
 
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
+/* Nobody has to be told anything while the progress thread has nothing to wait for. */
 static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
     (void)arg;
     (void)now;
+}
+
+/* One message of ddl's own, blocking. */
+static ddl_status ddl__measure_move(ddl_group *g, int32_t peer, bool send, void *data, int64_t bytes) {
+    ddl_transfer t = {send, ddl_tensor_1d(data, DDL_U8, bytes), peer, DDL__TAG_MEASURE};
+    ddl_request *r = NULL;
+    DDL__TRY(ddl__p2p_make(g, &t, &r));
+    ddl__p2p_start(g->context, r);
+    ddl__wait_requests(g->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* Shortest of several round trips of one size, in seconds one way. */
+static ddl_status ddl__measure_trip(ddl_group *g, int32_t peer, bool first, void *data, int64_t bytes, int32_t rounds,
+                                    double *out_s) {
+    uint64_t least = UINT64_MAX;
+    for (int32_t i = 0; i < rounds; i++) {
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl__measure_move(g, peer, first, data, bytes));
+        DDL__TRY(ddl__measure_move(g, peer, !first, data, bytes));
+        least = DDL__MIN(least, ddl__now_ns() - start);
+    }
+    *out_s = (double)least / 2e9;
+    return DDL_OK;
+}
+
+/* Rounds to a power of sqrt(2), by halving and doubling: libm is not linked. */
+static double ddl__round_figure(double value) {
+    const double root = 1.4142135623730951;
+    double figure = 1e-12;
+    while (figure * 1.189207115 < value && figure < 1e6) {
+        figure *= root;
+    }
+    return figure;
+}
+
+/* The pair that measures links inside a host (near) or between hosts: the lowest ranks of that kind. */
+static bool ddl__measure_pair(const ddl_context *c, bool near_link, int32_t *out_a, int32_t *out_b) {
+    for (int32_t a = 0; a < c->world_size; a++) {
+        for (int32_t b = a + 1; b < c->world_size; b++) {
+            if ((c->links[a].host == c->links[b].host) == near_link) {
+                *out_a = a;
+                *out_b = b;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static ddl_status ddl__world_broadcast(ddl_context *c, void *data, int64_t bytes, int32_t root) {
+    ddl_collective d = {.kind = DDL_BROADCAST, .in = ddl_tensor_1d(data, DDL_U8, bytes), .root = root};
+    ddl_request *r;
+    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    ddl__wait_requests(c, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* Latency and bandwidth of one kind of link; figures[0] seconds, figures[1] seconds per byte. */
+static ddl_status ddl__measure_links(ddl_context *c, bool near_link, double figures[2]) {
+    int32_t a, b;
+    if (!ddl__measure_pair(c, near_link, &a, &b)) {
+        return DDL_OK;
+    }
+    if (c->rank == a || c->rank == b) {
+        char *data = ddl__scratch_get(c, DDL__STREAM_BYTES);
+        if (data == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory to measure the links");
+        }
+        memset(data, 0, DDL__STREAM_BYTES);
+        int32_t peer = c->rank == a ? b : a;
+        double small = 0, large = 0;
+        ddl_status status = ddl__measure_trip(c->world, peer, c->rank == a, data, 8, DDL__PINGS, &small);
+        if (status == DDL_OK) {
+            status = ddl__measure_trip(c->world, peer, c->rank == a, data, DDL__STREAM_BYTES, DDL__STREAMS, &large);
+        }
+        ddl__scratch_put(c, data);
+        DDL__TRY(status);
+        figures[0] = ddl__round_figure(small);
+        figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
+    }
+    return ddl__world_broadcast(c, figures, 2 * (int64_t)sizeof *figures, a);
+}
+
+/* >>cache */
+
+/* What the figures depend on: the shape of the world and how its ranks reach each other. */
+static uint64_t ddl__model_key(const ddl_context *c) {
+    uint64_t key = ddl__mix((uint64_t)ddl_version(), (uint64_t)c->world_size);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__endpoint *e = c->links[i].endpoint;
+        const char *name = e != NULL ? e->plugin->name : "";
+        key = ddl__mix(key, (uint64_t)c->links[i].host);
+        key = i == c->rank ? key : ddl__mix_bytes(key, name, strlen(name));
+    }
+    return ddl__mix(key, (uint64_t)c->tuning.model.oversubscription);
+}
+
+static bool ddl__model_load(const ddl_context *c, const char *path, double figures[4]) {
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    unsigned long long key;
+    double f[4];
+    while (file != NULL && !found &&
+           fscanf(file, "%llx %lg %lg %lg %lg\n", &key, &f[0], &f[1], &f[2], &f[3]) == 5) {
+        found = key == ddl__model_key(c);
+    }
+    if (found) {
+        memcpy(figures, f, sizeof f);
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
+/* One appended line: writers of other jobs cannot tear it. */
+static void ddl__model_save(const ddl_context *c, const char *path, const double figures[4]) {
+    char line[160];
+    int n = snprintf(line, sizeof line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)ddl__model_key(c), figures[0],
+                     figures[1], figures[2], figures[3]);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0 || write(fd, line, (size_t)n) != n) {
+        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept", path,
+                 strerror(errno));
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* >>greeting */
+
+static ddl_status ddl__measure(ddl_context *c) {
+    ddl__cost_model *m = &c->tuning.model;
+    double figures[5] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
+    const char *path = c->settings.tune_cache;
+    if (path != NULL && c->rank == 0) {
+        figures[4] = ddl__model_load(c, path, figures) ? 1 : 0;
+    }
+    if (path != NULL) {
+        DDL__TRY(ddl__world_broadcast(c, figures, (int64_t)sizeof figures, 0));
+    }
+    if (figures[4] == 0) {
+        DDL__TRY(ddl__measure_links(c, true, figures));
+        DDL__TRY(ddl__measure_links(c, false, figures + 2));
+        if (path != NULL && c->rank == 0) {
+            ddl__model_save(c, path, figures);
+        }
+    }
+    m->latency_s[0] = figures[0];
+    m->s_per_byte[0] = figures[1];
+    m->latency_s[1] = figures[2];
+    m->s_per_byte[1] = figures[3];
+    c->world->tuning.model = *m;
+    c->world->settings_version++;
+    return DDL_OK;
+}
+
+/* The line at the start: who is there, how they reach each other, and why. */
+static void ddl__announce(ddl_context *c) {
+    char line[512];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "%d ranks on %d host%s", c->world_size, c->host_count, c->host_count == 1 ? "" : "s");
+    for (int32_t e = 0; e < c->endpoint_count; e++) {
+        int32_t near_count = 0, far_count = 0;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            near_count += c->links[i].endpoint == &c->endpoints[e] && c->links[i].same_host;
+            far_count += c->links[i].endpoint == &c->endpoints[e] && !c->links[i].same_host;
+        }
+        if (near_count + far_count > 0) {
+            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name, near_count,
+                          near_count == 1 ? "" : "s", far_count,
+                          c->settings.transports != NULL ? "first of DDL_TRANSPORTS that reaches them"
+                                                         : "fastest that reaches them");
+        }
+    }
+    const ddl__cost_model *m = &c->tuning.model;
+    ddl__text_add(&text, "; measured %.1f us, %.2f GB/s", m->latency_s[c->host_count > 1] * 1e6,
+                  1e-9 / m->s_per_byte[c->host_count > 1]);
+    if (m->oversubscription > 1) {
+        ddl__text_add(&text, "; %d ranks per core", m->oversubscription);
+    }
+    ddl__text_add(&text, "; %s", c->settings.secret != NULL ? "authenticated by the job secret"
+                                                            : "no job secret: same host and user only");
+    ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
 static ddl_status ddl__greet(ddl_context *c) {
@@ -14969,11 +15315,16 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
+    DDL__TRY(ddl__measure(c));
     c->world->timeout_ms = timeout_ms;
     if (c->settings.progress_thread) {
-        c->has_thread = pthread_create(&c->thread, NULL, ddl__thread_main, c) == 0;
+        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
+        if (error != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s", strerror(error));
+        }
+        c->has_thread = true;
     }
-    ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%d ranks on %d hosts", c->world_size, c->host_count);
+    ddl__announce(c);
     return DDL_OK;
 }
 

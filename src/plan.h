@@ -86,6 +86,7 @@ static ddl__span ddl__span_parts(ddl__span whole, int32_t parts, int32_t first, 
     return (ddl__span){whole.at + begin * element_bytes, (stop - begin) * element_bytes};
 }
 
+/* One part of the equal parts of a span. */
 static ddl__span ddl__span_part(ddl__span whole, int32_t parts, int32_t index, int32_t element_bytes) {
     return ddl__span_parts(whole, parts, index, index + 1, element_bytes);
 }
@@ -102,6 +103,7 @@ static uint32_t ddl__chunk_count(const ddl__plan_args *args, int64_t bytes) {
     return bytes <= chunk ? 1 : (uint32_t)((bytes + chunk - 1) / chunk);
 }
 
+/* The last chunk is what is left. */
 static ddl__span ddl__chunk(const ddl__plan_args *args, ddl__span span, uint32_t index) {
     int64_t chunk = ddl__chunk_bytes(args), skip = chunk * (int64_t)index;
     return (ddl__span){span.at + skip, DDL__MIN(chunk, span.bytes - skip)};
@@ -229,11 +231,13 @@ static void ddl__plan_alias(ddl__planner *p, const ddl__plan_args *args) {
     }
 }
 
+/* args must outlive the planner; the plan itself does not point into them. */
 static void ddl__plan_open(ddl__planner *p, ddl__base *base, const ddl__plan_args *args) {
     *p = (ddl__planner){.base = base, .args = args, .gate = DDL__NO_STEP};
     ddl__plan_alias(p, args);
 }
 
+/* Frees what the plan has not taken over. */
 static void ddl__plan_close(ddl__planner *p) {
     ddl__free(p->base, p->steps);
     ddl__free(p->base, p->edges);
@@ -298,6 +302,7 @@ static uint32_t ddl__cell_find(const ddl__cells *cells, int64_t address) {
     return low;
 }
 
+/* Cells are few where algorithms write whole chunks, and mostly come in order, so moving the rest is cheap. */
 static void ddl__cell_insert(ddl__planner *p, ddl__cells *cells, uint32_t index, ddl__cell cell) {
     cells->at = ddl__plan_grow(p, cells->at, cells->count, &cells->cap, sizeof *cells->at);
     if (p->status < 0) {
@@ -323,6 +328,7 @@ static uint32_t ddl__cell_split(ddl__planner *p, ddl__cells *cells, int64_t addr
     return index + 1;
 }
 
+/* The newest reader becomes the head of the list. */
 static void ddl__cell_add_reader(ddl__planner *p, ddl__cell *cell, uint32_t step) {
     p->readers = ddl__plan_grow(p, p->readers, p->reader_count, &p->reader_cap, sizeof *p->readers);
     if (p->status >= 0) {
@@ -388,6 +394,8 @@ static void ddl__plan_touch(ddl__planner *p, uint32_t step, uint8_t space, int64
     }
 }
 
+/* A step that reduces in place reads what it overwrites: writing orders it after all that reading would, and more. A
+ * step that reads what it writes finds itself among the readers, which ddl__plan_after ignores. */
 static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
     p->steps = p->status < 0 ? p->steps
                              : ddl__plan_grow(p, p->steps, p->step_count, &p->step_cap, sizeof *p->steps);
@@ -413,6 +421,7 @@ typedef struct ddl__place {
 
 static const ddl__place ddl__in = {DDL__IN, 0}, ddl__out = {DDL__OUT, 0};
 
+/* The memory must not change until the step ends; the builder lets nobody write it before. */
 static uint32_t ddl__plan_send(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place src, ddl__span span) {
     return ddl__plan_add(p, (ddl__step){.kind = DDL__SEND,
                                         .peer = peer,
@@ -422,6 +431,7 @@ static uint32_t ddl__plan_send(ddl__planner *p, int32_t peer, uint32_t slot, ddl
                                         .bytes = span.bytes});
 }
 
+/* The send of peer has the same slot and size. */
 static uint32_t ddl__plan_recv(ddl__planner *p, int32_t peer, uint32_t slot, ddl__place dst, ddl__span span) {
     return ddl__plan_add(p, (ddl__step){.kind = DDL__RECV,
                                         .peer = peer,
@@ -445,6 +455,7 @@ static uint32_t ddl__plan_recv_reduce(ddl__planner *p, int32_t peer, uint32_t sl
                                         .bytes = span.bytes});
 }
 
+/* Steps without a message. */
 static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place src, ddl__place dst, ddl__span span,
                                 uint8_t flags) {
     return ddl__plan_add(p, (ddl__step){.kind = (uint8_t)kind,
@@ -457,6 +468,7 @@ static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place
                                         .bytes = span.bytes});
 }
 
+/* Source and target may overlap, as with memmove. */
 static uint32_t ddl__plan_copy(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span) {
     return ddl__plan_local(p, DDL__COPY, src, dst, span, 0);
 }

@@ -43,7 +43,9 @@ static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *
     return wanted;
 }
 
-/* The default first, so that it wins where the size of chunks makes no difference. */
+/* Tries sizes of chunks. The default comes first, so that it wins where size makes no difference; a vector that is one
+ * chunk anyway is tried once. Whether a fence is needed follows from the bytes to one peer alone: it must not depend on
+ * what this rank sends. */
 static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, const ddl__algo *algo,
                              ddl__choice *best) {
     ddl__terms terms;
@@ -101,6 +103,7 @@ static void ddl__tune_list(ddl__text *text, ddl_kind kind) {
     }
 }
 
+/* Operations are named without the v: both forms share algorithms. */
 static ddl_kind ddl__tune_kind(const char *name, size_t length) {
     for (int kind = DDL_BARRIER; kind <= DDL_EXSCAN; kind++) {
         const char *known = ddl__kind_name((ddl_kind)kind);
@@ -125,6 +128,7 @@ static bool ddl__tune_force(ddl__tuning *tuning, ddl_kind kind, const char *name
     return found;
 }
 
+/* One entry: "name" or "operation=name". */
 static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__sentence *error) {
     const char *equals = strchr(entry, '=');
     const char *name = equals != NULL ? equals + 1 : entry;
@@ -150,7 +154,7 @@ static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__s
 static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__sentence *error) {
     ddl__tuning parsed = *tuning;
     for (const char *at = text; *at != '\0';) {
-        char entry[64];
+        char entry[64]; /* longer than any operation and algorithm together */
         size_t length = strcspn(at, ","), begin = strspn(at, " "), end = length;
         while (end > begin && at[end - 1] == ' ') {
             end--;

@@ -1,16 +1,209 @@
 /* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
- * what the cost model needs; rank 0's figures are everybody's, so that all choose alike. */
+ * what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The figures are
+ * rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum. With
+ * DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
 #ifndef DDL_COLL_MEASURE_H
 #define DDL_COLL_MEASURE_H
 
 #include "groups.h"
 
+#include <fcntl.h>
+
+enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
+
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
+/* Nobody has to be told anything while the progress thread has nothing to wait for. */
 static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
     (void)arg;
     (void)now;
+}
+
+/* One message of ddl's own, blocking. */
+static ddl_status ddl__measure_move(ddl_group *g, int32_t peer, bool send, void *data, int64_t bytes) {
+    ddl_transfer t = {send, ddl_tensor_1d(data, DDL_U8, bytes), peer, DDL__TAG_MEASURE};
+    ddl_request *r = NULL;
+    DDL__TRY(ddl__p2p_make(g, &t, &r));
+    ddl__p2p_start(g->context, r);
+    ddl__wait_requests(g->context, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* Shortest of several round trips of one size, in seconds one way. */
+static ddl_status ddl__measure_trip(ddl_group *g, int32_t peer, bool first, void *data, int64_t bytes, int32_t rounds,
+                                    double *out_s) {
+    uint64_t least = UINT64_MAX;
+    for (int32_t i = 0; i < rounds; i++) {
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl__measure_move(g, peer, first, data, bytes));
+        DDL__TRY(ddl__measure_move(g, peer, !first, data, bytes));
+        least = DDL__MIN(least, ddl__now_ns() - start);
+    }
+    *out_s = (double)least / 2e9;
+    return DDL_OK;
+}
+
+/* Rounds to a power of sqrt(2), by halving and doubling: libm is not linked. */
+static double ddl__round_figure(double value) {
+    const double root = 1.4142135623730951;
+    double figure = 1e-12;
+    while (figure * 1.189207115 < value && figure < 1e6) {
+        figure *= root;
+    }
+    return figure;
+}
+
+/* The pair that measures links inside a host (near) or between hosts: the lowest ranks of that kind. */
+static bool ddl__measure_pair(const ddl_context *c, bool near_link, int32_t *out_a, int32_t *out_b) {
+    for (int32_t a = 0; a < c->world_size; a++) {
+        for (int32_t b = a + 1; b < c->world_size; b++) {
+            if ((c->links[a].host == c->links[b].host) == near_link) {
+                *out_a = a;
+                *out_b = b;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static ddl_status ddl__world_broadcast(ddl_context *c, void *data, int64_t bytes, int32_t root) {
+    ddl_collective d = {.kind = DDL_BROADCAST, .in = ddl_tensor_1d(data, DDL_U8, bytes), .root = root};
+    ddl_request *r;
+    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    ddl__wait_requests(c, &r, 1, false);
+    return ddl__request_report(&r, NULL);
+}
+
+/* Latency and bandwidth of one kind of link; figures[0] seconds, figures[1] seconds per byte. */
+static ddl_status ddl__measure_links(ddl_context *c, bool near_link, double figures[2]) {
+    int32_t a, b;
+    if (!ddl__measure_pair(c, near_link, &a, &b)) {
+        return DDL_OK;
+    }
+    if (c->rank == a || c->rank == b) {
+        char *data = ddl__scratch_get(c, DDL__STREAM_BYTES);
+        if (data == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory to measure the links");
+        }
+        memset(data, 0, DDL__STREAM_BYTES);
+        int32_t peer = c->rank == a ? b : a;
+        double small = 0, large = 0;
+        ddl_status status = ddl__measure_trip(c->world, peer, c->rank == a, data, 8, DDL__PINGS, &small);
+        if (status == DDL_OK) {
+            status = ddl__measure_trip(c->world, peer, c->rank == a, data, DDL__STREAM_BYTES, DDL__STREAMS, &large);
+        }
+        ddl__scratch_put(c, data);
+        DDL__TRY(status);
+        figures[0] = ddl__round_figure(small);
+        figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
+    }
+    return ddl__world_broadcast(c, figures, 2 * (int64_t)sizeof *figures, a);
+}
+
+/* >>cache */
+
+/* What the figures depend on: the shape of the world and how its ranks reach each other. */
+static uint64_t ddl__model_key(const ddl_context *c) {
+    uint64_t key = ddl__mix((uint64_t)ddl_version(), (uint64_t)c->world_size);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__endpoint *e = c->links[i].endpoint;
+        const char *name = e != NULL ? e->plugin->name : "";
+        key = ddl__mix(key, (uint64_t)c->links[i].host);
+        key = i == c->rank ? key : ddl__mix_bytes(key, name, strlen(name));
+    }
+    return ddl__mix(key, (uint64_t)c->tuning.model.oversubscription);
+}
+
+static bool ddl__model_load(const ddl_context *c, const char *path, double figures[4]) {
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    unsigned long long key;
+    double f[4];
+    while (file != NULL && !found &&
+           fscanf(file, "%llx %lg %lg %lg %lg\n", &key, &f[0], &f[1], &f[2], &f[3]) == 5) {
+        found = key == ddl__model_key(c);
+    }
+    if (found) {
+        memcpy(figures, f, sizeof f);
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
+/* One appended line: writers of other jobs cannot tear it. */
+static void ddl__model_save(const ddl_context *c, const char *path, const double figures[4]) {
+    char line[160];
+    int n = snprintf(line, sizeof line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)ddl__model_key(c), figures[0],
+                     figures[1], figures[2], figures[3]);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0 || write(fd, line, (size_t)n) != n) {
+        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept", path,
+                 strerror(errno));
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* >>greeting */
+
+static ddl_status ddl__measure(ddl_context *c) {
+    ddl__cost_model *m = &c->tuning.model;
+    double figures[5] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
+    const char *path = c->settings.tune_cache;
+    if (path != NULL && c->rank == 0) {
+        figures[4] = ddl__model_load(c, path, figures) ? 1 : 0;
+    }
+    if (path != NULL) {
+        DDL__TRY(ddl__world_broadcast(c, figures, (int64_t)sizeof figures, 0));
+    }
+    if (figures[4] == 0) {
+        DDL__TRY(ddl__measure_links(c, true, figures));
+        DDL__TRY(ddl__measure_links(c, false, figures + 2));
+        if (path != NULL && c->rank == 0) {
+            ddl__model_save(c, path, figures);
+        }
+    }
+    m->latency_s[0] = figures[0];
+    m->s_per_byte[0] = figures[1];
+    m->latency_s[1] = figures[2];
+    m->s_per_byte[1] = figures[3];
+    c->world->tuning.model = *m;
+    c->world->settings_version++;
+    return DDL_OK;
+}
+
+/* The line at the start: who is there, how they reach each other, and why. */
+static void ddl__announce(ddl_context *c) {
+    char line[512];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "%d ranks on %d host%s", c->world_size, c->host_count, c->host_count == 1 ? "" : "s");
+    for (int32_t e = 0; e < c->endpoint_count; e++) {
+        int32_t near_count = 0, far_count = 0;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            near_count += c->links[i].endpoint == &c->endpoints[e] && c->links[i].same_host;
+            far_count += c->links[i].endpoint == &c->endpoints[e] && !c->links[i].same_host;
+        }
+        if (near_count + far_count > 0) {
+            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name, near_count,
+                          near_count == 1 ? "" : "s", far_count,
+                          c->settings.transports != NULL ? "first of DDL_TRANSPORTS that reaches them"
+                                                         : "fastest that reaches them");
+        }
+    }
+    const ddl__cost_model *m = &c->tuning.model;
+    ddl__text_add(&text, "; measured %.1f us, %.2f GB/s", m->latency_s[c->host_count > 1] * 1e6,
+                  1e-9 / m->s_per_byte[c->host_count > 1]);
+    if (m->oversubscription > 1) {
+        ddl__text_add(&text, "; %d ranks per core", m->oversubscription);
+    }
+    ddl__text_add(&text, "; %s", c->settings.secret != NULL ? "authenticated by the job secret"
+                                                            : "no job secret: same host and user only");
+    ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
 static ddl_status ddl__greet(ddl_context *c) {
@@ -24,11 +217,16 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
+    DDL__TRY(ddl__measure(c));
     c->world->timeout_ms = timeout_ms;
     if (c->settings.progress_thread) {
-        c->has_thread = pthread_create(&c->thread, NULL, ddl__thread_main, c) == 0;
+        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
+        if (error != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s", strerror(error));
+        }
+        c->has_thread = true;
     }
-    ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%d ranks on %d hosts", c->world_size, c->host_count);
+    ddl__announce(c);
     return DDL_OK;
 }
 

@@ -74,13 +74,15 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
-/* Gives other threads of this context, and other ranks of this host, their turn. */
-static void ddl__give_way(ddl_context *c, bool crowded) {
+/* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
+ * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about as
+ * long as the poll. */
+static void ddl__give_way(ddl_context *c) {
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);
         sched_yield();
         ddl__lock(c);
-    } else if (crowded) {
+    } else {
         sched_yield();
     }
 }
@@ -118,7 +120,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             continue;
         }
         if (empty < limit && round % 64 != 0) {
-            ddl__give_way(c, crowded);
+            ddl__give_way(c);
             continue;
         }
         uint64_t now = ddl__now_ns();
@@ -134,7 +136,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             ddl__sleep(c, now, w->deadline);
             empty = crowded ? 0 : limit / 2;
         } else {
-            ddl__give_way(c, crowded);
+            ddl__give_way(c);
         }
     }
 }
