@@ -33,6 +33,7 @@ typedef struct sim_node {
     uint32_t match; /* the node of the other end of a message */
     uint32_t waits;
     uint64_t known; /* ranks this step has heard of, directly or not */
+    int32_t depth;  /* messages one after the other until this step */
     unsigned char *message; /* data that arrived */
     bool posted, sent, arrived, done;
 } sim_node;
@@ -434,6 +435,7 @@ static bool sim_check_knowledge(sim *s) {
     for (uint32_t i = 0; i < s->node_count; i++) {
         sim_node *node = &s->nodes[i];
         node->known = 1ull << node->rank;
+        node->depth = 0;
         node->waits = sim_step(s, i)->waits + (sim_receives(sim_step(s, i)) ? 1 : 0);
         if (node->waits == 0) {
             queue[tail++] = i;
@@ -457,6 +459,7 @@ static bool sim_check_knowledge(sim *s) {
             const ddl__plan *plan = &s->rank[node->rank].plan;
             uint32_t next = message ? node->match : s->rank[node->rank].first + plan->nexts[step->first_next + i];
             s->nodes[next].known |= node->known;
+            s->nodes[next].depth = DDL__MAX(s->nodes[next].depth, node->depth + message);
             if (--s->nodes[next].waits == 0) {
                 queue[tail++] = next;
             }

@@ -462,6 +462,72 @@ TEST(bytes_on_the_wire_are_those_of_the_theory) {
     CHECK(checked > 1000);
 }
 
+/* ---- messages one after the other ---- */
+
+/* Latency terms of a call that fits one chunk, in messages on the longest path; -1 where there is no simple figure. */
+static int32_t theory_depth(const ddl__algo *algo, int32_t n) {
+    int32_t rounds = (int32_t)ddl__log2_ceil(n);
+    bool pow2 = (n & (n - 1)) == 0;
+    const char *name = algo->name;
+    if (strcmp(name, "ring") == 0) {
+        return (algo->kind == DDL_ALL_REDUCE ? 2 : 1) * (n - 1) + (algo->kind == DDL_ALL_GATHER ? rounds : 0);
+    }
+    if (strcmp(name, "chain") == 0) {
+        return n - 1;
+    }
+    if (strcmp(name, "tree") == 0 || algo->kind == DDL_SCAN) {
+        return rounds - (pow2 ? 0 : 1); /* messages of one rank do not wait for each other */
+    }
+    if (strcmp(name, "recursive_doubling") == 0 && algo->kind != DDL_EXSCAN) {
+        /* A message in every round leads from an id to its complement; to fold before and unfold after, both must be
+         * folded, so more than half of them. */
+        return rounds + (!pow2 && 2 * n > 3 << (rounds - 1));
+    }
+    if (strcmp(name, "halving_doubling") == 0 || strcmp(name, "recursive_halving") == 0) {
+        return !pow2 ? -1 : algo->kind == DDL_ALL_REDUCE ? 2 * rounds : rounds;
+    }
+    if (strcmp(name, "direct") == 0) {
+        return algo->kind == DDL_ALL_REDUCE ? 2 : 1;
+    }
+    if (strcmp(name, "linear") == 0) {
+        return 1;
+    }
+    bool in_rounds = strcmp(name, "bruck") == 0 || strcmp(name, "all_gather") == 0 ||
+                     strcmp(name, "dissemination") == 0;
+    return in_rounds ? rounds : -1;
+}
+
+TEST(latency_is_that_of_the_theory) {
+    sim_case *c = malloc(sizeof *c);
+    sim *s = malloc(sizeof *s);
+    int checked = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        for (int32_t n = 2; n <= SIM_MAX; n++) {
+            int32_t deepest = 0, depth = theory_depth(&ddl__algos[i], n);
+            ddl__plan_args args;
+            *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = n, .count = n};
+            c->chunk_bytes = 1 << 20;
+            sim_args(c, 0, &args);
+            if (depth < 0 || !ddl__algo_can(c->algo, &args, false)) {
+                continue;
+            }
+            REQUIRE(sim_open(s, c) && sim_check_pairs(s) && sim_check_knowledge(s));
+            for (uint32_t k = 0; k < s->node_count; k++) {
+                deepest = DDL__MAX(deepest, s->nodes[k].depth);
+            }
+            if (deepest != depth) {
+                test__fail(__FILE__, __LINE__, "%s: %d messages in a row, theory says %d", describe(c, ""), deepest,
+                           depth);
+            }
+            sim_close(s);
+            checked++;
+        }
+    }
+    CHECK(checked > 1000);
+    free(c);
+    free(s);
+}
+
 /* ---- the checker checks ---- */
 
 typedef enum mutation { SLOT, DST, SRC, BYTES, PEER, TURN, LOSE, UNTIE, MUTATIONS } mutation;

@@ -97,7 +97,8 @@ static void ddl__algo_all_reduce_doubling(ddl__planner *p, const ddl__plan_args 
 static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0; }
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
- * that did: ids must differ in all bits for that, so more than half of them are folded. Ranks of a host share its link. */
+ * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
+ * link. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
