@@ -3323,7 +3323,8 @@ static void ddl__algo_all_reduce_doubling(ddl__planner *p, const ddl__plan_args 
 static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0; }
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
- * that did: ids must differ in all bits for that, so more than half of them are folded. Ranks of a host share its link. */
+ * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
+ * link. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
@@ -6630,7 +6631,7 @@ typedef struct ddl__server {
     int32_t here, served;
     uint64_t start_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
     uint64_t strangers;
-    char last_stranger[96];
+    char last_stranger[160];
     char world_text[160]; /* for ranks that count otherwise */
     bool delivering, failing;
     ddl__sentence *why;
@@ -7161,7 +7162,9 @@ static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
 /* >>store/listen */
 /* listen: how rank 0 comes to its place: the addresses that its name means here, never all of them. */
 
+#ifndef DDL__BIND_NS                     /* tests have less patience */
 #define DDL__BIND_NS (2 * DDL__NS_PER_S) /* a job that ends frees the port of one that starts */
+#endif
 
 /* Binds and listens; the descriptor, or -1 with errno. */
 static int ddl__listen_at(const ddl__address *a) {
@@ -7336,7 +7339,9 @@ static ddl_status ddl__listen(ddl__server *server) {
  * may not resolve yet, its port may still belong to the job before. */
 
 #define DDL__CONNECT_NS (2 * DDL__NS_PER_S)
+#ifndef DDL__REFUSED_NS
 #define DDL__REFUSED_NS (3 * DDL__NS_PER_S) /* how long somebody else may sit at rank 0's place */
+#endif
 
 typedef struct ddl__client {
     const ddl__settings *settings;
@@ -10150,17 +10155,11 @@ typedef struct ddl__link {
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
-    uint64_t missed_ns;
+    uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
     char host_id[64];
 } ddl__link;
-
-/* The first cause of the failure of this context: what all later errors report. */
-typedef struct ddl__cause {
-    int32_t rank; /* -1: none yet */
-    char text[256];
-} ddl__cause;
 
 struct ddl_context {
     ddl__base base;
@@ -10177,6 +10176,7 @@ struct ddl_context {
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     int32_t cond_waiters;
     bool polling, finalized, aborted, joined;
+    bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
     int32_t wake_fd, epoll_fd;
     int32_t refs; /* the user's handle and every group that the user still holds */
@@ -10187,11 +10187,11 @@ struct ddl_context {
     int32_t endpoint_count;
     ddl__link *links; /* by world rank */
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
-    ddl__cause cause;
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */
 
     ddl__note *notes;
+    int32_t notes_out; /* that a transport still holds */
     ddl__landing *landings;
     ddl__scratch *scratch;
     int32_t scratch_count;
@@ -10233,6 +10233,25 @@ static ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+/* Refuses a call that was given NULL where something must be. c may be NULL too: then there is nowhere to say why. */
+static ddl_status ddl__refuse(ddl_context *c, const char *what, const char *which) {
+    DDL__TRY(ddl__enter(c));
+    ddl_status status = ddl__error(c, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+    ddl__unlock(c);
+    return status;
+}
+
+/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs it. */
+static void ddl__kick(ddl_context *c) {
+    uint64_t one = 1;
+    if (c->sleeping) {
+        c->sleeping = false;
+        if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
+            return; /* full: it wakes anyway */
+        }
+    }
 }
 
 /* >>memory */
@@ -10448,7 +10467,11 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     l->connected = true;
     c->stats.messages_sent++;
     c->stats.bytes_sent += f->bytes;
-    return l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+    ddl_status status = l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+    if (status == DDL_IN_PROGRESS) {
+        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
+    }
+    return status;
 }
 
 /* Takes a message back from the transport before its memory goes away. */
@@ -10462,6 +10485,7 @@ static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
 static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     (void)status;
     ddl__note *n = (ddl__note *)out;
+    c->notes_out--;
     n->next = c->notes;
     c->notes = n;
 }
@@ -10480,6 +10504,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
         return;
     }
     n->out.done = ddl__note_done;
+    c->notes_out++;
     f.bytes = (uint32_t)bytes;
     if (bytes > 0) {
         memcpy(n->payload, payload, bytes);
@@ -10590,7 +10615,8 @@ static ddl_host ddl__host_table(ddl_context *c) {
 #define DDL__GRACE_NS (200 * DDL__NS_PER_MS)
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
 
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank); /* group room: fails what needs the rank */
+/* Group room: fails what needs the rank. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
 
 /* >>process */
 
@@ -10675,15 +10701,11 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t bu
         return;
     }
     ddl__settle(c, l, DDL__DEAD);
-    if (c->cause.rank < 0) {
-        c->cause.rank = rank;
-        snprintf(c->cause.text, sizeof c->cause.text, "%s", text);
-    }
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
     ddl__flood(c, DDL__FRAME_DEAD, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
-    ddl__groups_rank_dead(c, rank);
+    ddl__groups_rank_dead(c, rank, text);
 }
 
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
@@ -10781,7 +10803,7 @@ static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     }
     ddl__settle(c, l, DDL__LEFT);
-    l->drained = !l->connected;
+    l->missed_ns = ddl__now_ns();
     return DDL_OK;
 }
 
@@ -10804,6 +10826,7 @@ static void ddl__say_goodbye(ddl_context *c) {
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__POLLS_AFTER_SLEEP = 8,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
@@ -10832,8 +10855,9 @@ static void ddl__wake(ddl_context *c) {
     }
 }
 
-/* Something ended: threads that wait for it look again. The poller itself needs no waking. */
+/* Something ended: threads that wait for it look again, the one that sleeps for all of them too. */
 static void ddl__changed(ddl_context *c) {
+    ddl__kick(c);
     if (c->cond_waiters > 0) {
         pthread_cond_broadcast(&c->changed);
     }
@@ -10852,9 +10876,11 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
         ms = DDL__MIN(ms, 5u);
     }
     struct epoll_event events[4];
+    c->sleeping = true;
     ddl__unlock(c);
     int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), (int)ms);
     ddl__lock(c);
+    c->sleeping = false;
     for (int i = 0; i < n; i++) {
         uint64_t count;
         if (events[i].data.u32 == UINT32_MAX && read(c->wake_fd, &count, sizeof count) < 0) {
@@ -10926,7 +10952,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = crowded ? 0 : limit / 2;
+            empty = limit - DDL__POLLS_AFTER_SLEEP; /* nothing there: back to sleep, an idle rank costs nothing */
         } else {
             ddl__give_way(c);
         }
@@ -10951,6 +10977,25 @@ static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
         }
     }
     return true;
+}
+
+static bool ddl__notes_gone(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->notes_out == 0 || c->finalized;
+}
+
+static void ddl__no_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+/* Waits until control messages have left: what others depend on must not stay behind when the caller computes. Those to
+ * ranks that do not take them stay behind. */
+#define DDL__FLUSH_NS (100 * DDL__NS_PER_MS)
+static void ddl__flush_notes(ddl_context *c) {
+    ddl__wait w = {.done = ddl__notes_gone, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FLUSH_NS};
+    ddl__wait_for(c, &w);
 }
 
 /* The progress thread. Beside it, waits of user threads only sleep. */
@@ -11206,6 +11251,7 @@ enum {
     DDL__GROUP_MAGIC = 0x67726f75,
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
+    DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
     DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
 };
 
@@ -11256,6 +11302,7 @@ struct ddl_group {
     ddl__tuning tuning;
     int64_t *packed; /* 2 * size: offsets of v-forms that the caller left to us */
     bool user_holds;
+    uint32_t buried; /* its number among the freed groups, from 1 */
     uint32_t settings_version; /* cached plans of older settings are not used */
 
     ddl_status broken; /* DDL_OK, or what all collectives return from now on */
@@ -11273,19 +11320,24 @@ struct ddl_group {
     struct ddl__cached *cache;      /* plans */
     ddl__announced announced;
     ddl__flight records[DDL__RECORDS];
-    uint32_t agree_sequence;
+    uint32_t agree_sequence; /* of the newest agreement that has ended here */
+    bool agreeing;
     struct ddl__agreement *agreements;
+
+    char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
 };
 
 typedef struct ddl__groups {
     ddl_group *first; /* linked by next, those that were freed included: a handle that is used after free is told so */
     uint32_t allocated; /* ids this rank has given out as leader */
+    uint32_t buried;
 } ddl__groups;
 
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
+static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */
 
@@ -11362,11 +11414,30 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     return g;
 }
 
-/* Frees what a group holds; the handle itself stays as a tombstone until the context goes. */
+/* Gives up the oldest tombstone when there are many: a program that makes and frees groups all day must not grow. */
+static void ddl__group_forget(ddl_context *c) {
+    ddl_group **oldest = NULL;
+    int32_t count = 0;
+    for (ddl_group **at = &c->groups->first; *at != NULL; at = &(*at)->next) {
+        if ((*at)->magic == DDL__GROUP_FREED && !(*at)->user_holds) {
+            count++;
+            oldest = oldest == NULL || (*at)->buried < (*oldest)->buried ? at : oldest;
+        }
+    }
+    if (count > DDL__TOMBSTONES) {
+        ddl_group *gone = *oldest;
+        *oldest = gone->next;
+        ddl__free(&c->base, gone);
+    }
+}
+
+/* Frees what a group holds; the handle itself stays as a tombstone for a while, at most until the context goes. */
 static void ddl__group_bury(ddl_group *g) {
     ddl__p2p_group_free(g);
     ddl__engine_group_free(g);
+    ddl__agree_group_free(g);
     g->magic = DDL__GROUP_FREED;
+    g->buried = ++g->context->groups->buried;
     ddl__group_release(g);
 }
 
@@ -11384,6 +11455,14 @@ static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
         return status;
     }
     return DDL_OK;
+}
+
+/* Refuses a call that was given NULL where something must be; group may be NULL too. */
+static ddl_status ddl__refuse_group(ddl_group *g, const char *what, const char *which) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_status status = ddl__error(g->context, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+    ddl__unlock(g->context);
+    return status;
 }
 
 /* The error of a broken group or an aborted context. */
@@ -11417,21 +11496,27 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 
 /* >>failure */
 
-/* A rank died: collectives of its groups cannot end any more, messages with it neither. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank) {
+/* A rank died: collectives of its groups cannot end any more, messages with it neither. Each group reports the first
+ * death among its ranks: those that follow are mostly its ripples. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
-            ddl__group_break(g, DDL_ERR_PEER, "%s", c->cause.text);
+            if (g->cause[0] == 0) {
+                snprintf(g->cause, sizeof g->cause, "%s", text);
+            }
+            ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
             ddl__p2p_rank_dead(g, g->rank_of[rank]);
         }
     }
     ddl__changed(c);
 }
 
-/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. */
+/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. Where its goodbye
+ * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT && l->drained;
+    return l->life == DDL__LEFT &&
+           (l->drained || (!l->connected && ddl__now_ns() - l->missed_ns > DDL__GRACE_NS));
 }
 
 /* >>p2p/request */
@@ -11775,13 +11860,25 @@ static ddl_status ddl__enter_requests(ddl_request **requests, int32_t count, con
             DDL__TRY(ddl__enter(r->context));
             *out = r->context;
         }
-        ddl_status status = r->context != *out ? DDL_ERR_ARG : ddl__request_check(r, what);
+        ddl_status status = r->magic == DDL__REQUEST_MAGIC && r->context != *out
+                                ? ddl__error(*out, DDL_ERR_ARG, "%s: the requests are of different contexts", what)
+                                : ddl__request_check(r, what);
         if (status < 0) {
             ddl__unlock(*out);
             return status;
         }
     }
     return DDL_OK;
+}
+
+static ddl_status ddl__refuse_requests(ddl_request **requests, int32_t count, const char *what, const char *which) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, what, &c));
+    if (c != NULL) {
+        ddl__error(c, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+        ddl__unlock(c);
+    }
+    return DDL_ERR_ARG;
 }
 
 /* Reports all requests; the first error by index is the result. */
@@ -11801,13 +11898,18 @@ static ddl_status ddl__report_all(ddl_context *c, ddl_request **requests, int32_
     return first;
 }
 
+/* What a NULL request brings. */
+static void ddl__no_infos(ddl_info *out_infos, int32_t count) {
+    for (int32_t i = 0; out_infos != NULL && i < count; i++) {
+        out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
+    }
+}
+
 DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_all", &c));
     if (c == NULL) {
-        for (int32_t i = 0; out_infos != NULL && i < count; i++) {
-            out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
-        }
+        ddl__no_infos(out_infos, count);
         return DDL_OK;
     }
     ddl__wait_requests(c, requests, count, false);
@@ -11824,6 +11926,7 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
     if (c == NULL) {
+        ddl__no_infos(out_infos, count);
         return DDL_OK;
     }
     ddl__waiting w = {.requests = requests, .count = count};
@@ -11847,7 +11950,7 @@ DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t 
                                  ddl_info *out_infos) {
     ddl_context *c;
     if (out_done == NULL || (out_indices == NULL && count > 0)) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_requests(requests, count, "ddl_wait_some", out_done == NULL ? "out_done" : "out_indices");
     }
     *out_done = 0;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_some", &c));
@@ -11874,7 +11977,7 @@ DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t 
 DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info) {
     ddl_context *c;
     if (out_index == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_requests(requests, count, "ddl_wait_any", "out_index");
     }
     *out_index = -1;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_any", &c));
@@ -11922,14 +12025,18 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
  * In P2P and RTS frames `sequence` is the tag, `signature` the size of the whole message, the low byte of `flags` its
  * dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
 
-enum { DDL__P2P_EAGER_BYTES = 32 * 1024, DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */ };
+enum {
+    DDL__P2P_EAGER_BYTES = 32 * 1024,
+    DDL__UNEXPECTED_SMALL = 2048,
+    DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
+};
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
     struct ddl__unexpected *next;
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
-    bool is_offer;
+    bool is_offer, small; /* small: a block of its own, because scratch comes in pages */
     uint64_t bytes, cookie;
     unsigned char data[];
 } ddl__unexpected;
@@ -11951,8 +12058,9 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
                       "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
                       r->group->name, r->tag,
-                      r->context->cause.rank == ddl__world_rank(r) ? r->context->cause.text
-                                                                   : "its link is gone or it has left the job");
+                      r->group->cause[0] != 0 && r->context->links[ddl__world_rank(r)].life == DDL__DEAD
+                          ? r->group->cause
+                          : "its link is gone or it has left the job");
 }
 
 static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
@@ -12123,6 +12231,9 @@ static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t
     r->peer = source;
     ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
     ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
+    if (r->total == 0) {
+        ddl__recv_done(r); /* no data follows */
+    }
 }
 
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
@@ -12144,7 +12255,8 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
     size_t stored = is_offer ? 0 : f->bytes;
-    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
+    bool small = stored < DDL__UNEXPECTED_SMALL;
+    ddl__unexpected *u = small ? ddl__alloc(&c->base, sizeof *u + stored) : ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
         return DDL_ERR_NOMEM;
@@ -12153,6 +12265,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
                            .is_offer = is_offer,
+                           .small = small,
                            .bytes = f->signature,
                            .cookie = cookie};
     if (stored > 0) {
@@ -12181,7 +12294,11 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
     uint64_t stored = u->is_offer ? 0 : u->bytes;
     g->unexpected_bytes -= stored;
     g->context->stats.unexpected_bytes -= stored;
-    ddl__scratch_put(g->context, u);
+    if (u->small) {
+        ddl__free(&g->context->base, u);
+    } else {
+        ddl__scratch_put(g->context, u);
+    }
 }
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
@@ -12199,7 +12316,7 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
     if (u == NULL) {
         if (r->peer >= 0 && c->links[g->ranks[r->peer]].life == DDL__DEAD) {
             ddl__request_fail(r, DDL_ERR_PEER, "receive from rank %d of group \"%s\" (tag %d): %s", r->peer, g->name,
-                              r->tag, c->cause.text);
+                              r->tag, g->cause);
             return;
         }
         ddl__posted_append(g, r);
@@ -12262,6 +12379,13 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     return DDL_OK;
 }
 
+/* Tells a receiver that no (more) data comes for the offer it accepted. */
+static void ddl__give_up(ddl_context *c, int32_t peer, uint32_t group, uint32_t epoch, uint64_t theirs) {
+    ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = group, .epoch = epoch,
+                       .sequence = theirs};
+    ddl__tell(c, peer, gone, NULL, 0);
+}
+
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
@@ -12270,9 +12394,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
     }
     ddl_request *r = ddl__request_of(c, mine);
     if (r == NULL) {
-        ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = f->group, .epoch = f->epoch,
-                           .sequence = theirs};
-        ddl__tell(c, peer, gone, NULL, 0);
+        ddl__give_up(c, peer, f->group, f->epoch, theirs);
         return DDL_OK;
     }
     if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
@@ -12304,7 +12426,7 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
-        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before the data "
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before all data "
                           "was sent (its own call ended with an error)", r->peer, r->group->name);
         return DDL_OK;
     }
@@ -12348,8 +12470,11 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
             ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
             r->landing = NULL;
         }
-    } else {
-        ddl__recall(c, ddl__world_rank(r), &r->out);
+        return;
+    }
+    ddl__recall(c, ddl__world_rank(r), &r->out);
+    if (r->matched && r->out.done == ddl__send_data_done) {
+        ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
     }
 }
 
@@ -12385,13 +12510,20 @@ static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain
  * it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
+    ddl__unexpected *next;
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
+        next = u->next;
+        if (u->is_offer && u->source == rank) { /* its data will not come; messages that are whole can be received */
+            ddl__unexpected_remove(g, u);
+        }
+    }
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
             (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
             ddl__p2p_abandon(c, r);
             ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",
-                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, c->cause.text);
+                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, g->cause);
         }
     }
 }
@@ -12546,13 +12678,15 @@ DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
                              ddl_request **out_request) {
     ddl_transfer t = {1, tensor, peer, tag};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_isend", "out_request")
+                               : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
 }
 
 DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
                              ddl_request **out_request) {
     ddl_transfer t = {0, tensor, peer, tag};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_irecv", "out_request")
+                               : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
 }
 
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
@@ -12569,7 +12703,7 @@ DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest
 DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
                              ddl_request **out_requests) {
     if (count < 0 || (count > 0 && (transfers == NULL || out_requests == NULL))) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_batch", count < 0 ? "count is negative, or an array" : "an array");
     }
     ddl_request *none = NULL;
     return ddl__p2p_call(group, transfers, count, "ddl_batch", count > 0 ? out_requests : &none, NULL);
@@ -12606,7 +12740,7 @@ typedef struct ddl__probing {
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
     p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
-    return p->lost || c->aborted || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
+    return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
 static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
@@ -12637,8 +12771,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
         *out = (ddl_info){.source = u->source, .tag = u->tag, .count = (int64_t)u->bytes, .status = DDL_OK};
     }
     if (status == DDL_OK && u == NULL) {
-        status = ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
-                                              : DDL_IN_PROGRESS;
+        status = c->aborted     ? ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text)
+                 : c->finalized ? ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what)
+                 : ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                                                : DDL_IN_PROGRESS;
     }
     ddl__unlock(c);
     return status;
@@ -14242,6 +14378,10 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const ch
     return status;
 }
 
+static ddl_status ddl__coll_icall(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
+}
+
 /* >>coll/coll */
 /* coll, second part: the public collectives. Each fills in a ddl_collective; the rest is alike for all. */
 
@@ -14252,7 +14392,7 @@ DDL_API ddl_status ddl_barrier(ddl_group *group) {
 
 DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_BARRIER};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibarrier", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ibarrier", out_request);
 }
 
 DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root) {
@@ -14262,7 +14402,7 @@ DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t ro
 
 DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibroadcast", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ibroadcast", out_request);
 }
 
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root) {
@@ -14273,7 +14413,7 @@ DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, d
 DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce", out_request);
 }
 
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -14284,7 +14424,7 @@ DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor ou
 DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                    ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_reduce", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_reduce", out_request);
 }
 
 DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
@@ -14295,7 +14435,7 @@ DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, i
 DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igather", out_request);
+    return ddl__coll_icall(group, &d, "ddl_igather", out_request);
 }
 
 DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
@@ -14306,7 +14446,7 @@ DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                 ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatter", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out) {
@@ -14316,7 +14456,7 @@ DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor ou
 
 DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gather", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_gather", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -14327,7 +14467,7 @@ DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tenso
 DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                        ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatter", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce_scatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out) {
@@ -14337,7 +14477,7 @@ DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor ou
 
 DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_all", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_to_all", out_request);
 }
 
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -14347,7 +14487,7 @@ DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl
 
 DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscan", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscan", out_request);
 }
 
 DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -14358,7 +14498,7 @@ DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, d
 DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iexscan", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iexscan", out_request);
 }
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -14372,7 +14512,7 @@ DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igatherv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -14386,7 +14526,7 @@ DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatterv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -14398,7 +14538,7 @@ DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor o
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gatherv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -14410,7 +14550,7 @@ DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tens
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatterv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
@@ -14426,7 +14566,7 @@ DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64
                                     const int64_t *recv_offsets, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_allv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_to_allv", out_request);
 }
 
 /* >>scalar */
@@ -14686,7 +14826,8 @@ DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tenso
 
 DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
                                         ddl_request **out_request) {
-    return out_request == NULL ? DDL_ERR_ARG : ddl__many_call(group, tensors, tensor_count, op, out_request);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_iall_reduce_many", "out_request")
+                               : ddl__many_call(group, tensors, tensor_count, op, out_request);
 }
 
 /* >>persistent */
@@ -14738,7 +14879,7 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
 
 DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
     if (collective == NULL || out_request == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
@@ -14777,7 +14918,7 @@ DDL_API ddl_status ddl_start(ddl_request *request) {
 
 DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate) {
     if (collective == NULL || out_estimate == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_estimate", collective == NULL ? "collective" : "out_estimate");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;
@@ -14804,7 +14945,7 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
 /* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the lowest
  * rank gives it out, everybody answers, and nobody uses the group before all have it. */
 
-enum { DDL__GROUP_IDS = 4096, DDL__TAG_GROUP = INT32_MIN };
+enum { DDL__TAG_GROUP = INT32_MIN };
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
@@ -14823,16 +14964,15 @@ static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t ta
     return ddl__request_report(&r, NULL);
 }
 
-/* The number for a new group that this rank leads: its own rank in the upper bits, so that no two leaders give out the
- * same. 0 when all are in use. */
+/* The number for a new group that this rank leads: every rank has a range of its own, so that no two leaders give out
+ * the same, and uses it up before it begins anew: frames of a group that was freed find none. */
 static uint32_t ddl__group_id(ddl_context *c) {
-    for (uint32_t n = 0; n < DDL__GROUP_IDS; n++) {
-        uint32_t id = ((uint32_t)c->rank + 1) * DDL__GROUP_IDS + c->groups->allocated++ % DDL__GROUP_IDS;
-        if (ddl__group_find(c, id) == NULL) {
-            return id;
-        }
-    }
-    return 0;
+    uint32_t range = UINT32_MAX / ((uint32_t)c->world_size + 1);
+    uint32_t id;
+    do {
+        id = ((uint32_t)c->rank + 1) * range + c->groups->allocated++ % range;
+    } while (ddl__group_find(c, id) != NULL);
+    return id;
 }
 
 static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const char *name) {
@@ -14843,27 +14983,42 @@ static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const ch
     if (status == DDL_ERR_NOMEM) {
         return ddl__error(c, status, "making group \"%s\": one of its ranks has no memory for it", name);
     }
-    return status;
+    if (c->error.status != status || strstr(c->error.text, "making group") != NULL) {
+        return ddl__error(c, status, "making group \"%s\": one of its ranks could not be reached: %s", name,
+                          ddl_status_text(status));
+    }
+    char why[DDL__SENTENCE_BYTES / 2];
+    snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, c->error.text);
+    return ddl__error(c, status, "making group \"%s\": %s", name, why);
 }
 
-/* The leader: gives the id to all, hears that all have it, and says so. */
+/* What a member says to the leader's number. Answers to an earlier attempt, which failed, are passed over. */
+static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, const ddl__formation *mine) {
+    ddl__formation f;
+    do {
+        DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
+    } while (f.id != mine->id);
+    return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
+}
+
+/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls) the
+ * others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
                                  ddl__formation mine, ddl_group *made) {
-    ddl_status status = DDL_OK, verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t round = 0; round < 3; round++) {
-        for (int32_t i = 0; i < count && status == DDL_OK; i++) {
-            if (ranks[i] == parent->rank) {
-                continue;
+        for (int32_t i = 0; i < count; i++) {
+            if (ranks[i] == parent->rank || (round == 1 && verdict == DDL_ERR_TIMEOUT)) {
+                continue; /* one deadline is enough: the rest is told, not asked */
             }
             ddl__formation f = mine;
             f.verdict = verdict;
-            status = ddl__form_exchange(parent, ranks[i], tag, round != 1, &f);
-            if (status == DDL_OK && round == 1 && verdict == DDL_OK) {
-                verdict = f.fingerprint != mine.fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
-            }
+            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, &mine)
+                                           : ddl__form_exchange(parent, ranks[i], tag, true, &f);
+            verdict = verdict < 0 ? verdict : status;
         }
     }
-    return status < 0 ? status : verdict;
+    return verdict;
 }
 
 static int32_t ddl__lowest(const int32_t *ranks, int32_t count) {
@@ -14916,7 +15071,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     ddl_status status;
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
-        made = f.id != 0 ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+        made = ddl__form_local(parent, ranks, count, f.id, name);
         status = ddl__form_lead(parent, ranks, count, tag, f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
@@ -14967,7 +15122,7 @@ static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(parent, "ddl_group_create", "out_group");
     }
     DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
     ddl_context *c = parent->context;
@@ -15027,30 +15182,35 @@ static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl
     return status;
 }
 
-DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+static ddl_status ddl__split_call(ddl_group *parent, int32_t colour, int32_t key, const char *what,
+                                  ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(parent, what, "out_group");
     }
-    *out_group = NULL;
-    DDL__TRY(ddl__enter_group(parent, "ddl_group_split"));
+    DDL__TRY(ddl__enter_group(parent, what));
     ddl_context *c = parent->context;
-    c->doing = "ddl_group_split";
+    c->doing = what;
+    *out_group = NULL;
     ddl_status status = ddl__split(parent, colour, key, out_group);
     c->doing = NULL;
     ddl__unlock(c);
     return status;
 }
 
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    return ddl__split_call(parent, colour, key, "ddl_group_split", out_group);
+}
+
 DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group) {
-    return ddl_group_split(group, 0, 0, out_group);
+    return ddl__split_call(group, 0, 0, "ddl_group_duplicate", out_group);
 }
 
 DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
                                        int32_t *out_ranks) {
-    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
-        return DDL_ERR_ARG;
-    }
     ddl_group *g = (ddl_group *)(uintptr_t)from;
+    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
+        return ddl__refuse_group(g, "ddl_group_translate", to == NULL ? "`to`" : "count is negative, or an array");
+    }
     DDL__TRY(ddl__enter_group(g, "ddl_group_translate"));
     ddl_status status = DDL_OK;
     if (to->magic != DDL__GROUP_MAGIC || to->context != g->context) {
@@ -15072,7 +15232,7 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
 
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
     if (options == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_group_set", "options");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
     ddl_context *c = group->context;
@@ -15100,6 +15260,570 @@ DDL_API int32_t ddl_size(const ddl_group *group) { return group != NULL ? group-
 DDL_API const char *ddl_group_name(const ddl_group *group) { return group != NULL ? group->name : ""; }
 
 DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group != NULL ? group->context : NULL; }
+
+/* >>coll/agree */
+/* coll, fifth part: agreement in spite of deaths, and the group of the survivors that stands on it.
+ *
+ * What it has to give is what MPI's ULFM calls agreement (Herault, Bouteiller, Bosilca et al., "Practical scalable
+ * consensus for pseudo-synchronous distributed systems", SC'15): all who return have the same value, although ranks,
+ * the coordinator too, die at any moment. This is their problem, not their tree: a star around the lowest living rank.
+ *
+ *     JOIN     member -> coordinator   my contribution, or the value that I have accepted, and who proposed it
+ *     PROPOSE  coordinator -> all      when all who live have joined: the accepted value of the highest round, or, if
+ *                                      nobody has accepted one, the contributions put together
+ *     ACCEPT   member -> coordinator
+ *     DECIDE   coordinator -> all      when all who live have accepted; passed on, once, by everybody who hears it
+ *
+ * A round is named by its coordinator. A member is in the round of the lowest rank that it does not know to be gone, so
+ * its rounds only grow; it accepts proposals of its own round only. Why two ranks never decide differently: if c decided
+ * v, all who were alive had accepted v in round c. The coordinator of a later round hears from all who are alive then,
+ * each of them in round c or above, so the accepted value of the highest round that it adopts is v again, by induction
+ * over rounds. The detector may be slow but must not be wrong: who is declared dead and lives is cut off by
+ * everybody, finds the others dead and can at best form a minority. Why it ends: each death that matters moves everybody
+ * who lives to a higher round; nobody waits for the dead. DECIDE is passed on so that a coordinator that dies while it
+ * tells the result leaves nobody behind who would have to ask ranks that have long been computing again.
+ *
+ * Agreements of a group are numbered; a rank that gave up at its deadline takes up the same number when it calls again.
+ * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per iteration. */
+
+enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
+
+/* What is agreed on. A number of the sequence that ranks use for different purposes ends in DDL_ERR_MISMATCH. */
+typedef enum ddl__purpose {
+    DDL__AGREE_FLAG = 1,   /* ddl_agree */
+    DDL__AGREE_SHRINK = 2, /* who is left, and the id of their group */
+    DDL__AGREE_MADE = 3    /* all have made it, or not */
+} ddl__purpose;
+
+#define DDL__AGREE_PAUSE_NS (1 * DDL__NS_PER_S)
+
+typedef struct ddl__value {
+    uint8_t purpose;
+    int32_t verdict; /* a ddl_status */
+    uint32_t flag, id;
+    uint8_t *gone; /* one bit per rank of the group: dead, or left */
+} ddl__value;
+
+/* What the coordinator knows of one member. */
+typedef struct ddl__voter {
+    bool joined, accepted;
+    uint8_t purpose;
+    uint32_t flag;
+} ddl__voter;
+
+typedef struct ddl__agreement {
+    struct ddl__agreement *next;
+    uint32_t sequence;
+    int32_t joined;   /* the round that this rank is in, -1: not called yet */
+    int32_t accepted; /* the round whose proposal it has accepted, -1: none */
+    bool proposed, decided;
+    uint64_t joined_ns;
+    ddl__value mine, value; /* own contribution; accepted, then decided */
+    int32_t best;           /* the highest round of an accepted value that a JOIN brought, -1: none */
+    ddl__value heard;       /* that value; before: the gone ranks of all contributions */
+    ddl__voter voters[];    /* by group rank; behind them the three bitmaps */
+} ddl__agreement;
+
+static size_t ddl__agree_bytes(const ddl_group *g) { return ((size_t)g->size + 7) / 8; }
+
+static bool ddl__bit(const uint8_t *bits, int32_t i) { return (bits[i / 8] >> (i % 8) & 1) != 0; }
+
+static void ddl__bit_set(uint8_t *bits, int32_t i) { bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << (i % 8)); }
+
+/* Nothing more will come from that rank. */
+static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
+    return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
+}
+
+static ddl__agreement *ddl__agreement_find(const ddl_group *g, uint32_t sequence) {
+    ddl__agreement *a = g->agreements;
+    while (a != NULL && a->sequence != sequence) {
+        a = a->next;
+    }
+    return a;
+}
+
+/* Finds or makes it. The one before stays, to tell who asks late; older ones go. */
+static ddl__agreement *ddl__agreement_get(ddl_group *g, uint32_t sequence) {
+    ddl__base *base = &g->context->base;
+    ddl__agreement *a = ddl__agreement_find(g, sequence);
+    if (a != NULL) {
+        return a;
+    }
+    size_t bits = ddl__agree_bytes(g), fixed = sizeof *a + (size_t)g->size * sizeof a->voters[0];
+    a = ddl__alloc(base, fixed + 3 * bits);
+    if (a == NULL) {
+        return NULL;
+    }
+    a->sequence = sequence;
+    a->joined = a->accepted = a->best = -1;
+    a->mine.gone = (uint8_t *)a + fixed;
+    a->value.gone = a->mine.gone + bits;
+    a->heard.gone = a->value.gone + bits;
+    a->next = g->agreements;
+    g->agreements = a;
+    for (ddl__agreement **at = &a->next; *at != NULL;) {
+        ddl__agreement *old = *at;
+        if (old->sequence + 1 < g->agree_sequence) {
+            *at = old->next;
+            ddl__free(base, old);
+        } else {
+            at = &old->next;
+        }
+    }
+    return a;
+}
+
+static void ddl__agree_group_free(ddl_group *g) {
+    while (g->agreements != NULL) {
+        ddl__agreement *a = g->agreements;
+        g->agreements = a->next;
+        ddl__free(&g->context->base, a);
+    }
+}
+
+static void ddl__value_copy(const ddl_group *g, ddl__value *to, const ddl__value *from) {
+    uint8_t *gone = to->gone;
+    memcpy(gone, from->gone, ddl__agree_bytes(g));
+    *to = *from;
+    to->gone = gone;
+}
+
+/* >>frames
+ *     kind u8, purpose u8, round u32, verdict u32, flag u32, id u32, a bit per rank; `sequence` is the agreement's */
+
+static void ddl__agree_tell(ddl_group *g, int32_t rank, uint32_t sequence, uint8_t kind, int32_t round,
+                            const ddl__value *value) {
+    uint8_t payload[DDL__NOTE_BYTES];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u8(&w, kind);
+    ddl__put_u8(&w, value->purpose);
+    ddl__put_u32(&w, (uint32_t)round);
+    ddl__put_u32(&w, (uint32_t)value->verdict);
+    ddl__put_u32(&w, value->flag);
+    ddl__put_u32(&w, value->id);
+    ddl__put_bytes(&w, value->gone, ddl__agree_bytes(g));
+    ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch, .sequence = sequence};
+    ddl__tell(g->context, g->ranks[rank], f, payload, w.at);
+}
+
+static void ddl__agree_tell_all(ddl_group *g, const ddl__agreement *a, uint8_t kind, int32_t round) {
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && !ddl__is_gone(g, i)) {
+            ddl__agree_tell(g, i, a->sequence, kind, round, &a->value);
+        }
+    }
+}
+
+static void ddl__agree_decide(ddl_group *g, ddl__agreement *a) {
+    a->decided = true;
+    ddl__agree_tell_all(g, a, DDL__AGREE_DECIDE, g->rank);
+    ddl__changed(g->context);
+}
+
+static void ddl__agree_take_join(ddl_group *g, ddl__agreement *a, int32_t from, int32_t round, const ddl__value *v) {
+    a->voters[from] = (ddl__voter){.joined = true, .accepted = a->voters[from].accepted, .purpose = v->purpose,
+                                   .flag = v->flag};
+    if (a->proposed) { /* it asks again: our proposal, or its answer, was lost to failing memory */
+        a->voters[from].accepted = a->voters[from].accepted || round == g->rank;
+        if (!a->voters[from].accepted) {
+            ddl__agree_tell(g, from, a->sequence, DDL__AGREE_PROPOSE, g->rank, &a->value);
+        }
+    } else if (round > a->best) {
+        a->best = round;
+        ddl__value_copy(g, &a->heard, v);
+    } else if (a->best < 0) {
+        for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
+            a->heard.gone[i] |= v->gone[i];
+        }
+    }
+}
+
+/* One frame, its form checked. A member's agreement is at most one ahead of ours: it needed us for the one before. */
+static void ddl__agree_heard(ddl_group *g, int32_t from, uint32_t sequence, uint8_t kind, int32_t round,
+                             const ddl__value *v) {
+    int32_t ahead = (int32_t)(sequence - g->agree_sequence);
+    ddl__agreement *a = ahead >= 1 && ahead <= 2 ? ddl__agreement_get(g, sequence) : ddl__agreement_find(g, sequence);
+    if (a == NULL) {
+        return; /* too old, or no memory: the sender asks again */
+    }
+    if (a->decided) {
+        if (kind == DDL__AGREE_JOIN) {
+            ddl__agree_tell(g, from, sequence, DDL__AGREE_DECIDE, g->rank, &a->value);
+        }
+        return;
+    }
+    switch (kind) {
+    case DDL__AGREE_JOIN:
+        ddl__agree_take_join(g, a, from, round, v);
+        break;
+    case DDL__AGREE_PROPOSE:
+        if (from == a->joined) {
+            a->accepted = from;
+            ddl__value_copy(g, &a->value, v);
+            ddl__agree_tell(g, from, sequence, DDL__AGREE_ACCEPT, from, &a->value);
+        }
+        break;
+    case DDL__AGREE_ACCEPT:
+        a->voters[from].accepted = a->proposed && round == g->rank;
+        break;
+    default:
+        ddl__value_copy(g, &a->value, v);
+        ddl__agree_decide(g, a);
+    }
+}
+
+static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    if (g == NULL) {
+        return DDL_OK;
+    }
+    uint8_t gone[DDL__NOTE_BYTES];
+    ddl__reader r = ddl__reader_of(payload, f->bytes);
+    uint8_t kind = ddl__get_u8(&r);
+    ddl__value v = {.purpose = ddl__get_u8(&r), .gone = gone};
+    int32_t round = (int32_t)ddl__get_u32(&r);
+    v.verdict = (int32_t)ddl__get_u32(&r);
+    v.flag = ddl__get_u32(&r);
+    v.id = ddl__get_u32(&r);
+    size_t bytes = ddl__agree_bytes(g);
+    if (bytes > sizeof gone || kind < DDL__AGREE_JOIN || kind > DDL__AGREE_DECIDE || round < -1 || round >= g->size) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__get_bytes(&r, gone, bytes);
+    if (r.bad || v.verdict > 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__agree_heard(g, g->rank_of[peer], (uint32_t)f->sequence, kind, round, &v);
+    return DDL_OK;
+}
+
+/* >>rounds */
+
+/* The value of a first round: the contributions of all who live. */
+static void ddl__agree_put_together(ddl_group *g, ddl__agreement *a) {
+    ddl__value *v = &a->value;
+    ddl__value_copy(g, v, &a->mine);
+    for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
+        v->gone[i] |= a->heard.gone[i];
+    }
+    for (int32_t i = 0; i < g->size; i++) {
+        if (ddl__is_gone(g, i)) {
+            ddl__bit_set(v->gone, i);
+        } else if (i != g->rank) {
+            v->flag &= a->voters[i].flag;
+            v->verdict = a->voters[i].purpose != v->purpose ? DDL_ERR_MISMATCH : v->verdict;
+        }
+    }
+    v->id = v->purpose == DDL__AGREE_SHRINK ? ddl__group_id(g->context) : 0;
+}
+
+static bool ddl__agree_all(const ddl_group *g, const ddl__agreement *a, bool accepted) {
+    for (int32_t i = 0; i < g->size; i++) {
+        const ddl__voter *v = &a->voters[i];
+        if (i != g->rank && !(accepted ? v->accepted : v->joined) && !ddl__is_gone(g, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void ddl__agree_lead(ddl_group *g, ddl__agreement *a) {
+    if (!a->proposed && ddl__agree_all(g, a, false)) {
+        a->proposed = true;
+        if (a->accepted >= 0 && a->accepted >= a->best) {
+            /* our own accepted value is the newest */
+        } else if (a->best >= 0) {
+            ddl__value_copy(g, &a->value, &a->heard);
+        } else {
+            ddl__agree_put_together(g, a);
+        }
+        a->accepted = g->rank;
+        ddl__agree_tell_all(g, a, DDL__AGREE_PROPOSE, g->rank);
+    }
+    if (a->proposed && ddl__agree_all(g, a, true)) {
+        ddl__agree_decide(g, a);
+    }
+}
+
+/* Goes to the round of the lowest rank that lives. Joining again after a while mends what failing memory has lost. */
+static void ddl__agree_step(ddl_group *g, ddl__agreement *a) {
+    int32_t lowest = 0;
+    while (ddl__is_gone(g, lowest)) {
+        lowest++;
+    }
+    uint64_t now = ddl__now_ns();
+    if (lowest == g->rank) {
+        a->joined = lowest;
+        ddl__agree_lead(g, a);
+    } else if (lowest != a->joined || now - a->joined_ns > DDL__AGREE_PAUSE_NS) {
+        a->joined = lowest;
+        a->joined_ns = now;
+        ddl__agree_tell(g, lowest, a->sequence, DDL__AGREE_JOIN, a->accepted,
+                        a->accepted >= 0 ? &a->value : &a->mine);
+    }
+}
+
+/* >>waiting */
+
+typedef struct ddl__agree_wait {
+    ddl_group *group;
+    ddl__agreement *agreement;
+    uint64_t start_ns, report_ns;
+} ddl__agree_wait;
+
+static bool ddl__agree_done(ddl_context *c, void *arg) {
+    ddl__agree_wait *w = arg;
+    if (!w->agreement->decided && !c->finalized && !c->aborted) {
+        ddl__agree_step(w->group, w->agreement);
+    }
+    return w->agreement->decided || c->finalized || c->aborted;
+}
+
+static int32_t ddl__agree_expect(ddl_context *c, void *arg) {
+    (void)c;
+    const ddl__agree_wait *w = arg;
+    return w->agreement->joined >= 0 && w->agreement->joined != w->group->rank
+               ? w->group->ranks[w->agreement->joined]
+               : -1;
+}
+
+/* Who is missing: the coordinator knows; the others know only the coordinator. */
+static void ddl__agree_explain(const ddl__agree_wait *w, const char *what, ddl__text *text) {
+    const ddl_group *g = w->group;
+    const ddl__agreement *a = w->agreement;
+    ddl__text_add(text, "%s on group \"%s\" (%d ranks), rank %d waits for", what, g->name, g->size, g->rank);
+    if (a->joined != g->rank) {
+        ddl__text_add(text, " rank %d, which collects what all say", a->joined);
+        return;
+    }
+    int32_t named = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        const ddl__voter *v = &a->voters[i];
+        if (i != g->rank && !(a->proposed ? v->accepted : v->joined) && !ddl__is_gone(g, i) && named++ < 8) {
+            ddl__text_add(text, " rank %d", i);
+        }
+    }
+}
+
+static void ddl__agree_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__agree_wait *w = arg;
+    int64_t stall_ms = w->group->stall_ms;
+    if (stall_ms > 0 && now - w->report_ns > (uint64_t)stall_ms * DDL__NS_PER_MS) {
+        w->report_ns = now;
+        char line[DDL__SENTENCE_BYTES];
+        ddl__text text = {line, sizeof line, 0};
+        ddl__agree_explain(w, c->doing, &text);
+        ddl__log(&c->base, DDL_LOG_WARN, "stalled for %.1f s: %s", (double)(now - w->start_ns) / 1e9, line);
+    }
+}
+
+static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
+    ddl_context *c = w->group->context;
+    char line[DDL__SENTENCE_BYTES - 200];
+    ddl__text text = {line, sizeof line, 0};
+    if (c->aborted) {
+        return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
+    }
+    if (c->finalized) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", c->doing);
+    }
+    ddl__agree_explain(w, c->doing, &text);
+    return ddl__error(c, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
+                      "takes it up where it was", line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
+}
+
+/* Agrees on one number of the sequence. *out is valid until the group's next but one. */
+static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    ddl_context *c = g->context;
+    ddl__agreement *a = ddl__agreement_get(g, g->agree_sequence + 1);
+    const ddl__agreement *before = ddl__agreement_find(g, g->agree_sequence);
+    if (a == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", c->doing);
+    }
+    a->mine.purpose = (uint8_t)purpose;
+    a->mine.flag = flag;
+    a->joined_ns = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (ddl__is_gone(g, i) || (before != NULL && ddl__bit(before->value.gone, i))) {
+            ddl__bit_set(a->mine.gone, i);
+        }
+    }
+    ddl__agree_wait state = {.group = g, .agreement = a, .start_ns = ddl__now_ns()};
+    state.report_ns = state.start_ns;
+    ddl__wait w = {.done = ddl__agree_done,
+                   .tick = ddl__agree_tick,
+                   .expect = ddl__agree_expect,
+                   .arg = &state,
+                   .deadline = ddl__deadline(state.start_ns, g->timeout_ms)};
+    ddl__wait_for(c, &w);
+    if (!a->decided) {
+        return ddl__agree_undecided(&state);
+    }
+    ddl__flush_notes(c);
+    g->agree_sequence = a->sequence;
+    *out = a;
+    return DDL_OK;
+}
+
+/* Agrees for a purpose. A number that this rank had left at its deadline, and that was decided for another purpose
+ * meanwhile, is passed by. */
+static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    ddl_context *c = g->context;
+    do {
+        DDL__TRY(ddl__agree_once(g, purpose, flag, out));
+        if ((*out)->value.verdict < 0) {
+            return ddl__error(c, (ddl_status)(*out)->value.verdict, "%s on group \"%s\": one rank called ddl_agree while "
+                              "another called ddl_group_shrink", c->doing, g->name);
+        }
+        if (ddl__bit((*out)->value.gone, g->rank)) {
+            return ddl__error(c, DDL_ERR_QUORUM, "%s on group \"%s\": the others agreed that this rank (%d) is dead; it "
+                              "cannot take part any more", c->doing, g->name, g->rank);
+        }
+    } while ((*out)->value.purpose != purpose);
+    return DDL_OK;
+}
+
+/* >>public */
+
+/* One thread at a time; and the context must not go away under the wait. */
+static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
+    ddl_context *c = g->context;
+    if (g->agreeing) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"", what,
+                          g->name);
+    }
+    if (c->aborted) {
+        return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
+    }
+    if (ddl__agree_bytes(g) > DDL__NOTE_BYTES - 64) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: groups of more than %d ranks cannot agree", what,
+                          8 * (DDL__NOTE_BYTES - 64));
+    }
+    c->doing = what;
+    g->agreeing = true;
+    g->outstanding++; /* it is not freed while we wait */
+    return DDL_OK;
+}
+
+static void ddl__agree_leave(ddl_group *g) {
+    g->context->doing = NULL;
+    g->agreeing = false;
+    g->outstanding--;
+}
+
+/* DDL_ERR_PEER when ranks are gone that the agreement before did not know of. */
+static ddl_status ddl__agree_news(ddl_group *g, const ddl__agreement *a) {
+    const ddl__agreement *before = ddl__agreement_find(g, a->sequence - 1);
+    char list[128];
+    ddl__text text = {list, sizeof list, 0};
+    for (int32_t i = 0; i < g->size; i++) {
+        if (ddl__bit(a->value.gone, i) && !(before != NULL && ddl__bit(before->value.gone, i))) {
+            ddl__text_add(&text, " %d", i);
+        }
+    }
+    if (text.used == 0) {
+        return DDL_OK;
+    }
+    return ddl__error(g->context, DDL_ERR_PEER, "ddl_agree on group \"%s\": all agree that these ranks are gone:%s%s%s",
+                      g->name, list, g->cause[0] != 0 ? ". " : "", g->cause);
+}
+
+DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
+    if (flag == NULL) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(group, "ddl_agree"));
+    ddl_context *c = group->context;
+    ddl__agreement *a;
+    ddl_status status = ddl__agree_enter(group, "ddl_agree");
+    if (status == DDL_OK) {
+        status = ddl__agree_on(group, DDL__AGREE_FLAG, (uint32_t)*flag, &a);
+        if (status == DDL_OK) {
+            *flag = (int32_t)a->value.flag;
+            status = ddl__agree_news(group, a);
+        }
+        ddl__agree_leave(group);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* The local part of the survivors' group; NULL without memory. */
+static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
+    ddl_context *c = g->context;
+    int32_t *ranks = v->id != 0 ? ddl__alloc_array(&c->base, (size_t)count, sizeof *ranks) : NULL;
+    if (ranks == NULL) {
+        return NULL;
+    }
+    int32_t at = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (!ddl__bit(v->gone, i)) {
+            ranks[at++] = i;
+        }
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%.*s@%u", (int)DDL__MIN(strcspn(g->name, "@"), 48u), g->name, g->epoch + 1);
+    ddl_group *made = ddl__form_local(g, ranks, count, v->id, name);
+    ddl__free(&c->base, ranks);
+    if (made != NULL) {
+        made->epoch = g->epoch + 1;
+    }
+    return made;
+}
+
+static int32_t ddl__count_left(const ddl_group *g, const uint8_t *gone) {
+    int32_t left = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        left += !ddl__bit(gone, i);
+    }
+    return left;
+}
+
+/* Agree on who is left, make their group, agree that all have made it: nobody may use it before. If somebody died
+ * meanwhile, once more; all see the same agreements and so take the same turns. */
+static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
+    ddl_context *c = g->context;
+    for (;;) {
+        ddl__agreement *a;
+        DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
+        int32_t left = ddl__count_left(g, a->value.gone);
+        if (2 * left <= g->size) {
+            return ddl__error(c, DDL_ERR_QUORUM, "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
+                              "more than half: others may go on elsewhere. Start the job again from a checkpoint", left,
+                              g->size, g->name);
+        }
+        ddl_group *made = ddl__shrink_local(g, &a->value, left);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, made != NULL, &a);
+        bool all_have_it = status == DDL_OK && a->value.flag != 0;
+        if (all_have_it && ddl__count_left(g, a->value.gone) == left) {
+            *out = made;
+            return DDL_OK;
+        }
+        ddl__form_undo(made);
+        DDL__TRY(status);
+        if (!all_have_it) {
+            return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_shrink: one of the ranks that are left has no memory for the new "
+                              "group");
+        }
+    }
+}
+
+DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(group, "ddl_group_shrink"));
+    ddl_context *c = group->context;
+    ddl_status status = ddl__agree_enter(group, "ddl_group_shrink");
+    if (status == DDL_OK) {
+        status = ddl__shrink(group, out_group);
+        ddl__agree_leave(group);
+    }
+    ddl__unlock(c);
+    return status;
+}
 
 /* >>coll/measure */
 /* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
@@ -15576,6 +16300,7 @@ static void ddl__register_handlers(ddl_context *c) {
     c->handlers[DDL__FRAME_MISMATCH] = (ddl__handler){.deliver = ddl__on_mismatch};
     c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
     c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
+    c->handlers[DDL__FRAME_AGREE] = (ddl__handler){.deliver = ddl__on_agree};
     c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
 }
 
@@ -15687,6 +16412,28 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&base, c);
 }
 
+/* Requests that nobody waited for go too. Those with parts first: they free their parts. */
+static void ddl__requests_free(ddl_context *c) {
+    ddl__requests *q = c->requests;
+    if (q == NULL) {
+        return;
+    }
+    for (int32_t pass = 0; pass < 2; pass++) {
+        for (int32_t i = 0; i < q->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+            ddl_request *r = &q->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+            if (r->state != DDL__REQUEST_FREE && (pass == 1 || r->ops->release != NULL)) {
+                ddl__request_release(r);
+            }
+        }
+    }
+    for (int32_t i = 0; i < q->chunk_count; i++) {
+        ddl__free(&c->base, q->chunks[i]);
+    }
+    ddl__free(&c->base, q->chunks);
+    ddl__free(&c->base, q);
+    c->requests = NULL;
+}
+
 /* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
 static void ddl__context_close(ddl_context *c) {
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -15698,20 +16445,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__group_bury(g);
         }
     }
-    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
-        for (int32_t k = 0; k < DDL__REQUESTS_CHUNK; k++) {
-            ddl_request *r = &c->requests->chunks[i][k];
-            if (r->state != DDL__REQUEST_FREE) {
-                ddl__request_release(r);
-            }
-        }
-        ddl__free(&c->base, c->requests->chunks[i]);
-    }
-    if (c->requests != NULL) {
-        ddl__free(&c->base, c->requests->chunks);
-    }
-    ddl__free(&c->base, c->requests);
-    c->requests = NULL;
+    ddl__requests_free(c);
     for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
@@ -15774,7 +16508,6 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->settings = settings;
     c->pid = getpid();
     c->refs = 1;
-    c->cause.rank = -1;
     c->epoll_fd = c->wake_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
@@ -15840,12 +16573,12 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    c->finalized = true;
-    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
+    while (c->cond_waiters > 0 || c->polling || atomic_load(&c->lock_waiters) > 0) { /* threads inside a wait leave it first: their requests have ended */
         ddl__wake(c);
         ddl__unlock(c);
         sched_yield();
@@ -15879,6 +16612,7 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     if (g->magic == DDL__GROUP_MAGIC) {
         ddl__group_bury(g);
     }
+    ddl__group_forget(c);
     *group = NULL;
     ddl__context_unref(c);
     return DDL_OK;
@@ -15955,7 +16689,7 @@ DDL_API const char *ddl_error(const ddl_context *context) { return context != NU
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_stats_get", "out_stats");
     }
     DDL__TRY(ddl__enter(context));
     *out_stats = context->stats;

@@ -2,6 +2,7 @@
 #ifndef DDL_COLL_JOIN_H
 #define DDL_COLL_JOIN_H
 
+#include "agree.h"
 #include "measure.h"
 
 enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
@@ -249,6 +250,7 @@ static void ddl__register_handlers(ddl_context *c) {
     c->handlers[DDL__FRAME_MISMATCH] = (ddl__handler){.deliver = ddl__on_mismatch};
     c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
     c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
+    c->handlers[DDL__FRAME_AGREE] = (ddl__handler){.deliver = ddl__on_agree};
     c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
 }
 
@@ -360,6 +362,28 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&base, c);
 }
 
+/* Requests that nobody waited for go too. Those with parts first: they free their parts. */
+static void ddl__requests_free(ddl_context *c) {
+    ddl__requests *q = c->requests;
+    if (q == NULL) {
+        return;
+    }
+    for (int32_t pass = 0; pass < 2; pass++) {
+        for (int32_t i = 0; i < q->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+            ddl_request *r = &q->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+            if (r->state != DDL__REQUEST_FREE && (pass == 1 || r->ops->release != NULL)) {
+                ddl__request_release(r);
+            }
+        }
+    }
+    for (int32_t i = 0; i < q->chunk_count; i++) {
+        ddl__free(&c->base, q->chunks[i]);
+    }
+    ddl__free(&c->base, q->chunks);
+    ddl__free(&c->base, q);
+    c->requests = NULL;
+}
+
 /* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
 static void ddl__context_close(ddl_context *c) {
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -371,20 +395,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__group_bury(g);
         }
     }
-    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
-        for (int32_t k = 0; k < DDL__REQUESTS_CHUNK; k++) {
-            ddl_request *r = &c->requests->chunks[i][k];
-            if (r->state != DDL__REQUEST_FREE) {
-                ddl__request_release(r);
-            }
-        }
-        ddl__free(&c->base, c->requests->chunks[i]);
-    }
-    if (c->requests != NULL) {
-        ddl__free(&c->base, c->requests->chunks);
-    }
-    ddl__free(&c->base, c->requests);
-    c->requests = NULL;
+    ddl__requests_free(c);
     for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
@@ -447,7 +458,6 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->settings = settings;
     c->pid = getpid();
     c->refs = 1;
-    c->cause.rank = -1;
     c->epoll_fd = c->wake_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
@@ -513,12 +523,12 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    c->finalized = true;
-    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
+    while (c->cond_waiters > 0 || c->polling || atomic_load(&c->lock_waiters) > 0) { /* threads inside a wait leave it first: their requests have ended */
         ddl__wake(c);
         ddl__unlock(c);
         sched_yield();
@@ -552,6 +562,7 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     if (g->magic == DDL__GROUP_MAGIC) {
         ddl__group_bury(g);
     }
+    ddl__group_forget(c);
     *group = NULL;
     ddl__context_unref(c);
     return DDL_OK;
@@ -628,7 +639,7 @@ DDL_API const char *ddl_error(const ddl_context *context) { return context != NU
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_stats_get", "out_stats");
     }
     DDL__TRY(ddl__enter(context));
     *out_stats = context->stats;

@@ -9,6 +9,7 @@ enum {
     DDL__GROUP_MAGIC = 0x67726f75,
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
+    DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
     DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
 };
 
@@ -59,6 +60,7 @@ struct ddl_group {
     ddl__tuning tuning;
     int64_t *packed; /* 2 * size: offsets of v-forms that the caller left to us */
     bool user_holds;
+    uint32_t buried; /* its number among the freed groups, from 1 */
     uint32_t settings_version; /* cached plans of older settings are not used */
 
     ddl_status broken; /* DDL_OK, or what all collectives return from now on */
@@ -76,19 +78,24 @@ struct ddl_group {
     struct ddl__cached *cache;      /* plans */
     ddl__announced announced;
     ddl__flight records[DDL__RECORDS];
-    uint32_t agree_sequence;
+    uint32_t agree_sequence; /* of the newest agreement that has ended here */
+    bool agreeing;
     struct ddl__agreement *agreements;
+
+    char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
 };
 
 typedef struct ddl__groups {
     ddl_group *first; /* linked by next, those that were freed included: a handle that is used after free is told so */
     uint32_t allocated; /* ids this rank has given out as leader */
+    uint32_t buried;
 } ddl__groups;
 
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
+static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */
 
@@ -165,11 +172,30 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     return g;
 }
 
-/* Frees what a group holds; the handle itself stays as a tombstone until the context goes. */
+/* Gives up the oldest tombstone when there are many: a program that makes and frees groups all day must not grow. */
+static void ddl__group_forget(ddl_context *c) {
+    ddl_group **oldest = NULL;
+    int32_t count = 0;
+    for (ddl_group **at = &c->groups->first; *at != NULL; at = &(*at)->next) {
+        if ((*at)->magic == DDL__GROUP_FREED && !(*at)->user_holds) {
+            count++;
+            oldest = oldest == NULL || (*at)->buried < (*oldest)->buried ? at : oldest;
+        }
+    }
+    if (count > DDL__TOMBSTONES) {
+        ddl_group *gone = *oldest;
+        *oldest = gone->next;
+        ddl__free(&c->base, gone);
+    }
+}
+
+/* Frees what a group holds; the handle itself stays as a tombstone for a while, at most until the context goes. */
 static void ddl__group_bury(ddl_group *g) {
     ddl__p2p_group_free(g);
     ddl__engine_group_free(g);
+    ddl__agree_group_free(g);
     g->magic = DDL__GROUP_FREED;
+    g->buried = ++g->context->groups->buried;
     ddl__group_release(g);
 }
 
@@ -187,6 +213,14 @@ static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
         return status;
     }
     return DDL_OK;
+}
+
+/* Refuses a call that was given NULL where something must be; group may be NULL too. */
+static ddl_status ddl__refuse_group(ddl_group *g, const char *what, const char *which) {
+    DDL__TRY(ddl__enter_group(g, what));
+    ddl_status status = ddl__error(g->context, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+    ddl__unlock(g->context);
+    return status;
 }
 
 /* The error of a broken group or an aborted context. */
@@ -220,21 +254,27 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 
 /* >>failure */
 
-/* A rank died: collectives of its groups cannot end any more, messages with it neither. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank) {
+/* A rank died: collectives of its groups cannot end any more, messages with it neither. Each group reports the first
+ * death among its ranks: those that follow are mostly its ripples. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
-            ddl__group_break(g, DDL_ERR_PEER, "%s", c->cause.text);
+            if (g->cause[0] == 0) {
+                snprintf(g->cause, sizeof g->cause, "%s", text);
+            }
+            ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
             ddl__p2p_rank_dead(g, g->rank_of[rank]);
         }
     }
     ddl__changed(c);
 }
 
-/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. */
+/* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. Where its goodbye
+ * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT && l->drained;
+    return l->life == DDL__LEFT &&
+           (l->drained || (!l->connected && ddl__now_ns() - l->missed_ns > DDL__GRACE_NS));
 }
 
 #endif /* DDL_GROUP_H */

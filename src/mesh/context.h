@@ -84,17 +84,11 @@ typedef struct ddl__link {
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
-    uint64_t missed_ns;
+    uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
     char host_id[64];
 } ddl__link;
-
-/* The first cause of the failure of this context: what all later errors report. */
-typedef struct ddl__cause {
-    int32_t rank; /* -1: none yet */
-    char text[256];
-} ddl__cause;
 
 struct ddl_context {
     ddl__base base;
@@ -111,6 +105,7 @@ struct ddl_context {
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     int32_t cond_waiters;
     bool polling, finalized, aborted, joined;
+    bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
     int32_t wake_fd, epoll_fd;
     int32_t refs; /* the user's handle and every group that the user still holds */
@@ -121,11 +116,11 @@ struct ddl_context {
     int32_t endpoint_count;
     ddl__link *links; /* by world rank */
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
-    ddl__cause cause;
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */
 
     ddl__note *notes;
+    int32_t notes_out; /* that a transport still holds */
     ddl__landing *landings;
     ddl__scratch *scratch;
     int32_t scratch_count;
@@ -167,6 +162,25 @@ static ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+/* Refuses a call that was given NULL where something must be. c may be NULL too: then there is nowhere to say why. */
+static ddl_status ddl__refuse(ddl_context *c, const char *what, const char *which) {
+    DDL__TRY(ddl__enter(c));
+    ddl_status status = ddl__error(c, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+    ddl__unlock(c);
+    return status;
+}
+
+/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs it. */
+static void ddl__kick(ddl_context *c) {
+    uint64_t one = 1;
+    if (c->sleeping) {
+        c->sleeping = false;
+        if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
+            return; /* full: it wakes anyway */
+        }
+    }
 }
 
 /* >>memory */

@@ -16,7 +16,8 @@
 #define DDL__GRACE_NS (200 * DDL__NS_PER_MS)
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
 
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank); /* group room: fails what needs the rank */
+/* Group room: fails what needs the rank. */
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
 
 /* >>process */
 
@@ -101,15 +102,11 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t bu
         return;
     }
     ddl__settle(c, l, DDL__DEAD);
-    if (c->cause.rank < 0) {
-        c->cause.rank = rank;
-        snprintf(c->cause.text, sizeof c->cause.text, "%s", text);
-    }
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
     ddl__flood(c, DDL__FRAME_DEAD, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
-    ddl__groups_rank_dead(c, rank);
+    ddl__groups_rank_dead(c, rank, text);
 }
 
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
@@ -207,7 +204,7 @@ static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     }
     ddl__settle(c, l, DDL__LEFT);
-    l->drained = !l->connected;
+    l->missed_ns = ddl__now_ns();
     return DDL_OK;
 }
 

@@ -153,7 +153,11 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     l->connected = true;
     c->stats.messages_sent++;
     c->stats.bytes_sent += f->bytes;
-    return l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+    ddl_status status = l->endpoint->table->send(l->endpoint->self, peer, &out->message);
+    if (status == DDL_IN_PROGRESS) {
+        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
+    }
+    return status;
 }
 
 /* Takes a message back from the transport before its memory goes away. */
@@ -167,6 +171,7 @@ static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
 static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     (void)status;
     ddl__note *n = (ddl__note *)out;
+    c->notes_out--;
     n->next = c->notes;
     c->notes = n;
 }
@@ -185,6 +190,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
         return;
     }
     n->out.done = ddl__note_done;
+    c->notes_out++;
     f.bytes = (uint32_t)bytes;
     if (bytes > 0) {
         memcpy(n->payload, payload, bytes);

@@ -12,6 +12,7 @@
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__POLLS_AFTER_SLEEP = 8,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
@@ -40,8 +41,9 @@ static void ddl__wake(ddl_context *c) {
     }
 }
 
-/* Something ended: threads that wait for it look again. The poller itself needs no waking. */
+/* Something ended: threads that wait for it look again, the one that sleeps for all of them too. */
 static void ddl__changed(ddl_context *c) {
+    ddl__kick(c);
     if (c->cond_waiters > 0) {
         pthread_cond_broadcast(&c->changed);
     }
@@ -60,9 +62,11 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
         ms = DDL__MIN(ms, 5u);
     }
     struct epoll_event events[4];
+    c->sleeping = true;
     ddl__unlock(c);
     int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), (int)ms);
     ddl__lock(c);
+    c->sleeping = false;
     for (int i = 0; i < n; i++) {
         uint64_t count;
         if (events[i].data.u32 == UINT32_MAX && read(c->wake_fd, &count, sizeof count) < 0) {
@@ -134,7 +138,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = crowded ? 0 : limit / 2;
+            empty = limit - DDL__POLLS_AFTER_SLEEP; /* nothing there: back to sleep, an idle rank costs nothing */
         } else {
             ddl__give_way(c);
         }
@@ -159,6 +163,25 @@ static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
         }
     }
     return true;
+}
+
+static bool ddl__notes_gone(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->notes_out == 0 || c->finalized;
+}
+
+static void ddl__no_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+/* Waits until control messages have left: what others depend on must not stay behind when the caller computes. Those to
+ * ranks that do not take them stay behind. */
+#define DDL__FLUSH_NS (100 * DDL__NS_PER_MS)
+static void ddl__flush_notes(ddl_context *c) {
+    ddl__wait w = {.done = ddl__notes_gone, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FLUSH_NS};
+    ddl__wait_for(c, &w);
 }
 
 /* The progress thread. Beside it, waits of user threads only sleep. */

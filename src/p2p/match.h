@@ -10,14 +10,18 @@
 
 #include "request.h"
 
-enum { DDL__P2P_EAGER_BYTES = 32 * 1024, DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */ };
+enum {
+    DDL__P2P_EAGER_BYTES = 32 * 1024,
+    DDL__UNEXPECTED_SMALL = 2048,
+    DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
+};
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
     struct ddl__unexpected *next;
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
-    bool is_offer;
+    bool is_offer, small; /* small: a block of its own, because scratch comes in pages */
     uint64_t bytes, cookie;
     unsigned char data[];
 } ddl__unexpected;
@@ -39,8 +43,9 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
                       "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
                       r->group->name, r->tag,
-                      r->context->cause.rank == ddl__world_rank(r) ? r->context->cause.text
-                                                                   : "its link is gone or it has left the job");
+                      r->group->cause[0] != 0 && r->context->links[ddl__world_rank(r)].life == DDL__DEAD
+                          ? r->group->cause
+                          : "its link is gone or it has left the job");
 }
 
 static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
@@ -211,6 +216,9 @@ static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t
     r->peer = source;
     ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
     ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
+    if (r->total == 0) {
+        ddl__recv_done(r); /* no data follows */
+    }
 }
 
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
@@ -232,7 +240,8 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
     size_t stored = is_offer ? 0 : f->bytes;
-    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
+    bool small = stored < DDL__UNEXPECTED_SMALL;
+    ddl__unexpected *u = small ? ddl__alloc(&c->base, sizeof *u + stored) : ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
         return DDL_ERR_NOMEM;
@@ -241,6 +250,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
                            .is_offer = is_offer,
+                           .small = small,
                            .bytes = f->signature,
                            .cookie = cookie};
     if (stored > 0) {
@@ -269,7 +279,11 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
     uint64_t stored = u->is_offer ? 0 : u->bytes;
     g->unexpected_bytes -= stored;
     g->context->stats.unexpected_bytes -= stored;
-    ddl__scratch_put(g->context, u);
+    if (u->small) {
+        ddl__free(&g->context->base, u);
+    } else {
+        ddl__scratch_put(g->context, u);
+    }
 }
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
@@ -287,7 +301,7 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
     if (u == NULL) {
         if (r->peer >= 0 && c->links[g->ranks[r->peer]].life == DDL__DEAD) {
             ddl__request_fail(r, DDL_ERR_PEER, "receive from rank %d of group \"%s\" (tag %d): %s", r->peer, g->name,
-                              r->tag, c->cause.text);
+                              r->tag, g->cause);
             return;
         }
         ddl__posted_append(g, r);
@@ -350,6 +364,13 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     return DDL_OK;
 }
 
+/* Tells a receiver that no (more) data comes for the offer it accepted. */
+static void ddl__give_up(ddl_context *c, int32_t peer, uint32_t group, uint32_t epoch, uint64_t theirs) {
+    ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = group, .epoch = epoch,
+                       .sequence = theirs};
+    ddl__tell(c, peer, gone, NULL, 0);
+}
+
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
@@ -358,9 +379,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
     }
     ddl_request *r = ddl__request_of(c, mine);
     if (r == NULL) {
-        ddl__frame gone = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_GIVEN_UP, .group = f->group, .epoch = f->epoch,
-                           .sequence = theirs};
-        ddl__tell(c, peer, gone, NULL, 0);
+        ddl__give_up(c, peer, f->group, f->epoch, theirs);
         return DDL_OK;
     }
     if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
@@ -392,7 +411,7 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
-        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before the data "
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before all data "
                           "was sent (its own call ended with an error)", r->peer, r->group->name);
         return DDL_OK;
     }
@@ -436,8 +455,11 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
             ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
             r->landing = NULL;
         }
-    } else {
-        ddl__recall(c, ddl__world_rank(r), &r->out);
+        return;
+    }
+    ddl__recall(c, ddl__world_rank(r), &r->out);
+    if (r->matched && r->out.done == ddl__send_data_done) {
+        ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
     }
 }
 
@@ -473,13 +495,20 @@ static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain
  * it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
+    ddl__unexpected *next;
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
+        next = u->next;
+        if (u->is_offer && u->source == rank) { /* its data will not come; messages that are whole can be received */
+            ddl__unexpected_remove(g, u);
+        }
+    }
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
             (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
             ddl__p2p_abandon(c, r);
             ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",
-                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, c->cause.text);
+                              r->is_recv ? "receive from" : "send to", rank, g->name, r->tag, g->cause);
         }
     }
 }
