@@ -58,7 +58,7 @@ typedef struct ddl__server {
     int32_t here, served;
     uint64_t start_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
     uint64_t strangers;
-    char last_stranger[96];
+    char last_stranger[160];
     char world_text[160]; /* for ranks that count otherwise */
     bool delivering, failing;
     ddl__sentence *why;
