@@ -11055,13 +11055,13 @@ DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
 
 static bool ddl__is_contiguous(const ddl_tensor *t) {
     bool zero = true, packed = true;
-    int64_t expected = 1;
+    uint64_t expected = 1; /* may wrap beside a dimension of 0 elements, where it does not matter */
     for (int32_t i = t->ndim - 1; i >= 0; i--) {
         zero = zero && t->strides[i] == 0;
-        packed = packed && (t->shape[i] <= 1 || t->strides[i] == expected);
-        expected *= t->shape[i];
+        packed = packed && (t->shape[i] <= 1 || (uint64_t)t->strides[i] == expected);
+        expected *= (uint64_t)t->shape[i];
     }
-    return zero || packed || expected <= 1;
+    return zero || packed || expected <= 1 || ddl_tensor_count(t) <= 1;
 }
 
 /* Lowest and one past the highest byte that a tensor touches. */
@@ -11111,6 +11111,20 @@ static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
     }
 }
 
+/* False when the strides lead so far away that offsets in bytes overflow. */
+static bool ddl__strides_valid(const ddl_tensor *t) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    for (int32_t i = 0; i < t->ndim; i++) {
+        int64_t span;
+        if (t->shape[i] > 1 && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &span) ||
+                                __builtin_mul_overflow(span, size, &span) ||
+                                __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Checks a tensor that a caller passed. what: the call, which: the argument, for the sentence. */
 static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
     int64_t count = ddl_tensor_count(t);
@@ -11122,6 +11136,9 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
     if (count < 0 || (uint64_t)count > (uint64_t)INT64_MAX / size) {
         return ddl__error(c, DDL_ERR_ARG, "%s: the shape of tensor `%s` is not valid (ndim %d; no dimension may be "
                           "negative, at most %d dimensions)", what, which, t->ndim, DDL_MAX_DIMS);
+    }
+    if (count > 0 && !ddl__strides_valid(t)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the strides of tensor `%s` lead out of the address space", what, which);
     }
     if (count > 0 && t->data == NULL) {
         return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
@@ -11140,24 +11157,49 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    uint64_t counted;
 } ddl__lent;
+
+/* The caller's memory is not counted as the context's own. */
+static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+    ddl__base *base = &c->base;
+    uint64_t memory = base->memory, peak = base->memory_peak;
+    ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(base, sizeof *lent + 64 + bytes);
+    if (lent != NULL) {
+        lent->counted = base->memory - memory;
+        base->memory = memory;
+        base->memory_peak = peak;
+        lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+        lent->next = c->lent;
+        c->lent = lent;
+    }
+    return lent;
+}
+
+static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    c->base.memory += lent->counted; /* ddl__free takes it off again */
+    ddl__free(&c->base, lent);
+}
 
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor) {
     DDL__TRY(ddl__enter(context));
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
-    ddl_status status = out_tensor == NULL
-                            ? ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: out_tensor is NULL")
-                            : ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    ddl_status status = DDL_OK;
+    if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL", out_tensor == NULL ? "out_tensor" : "shape");
+    } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
+                            DDL_MAX_DIMS);
+    } else {
+        status = ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    }
     if (status == DDL_OK) {
         size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
-        ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(&context->base, sizeof *lent + 64 + bytes);
+        ddl__lent *lent = ddl__lend(context, bytes);
         if (lent == NULL) {
             status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
         } else {
-            lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
-            lent->next = context->lent;
-            context->lent = lent;
             t.data = lent->data;
             *out_tensor = t;
         }
@@ -11176,7 +11218,7 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
         if ((*at)->data == tensor->data) {
             ddl__lent *gone = *at;
             *at = gone->next;
-            ddl__free(&context->base, gone);
+            ddl__lent_free(context, gone);
             *tensor = (ddl_tensor){0};
             status = DDL_OK;
             break;
@@ -11200,6 +11242,25 @@ static const struct {
     {DDL_I32, 0, 32}, {DDL_U32, 1, 32},  {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
 };
 
+static ddl_status ddl__dlpack_view(const ddl_dlpack *dlpack, ddl_dtype dtype, ddl_tensor *out_tensor) {
+    uintptr_t data = (uintptr_t)dlpack->data + (uintptr_t)dlpack->byte_offset;
+    ddl_tensor t = ddl_tensor_nd((const void *)data, dtype, dlpack->ndim, dlpack->shape);
+    int64_t count = ddl_tensor_count(&t);
+    if (count < 0) {
+        return DDL_ERR_ARG;
+    }
+    bool zero = dlpack->strides != NULL;
+    for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
+        t.strides[d] = dlpack->strides[d];
+        zero = zero && t.strides[d] == 0;
+    }
+    if (zero && count > 1) { /* one element shown as many: strides of zero would mean contiguous here */
+        return DDL_ERR_UNSUPPORTED;
+    }
+    *out_tensor = t;
+    return DDL_OK;
+}
+
 DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor) {
     if (dlpack == NULL || out_tensor == NULL || dlpack->ndim < 0 || dlpack->ndim > DDL_MAX_DIMS ||
         dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
@@ -11210,13 +11271,7 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
     }
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
-            ddl_tensor t = ddl_tensor_nd((char *)dlpack->data + dlpack->byte_offset, ddl__dlpack_types[i].dtype,
-                                         dlpack->ndim, dlpack->shape);
-            for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
-                t.strides[d] = dlpack->strides[d];
-            }
-            *out_tensor = t;
-            return DDL_OK;
+            return ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
         }
     }
     return DDL_ERR_UNSUPPORTED;
@@ -11252,7 +11307,7 @@ enum {
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
-    DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+    DDL__WINDOW_BYTES = 128 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
 };
 
 /* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what
@@ -12022,8 +12077,8 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
  *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
- * In P2P and RTS frames `sequence` is the tag, `signature` the size of the whole message, the low byte of `flags` its
- * dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+ * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
+ * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
 
 enum {
     DDL__P2P_EAGER_BYTES = 32 * 1024,
@@ -12043,12 +12098,16 @@ typedef struct ddl__unexpected {
 
 /* >>sending */
 
+/* Credit for what we took of the peer rides along, so that a conversation needs no messages for it. */
 static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint64_t credit = flow->p2p_in;
+    flow->p2p_in = 0;
     return (ddl__frame){.type = type,
                         .flags = (uint16_t)r->tensor.dtype,
                         .group = r->group->id,
                         .epoch = r->group->epoch,
-                        .sequence = (uint32_t)r->tag,
+                        .sequence = credit << 32 | (uint32_t)r->tag,
                         .signature = r->bytes};
 }
 
@@ -12339,15 +12398,28 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
 
 /* >>frames */
 
+/* The peer took that many eager bytes of ours. False: more than we ever sent. */
+static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
+    ddl__toward *flow = &g->flows[peer];
+    if (taken > flow->p2p_out) {
+        return false;
+    }
+    flow->p2p_out -= taken;
+    return true;
+}
+
 static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
-    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->sequence > UINT32_MAX) {
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
         return DDL_OK;
     }
     int32_t source = g->rank_of[peer];
+    if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
     if (r == NULL) {
         return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
@@ -12364,13 +12436,16 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t cookie = ddl__get_u64(&in);
-    if (in.bad || f->sequence > UINT32_MAX) {
+    if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
         return DDL_OK;
     }
     int32_t source = g->rank_of[peer];
+    if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
     if (r == NULL) {
         return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
@@ -13546,12 +13621,7 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint32_t taken = ddl__get_u32(&r);
-    ddl__toward *flow = &g->flows[g->rank_of[peer]];
-    if (r.bad || taken > flow->p2p_out) {
-        return DDL_ERR_CORRUPT;
-    }
-    flow->p2p_out -= taken;
-    return DDL_OK;
+    return !r.bad && ddl__credit(g, g->rank_of[peer], taken) ? DDL_OK : DDL_ERR_CORRUPT;
 }
 
 /* >>start and end */
@@ -16471,7 +16541,7 @@ static void ddl__context_close(ddl_context *c) {
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;
-        ddl__free(&c->base, lent);
+        ddl__lent_free(c, lent);
     }
     ddl__loader_close(&c->loader);
     ddl__settings_free(&c->base, &c->settings);
@@ -16578,7 +16648,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl__thread_end(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    while (c->cond_waiters > 0 || c->polling || atomic_load(&c->lock_waiters) > 0) { /* threads inside a wait leave it first: their requests have ended */
+    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
         ddl__wake(c);
         ddl__unlock(c);
         sched_yield();

@@ -39,13 +39,13 @@ DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
 
 static bool ddl__is_contiguous(const ddl_tensor *t) {
     bool zero = true, packed = true;
-    int64_t expected = 1;
+    uint64_t expected = 1; /* may wrap beside a dimension of 0 elements, where it does not matter */
     for (int32_t i = t->ndim - 1; i >= 0; i--) {
         zero = zero && t->strides[i] == 0;
-        packed = packed && (t->shape[i] <= 1 || t->strides[i] == expected);
-        expected *= t->shape[i];
+        packed = packed && (t->shape[i] <= 1 || (uint64_t)t->strides[i] == expected);
+        expected *= (uint64_t)t->shape[i];
     }
-    return zero || packed || expected <= 1;
+    return zero || packed || expected <= 1 || ddl_tensor_count(t) <= 1;
 }
 
 /* Lowest and one past the highest byte that a tensor touches. */
@@ -95,6 +95,20 @@ static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
     }
 }
 
+/* False when the strides lead so far away that offsets in bytes overflow. */
+static bool ddl__strides_valid(const ddl_tensor *t) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    for (int32_t i = 0; i < t->ndim; i++) {
+        int64_t span;
+        if (t->shape[i] > 1 && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &span) ||
+                                __builtin_mul_overflow(span, size, &span) ||
+                                __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Checks a tensor that a caller passed. what: the call, which: the argument, for the sentence. */
 static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
     int64_t count = ddl_tensor_count(t);
@@ -106,6 +120,9 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
     if (count < 0 || (uint64_t)count > (uint64_t)INT64_MAX / size) {
         return ddl__error(c, DDL_ERR_ARG, "%s: the shape of tensor `%s` is not valid (ndim %d; no dimension may be "
                           "negative, at most %d dimensions)", what, which, t->ndim, DDL_MAX_DIMS);
+    }
+    if (count > 0 && !ddl__strides_valid(t)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: the strides of tensor `%s` lead out of the address space", what, which);
     }
     if (count > 0 && t->data == NULL) {
         return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
@@ -124,24 +141,49 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    uint64_t counted;
 } ddl__lent;
+
+/* The caller's memory is not counted as the context's own. */
+static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+    ddl__base *base = &c->base;
+    uint64_t memory = base->memory, peak = base->memory_peak;
+    ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(base, sizeof *lent + 64 + bytes);
+    if (lent != NULL) {
+        lent->counted = base->memory - memory;
+        base->memory = memory;
+        base->memory_peak = peak;
+        lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+        lent->next = c->lent;
+        c->lent = lent;
+    }
+    return lent;
+}
+
+static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    c->base.memory += lent->counted; /* ddl__free takes it off again */
+    ddl__free(&c->base, lent);
+}
 
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor) {
     DDL__TRY(ddl__enter(context));
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
-    ddl_status status = out_tensor == NULL
-                            ? ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: out_tensor is NULL")
-                            : ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    ddl_status status = DDL_OK;
+    if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL", out_tensor == NULL ? "out_tensor" : "shape");
+    } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
+                            DDL_MAX_DIMS);
+    } else {
+        status = ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+    }
     if (status == DDL_OK) {
         size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
-        ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(&context->base, sizeof *lent + 64 + bytes);
+        ddl__lent *lent = ddl__lend(context, bytes);
         if (lent == NULL) {
             status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
         } else {
-            lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
-            lent->next = context->lent;
-            context->lent = lent;
             t.data = lent->data;
             *out_tensor = t;
         }
@@ -160,7 +202,7 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
         if ((*at)->data == tensor->data) {
             ddl__lent *gone = *at;
             *at = gone->next;
-            ddl__free(&context->base, gone);
+            ddl__lent_free(context, gone);
             *tensor = (ddl_tensor){0};
             status = DDL_OK;
             break;
@@ -184,6 +226,25 @@ static const struct {
     {DDL_I32, 0, 32}, {DDL_U32, 1, 32},  {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
 };
 
+static ddl_status ddl__dlpack_view(const ddl_dlpack *dlpack, ddl_dtype dtype, ddl_tensor *out_tensor) {
+    uintptr_t data = (uintptr_t)dlpack->data + (uintptr_t)dlpack->byte_offset;
+    ddl_tensor t = ddl_tensor_nd((const void *)data, dtype, dlpack->ndim, dlpack->shape);
+    int64_t count = ddl_tensor_count(&t);
+    if (count < 0) {
+        return DDL_ERR_ARG;
+    }
+    bool zero = dlpack->strides != NULL;
+    for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
+        t.strides[d] = dlpack->strides[d];
+        zero = zero && t.strides[d] == 0;
+    }
+    if (zero && count > 1) { /* one element shown as many: strides of zero would mean contiguous here */
+        return DDL_ERR_UNSUPPORTED;
+    }
+    *out_tensor = t;
+    return DDL_OK;
+}
+
 DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *out_tensor) {
     if (dlpack == NULL || out_tensor == NULL || dlpack->ndim < 0 || dlpack->ndim > DDL_MAX_DIMS ||
         dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
@@ -194,13 +255,7 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
     }
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
-            ddl_tensor t = ddl_tensor_nd((char *)dlpack->data + dlpack->byte_offset, ddl__dlpack_types[i].dtype,
-                                         dlpack->ndim, dlpack->shape);
-            for (int32_t d = 0; dlpack->strides != NULL && d < t.ndim; d++) {
-                t.strides[d] = dlpack->strides[d];
-            }
-            *out_tensor = t;
-            return DDL_OK;
+            return ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
         }
     }
     return DDL_ERR_UNSUPPORTED;

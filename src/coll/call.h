@@ -371,4 +371,8 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const ch
     return status;
 }
 
+static ddl_status ddl__coll_icall(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
+}
+
 #endif /* DDL_COLL_CALL_H */

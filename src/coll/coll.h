@@ -11,7 +11,7 @@ DDL_API ddl_status ddl_barrier(ddl_group *group) {
 
 DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_BARRIER};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibarrier", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ibarrier", out_request);
 }
 
 DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root) {
@@ -21,7 +21,7 @@ DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t ro
 
 DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ibroadcast", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ibroadcast", out_request);
 }
 
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root) {
@@ -32,7 +32,7 @@ DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, d
 DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce", out_request);
 }
 
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -43,7 +43,7 @@ DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor ou
 DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                    ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_reduce", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_reduce", out_request);
 }
 
 DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
@@ -54,7 +54,7 @@ DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, i
 DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igather", out_request);
+    return ddl__coll_icall(group, &d, "ddl_igather", out_request);
 }
 
 DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
@@ -65,7 +65,7 @@ DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                 ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatter", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out) {
@@ -75,7 +75,7 @@ DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor ou
 
 DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gather", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_gather", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -86,7 +86,7 @@ DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tenso
 DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                        ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatter", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce_scatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out) {
@@ -96,7 +96,7 @@ DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor ou
 
 DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_all", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_to_all", out_request);
 }
 
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -106,7 +106,7 @@ DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl
 
 DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscan", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscan", out_request);
 }
 
 DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
@@ -117,7 +117,7 @@ DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, d
 DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iexscan", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iexscan", out_request);
 }
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -131,7 +131,7 @@ DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_igatherv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -145,7 +145,7 @@ DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iscatterv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -157,7 +157,7 @@ DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor o
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_gatherv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
@@ -169,7 +169,7 @@ DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tens
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_ireduce_scatterv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
@@ -185,7 +185,7 @@ DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64
                                     const int64_t *recv_offsets, ddl_request **out_request) {
     ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__coll_call(group, &d, "ddl_iall_to_allv", out_request);
+    return ddl__coll_icall(group, &d, "ddl_iall_to_allv", out_request);
 }
 
 /* >>scalar */

@@ -5,7 +5,7 @@
 
 #include "many.h"
 
-enum { DDL__GROUP_IDS = 4096, DDL__TAG_GROUP = INT32_MIN };
+enum { DDL__TAG_GROUP = INT32_MIN };
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
@@ -24,16 +24,15 @@ static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t ta
     return ddl__request_report(&r, NULL);
 }
 
-/* The number for a new group that this rank leads: its own rank in the upper bits, so that no two leaders give out the
- * same. 0 when all are in use. */
+/* The number for a new group that this rank leads: every rank has a range of its own, so that no two leaders give out
+ * the same, and uses it up before it begins anew: frames of a group that was freed find none. */
 static uint32_t ddl__group_id(ddl_context *c) {
-    for (uint32_t n = 0; n < DDL__GROUP_IDS; n++) {
-        uint32_t id = ((uint32_t)c->rank + 1) * DDL__GROUP_IDS + c->groups->allocated++ % DDL__GROUP_IDS;
-        if (ddl__group_find(c, id) == NULL) {
-            return id;
-        }
-    }
-    return 0;
+    uint32_t range = UINT32_MAX / ((uint32_t)c->world_size + 1);
+    uint32_t id;
+    do {
+        id = ((uint32_t)c->rank + 1) * range + c->groups->allocated++ % range;
+    } while (ddl__group_find(c, id) != NULL);
+    return id;
 }
 
 static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const char *name) {
@@ -44,27 +43,42 @@ static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const ch
     if (status == DDL_ERR_NOMEM) {
         return ddl__error(c, status, "making group \"%s\": one of its ranks has no memory for it", name);
     }
-    return status;
+    if (c->error.status != status || strstr(c->error.text, "making group") != NULL) {
+        return ddl__error(c, status, "making group \"%s\": one of its ranks could not be reached: %s", name,
+                          ddl_status_text(status));
+    }
+    char why[DDL__SENTENCE_BYTES / 2];
+    snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, c->error.text);
+    return ddl__error(c, status, "making group \"%s\": %s", name, why);
 }
 
-/* The leader: gives the id to all, hears that all have it, and says so. */
+/* What a member says to the leader's number. Answers to an earlier attempt, which failed, are passed over. */
+static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, const ddl__formation *mine) {
+    ddl__formation f;
+    do {
+        DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
+    } while (f.id != mine->id);
+    return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
+}
+
+/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls) the
+ * others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
                                  ddl__formation mine, ddl_group *made) {
-    ddl_status status = DDL_OK, verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t round = 0; round < 3; round++) {
-        for (int32_t i = 0; i < count && status == DDL_OK; i++) {
-            if (ranks[i] == parent->rank) {
-                continue;
+        for (int32_t i = 0; i < count; i++) {
+            if (ranks[i] == parent->rank || (round == 1 && verdict == DDL_ERR_TIMEOUT)) {
+                continue; /* one deadline is enough: the rest is told, not asked */
             }
             ddl__formation f = mine;
             f.verdict = verdict;
-            status = ddl__form_exchange(parent, ranks[i], tag, round != 1, &f);
-            if (status == DDL_OK && round == 1 && verdict == DDL_OK) {
-                verdict = f.fingerprint != mine.fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
-            }
+            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, &mine)
+                                           : ddl__form_exchange(parent, ranks[i], tag, true, &f);
+            verdict = verdict < 0 ? verdict : status;
         }
     }
-    return status < 0 ? status : verdict;
+    return verdict;
 }
 
 static int32_t ddl__lowest(const int32_t *ranks, int32_t count) {
@@ -117,7 +131,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     ddl_status status;
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
-        made = f.id != 0 ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+        made = ddl__form_local(parent, ranks, count, f.id, name);
         status = ddl__form_lead(parent, ranks, count, tag, f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
@@ -168,7 +182,7 @@ static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(parent, "ddl_group_create", "out_group");
     }
     DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
     ddl_context *c = parent->context;
@@ -228,30 +242,35 @@ static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl
     return status;
 }
 
-DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+static ddl_status ddl__split_call(ddl_group *parent, int32_t colour, int32_t key, const char *what,
+                                  ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(parent, what, "out_group");
     }
-    *out_group = NULL;
-    DDL__TRY(ddl__enter_group(parent, "ddl_group_split"));
+    DDL__TRY(ddl__enter_group(parent, what));
     ddl_context *c = parent->context;
-    c->doing = "ddl_group_split";
+    c->doing = what;
+    *out_group = NULL;
     ddl_status status = ddl__split(parent, colour, key, out_group);
     c->doing = NULL;
     ddl__unlock(c);
     return status;
 }
 
+DDL_API ddl_status ddl_group_split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
+    return ddl__split_call(parent, colour, key, "ddl_group_split", out_group);
+}
+
 DDL_API ddl_status ddl_group_duplicate(ddl_group *group, ddl_group **out_group) {
-    return ddl_group_split(group, 0, 0, out_group);
+    return ddl__split_call(group, 0, 0, "ddl_group_duplicate", out_group);
 }
 
 DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
                                        int32_t *out_ranks) {
-    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
-        return DDL_ERR_ARG;
-    }
     ddl_group *g = (ddl_group *)(uintptr_t)from;
+    if (to == NULL || count < 0 || (count > 0 && (ranks == NULL || out_ranks == NULL))) {
+        return ddl__refuse_group(g, "ddl_group_translate", to == NULL ? "`to`" : "count is negative, or an array");
+    }
     DDL__TRY(ddl__enter_group(g, "ddl_group_translate"));
     ddl_status status = DDL_OK;
     if (to->magic != DDL__GROUP_MAGIC || to->context != g->context) {
@@ -273,7 +292,7 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
 
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
     if (options == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_group_set", "options");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
     ddl_context *c = group->context;

@@ -421,7 +421,7 @@ static void ddl__context_close(ddl_context *c) {
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;
-        ddl__free(&c->base, lent);
+        ddl__lent_free(c, lent);
     }
     ddl__loader_close(&c->loader);
     ddl__settings_free(&c->base, &c->settings);
@@ -528,7 +528,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl__thread_end(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    while (c->cond_waiters > 0 || c->polling || atomic_load(&c->lock_waiters) > 0) { /* threads inside a wait leave it first: their requests have ended */
+    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
         ddl__wake(c);
         ddl__unlock(c);
         sched_yield();

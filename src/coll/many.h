@@ -201,7 +201,8 @@ DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tenso
 
 DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op,
                                         ddl_request **out_request) {
-    return out_request == NULL ? DDL_ERR_ARG : ddl__many_call(group, tensors, tensor_count, op, out_request);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_iall_reduce_many", "out_request")
+                               : ddl__many_call(group, tensors, tensor_count, op, out_request);
 }
 
 /* >>persistent */
@@ -253,7 +254,7 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
 
 DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
     if (collective == NULL || out_request == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
@@ -292,7 +293,7 @@ DDL_API ddl_status ddl_start(ddl_request *request) {
 
 DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collective, ddl_estimate_info *out_estimate) {
     if (collective == NULL || out_estimate == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_estimate", collective == NULL ? "collective" : "out_estimate");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;

@@ -10,7 +10,7 @@ enum {
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
-    DDL__WINDOW_BYTES = 64 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+    DDL__WINDOW_BYTES = 128 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
 };
 
 /* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what

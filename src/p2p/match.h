@@ -3,8 +3,8 @@
  *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
- * In P2P and RTS frames `sequence` is the tag, `signature` the size of the whole message, the low byte of `flags` its
- * dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+ * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
+ * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
 #ifndef DDL_P2P_MATCH_H
 #define DDL_P2P_MATCH_H
 
@@ -28,12 +28,16 @@ typedef struct ddl__unexpected {
 
 /* >>sending */
 
+/* Credit for what we took of the peer rides along, so that a conversation needs no messages for it. */
 static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint64_t credit = flow->p2p_in;
+    flow->p2p_in = 0;
     return (ddl__frame){.type = type,
                         .flags = (uint16_t)r->tensor.dtype,
                         .group = r->group->id,
                         .epoch = r->group->epoch,
-                        .sequence = (uint32_t)r->tag,
+                        .sequence = credit << 32 | (uint32_t)r->tag,
                         .signature = r->bytes};
 }
 
@@ -324,15 +328,28 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
 
 /* >>frames */
 
+/* The peer took that many eager bytes of ours. False: more than we ever sent. */
+static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
+    ddl__toward *flow = &g->flows[peer];
+    if (taken > flow->p2p_out) {
+        return false;
+    }
+    flow->p2p_out -= taken;
+    return true;
+}
+
 static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
-    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->sequence > UINT32_MAX) {
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
         return DDL_OK;
     }
     int32_t source = g->rank_of[peer];
+    if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
     if (r == NULL) {
         return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
@@ -349,13 +366,16 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t cookie = ddl__get_u64(&in);
-    if (in.bad || f->sequence > UINT32_MAX) {
+    if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
         return DDL_OK;
     }
     int32_t source = g->rank_of[peer];
+    if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
     if (r == NULL) {
         return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);

@@ -145,13 +145,15 @@ DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
                              ddl_request **out_request) {
     ddl_transfer t = {1, tensor, peer, tag};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_isend", "out_request")
+                               : ddl__p2p_call(group, &t, 1, "ddl_isend", out_request, NULL);
 }
 
 DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
                              ddl_request **out_request) {
     ddl_transfer t = {0, tensor, peer, tag};
-    return out_request == NULL ? DDL_ERR_ARG : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
+    return out_request == NULL ? ddl__refuse_group(group, "ddl_irecv", "out_request")
+                               : ddl__p2p_call(group, &t, 1, "ddl_irecv", out_request, NULL);
 }
 
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
@@ -168,7 +170,7 @@ DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest
 DDL_API ddl_status ddl_batch(ddl_group *group, const ddl_transfer *transfers, int32_t count,
                              ddl_request **out_requests) {
     if (count < 0 || (count > 0 && (transfers == NULL || out_requests == NULL))) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_batch", count < 0 ? "count is negative, or an array" : "an array");
     }
     ddl_request *none = NULL;
     return ddl__p2p_call(group, transfers, count, "ddl_batch", count > 0 ? out_requests : &none, NULL);
@@ -205,7 +207,7 @@ typedef struct ddl__probing {
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
     p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
-    return p->lost || c->aborted || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
+    return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
 static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
@@ -236,8 +238,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
         *out = (ddl_info){.source = u->source, .tag = u->tag, .count = (int64_t)u->bytes, .status = DDL_OK};
     }
     if (status == DDL_OK && u == NULL) {
-        status = ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
-                                              : DDL_IN_PROGRESS;
+        status = c->aborted     ? ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text)
+                 : c->finalized ? ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what)
+                 : ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                                                : DDL_IN_PROGRESS;
     }
     ddl__unlock(c);
     return status;

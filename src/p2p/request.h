@@ -342,13 +342,25 @@ static ddl_status ddl__enter_requests(ddl_request **requests, int32_t count, con
             DDL__TRY(ddl__enter(r->context));
             *out = r->context;
         }
-        ddl_status status = r->context != *out ? DDL_ERR_ARG : ddl__request_check(r, what);
+        ddl_status status = r->magic == DDL__REQUEST_MAGIC && r->context != *out
+                                ? ddl__error(*out, DDL_ERR_ARG, "%s: the requests are of different contexts", what)
+                                : ddl__request_check(r, what);
         if (status < 0) {
             ddl__unlock(*out);
             return status;
         }
     }
     return DDL_OK;
+}
+
+static ddl_status ddl__refuse_requests(ddl_request **requests, int32_t count, const char *what, const char *which) {
+    ddl_context *c;
+    DDL__TRY(ddl__enter_requests(requests, count, what, &c));
+    if (c != NULL) {
+        ddl__error(c, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+        ddl__unlock(c);
+    }
+    return DDL_ERR_ARG;
 }
 
 /* Reports all requests; the first error by index is the result. */
@@ -368,13 +380,18 @@ static ddl_status ddl__report_all(ddl_context *c, ddl_request **requests, int32_
     return first;
 }
 
+/* What a NULL request brings. */
+static void ddl__no_infos(ddl_info *out_infos, int32_t count) {
+    for (int32_t i = 0; out_infos != NULL && i < count; i++) {
+        out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
+    }
+}
+
 DDL_API ddl_status ddl_wait_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_all", &c));
     if (c == NULL) {
-        for (int32_t i = 0; out_infos != NULL && i < count; i++) {
-            out_infos[i] = (ddl_info){.source = DDL_NO_RANK};
-        }
+        ddl__no_infos(out_infos, count);
         return DDL_OK;
     }
     ddl__wait_requests(c, requests, count, false);
@@ -391,6 +408,7 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
     if (c == NULL) {
+        ddl__no_infos(out_infos, count);
         return DDL_OK;
     }
     ddl__waiting w = {.requests = requests, .count = count};
@@ -414,7 +432,7 @@ DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t 
                                  ddl_info *out_infos) {
     ddl_context *c;
     if (out_done == NULL || (out_indices == NULL && count > 0)) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_requests(requests, count, "ddl_wait_some", out_done == NULL ? "out_done" : "out_indices");
     }
     *out_done = 0;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_some", &c));
@@ -441,7 +459,7 @@ DDL_API ddl_status ddl_wait_some(ddl_request **requests, int32_t count, int32_t 
 DDL_API ddl_status ddl_wait_any(ddl_request **requests, int32_t count, int32_t *out_index, ddl_info *out_info) {
     ddl_context *c;
     if (out_index == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_requests(requests, count, "ddl_wait_any", "out_index");
     }
     *out_index = -1;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_wait_any", &c));
