@@ -213,12 +213,7 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint32_t taken = ddl__get_u32(&r);
-    ddl__toward *flow = &g->flows[g->rank_of[peer]];
-    if (r.bad || taken > flow->p2p_out) {
-        return DDL_ERR_CORRUPT;
-    }
-    flow->p2p_out -= taken;
-    return DDL_OK;
+    return !r.bad && ddl__credit(g, g->rank_of[peer], taken) ? DDL_OK : DDL_ERR_CORRUPT;
 }
 
 /* >>start and end */
