@@ -1,5 +1,5 @@
-/* ddlrun: what the ranks find, how their output arrives, how signals reach them, and which exit code comes back. Each test
- * runs the real program on shell scripts.
+/* ddlrun: what the ranks find, how their output arrives, how signals reach them, and which exit code comes back. Each
+ * test runs the real program on shell scripts.
  * tests/run: variants=gcc timeout=120 */
 #include "test.h"
 
@@ -102,6 +102,17 @@ static void forget(program *p) {
 static void run(program *p, const char *words, const char *script) {
     begin(p, words, script);
     finish(p);
+}
+
+/* The script with $MARK replaced by this process's number, lest another run's be taken for ours. */
+static const char *marked(const char *script) {
+    static char texts[4][400];
+    static int next;
+    char *out = texts[next++ % 4];
+    const char *at = strstr(script, "$MARK");
+    snprintf(out, sizeof texts[0], "%.*s%d%s", at ? (int)(at - script) : 0, script, (int)getpid(),
+             at ? at + 5 : script);
+    return out;
 }
 
 /* How often a line is there. */
@@ -282,13 +293,13 @@ TEST(no_prefix_passes_through) {
 
 TEST(first_failure_gives_code_and_ends_the_rest) {
     program p;
-    run(&p, "-n 4 sh -c", "[ $RANK = 2 ] && { echo last words >&2; exit 7; }; sleep 1291 & wait");
+    run(&p, "-n 4 sh -c", marked("[ $RANK = 2 ] && { echo last words >&2; exit 7; }; sleep 1291.$MARK & wait"));
     CHECK_EQ(p.status, 7);
     CHECK(p.took_s < 3 * test_slow());
     CHECK_STR(p.text[1], "ddlrun: rank 2 of 4 failed with exit code 7; ending the others\n");
     const char *words = strstr(p.text[1], "last words"), *verdict = strstr(p.text[1], "rank 2 of 4");
     CHECK(words != NULL && verdict != NULL && words < verdict);
-    CHECK(!alive_after("sleep 1291", 1)); /* children of ranks too */
+    CHECK(!alive_after(marked("sleep 1291.$MARK"), 1)); /* children of ranks too */
     forget(&p);
 }
 
@@ -328,11 +339,11 @@ TEST(grace_then_kill) {
 
 TEST(timeout_ends_the_job) {
     program p;
-    run(&p, "-n 2 --timeout 0.5 sh -c", "sleep 1293");
+    run(&p, "-n 2 --timeout 0.5 sh -c", marked("sleep 1293.$MARK"));
     CHECK_EQ(p.status, 124);
     CHECK(p.took_s > 0.4 && p.took_s < 3 * test_slow());
     CHECK_STR(p.text[1], "2 of 2 ranks did not end within 0.5 s");
-    CHECK(!alive_after("sleep 1293", 1));
+    CHECK(!alive_after(marked("sleep 1293.$MARK"), 1));
     forget(&p);
 }
 
@@ -380,7 +391,7 @@ TEST(interrupt_of_ranks_gives_130_and_twice_kills) {
     CHECK_EQ(p.status, 130);
     CHECK_STR(p.text[1], "SIGINT");
     forget(&p);
-    begin(&p, "-n 2 sh -c", "trap '' INT TERM; echo ready; while :; do sleep 0.1; done; : 1295");
+    begin(&p, "-n 2 sh -c", marked("trap '' INT TERM; echo ready; while :; do sleep 0.1; done; : 1295.$MARK"));
     read_until(&p, "ready\n");
     usleep(200000);
     kill(p.pid, SIGINT);
@@ -389,21 +400,21 @@ TEST(interrupt_of_ranks_gives_130_and_twice_kills) {
     finish(&p);
     CHECK_EQ(p.status, 137);
     CHECK_STR(p.text[1], "second time");
-    CHECK(!alive_after("sh -c trap.*1295", 1));
+    CHECK(!alive_after(marked("sh -c trap.*1295.$MARK"), 1));
     forget(&p);
 }
 
 /* kill -9 of ddlrun: the ranks and what they started are gone, ranks that ignore signals too. */
 TEST(ranks_die_with_ddlrun) {
     program p;
-    begin(&p, "-n 3 sh -c", "trap '' TERM INT HUP; echo ready; sleep 1296 & sleep 1296");
+    begin(&p, "-n 3 sh -c", marked("trap '' TERM INT HUP; echo ready; sleep 1296.$MARK & wait; sleep 9"));
     read_until(&p, "ready\n");
     usleep(200000);
-    CHECK(alive("sleep 1296"));
+    CHECK(alive(marked("sleep 1296.$MARK")));
     kill(p.pid, SIGKILL);
     finish(&p); /* reads to the end of output: nobody holds it any more */
     CHECK_EQ(p.status, 1000 + SIGKILL);
-    CHECK(!alive_after("sleep 1296", 2));
+    CHECK(!alive_after(marked("sleep 1296.$MARK"), 2));
     forget(&p);
 }
 

@@ -6,6 +6,8 @@
 
 #include "ranks.h"
 
+#define DDL__BIND_NS (uint64_t)(700e6 * test_slow())
+#define DDL__REFUSED_NS (uint64_t)(800e6 * test_slow())
 #include "../src/store.h"
 
 #include <sched.h>
@@ -271,7 +273,7 @@ TEST(second_rank_0_is_told_who_has_the_port) {
     make_job(ones, 4, secret);
     ones[4] = rank_of(4, 0, secret);
     ones[4].delay_ms = 100;
-    ones[3].delay_ms = 2600;
+    ones[3].delay_ms = (int)(1200 * test_slow());
     LEAKS_NOTHING(run_all(ones, 5));
     check_good(ones, 4);
     CHECK_EQ(ones[4].status, DDL_ERR_CONFIG);
@@ -309,10 +311,10 @@ TEST(wrong_secret_is_refused) {
     one ones[4];
     new_place();
     make_job(ones, 2, secret);
-    ones[1].delay_ms = 3600;
+    ones[1].delay_ms = (int)(1300 * test_slow());
     ones[2] = rank_of(2, 1, "another secret, which is wrong");
     ones[3] = rank_of(2, 1, NULL);
-    ones[3].config.init_timeout_ms = 1000;
+    ones[3].config.init_timeout_ms = 400;
     LEAKS_NOTHING(run_all(ones, 4));
     check_good(ones, 2);
     CHECK(ones[0].strangers > 0);
@@ -331,12 +333,11 @@ TEST(two_jobs_on_one_port) {
     ones[0].config.job = ones[1].config.job = "first";
     ones[2].config.job = ones[3].config.job = "second";
     ones[2].mark = ones[3].mark = 5;
-    ones[1].delay_ms = 900;
+    ones[1].delay_ms = 500;
     ones[2].delay_ms = ones[3].delay_ms = 300;
     LEAKS_NOTHING(run_all(ones, 4)); /* the second waits its turn */
     check_good(ones, 4);
-    ones[1].delay_ms = 4500;
-    ones[2].config.init_timeout_ms = ones[3].config.init_timeout_ms = 6000;
+    ones[1].delay_ms = (int)(2000 * test_slow());
     LEAKS_NOTHING(run_all(ones, 4)); /* the first is too slow for that */
     check_good(ones, 2);
     CHECK_EQ(ones[2].status, DDL_ERR_CONFIG);

@@ -6,7 +6,9 @@
 #include "listen.h"
 
 #define DDL__CONNECT_NS (2 * DDL__NS_PER_S)
+#ifndef DDL__REFUSED_NS
 #define DDL__REFUSED_NS (3 * DDL__NS_PER_S) /* how long somebody else may sit at rank 0's place */
+#endif
 
 typedef struct ddl__client {
     const ddl__settings *settings;

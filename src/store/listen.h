@@ -4,7 +4,9 @@
 
 #include "server.h"
 
+#ifndef DDL__BIND_NS                     /* tests have less patience */
 #define DDL__BIND_NS (2 * DDL__NS_PER_S) /* a job that ends frees the port of one that starts */
+#endif
 
 /* Binds and listens; the descriptor, or -1 with errno. */
 static int ddl__listen_at(const ddl__address *a) {
