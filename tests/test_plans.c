@@ -1,6 +1,8 @@
 /* Every algorithm writes right plans: for group sizes 1 to 64, run together without a network, against plain loops.
  * Groups up to 9 ranks take a full grid of counts, roots and fences; larger ones a sample drawn from a seed, which
- * DDL_TEST_SEED replaces and every failure prints. */
+ * DDL_TEST_SEED (hexadecimal) replaces. Slow builds (sanitizers) leave out most groups of more than 16.
+ *
+ * tests/run: timeout=300 */
 #define TEST_TIMEOUT_S 120
 #define _GNU_SOURCE 1
 #include "plan_sim.h"
@@ -318,6 +320,8 @@ static int try_size(sim_case *c, uint64_t *random) {
     return ran;
 }
 
+static bool leave_out(int32_t n) { return test_slow() > 1 && n > 16 && n % 16 != 0 && n != 63; }
+
 static void try_kind(ddl_kind kind) {
     uint64_t random = test_seed() + (uint64_t)kind;
     sim_case *c = malloc(sizeof *c);
@@ -325,6 +329,9 @@ static void try_kind(ddl_kind kind) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
         const ddl__algo *algo = &ddl__algos[i];
         for (int32_t n = 1; algo->kind == kind && n <= SIM_MAX; n++) {
+            if (leave_out(n)) {
+                continue;
+            }
             *c = (sim_case){.algo = algo, .kind = kind, .n = n};
             ran += try_size(c, &random);
             *c = (sim_case){.algo = algo, .kind = v_form(kind), .n = n};
@@ -332,8 +339,8 @@ static void try_kind(ddl_kind kind) {
         }
     }
     free(c);
-    CHECK(ran > 64);
-    printf("     %d calls\n", ran);
+    CHECK(ran >= SIM_MAX / 2);
+    printf("     %d calls, seed %llx\n", ran, (unsigned long long)test_seed());
 }
 
 TEST(barrier) { try_kind(DDL_BARRIER); }
@@ -446,6 +453,9 @@ TEST(bytes_on_the_wire_are_those_of_the_theory) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
         for (int32_t n = 2; n <= SIM_MAX; n++) {
             ddl__plan_args args;
+            if (leave_out(n)) {
+                continue;
+            }
             *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = n, .chunk_bytes = 40};
             c->count = c->kind <= DDL_ALL_REDUCE ? 6 * n : 6;
             for (int32_t r = 0; r < n; r++) {
@@ -459,7 +469,7 @@ TEST(bytes_on_the_wire_are_those_of_the_theory) {
         }
     }
     free(c);
-    CHECK(checked > 1000);
+    CHECK(checked > 300);
 }
 
 /* ---- messages one after the other ---- */
@@ -508,7 +518,7 @@ TEST(latency_is_that_of_the_theory) {
             *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = n, .count = n};
             c->chunk_bytes = 1 << 20;
             sim_args(c, 0, &args);
-            if (depth < 0 || !ddl__algo_can(c->algo, &args, false)) {
+            if (leave_out(n) || depth < 0 || !ddl__algo_can(c->algo, &args, false)) {
                 continue;
             }
             REQUIRE(sim_open(s, c) && sim_check_pairs(s) && sim_check_knowledge(s));
@@ -523,7 +533,7 @@ TEST(latency_is_that_of_the_theory) {
             checked++;
         }
     }
-    CHECK(checked > 1000);
+    CHECK(checked > 300);
     free(c);
     free(s);
 }

@@ -177,7 +177,7 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
 TEST(parts_cover_everything_once) {
     for (int64_t count = 0; count < 40; count++) {
         for (int32_t parts = 1; parts < 12; parts++) {
-            int64_t at = 0, begin, length;
+            int64_t at = 0, begin = -1, length = -1;
             for (int32_t i = 0; i < parts; i++) {
                 CHECK_EQ(ddl_part(count, parts, i, &begin, &length), DDL_OK);
                 CHECK_EQ(begin, at);
@@ -187,7 +187,7 @@ TEST(parts_cover_everything_once) {
             CHECK_EQ(at, count);
         }
     }
-    int64_t begin, length;
+    int64_t begin = -1, length = -1;
     CHECK_EQ(ddl_part(-1, 2, 0, &begin, &length), DDL_ERR_ARG);
     CHECK_EQ(ddl_part(1, 0, 0, &begin, &length), DDL_ERR_ARG);
     CHECK_EQ(ddl_part(1, 2, 2, &begin, &length), DDL_ERR_ARG);
