@@ -11465,16 +11465,20 @@ enum {
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
-    DDL__WINDOW_BYTES = 128 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+    DDL__WINDOW_BYTES = 128 * 1024, /* of eager data to one peer that it has not taken, per group and kind */
+    /* An eager part of a collective counts as its bytes and this: so that a peer is at most half as many collectives
+     * behind as are recorded, and what it calls can still be compared with what was called here. */
+    DDL__AHEAD_BYTES = 2 * DDL__WINDOW_BYTES / DDL__RECORDS
 };
 
 /* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what
  * an early sender can make a late receiver store. */
 typedef struct ddl__toward {
     uint32_t started;    /* newest collective of the peer that we know it has started */
-    uint32_t ahead_last; /* newest collective that we sent eager data for beyond `started` */
-    uint32_t ahead;      /* bytes of that data */
-    uint32_t owed;       /* eager collective bytes that we took since the peer last heard from us */
+    uint32_t ahead[2];   /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    uint32_t ahead_last[2]; /* newest collective in each half */
+    uint32_t wanted;        /* the peer asked to be told when we start this collective, */
+    bool wants;             /* which we have not done */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -11528,6 +11532,7 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
+    int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
@@ -13334,14 +13339,22 @@ typedef struct ddl__user_op {
     double factor;
 } ddl__user_op;
 
+/* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
+enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op);
 static void ddl__op_run(ddl_context *c, ddl__op *op);
 
 static const ddl__step *ddl__op_step(const ddl__op *op, uint32_t i) { return &op->cached->plan.steps[i]; }
 
-static char *ddl__src(const ddl__op *op, const ddl__step *s) { return op->base[s->src_space] + s->src; }
+/* Steps of no bytes may have no memory. */
+static char *ddl__at(const ddl__op *op, int32_t space, int64_t offset) {
+    return op->base[space] != NULL ? op->base[space] + offset : NULL;
+}
 
-static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return op->base[s->dst_space] + s->dst; }
+static char *ddl__src(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->src_space, s->src); }
+
+static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->dst_space, s->dst); }
 
 /* dst = a op b, a from the lower ranks. */
 static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
@@ -13387,7 +13400,6 @@ static bool ddl__step_push(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
     ddl__step_state *st = &op->steps[i];
     int32_t peer = op->group->ranks[s->peer];
-    op->group->flows[s->peer].owed = 0;
     do {
         uint64_t bytes = DDL__MIN((uint64_t)s->bytes - st->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         ddl__frame f = ddl__coll_frame(op, s, bytes);
@@ -13415,15 +13427,61 @@ static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes: more is held back
- * until the peer is known to have started this collective, or a newer one. */
-static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st) {
+/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes, and is known to be
+ * caught up with when the peer is heard to have started a collective. Some peers are never heard of: the receivers of
+ * broadcasts. So a half of the window that is full makes place for the next, and the peer is asked to say when it has
+ * started the last collective of the full one. A send is held back only while such an answer is due, never for ever. */
+static void ddl__flow_turn(ddl_context *c, ddl_group *g, int32_t peer) {
+    ddl__toward *flow = &g->flows[peer];
+    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 2) {
+        return;
+    }
+    flow->ahead[0] = flow->ahead[1];
+    flow->ahead_last[0] = flow->ahead_last[1];
+    flow->ahead[1] = 0;
+    ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL | DDL__CREDIT_WANTED, .group = g->id,
+                    .epoch = g->epoch, .sequence = flow->ahead_last[0]};
+    ddl__tell(c, g->ranks[peer], f, NULL, 0);
+}
+
+/* Tells the peer how far we are. */
+static void ddl__flow_answer(ddl_context *c, ddl_group *g, int32_t peer) {
+    ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
+                    .sequence = g->sequence};
+    ddl__tell(c, g->ranks[peer], f, NULL, 0);
+}
+
+/* The peer asks to be told when we start a collective. */
+static void ddl__flow_wanted(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    ddl__toward *flow = &g->flows[peer];
+    if ((int32_t)(g->sequence - sequence) >= 0) {
+        ddl__flow_answer(c, g, peer);
+        return;
+    }
+    g->wants += !flow->wants;
+    flow->wants = true;
+    flow->wanted = sequence;
+}
+
+/* We have started a collective: whoever asked is told. */
+static void ddl__flow_caught_up(ddl_context *c, ddl_group *g) {
+    for (int32_t peer = 0; g->wants > 0 && peer < g->size; peer++) {
+        ddl__toward *flow = &g->flows[peer];
+        if (flow->wants && (int32_t)(g->sequence - flow->wanted) >= 0) {
+            flow->wants = false;
+            g->wants--;
+            ddl__flow_answer(c, g, peer);
+        }
+    }
+}
+
+static bool ddl__step_held(ddl_context *c, ddl__op *op, const ddl__step *s, ddl__step_state *st) {
     ddl__toward *flow = &op->group->flows[s->peer];
     if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
         return false;
     }
-    uint32_t cost = (uint32_t)s->bytes + DDL__FRAME_BYTES;
-    if (flow->ahead > 0 && flow->ahead + cost > DDL__WINDOW_BYTES) {
+    uint32_t cost = (uint32_t)s->bytes + DDL__AHEAD_BYTES;
+    if (flow->ahead[0] > 0 && flow->ahead[0] + flow->ahead[1] + cost > DDL__WINDOW_BYTES) {
         st->held_next = NULL;
         if (flow->held_last != NULL) {
             flow->held_last->held_next = st;
@@ -13433,14 +13491,17 @@ static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st)
         flow->held_last = st;
         return true;
     }
-    flow->ahead += cost;
-    flow->ahead_last = op->sequence;
+    if (flow->ahead[1] == 0 || (int32_t)(op->sequence - flow->ahead_last[1]) > 0) {
+        flow->ahead_last[1] = op->sequence;
+    }
+    flow->ahead[1] += cost;
+    ddl__flow_turn(c, op->group, s->peer);
     return false;
 }
 
 static void ddl__step_send(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_state *st = &op->steps[i];
-    if (!ddl__step_held(op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
+    if (!ddl__step_held(c, op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
         ddl__step_finish(op, i);
     }
 }
@@ -13452,9 +13513,10 @@ static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32
         return;
     }
     flow->started = sequence;
-    if ((int32_t)(sequence - flow->ahead_last) >= 0) {
-        flow->ahead = 0;
+    for (int half = 0; half < 2; half++) {
+        flow->ahead[half] = (int32_t)(sequence - flow->ahead_last[half]) >= 0 ? 0 : flow->ahead[half];
     }
+    ddl__flow_turn(c, g, peer);
     while (flow->held_first != NULL) {
         ddl__step_state *st = flow->held_first;
         flow->held_first = st->held_next;
@@ -13572,8 +13634,6 @@ static void ddl__op_reset(ddl__op *op) {
  * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
  * hash of the call: a frame of another call is never mistaken for ours. */
 
-enum { DDL__CREDIT_COLL = 1 /* flag of CREDIT: the sender has started collectives up to `sequence` */ };
-
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
@@ -13617,21 +13677,6 @@ static uint32_t ddl__op_recv_step(ddl__op *op, int32_t peer, uint32_t slot) {
     return e->recvs[low];
 }
 
-/* Says to a peer that never hears from us otherwise how far we are, when half of its window is used. */
-static void ddl__coll_took(ddl_context *c, ddl_group *g, int32_t peer, const ddl__op *op, uint32_t bytes) {
-    ddl__toward *flow = &g->flows[peer];
-    if (op->cached->plan.fenced) {
-        return;
-    }
-    flow->owed += bytes + DDL__FRAME_BYTES;
-    if (flow->owed >= DDL__WINDOW_BYTES / 2) {
-        flow->owed = 0;
-        ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
-                        .sequence = g->sequence};
-        ddl__tell(c, g->ranks[peer], f, NULL, 0);
-    }
-}
-
 /* Counts bytes that arrived for a step; the step or the whole op may finish. */
 static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t bytes) {
     ddl__step_state *st = &op->steps[i];
@@ -13671,7 +13716,6 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
         }
         memcpy(st->early + st->moved, payload, f->bytes);
     }
-    ddl__coll_took(c, op->group, peer, op, f->bytes);
     ddl__step_arrived(c, op, i, f->bytes);
     return DDL_OK;
 }
@@ -13763,7 +13807,6 @@ static void ddl__placed_coll(ddl_context *c, int32_t peer, ddl__landing *landing
     }
     op->steps[landing->index].landing = NULL;
     if (status == DDL_OK) {
-        ddl__coll_took(c, op->group, op->group->rank_of[peer], op, landing->frame.bytes);
         ddl__step_arrived(c, op, (uint32_t)landing->index, landing->frame.bytes);
     }
 }
@@ -13775,6 +13818,9 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
     }
     if ((f->flags & DDL__CREDIT_COLL) != 0) {
         ddl__flow_started(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        if ((f->flags & DDL__CREDIT_WANTED) != 0) {
+            ddl__flow_wanted(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        }
         return DDL_OK;
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);
@@ -14520,6 +14566,7 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
     ddl__record_start(g, op);
+    ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
     ddl__announced_check(c, g, op);
     if (g->broken == DDL_OK) {

@@ -292,20 +292,6 @@ static ddl_status ddl__load_plugins(ddl_context *c) {
     return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
 }
 
-/* Every transport whose arrivals wake the sleeper. */
-static ddl_status ddl__watch_endpoints(ddl_context *c) {
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        int fd;
-        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = UINT32_MAX - 1}};
-        ddl__endpoint *e = &c->endpoints[i];
-        if (e->table->arm(e->self, &fd) < 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: cannot wait for transport %s: %s", e->plugin->name,
-                              strerror(errno));
-        }
-    }
-    return DDL_OK;
-}
-
 static ddl_status ddl__world_make(ddl_context *c) {
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
     if (ranks == NULL) {
@@ -333,7 +319,6 @@ static ddl_status ddl__join(ddl_context *c) {
     if (c->world_size > 1) {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
         DDL__TRY(ddl__endpoints_open(c));
-        DDL__TRY(ddl__watch_endpoints(c));
     }
     DDL__TRY(ddl__meet(c));
     DDL__TRY(ddl__world_make(c));

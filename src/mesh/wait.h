@@ -49,32 +49,65 @@ static void ddl__changed(ddl_context *c) {
     }
 }
 
-/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. */
-static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        int fd;
-        if (c->endpoints[i].table->arm(c->endpoints[i].self, &fd) != DDL_OK) {
-            return;
+/* What another thread or a process that ended left in the context's own epoll set. */
+static void ddl__drain_wakes(ddl_context *c) {
+    struct epoll_event events[4];
+    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), 0);
+    for (int i = 0; i < n; i++) {
+        uint64_t count;
+        if (events[i].data.u32 != UINT32_MAX) {
+            c->next_look_ns = 0; /* a pidfd: the detector looks at once */
+        } else if (read(c->wake_fd, &count, sizeof count) < 0) {
+            continue; /* somebody else drained it */
         }
     }
+}
+
+/* Fills fds with what transports wake through, the context's own set first. Returns how many there are; 0: a transport
+ * has something to do at once. */
+static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
+    nfds_t count = 0;
+    fds[count++] = (struct pollfd){.fd = c->epoll_fd, .events = POLLIN};
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        int fd = -1;
+        if (DDL_HAS(e->table, arm)) {
+            if (e->table->arm(e->self, &fd) != DDL_OK) {
+                return 0;
+            }
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+        }
+    }
+    return count;
+}
+
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll set
+ * over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single transport
+ * that cannot be polled for (a simulation) sleeps its own way. */
+static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
+    struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
+    nfds_t count = ddl__arm(c, fds);
     uint64_t ms = deadline > now ? DDL__MIN((deadline - now) / DDL__NS_PER_MS + 1, (uint64_t)DDL__SLEEP_MS) : 0;
+    if (count == 0) {
+        return;
+    }
     if (c->missed_count > 0) {
         ms = DDL__MIN(ms, 5u);
     }
-    struct epoll_event events[4];
+    ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
+    bool own_way = only != NULL && !DDL_HAS(only->table, arm) && DDL_HAS(only->table, wait);
     c->sleeping = true;
     ddl__unlock(c);
-    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), (int)ms);
+    if (own_way) {
+        only->table->wait(only->self, (int64_t)(ms * DDL__NS_PER_MS), &c->epoll_fd, 1);
+        fds[0].revents = POLLIN;
+    } else if (poll(fds, count, (int)ms) < 0) {
+        fds[0].revents = POLLIN;
+    }
     ddl__lock(c);
     c->sleeping = false;
-    for (int i = 0; i < n; i++) {
-        uint64_t count;
-        if (events[i].data.u32 == UINT32_MAX && read(c->wake_fd, &count, sizeof count) < 0) {
-            continue;
-        }
-        if (events[i].data.u32 != UINT32_MAX) {
-            c->next_look_ns = 0; /* perhaps a pidfd */
-        }
+    if (fds[0].revents != 0) {
+        ddl__drain_wakes(c);
     }
 }
 
