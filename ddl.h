@@ -822,7 +822,8 @@ typedef struct ddl_host {
 /* >>transport */
 enum {
     DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
-    DDL_TRANSPORT_ORDERED = 1u << 1 /* messages to one peer arrive in order; needed today */
+    DDL_TRANSPORT_ORDERED = 1u << 1,   /* messages to one peer arrive in order; needed today */
+    DDL_TRANSPORT_ON_REQUEST = 1u << 2 /* used only when DDL_TRANSPORTS names it: for tests and simulations */
 };
 
 typedef struct ddl_transport_params {
@@ -13801,6 +13802,7 @@ static void *ddl__place_coll(ddl_context *c, int32_t peer, const ddl__frame *f, 
 }
 
 static void ddl__placed_coll(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    (void)peer;
     ddl__op *op = landing->owner;
     if (op == NULL) {
         return; /* abandoned meanwhile */
@@ -16269,6 +16271,8 @@ static ddl_status ddl__measure(ddl_context *c) {
     m->s_per_byte[0] = figures[1];
     m->latency_s[1] = figures[2];
     m->s_per_byte[1] = figures[3];
+    /* About half of the way of a small message is the sender's own work. */
+    m->message_s = figures[0] / 2;
     c->world->tuning.model = *m;
     c->world->settings_version++;
     return DDL_OK;
@@ -16407,7 +16411,8 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
     if (list == NULL) {
         for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-            if (p->plugin->transport != NULL) {
+            const ddl_transport *t = p->plugin->transport;
+            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
                 DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
             }
         }

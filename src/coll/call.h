@@ -285,6 +285,7 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
     ddl__record_start(g, op);
+    ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
     ddl__announced_check(c, g, op);
     if (g->broken == DDL_OK) {

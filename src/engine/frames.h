@@ -6,8 +6,6 @@
 
 #include "run.h"
 
-enum { DDL__CREDIT_COLL = 1 /* flag of CREDIT: the sender has started collectives up to `sequence` */ };
-
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
@@ -51,21 +49,6 @@ static uint32_t ddl__op_recv_step(ddl__op *op, int32_t peer, uint32_t slot) {
     return e->recvs[low];
 }
 
-/* Says to a peer that never hears from us otherwise how far we are, when half of its window is used. */
-static void ddl__coll_took(ddl_context *c, ddl_group *g, int32_t peer, const ddl__op *op, uint32_t bytes) {
-    ddl__toward *flow = &g->flows[peer];
-    if (op->cached->plan.fenced) {
-        return;
-    }
-    flow->owed += bytes + DDL__FRAME_BYTES;
-    if (flow->owed >= DDL__WINDOW_BYTES / 2) {
-        flow->owed = 0;
-        ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
-                        .sequence = g->sequence};
-        ddl__tell(c, g->ranks[peer], f, NULL, 0);
-    }
-}
-
 /* Counts bytes that arrived for a step; the step or the whole op may finish. */
 static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t bytes) {
     ddl__step_state *st = &op->steps[i];
@@ -105,7 +88,6 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
         }
         memcpy(st->early + st->moved, payload, f->bytes);
     }
-    ddl__coll_took(c, op->group, peer, op, f->bytes);
     ddl__step_arrived(c, op, i, f->bytes);
     return DDL_OK;
 }
@@ -191,13 +173,13 @@ static void *ddl__place_coll(ddl_context *c, int32_t peer, const ddl__frame *f, 
 }
 
 static void ddl__placed_coll(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    (void)peer;
     ddl__op *op = landing->owner;
     if (op == NULL) {
         return; /* abandoned meanwhile */
     }
     op->steps[landing->index].landing = NULL;
     if (status == DDL_OK) {
-        ddl__coll_took(c, op->group, op->group->rank_of[peer], op, landing->frame.bytes);
         ddl__step_arrived(c, op, (uint32_t)landing->index, landing->frame.bytes);
     }
 }
@@ -209,6 +191,9 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
     }
     if ((f->flags & DDL__CREDIT_COLL) != 0) {
         ddl__flow_started(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        if ((f->flags & DDL__CREDIT_WANTED) != 0) {
+            ddl__flow_wanted(c, g, g->rank_of[peer], (uint32_t)f->sequence);
+        }
         return DDL_OK;
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);

@@ -15,14 +15,22 @@ typedef struct ddl__user_op {
     double factor;
 } ddl__user_op;
 
+/* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
+enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op);
 static void ddl__op_run(ddl_context *c, ddl__op *op);
 
 static const ddl__step *ddl__op_step(const ddl__op *op, uint32_t i) { return &op->cached->plan.steps[i]; }
 
-static char *ddl__src(const ddl__op *op, const ddl__step *s) { return op->base[s->src_space] + s->src; }
+/* Steps of no bytes may have no memory. */
+static char *ddl__at(const ddl__op *op, int32_t space, int64_t offset) {
+    return op->base[space] != NULL ? op->base[space] + offset : NULL;
+}
 
-static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return op->base[s->dst_space] + s->dst; }
+static char *ddl__src(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->src_space, s->src); }
+
+static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->dst_space, s->dst); }
 
 /* dst = a op b, a from the lower ranks. */
 static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
@@ -68,7 +76,6 @@ static bool ddl__step_push(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
     ddl__step_state *st = &op->steps[i];
     int32_t peer = op->group->ranks[s->peer];
-    op->group->flows[s->peer].owed = 0;
     do {
         uint64_t bytes = DDL__MIN((uint64_t)s->bytes - st->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         ddl__frame f = ddl__coll_frame(op, s, bytes);
@@ -96,15 +103,61 @@ static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes: more is held back
- * until the peer is known to have started this collective, or a newer one. */
-static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st) {
+/* Small plans have no fence, so a rank can run ahead of another. It may do so by a window of bytes, and is known to be
+ * caught up with when the peer is heard to have started a collective. Some peers are never heard of: the receivers of
+ * broadcasts. So a half of the window that is full makes place for the next, and the peer is asked to say when it has
+ * started the last collective of the full one. A send is held back only while such an answer is due, never for ever. */
+static void ddl__flow_turn(ddl_context *c, ddl_group *g, int32_t peer) {
+    ddl__toward *flow = &g->flows[peer];
+    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 2) {
+        return;
+    }
+    flow->ahead[0] = flow->ahead[1];
+    flow->ahead_last[0] = flow->ahead_last[1];
+    flow->ahead[1] = 0;
+    ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL | DDL__CREDIT_WANTED, .group = g->id,
+                    .epoch = g->epoch, .sequence = flow->ahead_last[0]};
+    ddl__tell(c, g->ranks[peer], f, NULL, 0);
+}
+
+/* Tells the peer how far we are. */
+static void ddl__flow_answer(ddl_context *c, ddl_group *g, int32_t peer) {
+    ddl__frame f = {.type = DDL__FRAME_CREDIT, .flags = DDL__CREDIT_COLL, .group = g->id, .epoch = g->epoch,
+                    .sequence = g->sequence};
+    ddl__tell(c, g->ranks[peer], f, NULL, 0);
+}
+
+/* The peer asks to be told when we start a collective. */
+static void ddl__flow_wanted(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    ddl__toward *flow = &g->flows[peer];
+    if ((int32_t)(g->sequence - sequence) >= 0) {
+        ddl__flow_answer(c, g, peer);
+        return;
+    }
+    g->wants += !flow->wants;
+    flow->wants = true;
+    flow->wanted = sequence;
+}
+
+/* We have started a collective: whoever asked is told. */
+static void ddl__flow_caught_up(ddl_context *c, ddl_group *g) {
+    for (int32_t peer = 0; g->wants > 0 && peer < g->size; peer++) {
+        ddl__toward *flow = &g->flows[peer];
+        if (flow->wants && (int32_t)(g->sequence - flow->wanted) >= 0) {
+            flow->wants = false;
+            g->wants--;
+            ddl__flow_answer(c, g, peer);
+        }
+    }
+}
+
+static bool ddl__step_held(ddl_context *c, ddl__op *op, const ddl__step *s, ddl__step_state *st) {
     ddl__toward *flow = &op->group->flows[s->peer];
     if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
         return false;
     }
-    uint32_t cost = (uint32_t)s->bytes + DDL__FRAME_BYTES;
-    if (flow->ahead > 0 && flow->ahead + cost > DDL__WINDOW_BYTES) {
+    uint32_t cost = (uint32_t)s->bytes + DDL__AHEAD_BYTES;
+    if (flow->ahead[0] > 0 && flow->ahead[0] + flow->ahead[1] + cost > DDL__WINDOW_BYTES) {
         st->held_next = NULL;
         if (flow->held_last != NULL) {
             flow->held_last->held_next = st;
@@ -114,14 +167,17 @@ static bool ddl__step_held(ddl__op *op, const ddl__step *s, ddl__step_state *st)
         flow->held_last = st;
         return true;
     }
-    flow->ahead += cost;
-    flow->ahead_last = op->sequence;
+    if (flow->ahead[1] == 0 || (int32_t)(op->sequence - flow->ahead_last[1]) > 0) {
+        flow->ahead_last[1] = op->sequence;
+    }
+    flow->ahead[1] += cost;
+    ddl__flow_turn(c, op->group, s->peer);
     return false;
 }
 
 static void ddl__step_send(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_state *st = &op->steps[i];
-    if (!ddl__step_held(op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
+    if (!ddl__step_held(c, op, ddl__op_step(op, i), st) && ddl__step_push(c, op, i)) {
         ddl__step_finish(op, i);
     }
 }
@@ -133,9 +189,10 @@ static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32
         return;
     }
     flow->started = sequence;
-    if ((int32_t)(sequence - flow->ahead_last) >= 0) {
-        flow->ahead = 0;
+    for (int half = 0; half < 2; half++) {
+        flow->ahead[half] = (int32_t)(sequence - flow->ahead_last[half]) >= 0 ? 0 : flow->ahead[half];
     }
+    ddl__flow_turn(c, g, peer);
     while (flow->held_first != NULL) {
         ddl__step_state *st = flow->held_first;
         flow->held_first = st->held_next;

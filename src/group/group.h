@@ -10,16 +10,20 @@ enum {
     DDL__GROUP_FREED = 0x66726565,
     DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
-    DDL__WINDOW_BYTES = 128 * 1024 /* of eager data to one peer that it has not taken, per group and kind */
+    DDL__WINDOW_BYTES = 128 * 1024, /* of eager data to one peer that it has not taken, per group and kind */
+    /* An eager part of a collective counts as its bytes and this: so that a peer is at most half as many collectives
+     * behind as are recorded, and what it calls can still be compared with what was called here. */
+    DDL__AHEAD_BYTES = 2 * DDL__WINDOW_BYTES / DDL__RECORDS
 };
 
 /* The other side of one peer in one group: how far it is, and how much of ours it may not have taken yet. Bounds what
  * an early sender can make a late receiver store. */
 typedef struct ddl__toward {
     uint32_t started;    /* newest collective of the peer that we know it has started */
-    uint32_t ahead_last; /* newest collective that we sent eager data for beyond `started` */
-    uint32_t ahead;      /* bytes of that data */
-    uint32_t owed;       /* eager collective bytes that we took since the peer last heard from us */
+    uint32_t ahead[2];   /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    uint32_t ahead_last[2]; /* newest collective in each half */
+    uint32_t wanted;        /* the peer asked to be told when we start this collective, */
+    bool wants;             /* which we have not done */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -73,6 +77,7 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
+    int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
