@@ -79,7 +79,8 @@ typedef struct ddl_host {
 /* >>transport */
 enum {
     DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
-    DDL_TRANSPORT_ORDERED = 1u << 1 /* messages to one peer arrive in order; needed today */
+    DDL_TRANSPORT_ORDERED = 1u << 1,   /* messages to one peer arrive in order; needed today */
+    DDL_TRANSPORT_ON_REQUEST = 1u << 2 /* used only when DDL_TRANSPORTS names it: for tests and simulations */
 };
 
 typedef struct ddl_transport_params {

@@ -814,7 +814,7 @@ static ddl_status template_open(const ddl_host *host, const ddl_transport_params
 /* Members that are not named are NULL: the core does without them. size is how much of the table this compiler knew. */
 static const ddl_transport template_transport = {
     .size = sizeof(ddl_transport),
-    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED,
+    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_ON_REQUEST,
     .max_payload_bytes = 1 << 20,
     .open = template_open,
     .close = template_close,

@@ -82,7 +82,8 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
     if (list == NULL) {
         for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-            if (p->plugin->transport != NULL) {
+            const ddl_transport *t = p->plugin->transport;
+            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
                 DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
             }
         }
