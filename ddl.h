@@ -8724,6 +8724,13 @@ static void ddl__tcp_backlog_add(ddl__tcp *t, int32_t peer) {
     }
 }
 
+/* The peer takes nothing more, but what it said before is still to be read: its results, its goodbye. */
+static void ddl__tcp_hear_out(ddl__tcp *t, ddl__tcp_conn *c) {
+    int error = 0;
+    while (error == 0 && ddl__tcp_read(t, c, &error) > 0) {
+    }
+}
+
 /* Sends what waits for the peer; what the socket does not take stays in the backlog. */
 static void ddl__tcp_push(ddl__tcp *t, int32_t peer) {
     ddl__tcp_peer *p = &t->peers[peer];
@@ -8732,6 +8739,7 @@ static void ddl__tcp_push(ddl__tcp *t, int32_t peer) {
     }
     int error = ddl__tcp_flush(t, p);
     if (error != 0) {
+        ddl__tcp_hear_out(t, p->data);
         ddl__tcp_broken(t, p->data, error);
     } else if (p->first != NULL) {
         ddl__tcp_backlog_add(t, peer);
@@ -9152,12 +9160,13 @@ static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_l
     }
 }
 
-/* Waits until the kernel has the last bytes acknowledged between hosts, 500 ms at most: closing with bytes unread makes
- * the kernel drop what it has not sent. */
+/* Waits until the kernel has the last bytes acknowledged, 500 ms at most: closing with bytes unread makes the kernel
+ * drop what it has not sent, and so does a peer that speaks to a socket that is gone. */
 static void ddl__tcp_linger(ddl__tcp *t, ddl__tcp_conn *c, uint64_t deadline) {
     shutdown(c->fd, SHUT_WR);
     int unsent = 0;
-    while (!t->peers[c->peer].same_host && ioctl(c->fd, TIOCOUTQ, &unsent) == 0 && unsent > 0 &&
+    bool safe = ddl__tcp_is_unix(&t->peers[c->peer].address); /* its bytes are in the peer's hands already */
+    while (!safe && ioctl(c->fd, TIOCOUTQ, &unsent) == 0 && unsent > 0 &&
            ddl__now_ns() < deadline) {
         struct timespec pause = {0, 1000000};
         nanosleep(&pause, NULL);
@@ -9175,8 +9184,8 @@ static void ddl__tcp_close(void *self) {
     uint64_t deadline = ddl__now_ns() + 500 * DDL__NS_PER_MS;
     for (int32_t i = 0; t->peers != NULL && i < t->params.world_size; i++) {
         ddl__tcp_peer *p = &t->peers[i];
-        ddl__tcp_push(t, i);
         if (p->data != NULL && p->data->state == DDL__TCP_READY) {
+            ddl__tcp_flush(t, p);
             ddl__tcp_linger(t, p->data, deadline);
         }
         ddl__tcp_peer_dead(t, i);
@@ -10844,6 +10853,8 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
         l->missed_how = how;
         c->missed_count++;
         c->next_look_ns = 0;
+    } else if (l->life == DDL__MISSED && l->missed_how == NULL) {
+        l->missed_how = how;
     }
 }
 
@@ -10928,6 +10939,7 @@ static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f,
             ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, f->bytes);
         }
     }
+    l->drained = l->life == DDL__MISSED && l->missed_how != NULL; /* its link ended before somebody else told us why */
     ddl__settle(c, l, DDL__LEFT);
     l->missed_ns = ddl__now_ns();
     return DDL_OK;
@@ -11251,23 +11263,27 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
     return al < ah && bl < bh && al < bh && bl < ah;
 }
 
-/* Copies a strided tensor to packed memory or back. A stride that is negative or zero is as good as any. */
-static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
-    size_t size = ddl_dtype_bytes(t->dtype);
+/* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
+ * any. */
+static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
+    uint64_t size = ddl_dtype_bytes(t->dtype);
     int64_t index[DDL_MAX_DIMS] = {0};
-    int64_t count = ddl_tensor_count(t);
-    for (int64_t n = 0; n < count; n++) {
+    for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
         int64_t at = 0;
         for (int32_t d = 0; d < t->ndim; d++) {
             at += index[d] * t->strides[d];
         }
         char *element = (char *)t->data + at * (int64_t)size;
-        memcpy(unpack ? element : packed, unpack ? packed : element, size);
+        memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
         packed += size;
         for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
             index[d] = 0;
         }
     }
+}
+
+static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
+    ddl__pack_bytes(t, packed, (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype), unpack);
 }
 
 /* False when the strides lead so far away that offsets in bytes overflow. */
@@ -12393,7 +12409,7 @@ static void ddl__posted_append(ddl_group *g, ddl_request *r) {
 
 static void ddl__recv_done(ddl_request *r) {
     if (r->packed != NULL) {
-        ddl__pack(&r->tensor, r->packed, true);
+        ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
     r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
     ddl__request_done(r, DDL_OK);

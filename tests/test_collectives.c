@@ -75,10 +75,10 @@ static void run_grid(int n, int64_t large, unsigned sample, bool threads) {
     }
 }
 
-TEST(one_rank) { run_grid(1, 1000003, 16, false); }
-TEST(two_ranks) { run_grid(2, 1000003, 8, false); }
-TEST(three_ranks) { run_grid(3, 1000003, 4, false); }
-TEST(four_ranks) { run_grid(4, 1000003, 3, false); }
+TEST(one_rank) { run_grid(1, 1000003, 2, false); }
+TEST(two_ranks) { run_grid(2, 1000003, 3, false); }
+TEST(three_ranks) { run_grid(3, 1000003, 2, false); }
+TEST(four_ranks) { run_grid(4, 1000003, 2, false); }
 TEST(seven_ranks) { run_grid(7, 100003, 3, false); }
 TEST(eight_ranks) { run_grid(8, 100003, 3, false); }
 TEST(sixteen_ranks) { run_grid(16, 8191, 2, false); }

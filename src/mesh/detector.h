@@ -119,6 +119,8 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
         l->missed_how = how;
         c->missed_count++;
         c->next_look_ns = 0;
+    } else if (l->life == DDL__MISSED && l->missed_how == NULL) {
+        l->missed_how = how;
     }
 }
 
@@ -203,6 +205,7 @@ static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f,
             ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, f->bytes);
         }
     }
+    l->drained = l->life == DDL__MISSED && l->missed_how != NULL; /* its link ended before somebody else told us why */
     ddl__settle(c, l, DDL__LEFT);
     l->missed_ns = ddl__now_ns();
     return DDL_OK;

@@ -166,6 +166,13 @@ static void ddl__tcp_backlog_add(ddl__tcp *t, int32_t peer) {
     }
 }
 
+/* The peer takes nothing more, but what it said before is still to be read: its results, its goodbye. */
+static void ddl__tcp_hear_out(ddl__tcp *t, ddl__tcp_conn *c) {
+    int error = 0;
+    while (error == 0 && ddl__tcp_read(t, c, &error) > 0) {
+    }
+}
+
 /* Sends what waits for the peer; what the socket does not take stays in the backlog. */
 static void ddl__tcp_push(ddl__tcp *t, int32_t peer) {
     ddl__tcp_peer *p = &t->peers[peer];
@@ -174,6 +181,7 @@ static void ddl__tcp_push(ddl__tcp *t, int32_t peer) {
     }
     int error = ddl__tcp_flush(t, p);
     if (error != 0) {
+        ddl__tcp_hear_out(t, p->data);
         ddl__tcp_broken(t, p->data, error);
     } else if (p->first != NULL) {
         ddl__tcp_backlog_add(t, peer);
@@ -594,12 +602,13 @@ static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_l
     }
 }
 
-/* Waits until the kernel has the last bytes acknowledged between hosts, 500 ms at most: closing with bytes unread makes
- * the kernel drop what it has not sent. */
+/* Waits until the kernel has the last bytes acknowledged, 500 ms at most: closing with bytes unread makes the kernel
+ * drop what it has not sent, and so does a peer that speaks to a socket that is gone. */
 static void ddl__tcp_linger(ddl__tcp *t, ddl__tcp_conn *c, uint64_t deadline) {
     shutdown(c->fd, SHUT_WR);
     int unsent = 0;
-    while (!t->peers[c->peer].same_host && ioctl(c->fd, TIOCOUTQ, &unsent) == 0 && unsent > 0 &&
+    bool safe = ddl__tcp_is_unix(&t->peers[c->peer].address); /* its bytes are in the peer's hands already */
+    while (!safe && ioctl(c->fd, TIOCOUTQ, &unsent) == 0 && unsent > 0 &&
            ddl__now_ns() < deadline) {
         struct timespec pause = {0, 1000000};
         nanosleep(&pause, NULL);
@@ -617,8 +626,8 @@ static void ddl__tcp_close(void *self) {
     uint64_t deadline = ddl__now_ns() + 500 * DDL__NS_PER_MS;
     for (int32_t i = 0; t->peers != NULL && i < t->params.world_size; i++) {
         ddl__tcp_peer *p = &t->peers[i];
-        ddl__tcp_push(t, i);
         if (p->data != NULL && p->data->state == DDL__TCP_READY) {
+            ddl__tcp_flush(t, p);
             ddl__tcp_linger(t, p->data, deadline);
         }
         ddl__tcp_peer_dead(t, i);
