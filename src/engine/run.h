@@ -79,7 +79,7 @@ static bool ddl__step_push(ddl_context *c, ddl__op *op, uint32_t i) {
     do {
         uint64_t bytes = DDL__MIN((uint64_t)s->bytes - st->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         ddl__frame f = ddl__coll_frame(op, s, bytes);
-        const char *at = ddl__src(op, s) + st->moved;
+        const char *at = bytes > 0 ? ddl__src(op, s) + st->moved : NULL;
         st->moved += bytes;
         ddl_status status = ddl__post(c, peer, &st->out, &f, at);
         if (status == DDL_IN_PROGRESS) {
