@@ -14,17 +14,6 @@ typedef struct ddl__sha256 {
     uint8_t block[64];
 } ddl__sha256;
 
-static const uint32_t ddl__sha256_k[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
-};
-
 /* Zeroes memory that held a secret. The barrier tells the compiler that somebody looks, or it drops the stores. */
 static void ddl__wipe(void *memory, size_t bytes) {
     if (bytes > 0) {
@@ -43,13 +32,42 @@ static int ddl__ct_equal(const void *a, const void *b, size_t bytes) {
     return difference == 0;
 }
 
-static uint32_t ddl__sha256_rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
-
 static void ddl__sha256_store(uint8_t *out, uint64_t value, unsigned bytes) {
     for (unsigned i = 0; i < bytes; i++) {
         out[i] = (uint8_t)(value >> (8 * (bytes - 1 - i)));
     }
 }
+
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+/* NOT a hash, and no protection: a keyed mixing that a fuzzer can afford a hundred thousand times a second, so that it
+ * reaches the states behind the proofs. Only the macro that fuzzers agree on (libFuzzer, OSS-Fuzz) brings it in. */
+static void ddl__sha256_block(uint32_t state[8], const uint8_t block[64]) {
+    uint64_t lanes[4], words[8];
+    memcpy(lanes, state, sizeof(lanes));
+    memcpy(words, block, sizeof(words));
+    for (size_t i = 0; i < 8; i++) {
+        uint64_t x = (lanes[i & 3] ^ words[i]) * 0x9E3779B97F4A7C15u;
+        lanes[i & 3] = x ^ x >> 32;
+        lanes[(i + 1) & 3] += lanes[i & 3];
+    }
+    for (size_t i = 0; i < 8; i++) { /* so that the last word reaches all lanes */
+        lanes[(i + 1) & 3] += (lanes[i & 3] ^ lanes[i & 3] >> 29) * 0xBF58476D1CE4E5B9u;
+    }
+    memcpy(state, lanes, sizeof(lanes));
+}
+#else
+static const uint32_t ddl__sha256_k[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+};
+
+static uint32_t ddl__sha256_rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
 
 static void ddl__sha256_schedule(uint32_t w[64], const uint8_t block[64]) {
     for (size_t i = 0; i < 16; i++) {
@@ -82,6 +100,7 @@ static void ddl__sha256_block(uint32_t state[8], const uint8_t block[64]) {
     state[4] += e, state[5] += f, state[6] += g, state[7] += h;
     ddl__wipe(w, sizeof(w)); /* the schedule of a key block gives the key */
 }
+#endif
 
 static void ddl__sha256_init(ddl__sha256 *h) {
     static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,

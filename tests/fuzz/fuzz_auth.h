@@ -9,21 +9,15 @@
 #ifndef FUZZ_AUTH_H
 #define FUZZ_AUTH_H
 
-#define _GNU_SOURCE 1
+#include "fuzz.h"
+
 #include "../../src/wire/frame.h"
-/* The hash sees only sizes that the handshake fixes, and test_hmac runs it under the sanitizers; uninstrumented here it
- * leaves most of the time to the state machine. */
+/* The MAC sees only sizes that the handshake fixes, and test_hmac runs the real one under the sanitizers; without
+ * instruments here it leaves most of the time to the state machine. */
 #pragma clang attribute push(__attribute__((no_sanitize("address", "undefined", "coverage"))), apply_to = function)
 #include "../../src/wire/sha256.h"
 #pragma clang attribute pop
 #include "../../src/wire/auth.h"
-
-#define REQUIRE(cond)                                                                                                  \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            __builtin_trap();                                                                                          \
-        }                                                                                                              \
-    } while (0)
 
 typedef struct fuzz {
     ddl__auth victim, peer;
@@ -144,7 +138,5 @@ static void fuzz_run(const uint8_t *data, size_t size, int victim_is_server) {
     }
     ddl__auth_wipe(&f.victim);
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #endif

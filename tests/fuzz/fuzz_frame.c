@@ -1,16 +1,8 @@
 /* libFuzzer target: the frame header and the field reader on bytes of a stranger.
- *     clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined tests/fuzz/fuzz_frame.c -o fuzz_frame
- *     ./fuzz_frame tests/fuzz/corpus/frame
  * Input: 48 bytes of header, then a script for the reader (one byte a field) that runs over the same bytes. */
-#define _GNU_SOURCE 1
-#include "../../src/wire/frame.h"
+#include "fuzz.h"
 
-#define REQUIRE(cond)                                                                                                  \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            __builtin_trap();                                                                                          \
-        }                                                                                                              \
-    } while (0)
+#include "../../src/wire/frame.h"
 
 /* What is accepted is in range and is written back as the same bytes. */
 static void read_header(const uint8_t *bytes) {
@@ -69,7 +61,6 @@ static void read_fields(const uint8_t *data, size_t bytes) {
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size >= DDL__FRAME_BYTES) {
         uint8_t sealed[DDL__FRAME_BYTES];
