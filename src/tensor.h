@@ -76,23 +76,27 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
     return al < ah && bl < bh && al < bh && bl < ah;
 }
 
-/* Copies a strided tensor to packed memory or back. A stride that is negative or zero is as good as any. */
-static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
-    size_t size = ddl_dtype_bytes(t->dtype);
+/* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
+ * any. */
+static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
+    uint64_t size = ddl_dtype_bytes(t->dtype);
     int64_t index[DDL_MAX_DIMS] = {0};
-    int64_t count = ddl_tensor_count(t);
-    for (int64_t n = 0; n < count; n++) {
+    for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
         int64_t at = 0;
         for (int32_t d = 0; d < t->ndim; d++) {
             at += index[d] * t->strides[d];
         }
         char *element = (char *)t->data + at * (int64_t)size;
-        memcpy(unpack ? element : packed, unpack ? packed : element, size);
+        memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
         packed += size;
         for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
             index[d] = 0;
         }
     }
+}
+
+static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
+    ddl__pack_bytes(t, packed, (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype), unpack);
 }
 
 /* False when the strides lead so far away that offsets in bytes overflow. */

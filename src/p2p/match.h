@@ -159,7 +159,7 @@ static void ddl__posted_append(ddl_group *g, ddl_request *r) {
 
 static void ddl__recv_done(ddl_request *r) {
     if (r->packed != NULL) {
-        ddl__pack(&r->tensor, r->packed, true);
+        ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
     r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
     ddl__request_done(r, DDL_OK);

@@ -1,0 +1,639 @@
+/* Messages between two ranks: content and count at every border of the protocol (0, 1, 32 KiB, 1 MiB, many MiB, beyond
+ * 4 GiB), order per tag, matching by any source and any tag, what does not fit, strided tensors, self, floods.
+ * tests/run: variants=gcc,asan timeout=120 */
+#include "world.h"
+
+enum { KIB = 1024, MIB = 1024 * 1024 };
+
+static unsigned char *poisoned(size_t bytes) {
+    unsigned char *p = malloc(bytes + 64);
+    memset(p, 0xa5, bytes + 64);
+    return p;
+}
+
+/* The 64 bytes behind a buffer of poisoned() are as they were. */
+static int fence_holds(const unsigned char *p, size_t bytes) {
+    for (size_t i = bytes; i < bytes + 64; i++) {
+        if (p[i] != 0xa5) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* ---- sizes ---- */
+
+static void one_size(ddl_group *w, size_t bytes) {
+    int me = ddl_rank(w), peer = me ^ 1, tag = (int)(bytes % 1000);
+    unsigned char *out = poisoned(bytes), *in = poisoned(bytes);
+    world_fill(out, me, tag, bytes);
+    ddl_info info = {0};
+    if (me == 0) {
+        OK(ddl_send(w, world_bytes(out, bytes), peer, tag));
+        OK(ddl_recv(w, world_bytes(in, bytes), peer, tag, &info));
+    } else {
+        OK(ddl_recv(w, world_bytes(in, bytes), peer, tag, &info));
+        OK(ddl_send(w, world_bytes(out, bytes), peer, tag));
+    }
+    CHECK_EQ(info.source, peer);
+    CHECK_EQ(info.tag, tag);
+    CHECK_EQ(info.count, (int64_t)bytes);
+    CHECK_EQ((int)info.status, (int)DDL_OK);
+    CHECK_EQ(world_wrong(in, peer, tag, bytes), 0);
+    CHECK(fence_holds(in, bytes));
+    memset(in, 0xa5, bytes);
+    OK(ddl_send_recv(w, world_bytes(out, bytes), peer, 5, world_bytes(in, bytes), peer, 5, &info)); /* both at once */
+    CHECK_EQ(info.count, (int64_t)bytes);
+    CHECK_EQ(world_wrong(in, peer, tag, bytes), 0);
+    CHECK(fence_holds(in, bytes));
+    free(out);
+    free(in);
+}
+
+static const size_t sizes[] = {0, 1, 3, 47, 4096, 32 * KIB - 1, 32 * KIB, 32 * KIB + 1, 64 * KIB, 100000, MIB - 1, MIB,
+                               MIB + 1, 2 * MIB + 3, 9 * MIB + 1};
+
+static void all_sizes(ddl_group *w, void *arg) {
+    (void)arg;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        one_size(w, sizes[i]);
+    }
+}
+
+TEST(every_size_arrives_whole) { world_threads(2, all_sizes, NULL); }
+
+TEST(every_size_arrives_whole_between_processes) { world_fork(2, all_sizes, NULL, 60); }
+
+static void big(ddl_group *w, void *arg) {
+    (void)arg;
+    one_size(w, 64 * (size_t)MIB);
+}
+
+TEST(sixty_four_mebibytes) { world_fork(2, big, NULL, 60); }
+
+/* 4.2 GiB of addresses over 67 MiB of memory: the same pages again and again. The period is no multiple of a frame, so
+ * that a block at a wrong offset is seen. */
+static unsigned char *folded(size_t period, size_t times) {
+    int fd = memfd_create("folded", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)period) != 0) {
+        return NULL;
+    }
+    unsigned char *base = mmap(NULL, period * times, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    for (size_t i = 0; base != MAP_FAILED && i < times; i++) {
+        if (mmap(base + i * period, period, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+            return NULL;
+        }
+    }
+    close(fd);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+static void beyond_4_gib(ddl_group *w, void *arg) {
+    (void)arg;
+    size_t period = 67 * (size_t)MIB + 4096 * 5, times = 65, bytes = period * times - 12345;
+    unsigned char *at = folded(period, times);
+    if (at == NULL) {
+        SKIP("no address space for 4.2 GiB");
+    }
+    CHECK(bytes > UINT32_MAX);
+    ddl_info info = {0};
+    if (ddl_rank(w) == 0) {
+        world_fill(at, 0, 0, period);
+        OK(ddl_send(w, world_bytes(at, bytes), 1, 0));
+    } else {
+        memset(at, 0xa5, period);
+        OK(ddl_recv(w, world_bytes(at, bytes), 0, 0, &info));
+        CHECK_EQ(info.count, (int64_t)bytes);
+        CHECK_EQ(world_wrong(at, 0, 0, period), 0);
+    }
+    munmap(at, period * times);
+}
+
+TEST(more_than_four_gibibytes) {
+    if (test_slow() > 1) {
+        SKIP("4.2 GiB take too long in this build");
+    }
+    ddl_config config = {.timeout_ms = 55000};
+    world_config = &config;
+    world_fork(2, beyond_4_gib, NULL, 58);
+    world_config = NULL;
+}
+
+/* ---- order ---- */
+
+/* Messages of one tag are received as they were sent, whatever their size, though tags overtake each other. */
+static void order(ddl_group *w, void *arg) {
+    (void)arg;
+    enum { N = 120 };
+    static const size_t steps[] = {0, 8, 70 * KIB, 8, 33 * KIB, 1000, MIB + 8};
+    int me = ddl_rank(w), n = ddl_size(w);
+    unsigned char *at[N] = {NULL};
+    ddl_request *sends[N] = {NULL};
+    if (me != 0) {
+        for (int i = 0; i < N; i++) {
+            size_t bytes = steps[i % 7];
+            at[i] = poisoned(bytes);
+            world_fill(at[i], me, i, bytes);
+            OK(ddl_isend(w, world_bytes(at[i], bytes), 0, i % 3, &sends[i]));
+        }
+        OK(ddl_wait_all(sends, N, NULL));
+    }
+    for (int peer = n - 1; me == 0 && peer > 0; peer--) {
+        unsigned char *in = poisoned(MIB + 8);
+        for (int tag = 2; tag >= 0; tag--) { /* the last tag first */
+            for (int i = tag; i < N; i += 3) {
+                ddl_info info = {0};
+                OK(ddl_recv(w, world_bytes(in, MIB + 8), peer, tag, &info));
+                CHECK_EQ(info.count, (int64_t)steps[i % 7]);
+                CHECK_EQ(world_wrong(in, peer, i, steps[i % 7]), 0);
+            }
+        }
+        free(in);
+    }
+    for (int i = 0; i < N; i++) {
+        free(at[i]);
+    }
+}
+
+TEST(order_holds_per_tag) { world_threads(3, order, NULL); }
+
+TEST(order_holds_per_tag_between_processes) { world_fork(4, order, NULL, 50); }
+
+/* Receives that were posted first are served first, by any source and any tag too. */
+static void posted_order(ddl_group *w, void *arg) {
+    (void)arg;
+    enum { N = 300 };
+    int values[N], got[N];
+    ddl_request *requests[N];
+    for (int i = 0; i < N; i++) {
+        values[i] = i;
+        got[i] = -1;
+    }
+    if (ddl_rank(w) == 1) {
+        for (int i = 0; i < N; i++) {
+            OK(ddl_irecv(w, DDL_VIEW(&got[i], 1), i % 2 ? 0 : DDL_ANY_SOURCE, i % 5 == 0 ? DDL_ANY_TAG : 9, &requests[i]));
+        }
+        OK(ddl_barrier(w));
+        ddl_info infos[N];
+        OK(ddl_wait_all(requests, N, infos));
+        for (int i = 0; i < N; i++) {
+            CHECK_EQ(got[i], i);
+            CHECK_EQ(infos[i].source, 0);
+            CHECK_EQ(infos[i].tag, 9);
+            CHECK(requests[i] == NULL);
+        }
+    } else {
+        OK(ddl_barrier(w));
+        for (int i = 0; i < N; i++) {
+            OK(ddl_send(w, DDL_VIEW(&values[i], 1), 1, 9));
+        }
+    }
+}
+
+TEST(posted_receives_are_served_in_order) { world_threads(2, posted_order, NULL); }
+
+/* ---- any source, any tag ---- */
+
+static void any_source(ddl_group *w, void *arg) {
+    (void)arg;
+    int me = ddl_rank(w), n = ddl_size(w);
+    if (me != 0) {
+        for (int i = 0; i < 10; i++) {
+            int32_t value = me * 100 + i;
+            OK(ddl_send(w, DDL_VIEW(&value, 1), 0, i));
+        }
+        return;
+    }
+    int next[16] = {0};
+    for (int k = 0; k < 10 * (n - 1); k++) {
+        int32_t value = -1;
+        ddl_info info = {0};
+        OK(ddl_recv(w, DDL_VIEW(&value, 1), DDL_ANY_SOURCE, DDL_ANY_TAG, &info));
+        CHECK(info.source > 0 && info.source < n);
+        CHECK_EQ(info.tag, next[info.source]);
+        CHECK_EQ(value, info.source * 100 + info.tag);
+        CHECK_EQ(info.count, 1);
+        next[info.source]++;
+    }
+}
+
+TEST(any_source_any_tag) {
+    static const int ns[] = {2, 3, 4, 7, 8};
+    for (int i = 0; i < 5; i++) {
+        world_threads(ns[i], any_source, NULL);
+    }
+}
+
+TEST(any_source_between_sixteen_processes) { world_fork(16, any_source, NULL, 50); }
+
+static void ring(ddl_group *w, void *arg) {
+    (void)arg;
+    int me = ddl_rank(w), n = ddl_size(w), right = (me + 1) % n, left = (me + n - 1) % n;
+    static const size_t lengths[] = {0, 5, 50000, 3 * MIB};
+    for (int k = 0; k < 4; k++) {
+        unsigned char *out = poisoned(lengths[k]), *in = poisoned(lengths[k]);
+        world_fill(out, me, k, lengths[k]);
+        ddl_info info = {0};
+        OK(ddl_send_recv(w, world_bytes(out, lengths[k]), right, k, world_bytes(in, lengths[k]), left, k, &info));
+        CHECK_EQ(info.source, left);
+        CHECK_EQ(world_wrong(in, left, k, lengths[k]), 0);
+        CHECK(fence_holds(in, lengths[k]));
+        free(out);
+        free(in);
+    }
+}
+
+TEST(a_ring_of_send_recv_does_not_lock) {
+    static const int ns[] = {1, 2, 3, 4, 7, 8};
+    for (int i = 0; i < 6; i++) {
+        world_threads(ns[i], ring, NULL);
+    }
+}
+
+/* ---- probe ---- */
+
+static void probing(ddl_group *w, void *arg) {
+    (void)arg;
+    static const size_t lengths[] = {0, 12, 40000, 2 * MIB};
+    if (ddl_rank(w) == 0) {
+        for (int i = 0; i < 4; i++) {
+            unsigned char *out = poisoned(lengths[i]);
+            world_fill(out, 0, i, lengths[i]);
+            OK(ddl_barrier(w));
+            OK(ddl_send(w, world_bytes(out, lengths[i]), 1, 10 + i));
+            free(out);
+        }
+        OK(ddl_barrier(w));
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        ddl_info info = {.count = -7}, again = {0};
+        CHECK_EQ((int)ddl_iprobe(w, 0, DDL_ANY_TAG, &info), (int)DDL_IN_PROGRESS);
+        CHECK_EQ(info.count, -7); /* untouched */
+        OK(ddl_barrier(w));
+        OK(ddl_probe(w, i % 2 ? DDL_ANY_SOURCE : 0, i % 2 ? DDL_ANY_TAG : 10 + i, &info));
+        CHECK_EQ(info.source, 0);
+        CHECK_EQ(info.tag, 10 + i);
+        CHECK_EQ(info.count, (int64_t)lengths[i]);
+        OK(ddl_iprobe(w, DDL_ANY_SOURCE, 10 + i, &again)); /* it stays */
+        CHECK_EQ(again.count, info.count);
+        CHECK_EQ((int)ddl_iprobe(w, 0, 999, NULL), (int)DDL_IN_PROGRESS);
+        unsigned char *in = poisoned((size_t)info.count);
+        OK(ddl_recv(w, world_bytes(in, (size_t)info.count), info.source, info.tag, NULL));
+        CHECK_EQ(world_wrong(in, 0, i, lengths[i]), 0);
+        CHECK_EQ((int)ddl_iprobe(w, 0, DDL_ANY_TAG, &info), (int)DDL_IN_PROGRESS); /* and is gone */
+        free(in);
+    }
+    OK(ddl_barrier(w));
+}
+
+TEST(probe_tells_and_leaves) { world_threads(2, probing, NULL); }
+
+TEST(probe_between_processes) { world_fork(2, probing, NULL, 30); }
+
+/* ---- what does not fit ---- */
+
+static void truncated(ddl_group *w, void *arg) {
+    (void)arg;
+    static const size_t lengths[] = {100, 32 * KIB, 200 * KIB};
+    for (int k = 0; k < 6; k++) {
+        size_t bytes = lengths[k % 3];
+        int posted = k >= 3, me = ddl_rank(w);
+        unsigned char *at = poisoned(bytes);
+        if (me == 0) {
+            world_fill(at, 0, k, bytes);
+            OK(ddl_barrier(w));
+            ddl_request *r = NULL;
+            OK(ddl_isend(w, world_bytes(at, bytes), 1, k, &r));
+            OK(ddl_barrier(w));
+            OK(ddl_wait(&r, NULL));
+        } else {
+            ddl_request *r = NULL;
+            ddl_info info = {0};
+            char theirs[32], ours[32];
+            snprintf(theirs, sizeof theirs, "%zu bytes", bytes);
+            snprintf(ours, sizeof ours, "%d", 99);
+            if (posted) {
+                OK(ddl_irecv(w, world_bytes(at, 99), 0, k, &r));
+            }
+            OK(ddl_barrier(w));
+            OK(ddl_barrier(w));
+            if (!posted) {
+                OK(ddl_irecv(w, world_bytes(at, 99), 0, k, &r));
+            }
+            FAILS(ddl_wait(&r, &info), DDL_ERR_TRUNCATED, theirs);
+            CHECK_STR(ddl_error(ddl_group_context(w)), ours);
+            CHECK_STR(ddl_error(ddl_group_context(w)), "rank 0");
+            CHECK(r == NULL);
+            CHECK_EQ((int)info.status, (int)DDL_ERR_TRUNCATED);
+            CHECK_EQ(info.source, 0);
+            for (size_t i = 0; i < bytes; i++) {
+                REQUIRE(at[i] == 0xa5); /* nothing was written */
+            }
+            OK(ddl_recv(w, world_bytes(at, bytes), 0, k, &info)); /* it stayed */
+            CHECK_EQ(info.count, (int64_t)bytes);
+            CHECK_EQ(world_wrong(at, 0, k, bytes), 0);
+        }
+        free(at);
+    }
+}
+
+TEST(what_is_too_long_stays_for_a_larger_buffer) { world_threads(2, truncated, NULL); }
+
+TEST(what_is_too_long_stays_between_processes) { world_fork(2, truncated, NULL, 30); }
+
+static void other_type(ddl_group *w, void *arg) {
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        enum { N = 20000 };
+        static const int counts[2] = {10, N}; /* eager, rendezvous */
+        float *floats = malloc(N * sizeof *floats);
+        for (int i = 0; i < N; i++) {
+            floats[i] = (float)i;
+        }
+        if (ddl_rank(w) == 0) {
+            ddl_request *r = NULL;
+            OK(ddl_isend(w, DDL_VIEW(floats, counts[k]), 1, 1, &r));
+            OK(ddl_wait(&r, NULL));
+            OK(ddl_send(w, DDL_VIEW(floats, counts[k]), 1, 2));
+        } else {
+            int32_t *ints = malloc(N * sizeof *ints);
+            memset(ints, 0xa5, N * sizeof *ints);
+            memset(floats, 0xa5, N * sizeof *floats);
+            FAILS(ddl_recv(w, DDL_VIEW(ints, N), 0, 1, NULL), DDL_ERR_MISMATCH, "type f32");
+            CHECK_STR(ddl_error(ddl_group_context(w)), "type i32");
+            CHECK_EQ((uint32_t)ints[0], 0xa5a5a5a5u);
+            ddl_info info = {0};
+            OK(ddl_recv(w, DDL_VIEW(floats, N), 0, 1, &info));
+            CHECK_EQ(info.count, counts[k]);
+            OK(ddl_recv(w, world_bytes(ints, N * sizeof *ints), 0, 2, &info)); /* bytes take anything */
+            CHECK_EQ(info.count, counts[k] * (int64_t)sizeof *floats);
+            for (int i = 0; i < counts[k]; i++) {
+                float back;
+                memcpy(&back, &ints[i], sizeof back);
+                REQUIRE(floats[i] == (float)i && back == (float)i);
+            }
+            free(ints);
+        }
+        free(floats);
+    }
+}
+
+TEST(another_type_is_refused_and_stays) { world_threads(2, other_type, NULL); }
+
+static void shorter(ddl_group *w, void *arg) {
+    (void)arg;
+    double out[3] = {1, 2, 3}, in[1000];
+    if (ddl_rank(w) == 0) {
+        OK(ddl_send(w, DDL_ARRAY(out), 1, 0));
+    } else {
+        ddl_info info = {0};
+        memset(in, 0xa5, sizeof in);
+        double poison = in[3];
+        OK(ddl_recv(w, DDL_ARRAY(in), 0, 0, &info));
+        CHECK_EQ(info.count, 3);
+        CHECK(in[0] == 1 && in[1] == 2 && in[2] == 3);
+        CHECK(memcmp(&in[3], &poison, sizeof poison) == 0);
+    }
+}
+
+TEST(a_shorter_message_is_fine) { world_threads(2, shorter, NULL); }
+
+/* ---- nobody, self ---- */
+
+static void nobody(ddl_group *w, void *arg) {
+    (void)arg;
+    int32_t value = 7;
+    ddl_info info = {.count = 5};
+    ddl_request *r = NULL;
+    OK(ddl_send(w, DDL_VIEW(&value, 1), DDL_NO_RANK, 3));
+    OK(ddl_recv(w, DDL_VIEW(&value, 1), DDL_NO_RANK, 3, &info));
+    CHECK_EQ(info.source, DDL_NO_RANK);
+    CHECK_EQ(info.count, 0);
+    CHECK_EQ(value, 7);
+    OK(ddl_irecv(w, DDL_VIEW(&value, 1), DDL_NO_RANK, 3, &r));
+    OK(ddl_test(&r, NULL));
+    CHECK(r == NULL);
+    int32_t in = -1, me = ddl_rank(w), n = ddl_size(w); /* a line: the ends have no neighbour */
+    OK(ddl_send_recv(w, DDL_VIEW(&me, 1), me + 1 < n ? me + 1 : DDL_NO_RANK, 0, DDL_VIEW(&in, 1),
+                     me > 0 ? me - 1 : DDL_NO_RANK, 0, &info));
+    CHECK_EQ(in, me - 1);
+}
+
+TEST(no_rank_completes_at_once) { world_threads(3, nobody, NULL); }
+
+static void self(ddl_group *w, void *arg) {
+    (void)arg;
+    int me = ddl_rank(w);
+    static const size_t lengths[] = {0, 1, 32 * KIB, 500 * KIB, 3 * MIB};
+    for (int k = 0; k < 10; k++) {
+        size_t bytes = lengths[k % 5];
+        unsigned char *out = poisoned(bytes), *in = poisoned(bytes);
+        ddl_request *r = NULL;
+        ddl_info info = {0};
+        world_fill(out, me, k, bytes);
+        if (k < 5) { /* the receive first */
+            OK(ddl_irecv(w, world_bytes(in, bytes), me, k, &r));
+            OK(ddl_send(w, world_bytes(out, bytes), me, k));
+            OK(ddl_wait(&r, &info));
+        } else { /* the message waits as a copy */
+            OK(ddl_send(w, world_bytes(out, bytes), me, k));
+            memset(out, 0, bytes);
+            OK(ddl_recv(w, world_bytes(in, bytes), DDL_ANY_SOURCE, k, &info));
+        }
+        CHECK_EQ(info.source, me);
+        CHECK_EQ(info.count, (int64_t)bytes);
+        CHECK_EQ(world_wrong(in, me, k, bytes), 0);
+        CHECK(fence_holds(in, bytes));
+        free(out);
+        free(in);
+    }
+    for (int k = 0; k < 3000; k++) { /* more than any window */
+        int32_t a = k, b = -1;
+        OK(ddl_send_recv(w, DDL_VIEW(&a, 1), me, 1, DDL_VIEW(&b, 1), me, 1, NULL));
+        CHECK_EQ(b, k);
+    }
+    ddl_stats stats;
+    OK(ddl_stats_get(ddl_group_context(w), &stats));
+    CHECK_EQ(stats.unexpected_bytes, 0);
+}
+
+TEST(messages_to_self) {
+    world_threads(1, self, NULL);
+    world_threads(2, self, NULL);
+}
+
+/* ---- many, floods ---- */
+
+/* A sender that nobody listens to: what the receiver stores is bounded, also in blocks; nothing is lost. */
+static void flood(ddl_group *w, void *arg) {
+    size_t bytes = *(const size_t *)arg;
+    int count = bytes > 100000 ? 20 : 3000;
+    int me = ddl_rank(w), n = ddl_size(w);
+    unsigned char *at = poisoned(bytes * (size_t)count);
+    ddl_request **requests = calloc((size_t)count, sizeof *requests);
+    ddl_stats before, during, after;
+    OK(ddl_barrier(w));
+    OK(ddl_stats_get(ddl_group_context(w), &before));
+    if (me > 0) {
+        for (int i = 0; i < count; i++) {
+            world_fill(at + (size_t)i * bytes, me, i, bytes);
+            OK(ddl_isend(w, world_bytes(at + (size_t)i * bytes, bytes), 0, 4, &requests[i]));
+        }
+    }
+    OK(ddl_barrier(w)); /* while all of them are under way */
+    OK(ddl_stats_get(ddl_group_context(w), &during));
+    if (me == 0) {
+        CHECK(during.unexpected_bytes <= (uint64_t)(n - 1) * 128 * KIB); /* the window */
+        CHECK(during.memory_bytes - before.memory_bytes < (uint64_t)(n - 1) * (512 * KIB + (uint64_t)count * 256));
+        unsigned char *in = poisoned(bytes);
+        for (int peer = 1; peer < n; peer++) {
+            for (int i = 0; i < count; i++) {
+                ddl_info info = {0};
+                if (ddl_recv(w, world_bytes(in, bytes), peer, 4, &info) != DDL_OK || info.count != (int64_t)bytes ||
+                    world_wrong(in, peer, i, bytes) != 0) {
+                    test__fail(__FILE__, __LINE__, "message %d of rank %d: %s", i, peer, ddl_error(ddl_group_context(w)));
+                    break;
+                }
+            }
+        }
+        free(in);
+    } else {
+        OK(ddl_wait_all(requests, count, NULL));
+    }
+    OK(ddl_barrier(w));
+    OK(ddl_stats_get(ddl_group_context(w), &after));
+    CHECK_EQ(after.unexpected_bytes, 0);
+    free(requests);
+    free(at);
+}
+
+TEST(a_flood_is_bounded_and_complete) {
+    static size_t lengths[] = {0, 1, 900, 5000, 32 * KIB, MIB};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        if (lengths[i] == 32 * KIB && test_slow() > 1) {
+            continue; /* 100 MB */
+        }
+        world_fork(2, flood, &lengths[i], 50);
+    }
+    world_threads(3, flood, &lengths[2]);
+}
+
+/* All to all, all at once, in both directions, in an order that differs on every rank. */
+static void storm(ddl_group *w, void *arg) {
+    (void)arg;
+    enum { PER_PEER = 12 };
+    static const size_t lengths[] = {0, 100, 40000, 32 * KIB, 7, 1200000};
+    int me = ddl_rank(w), n = ddl_size(w), total = n * PER_PEER;
+    unsigned char **out = calloc((size_t)total, sizeof *out), **in = calloc((size_t)total, sizeof *in);
+    ddl_transfer *transfers = calloc((size_t)total * 2, sizeof *transfers);
+    ddl_request **requests = calloc((size_t)total * 2, sizeof *requests);
+    ddl_info *infos = calloc((size_t)total * 2, sizeof *infos);
+    for (int k = 0; k < total; k++) {
+        int peer = (k + me) % n, i = k / n, tag = i;
+        size_t bytes = lengths[(i + me + peer) % 6];
+        out[k] = poisoned(bytes);
+        in[k] = poisoned(bytes);
+        world_fill(out[k], me, tag + peer, bytes);
+        transfers[2 * k] = (ddl_transfer){1, world_bytes(out[k], bytes), peer, tag};
+        transfers[2 * k + 1] = (ddl_transfer){0, world_bytes(in[k], bytes), peer, tag};
+    }
+    OK(ddl_batch(w, transfers, total * 2, requests));
+    OK(ddl_wait_all(requests, total * 2, infos));
+    for (int k = 0; k < total; k++) {
+        int peer = (k + me) % n, i = k / n;
+        size_t bytes = lengths[(i + me + peer) % 6];
+        CHECK_EQ(infos[2 * k + 1].count, (int64_t)bytes);
+        CHECK_EQ(infos[2 * k + 1].source, peer);
+        CHECK_EQ(world_wrong(in[k], peer, i + me, bytes), 0);
+        CHECK(fence_holds(in[k], bytes));
+        free(out[k]);
+        free(in[k]);
+    }
+    free(out);
+    free(in);
+    free(transfers);
+    free(requests);
+    free(infos);
+}
+
+TEST(a_storm_of_batches) {
+    static const int ns[] = {2, 3, 4, 8};
+    for (int i = 0; i < 4; i++) {
+        world_threads(ns[i], storm, NULL);
+    }
+    world_fork(7, storm, NULL, 50);
+}
+
+/* ---- strides ---- */
+
+/* A column of a matrix goes into a row that runs backwards, and a transposed block into a sub-block. */
+static void strided(ddl_group *w, void *arg) {
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        int rows = k == 0 ? 7 : 500, columns = k == 0 ? 5 : 300, count = rows * columns;
+        int32_t *a = malloc((size_t)count * sizeof *a), *b = malloc((size_t)count * 2 * sizeof *b);
+        for (int i = 0; i < count; i++) {
+            a[i] = i;
+        }
+        memset(b, 0xa5, (size_t)count * 2 * sizeof *b);
+        ddl_tensor column = ddl_tensor_1d(a + 2, DDL_I32, rows);
+        column.strides[0] = columns;
+        ddl_tensor backwards = ddl_tensor_1d(b + 2 * (rows - 1), DDL_I32, rows);
+        backwards.strides[0] = -2;
+        ddl_tensor transposed = ddl_tensor_nd(a, DDL_I32, 2, (int64_t[]){columns, rows});
+        transposed.strides[0] = 1;
+        transposed.strides[1] = columns;
+        ddl_tensor wide = ddl_tensor_nd(b, DDL_I32, 2, (int64_t[]){columns, rows});
+        wide.strides[0] = 2 * rows;
+        wide.strides[1] = 1;
+        if (ddl_rank(w) == 0) {
+            OK(ddl_send(w, column, 1, 0));
+            OK(ddl_send(w, transposed, 1, 1));
+        } else {
+            ddl_info info = {0};
+            OK(ddl_recv(w, backwards, 0, 0, &info));
+            CHECK_EQ(info.count, rows);
+            for (int i = 0; i < rows; i++) {
+                CHECK_EQ(b[2 * (rows - 1 - i)], 2 + i * columns);
+                CHECK(i + 1 == rows || (uint32_t)b[2 * i + 1] == 0xa5a5a5a5u);
+            }
+            memset(b, 0xa5, (size_t)count * 2 * sizeof *b);
+            OK(ddl_recv(w, wide, 0, 1, &info));
+            int wrong = 0;
+            for (int c = 0; c < columns; c++) {
+                for (int r = 0; r < 2 * rows; r++) {
+                    wrong += (uint32_t)b[c * 2 * rows + r] != (r < rows ? (uint32_t)(r * columns + c) : 0xa5a5a5a5u);
+                }
+            }
+            CHECK_EQ(wrong, 0);
+        }
+        free(a);
+        free(b);
+    }
+}
+
+TEST(strided_tensors_on_both_sides) { world_threads(2, strided, NULL); }
+
+/* A shorter message fills the first elements of a strided tensor, and touches no others. */
+static void strided_shorter(ddl_group *w, void *arg) {
+    (void)arg;
+    int32_t a[3] = {1, 2, 3}, b[20];
+    if (ddl_rank(w) == 0) {
+        OK(ddl_send(w, DDL_ARRAY(a), 1, 0));
+    } else {
+        for (int i = 0; i < 20; i++) {
+            b[i] = -i;
+        }
+        ddl_tensor t = ddl_tensor_1d(b, DDL_I32, 10);
+        t.strides[0] = 2;
+        ddl_info info = {0};
+        OK(ddl_recv(w, t, 0, 0, &info));
+        CHECK_EQ(info.count, 3);
+        for (int i = 0; i < 20; i++) {
+            CHECK_EQ(b[i], i % 2 == 0 && i < 6 ? i / 2 + 1 : -i);
+        }
+    }
+}
+
+TEST(a_shorter_message_into_a_strided_tensor) { world_threads(2, strided_shorter, NULL); }
