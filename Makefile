@@ -31,7 +31,7 @@ all: header tools plugins examples
 
 help:
 	@echo 'make            ddl.h, tools, plugins and examples, into build/'
-	@echo 'make demo       run the smallest program on four ranks'
+	@echo 'make demo       train a small GPT on two ranks; some minutes'
 	@echo 'make deps       install what the tests need (Debian, Ubuntu)'
 	@echo 'make test       all tests; make test T=ring for some'
 	@echo 'make torture    the same, with the long runs'
@@ -55,8 +55,9 @@ $B/libddl.a: $B/ddl.o
 
 tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
 examples: $(EXAMPLES) $(EXAMPLE_FOLDERS)
+# Tools are installed, so they look for plugins where those are installed.
 $(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(wildcard tools/*.h)
-	$(CC) $(BASE) -o $@ $< $B/libddl.a $(LIBS)
+	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -o $@ $< $B/libddl.a $(LIBS)
 $(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%
 	@mkdir -p $B
 	install -m 755 $< $@
@@ -77,8 +78,8 @@ $B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h
 	    set -x; $(CC) $(BASE) -fPIC -shared -fvisibility=hidden -o $@ plugins/$*/*.c $$flags $(LIBS); \
 	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
 
-demo: header tools plugins examples
-	cd $B && ./ddlrun -n 4 ./hello
+demo: $B/ddlrun $B/train_gpt
+	$B/ddlrun -n 2 --no-prefix $B/train_gpt --fresh
 
 test:
 	tests/run $(T)

@@ -145,8 +145,10 @@ static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__s
     char names[400];
     ddl__text list = {names, sizeof names, 0};
     ddl__tune_list(&list, kind);
-    return ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s",
-                     kind == DDL_KIND_NONE ? "no operation" : ddl__kind_name(kind), name, names);
+    return kind == DDL_KIND_NONE
+               ? ddl__fail(error, DDL_ERR_ARG, "no operation has an algorithm \"%s\": use one of %s", name, names)
+               : ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s", ddl__kind_name(kind), name,
+                           names);
 }
 
 /* Reads DDL_ALGO into tuning->forced; entries that are not named stay as they are. Errors: DDL_ERR_ARG with a sentence

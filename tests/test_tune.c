@@ -163,6 +163,7 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
     CHECK_STR(error.text, "hierarchical");
     CHECK(t.forced[DDL_BROADCAST] == NULL); /* nothing was changed */
     CHECK_EQ(ddl__tune_parse(&t, "rong", &error), DDL_ERR_ARG);
+    CHECK_STR(error.text, "no operation has an algorithm \"rong\"");
     CHECK_STR(error.text, "bruck");
     CHECK_EQ(ddl__tune_parse(&t, "allreduce=ring", &error), DDL_ERR_ARG);
     CHECK_STR(error.text, "all_reduce");

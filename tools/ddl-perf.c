@@ -576,9 +576,9 @@ static void print_row(bench *b, const job *j, const figures sides[2]) {
 
 static bool is_bitwise(ddl_op op) { return op >= DDL_BAND && op <= DDL_LXOR; }
 
-static bool is_valid(ddl_op op, ddl_dtype dtype) {
-    bool floats = dtype >= DDL_F16 && dtype <= DDL_F64;
-    return !(floats && is_bitwise(op)) && !(dtype == DDL_BOOL && op == DDL_AVG);
+static bool is_valid(ddl_op op, ddl_dtype dtype, int kind) {
+    bool floats = dtype >= DDL_F16 && dtype <= DDL_F64, scans = kind == DDL_SCAN || kind == DDL_EXSCAN;
+    return !(floats && is_bitwise(op)) && !(op == DDL_AVG && (dtype == DDL_BOOL || scans));
 }
 
 /* One size of one operation; both sides, where in place exists. */
@@ -622,7 +622,7 @@ static void measure_operation(bench *b, const operation *op) {
         }
         for (size_t o = 0; o < (op->reduces ? sizeof op_names / sizeof op_names[0] : 1); o++) {
             ddl_op redop = op->reduces ? op_names[o].value : DDL_OP_NONE;
-            if (!op->reduces || ((b->options.op == DDL_OP_NONE || b->options.op == redop) && is_valid(redop, dtype))) {
+            if (!op->reduces || ((b->options.op == DDL_OP_NONE || b->options.op == redop) && is_valid(redop, dtype, op->kind))) {
                 measure_sizes(b, op, dtype, redop);
             }
         }
@@ -643,8 +643,9 @@ static void check_options(const bench *b, const operation *op) {
     if (o->root >= b->ranks) {
         refuse("--root is %d, but ranks go from 0 to %d.", o->root, b->ranks - 1);
     }
-    if (o->op != DDL_OP_NONE && o->dtype != DDL_DTYPE_NONE && !is_valid(o->op, o->dtype)) {
-        refuse("The operation %s is not defined for %s.", op_name(o->op), ddl_dtype_name(o->dtype));
+    if (o->op != DDL_OP_NONE && o->dtype != DDL_DTYPE_NONE && op != NULL && op->reduces &&
+        !is_valid(o->op, o->dtype, op->kind)) {
+        refuse("The op %s is not defined for %s of %s.", op_name(o->op), op->name, ddl_dtype_name(o->dtype));
     }
     if (op != NULL && op->kind == PING_PONG && b->ranks < 2) {
         refuse("ping_pong needs two ranks, and there is one; start it with ddlrun -n 2.");

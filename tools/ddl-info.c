@@ -1,0 +1,184 @@
+/* ddl-info: what ddl finds here, what it would choose, and why: settings, machine, plugins; and when it is started as the
+ * ranks of a job (ddlrun -n 4 ddl-info), hosts, transports, measured links and the algorithm for each size.
+ *
+ * It is compiled with the implementation and reads a context from inside: what a person who looks for a fault needs is
+ * more than what a program needs. */
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+#include <getopt.h>
+
+static const char info_usage[] =
+    "usage: ddl-info\n"
+    "       ddlrun -n 4 ddl-info      the same, and how the ranks reach each other\n"
+    "\n"
+    "Shows settings and where they come from, cores, interfaces, plugins that were loaded or refused and why; as the\n"
+    "ranks of a job also hosts, transports, measured latency and bandwidth, and the algorithm chosen for each size.\n"
+    "Secrets are not shown. Exit code: 0, or 1 when ddl_init fails.\n";
+
+static void print_version(void) {
+    printf("ddl %d.%d.%d, plugin ABI %d; built in: tcp%s", DDL_VERSION_MAJOR, DDL_VERSION_MINOR, DDL_VERSION_PATCH,
+           DDL_PLUGIN_ABI, ddl_feature("plugins") ? ", plugins" : "");
+    for (const ddl__plugin_static *p = ddl__plugin_statics(); p->name != NULL; p++) {
+        printf(", %s", p->name);
+    }
+    printf("\n");
+}
+
+static void print_settings(void) {
+    printf("\nsettings (each by its variable; a program may set others in ddl_config)\n");
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        const ddl__setting_row *row = &ddl__setting_table[i];
+        const char *value = ddl__env(row->name);
+        bool secret = strcmp(row->name, "DDL_SECRET") == 0;
+        printf("  %-20s %-24s %-11s %s\n", row->name,
+               value == NULL  ? (row->standard[0] != 0 ? row->standard : "-")
+               : secret       ? "(set, not shown)"
+                              : value,
+               value == NULL ? "default" : "environment", row->help);
+    }
+}
+
+static void print_interfaces(void) {
+    struct ifaddrs *list = NULL;
+    printf("\ninterfaces that are up\n");
+    if (getifaddrs(&list) != 0) {
+        printf("  they cannot be read: %s\n", strerror(errno));
+        return;
+    }
+    for (struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
+        char address[64];
+        int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : 0;
+        socklen_t bytes = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        if ((family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
+            getnameinfo(i->ifa_addr, bytes, address, sizeof address, NULL, 0, NI_NUMERICHOST) == 0) {
+            printf("  %-12s %s\n", i->ifa_name, address);
+        }
+    }
+    freeifaddrs(list);
+}
+
+static void print_machine(const ddl_context *c) {
+    struct rlimit files = {0, 0};
+    getrlimit(RLIMIT_NOFILE, &files);
+    printf("\nthis process\n");
+    printf("  rank %d of %d, by %s%s%s\n", c->rank, c->world_size, c->settings.launch.by,
+           c->settings.job != NULL ? ", job " : "", c->settings.job != NULL ? c->settings.job : "");
+    printf("  %d cores that it may use, %d ranks on this host\n", c->cores, c->local_ranks);
+    printf("  file descriptors: %d in use, limit %llu, at most %llu\n", ddl__open_fds(), (unsigned long long)files.rlim_cur,
+           (unsigned long long)files.rlim_max);
+    printf("  host %s (equal on two ranks: they are on one host)\n", c->settings.host_id);
+    printf("  job secret: %s\n", c->settings.secret != NULL ? c->settings.secret_source
+                                                            : "none, so only ranks of this user on this host are let in");
+}
+
+static void print_plugins(const ddl_context *c) {
+    printf("\nplugins\n");
+    printf("  %-12s %-8s built in: TCP and unix sockets\n", "tcp", "used");
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        printf("  %-12s %-8s %s, version %s: %s\n", p->name, "loaded", p->path,
+               p->plugin->version != NULL ? p->plugin->version : "?", p->plugin->about != NULL ? p->plugin->about : "");
+    }
+    for (const ddl__plugin_record *p = c->loader.refused; p != NULL; p = p->next) {
+        printf("  %-12s %-8s %s: %s\n", p->name, "refused", p->path, p->reason);
+    }
+    const char *path = c->settings.plugin_path, *libdir = ddl__plugin_libdir();
+    printf("  looked for in: %s%sthe folder of the executable%s%s\n", path != NULL ? path : "", path != NULL ? ", " : "",
+           libdir != NULL ? ", " : "", libdir != NULL ? libdir : "");
+}
+
+static void print_links(const ddl_context *c) {
+    printf("\nranks, as rank %d sees them (%d ranks on %d hosts)\n", c->rank, c->world_size, c->host_count);
+    printf("  %5s %5s %8s  %-10s %s\n", "rank", "host", "pid", "transport", "the transport's own guess");
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        if (l->endpoint == NULL) {
+            printf("  %5d %5d %8d  %-10s\n", i, l->host, l->pid, "itself");
+            continue;
+        }
+        printf("  %5d %5d %8d  %-10s %.1f us, %.2f GB/s\n", i, l->host, l->pid, l->endpoint->plugin->name,
+               (double)l->latency_ns * 1e-3, (double)l->bytes_per_s * 1e-9);
+    }
+    const ddl__cost_model *m = &c->tuning.model;
+    for (int far_link = 0; far_link < (c->host_count > 1 ? 2 : 1); far_link++) {
+        printf("  %s: %.1f us, %.2f GB/s (measured at the start, rounded to a power of the root of two)\n",
+               far_link ? "between hosts" : "inside a host", m->latency_s[far_link] * 1e6, 1e-9 / m->s_per_byte[far_link]);
+    }
+    printf("  ranks per core: %d\n", m->oversubscription > 1 ? m->oversubscription : 1);
+}
+
+/* What ddl_estimate says for f32, out of place, root 0, sum. size is the larger of a rank's buffers. */
+static void print_estimate(ddl_group *world, ddl_kind kind, int64_t bytes) {
+    bool in_large = kind == DDL_REDUCE_SCATTER || kind == DDL_ALL_TO_ALL;
+    bool out_large = kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL;
+    int64_t n = ddl_size(world), count = bytes / 4 / (in_large || out_large ? n : 1);
+    count = count > 0 ? count : 1;
+    char *in = (char *)(uintptr_t)(1 << 20), *out = (char *)(uintptr_t)(1ll << 40); /* nobody touches them */
+    ddl_collective call = {.kind = kind,
+                           .op = kind == DDL_ALL_REDUCE || kind == DDL_REDUCE || kind == DDL_REDUCE_SCATTER ? DDL_SUM
+                                                                                                            : DDL_OP_NONE,
+                           .in = ddl_tensor_1d(in, DDL_F32, count * (in_large ? n : 1)),
+                           .out = ddl_tensor_1d(out, DDL_F32, count * (out_large ? n : 1))};
+    ddl_estimate_info info;
+    if (ddl_estimate(world, &call, &info) == DDL_OK) {
+        printf(" %22s %9.0f", info.algorithm, info.seconds * 1e6);
+    } else {
+        printf(" %22s %9s", "-", "-");
+    }
+}
+
+static void print_algorithms(ddl_group *world) {
+    static const ddl_kind kinds[] = {DDL_ALL_REDUCE, DDL_BROADCAST, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL};
+    printf("\nalgorithm and expected time (us) of f32 by size in bytes; DDL_ALGO overrides\n  %10s", "size");
+    for (size_t k = 0; k < DDL__COUNT_OF(kinds); k++) {
+        printf(" %22s %9s", ddl__kind_name(kinds[k]), "");
+    }
+    printf("\n");
+    for (int64_t bytes = 8; bytes <= 64 << 20; bytes *= 8) {
+        printf("  %10lld", (long long)bytes);
+        for (size_t k = 0; k < DDL__COUNT_OF(kinds); k++) {
+            print_estimate(world, kinds[k], bytes);
+        }
+        printf("\n");
+    }
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+    opterr = 0;
+    int option = getopt_long(argc, argv, "h", options, NULL);
+    if (option == 'h') {
+        fputs(info_usage, stdout);
+        return 0;
+    }
+    if (option != -1 || optind < argc) {
+        fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes none, or --help.\n",
+                option != -1 ? argv[optind - 1] : argv[optind]);
+        return 2;
+    }
+    char why[DDL__SENTENCE_BYTES] = "";
+    ddl_context *c;
+    ddl_status status = ddl_init(&(ddl_config){.error_text = why, .error_bytes = sizeof why}, &c);
+    if (status < 0) { /* what was set is what helps now */
+        print_version();
+        print_settings();
+        print_interfaces();
+        printf("\nddl_init fails with %s: %s\n", ddl_status_name(status), why);
+        return 1;
+    }
+    if (c->rank == 0) {
+        print_version();
+        print_settings();
+        print_machine(c);
+        print_interfaces();
+        print_plugins(c);
+        if (c->world_size > 1) {
+            print_links(c);
+            print_algorithms(ddl_world(c));
+        }
+    }
+    fflush(stdout);
+    status = ddl_barrier(ddl_world(c)); /* so that nobody has left before rank 0 has looked */
+    ddl_finalize(&c);
+    return status == DDL_OK ? 0 : 1;
+}
