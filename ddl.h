@@ -801,7 +801,9 @@ typedef struct ddl_host {
     /* The message (from send) or the transfer (from get, put) is finished: its memory may be used again. */
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
-    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close. The core decides who is dead. */
+    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
+     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes. The core
+     * decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
@@ -911,7 +913,8 @@ typedef struct ddl_transport {
     ddl_status (*native_test)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
-     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already. Without
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there is
+     * no memory for it, the link is to be dropped, though not before this call has returned. Without
      * them a failed operation cannot end before its messages have. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
@@ -1002,6 +1005,7 @@ typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -4571,8 +4575,10 @@ static ddl_status ddl__tune_entry(ddl__tuning *tuning, const char *entry, ddl__s
     char names[400];
     ddl__text list = {names, sizeof names, 0};
     ddl__tune_list(&list, kind);
-    return ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s",
-                     kind == DDL_KIND_NONE ? "no operation" : ddl__kind_name(kind), name, names);
+    return kind == DDL_KIND_NONE
+               ? ddl__fail(error, DDL_ERR_ARG, "no operation has an algorithm \"%s\": use one of %s", name, names)
+               : ddl__fail(error, DDL_ERR_ARG, "%s has no algorithm \"%s\": use one of %s", ddl__kind_name(kind), name,
+                           names);
 }
 
 /* Reads DDL_ALGO into tuning->forced; entries that are not named stay as they are. Errors: DDL_ERR_ARG with a sentence
@@ -4952,19 +4958,6 @@ typedef struct ddl__sha256 {
     uint8_t block[64];
 } ddl__sha256;
 
-#ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
-static const uint32_t ddl__sha256_k[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
-};
-#endif
-
 /* Zeroes memory that held a secret. The barrier tells the compiler that somebody looks, or it drops the stores. */
 static void ddl__wipe(void *memory, size_t bytes) {
     if (bytes > 0) {
@@ -4983,24 +4976,9 @@ static int ddl__ct_equal(const void *a, const void *b, size_t bytes) {
     return difference == 0;
 }
 
-static uint32_t ddl__sha256_rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
-
 static void ddl__sha256_store(uint8_t *out, uint64_t value, unsigned bytes) {
     for (unsigned i = 0; i < bytes; i++) {
         out[i] = (uint8_t)(value >> (8 * (bytes - 1 - i)));
-    }
-}
-
-static void ddl__sha256_schedule(uint32_t w[64], const uint8_t block[64]) {
-    for (size_t i = 0; i < 16; i++) {
-        const uint8_t *p = block + 4 * i;
-        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
-    }
-    for (size_t i = 16; i < 64; i++) {
-        uint32_t a = w[i - 15], b = w[i - 2];
-        uint32_t s0 = ddl__sha256_rotate(a, 7) ^ ddl__sha256_rotate(a, 18) ^ (a >> 3);
-        uint32_t s1 = ddl__sha256_rotate(b, 17) ^ ddl__sha256_rotate(b, 19) ^ (b >> 10);
-        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
     }
 }
 
@@ -5022,6 +5000,32 @@ static void ddl__sha256_block(uint32_t state[8], const uint8_t block[64]) {
     memcpy(state, lanes, sizeof(lanes));
 }
 #else
+static const uint32_t ddl__sha256_k[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+};
+
+static uint32_t ddl__sha256_rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
+
+static void ddl__sha256_schedule(uint32_t w[64], const uint8_t block[64]) {
+    for (size_t i = 0; i < 16; i++) {
+        const uint8_t *p = block + 4 * i;
+        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+    }
+    for (size_t i = 16; i < 64; i++) {
+        uint32_t a = w[i - 15], b = w[i - 2];
+        uint32_t s0 = ddl__sha256_rotate(a, 7) ^ ddl__sha256_rotate(a, 18) ^ (a >> 3);
+        uint32_t s1 = ddl__sha256_rotate(b, 17) ^ ddl__sha256_rotate(b, 19) ^ (b >> 10);
+        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+    }
+}
+
 /* FIPS 180-4, 6.2.2. */
 static void ddl__sha256_block(uint32_t state[8], const uint8_t block[64]) {
     uint32_t w[64];
@@ -8362,12 +8366,14 @@ typedef struct ddl__tcp_conn {
     uint8_t *landing; /* where the rest of the current payload goes */
     uint64_t landing_left;
     void *token;
+    bool cut; /* what is landing has no place any more: read nothing, the connection ends */
 } ddl__tcp_conn;
 
 /* What is known of one rank. Messages wait here, so that they outlive an attempt to connect. */
 typedef struct ddl__tcp_peer {
     ddl__tcp_conn *data, *control;
     ddl_message *first, *last;
+    ddl_message *orphan; /* the first one is a copy of ours, whose owner has taken the original back */
     uint64_t first_sent; /* bytes of *first that are gone, header included */
     struct sockaddr_storage address;
     socklen_t address_bytes;
@@ -8445,6 +8451,15 @@ static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
     return n;
 }
 
+static void ddl__tcp_sent(ddl__tcp *t, ddl__tcp_peer *p, ddl_message *m, ddl_status status) {
+    if (m == p->orphan) {
+        p->orphan = NULL;
+        t->host->free(t->host, m);
+    } else {
+        t->host->sent(t->host, m, status);
+    }
+}
+
 /* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
 static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
     p->first_sent += bytes;
@@ -8455,7 +8470,7 @@ static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
         if (p->first == NULL) {
             p->last = NULL;
         }
-        t->host->sent(t->host, m, DDL_OK);
+        ddl__tcp_sent(t, p, m, DDL_OK);
     }
 }
 
@@ -8489,7 +8504,7 @@ static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
     p->first_sent = 0;
     while (m != NULL) {
         ddl_message *next = m->next;
-        t->host->sent(t->host, m, status);
+        ddl__tcp_sent(t, p, m, status);
         m = next;
     }
 }
@@ -8556,6 +8571,10 @@ static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
     int events = 0;
     *out_error = 0;
     while (events < DDL__TCP_READS) {
+        if (c->cut) {
+            *out_error = ENOMEM;
+            return events;
+        }
         size_t asked;
         ssize_t got = ddl__tcp_readv(t, c, &asked);
         if (got <= 0) {
@@ -9141,26 +9160,33 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* What recall leaves of a message that is partly sent: its own copy of the rest, freed instead of sent(). It goes out
- * at once or the connection is given up: a frame cannot end in the middle. */
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is freed
+ * instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of it. */
+static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
+    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
+    if (copy == NULL) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
+        shutdown(p->data->fd, SHUT_RDWR);
+        return false;
+    }
+    memcpy(copy, m, sizeof *copy);
+    copy->payload = copy + 1;
+    if (m->payload_bytes > 0) {
+        memcpy(copy + 1, m->payload, m->payload_bytes);
+    }
+    p->orphan = p->first = copy;
+    p->last = p->last == m ? copy : p->last;
+    return true;
+}
+
 static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
     if (p->first == m && p->first_sent > 0) {
-        /* Blocks of a failed operation are rare and at most 1 MiB; a peer that does not read for 100 ms is cut off. */
-        ddl__tcp_set(p->data->fd, SOL_SOCKET, SO_SNDBUF, (int)(2 * ddl__tcp_message_bytes(m)));
-        struct iovec iov[2 * DDL__TCP_BATCH];
-        ddl_message *rest = m->next;
-        m->next = NULL;
-        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
-        bool whole = n >= 0 && p->first_sent + (uint64_t)n == ddl__tcp_message_bytes(m);
-        p->first = rest;
-        p->last = rest == NULL ? NULL : p->last;
-        p->first_sent = 0;
-        if (!whole) {
-            ddl__tcp_broken(t, p->data, ETIMEDOUT);
+        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
+            return;
         }
-        return;
+        p->first_sent = 0;
     }
     for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
         if (*at == m) {
@@ -9178,6 +9204,7 @@ static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_l
     ddl__tcp_conn *c = t->peers[peer].data;
     if (c != NULL && c->token == token) {
         c->landing = new_landing; /* the core discards it: where in it the rest goes does not matter */
+        c->cut = new_landing == NULL;
     }
 }
 
@@ -10314,8 +10341,15 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
-    char host_id[64];
+    char host_id[64], host_name[32];
 } ddl__link;
+
+/* How a link can end, for missed_how; other texts are possible. */
+static const char ddl__how_ended[] = "its process ended";
+static const char ddl__how_cut[] = "its host has not answered for 4 s";
+static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
+                                         "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_damaged[] = "it sent damaged bytes";
 
 struct ddl_context {
     ddl__base base;
@@ -10342,6 +10376,8 @@ struct ddl_context {
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;
     ddl__link *links; /* by world rank */
+    _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
+    int32_t board_fd;
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */
@@ -10580,7 +10616,7 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
     } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
-        ddl__missed(c, peer, "it sent damaged bytes");
+        ddl__missed(c, peer, ddl__how_damaged);
     }
     ddl__landing_put(c, l);
 }
@@ -10588,11 +10624,11 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
 /* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
 static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
     ddl__endpoint *e = c->links[peer].endpoint;
-    l->scratch = ddl__scratch_get(c, l->frame.bytes);
-    if (l->scratch == NULL || !DDL_HAS(e->table, redirect)) {
-        ddl__missed(c, peer, "no memory was left to discard what it sent");
+    if (!DDL_HAS(e->table, redirect)) {
+        ddl__missed(c, peer, "its transport cannot take back what is landing");
         return;
     }
+    l->scratch = ddl__scratch_get(c, l->frame.bytes);
     l->target = l->scratch;
     e->table->redirect(e->self, peer, l, l->scratch);
 }
@@ -10655,7 +10691,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     } else {
         n = ddl__alloc(&c->base, sizeof *n);
     }
-    if (n == NULL || bytes > sizeof n->payload) {
+    if (n == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
         return;
     }
@@ -10729,9 +10765,22 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
     ddl_context *c = ddl__core(host);
     ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
              system_error != 0 ? strerror(system_error) : "");
-    ddl__missed(c, peer, system_error == ETIMEDOUT || system_error == EHOSTUNREACH || system_error == ENETUNREACH
-                             ? "its link is cut: it did not answer for 4 s"
-                             : "its process ended");
+    switch (system_error) {
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+        ddl__missed(c, peer, ddl__how_cut);
+        break;
+    case ENOTCONN:
+        ddl__missed(c, peer, ddl__how_unreached);
+        break;
+    case EBADMSG:
+        ddl__missed(c, peer, ddl__how_damaged);
+        break;
+    default:
+        ddl__missed(c, peer, ddl__how_ended);
+    }
 }
 
 static void ddl__host_transferred(const ddl_host *host, void *cookie, ddl_status status) {
@@ -10759,16 +10808,77 @@ static ddl_host ddl__host_table(ddl_context *c) {
     };
 }
 
+/* >>mesh/board */
+/* mesh: the goodbye board, one byte for each rank in memory that the ranks of a host share. A rank that leaves in order
+ * sets its byte before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye
+ * message may still be in a socket, and most ranks of a host are not connected to each other.
+ *
+ * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
+ * through /proc, and close their own. Nothing is left behind. Where /proc does not allow it, there is no board. */
+
+/* This rank's own board as a descriptor, -1 when there can be none. */
+static int32_t ddl__board_make(int32_t world_size) {
+    int fd = memfd_create("ddl-goodbye", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (posix_fallocate(fd, 0, world_size) != 0 ||
+                    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Maps the board that process pid has as descriptor fd. Size and seals are checked first: a board that could shrink
+ * would turn a look at it into SIGBUS. */
+static void ddl__board_open(ddl_context *c, int32_t pid, int32_t fd) {
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    int own = open(path, O_RDWR | O_CLOEXEC);
+    if (own >= 0 && fstat(own, &st) == 0 && st.st_size == c->world_size &&
+        (fcntl(own, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+        c->board = at != MAP_FAILED ? at : NULL;
+    }
+    if (own >= 0) {
+        close(own);
+    }
+    if (c->board == NULL) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: %s cannot be shared; deaths of ranks that this one is not "
+                 "connected to are noticed a few seconds late", path);
+    }
+}
+
+static void ddl__board_close(ddl_context *c) {
+    if (c->board != NULL) {
+        munmap(c->board, (size_t)c->world_size);
+        c->board = NULL;
+    }
+    if (c->board_fd >= 0) {
+        close(c->board_fd);
+        c->board_fd = -1;
+    }
+}
+
+/* Release: everything this rank did stands before its goodbye. */
+static void ddl__board_leave(ddl_context *c) {
+    if (c->board != NULL) {
+        atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
+    }
+}
+
+static bool ddl__board_left(const ddl_context *c, int32_t rank) {
+    return c->board != NULL && atomic_load_explicit(&c->board[rank], memory_order_acquire) == 1; /* pairs with leave */
+}
+
 /* >>mesh/detector */
 /* mesh, third part: who is dead. On one host a pidfd is the proof, between hosts a broken connection. Plugins are not
  * the detector.
  *
- * A rank whose process or link is gone is MISSED first: its goodbye may still be in the socket, or on its way through
- * another rank (goodbyes are passed on once on each host, because most ranks of a host are not connected to each other).
- * It is DEAD when its link has ended without goodbye and its process is known to be gone, or after a grace time.
+ * A rank whose process or link is gone is MISSED first. When its process is known to be gone, all that it sent is read
+ * before the verdict: with a goodbye, in its link or on the board (board.h), it has LEFT, without one it is DEAD.
  * The first cause is flooded before anything else fails, and wins over the ripples that follow. */
 
-#define DDL__GRACE_NS (200 * DDL__NS_PER_MS)
+#define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
 
 /* Group room: fails what needs the rank. */
@@ -10879,19 +10989,75 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     }
 }
 
-static void ddl__judge(ddl_context *c, int32_t rank) {
+/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same, so
+ * all ranks of that host are named. */
+static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
+    uint8_t *state = ddl__alloc_array(&c->base, (size_t)c->world_size, 1);
+    char text[256];
+    ddl__text out = {text, sizeof text, 0};
+    const char *name = "?";
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        bool lost = l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED);
+        name = lost ? l->host_name : name;
+        if (state != NULL) {
+            state[i] = lost ? 0 : 1;
+        }
+    }
+    ddl__text_add(&out, "host %s is cut off: %s. It has ", name, how);
+    if (state != NULL) {
+        ddl__text_ranks_below(&out, state, c->world_size, 1);
+    }
+    ddl__free(&c->base, state);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
+            ddl__dead(c, i, text, -1);
+        }
+    }
+}
+
+/* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
+ * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
+static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
+    uint64_t mates = 0, before_me = 0;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *o = &c->links[i];
+        mates += o != l && o->host == l->host && o->life == DDL__ALIVE;
+        before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
+    }
+    return mates == 0 ? 0 : DDL__GRACE_NS * 3 / 2 + DDL__MIN(before_me * 20, 200u) * DDL__NS_PER_MS;
+}
+
+/* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
+static void ddl__judge_gone(ddl_context *c, int32_t rank) {
     ddl__link *l = &c->links[rank];
-    bool local = ddl__has_process(c, l);
-    bool gone = local && ddl__process_gone(l);
-    /* Its own link told us, and its process agrees (or there is none to ask): that is proof. Seen only by the pidfd, its
-     * goodbye may still come through somebody else, or through a socket that a forked child holds open. */
-    bool by_link = l->missed_how != NULL;
-    if ((by_link && (gone || !local)) || ddl__now_ns() - l->missed_ns > DDL__GRACE_NS) {
-        char text[256];
-        const char *how = by_link && !gone && local ? "its process lives but closed its link" : l->missed_how;
-        snprintf(text, sizeof text, "rank %d (pid %d on host %.40s) is dead: %s", rank, l->pid, l->host_id,
-                 how != NULL ? how : "its process ended");
-        ddl__dead(c, rank, text, -1);
+    while (l->endpoint->table->progress(l->endpoint->self, rank) > 0) {
+    }
+    if (l->life != DDL__MISSED) {
+        return; /* its goodbye was there */
+    }
+    if (ddl__board_left(c, rank)) {
+        ddl__settle(c, l, DDL__LEFT);
+        l->drained = true;
+    } else if (c->board != NULL || l->connected) {
+        ddl__dead_rank(c, rank, ddl__how_ended);
+    } /* else it may have left in order: those who are connected to it know and tell */
+}
+
+static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
+    ddl__link *l = &c->links[rank];
+    uint64_t missed = now - DDL__MIN(l->missed_ns, now);
+    if (ddl__has_process(c, l)) {
+        if (ddl__process_gone(l)) {
+            ddl__judge_gone(c, rank);
+        } else if (missed > DDL__GRACE_NS) {
+            ddl__dead_rank(c, rank, "its process lives but closed its link");
+        }
+    } else if (l->missed_how == ddl__how_cut) {
+        ddl__dead_host(c, l->host, ddl__how_cut);
+    } else if (missed >= ddl__patience(c, l)) {
+        ddl__dead_rank(c, rank, l->missed_how != NULL ? l->missed_how : ddl__how_ended);
     }
 }
 
@@ -10910,7 +11076,7 @@ static void ddl__look(ddl_context *c, uint64_t now) {
     c->next_look_ns = now + DDL__LOOK_NS;
     for (int32_t i = 0; c->missed_count > 0 && i < c->world_size; i++) {
         if (c->links[i].life == DDL__MISSED) {
-            ddl__judge(c, i);
+            ddl__judge(c, i, now);
         }
     }
 }
@@ -10943,36 +11109,24 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     return DDL_OK;
 }
 
-/* Somebody leaves in order. Passed on within the host, once. */
+/* The peer leaves in order. */
 static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
-    ddl__reader r = ddl__reader_of(payload, f->bytes);
-    uint32_t rank = ddl__get_u32(&r);
-    if (r.bad || rank >= (uint32_t)c->world_size) {
+    (void)payload;
+    ddl__link *l = &c->links[peer];
+    if (f->bytes != 0) {
         return DDL_ERR_CORRUPT;
     }
-    ddl__link *l = &c->links[rank];
-    if (l->life == DDL__DEAD || l->life == DDL__LEFT || (int32_t)rank == c->rank) {
-        return DDL_OK;
+    if (l->life == DDL__ALIVE || l->life == DDL__MISSED) {
+        ddl__settle(c, l, DDL__LEFT); /* drained when its link ends */
+        l->drained = false;
     }
-    for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link *to = &c->links[i];
-        if (i != peer && i != (int32_t)rank && to->connected && to->same_host && to->life == DDL__ALIVE) {
-            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, f->bytes);
-        }
-    }
-    l->drained = l->life == DDL__MISSED && l->missed_how != NULL; /* its link ended before somebody else told us why */
-    ddl__settle(c, l, DDL__LEFT);
-    l->missed_ns = ddl__now_ns();
     return DDL_OK;
 }
 
 static void ddl__say_goodbye(ddl_context *c) {
-    uint8_t payload[4];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, (uint32_t)c->rank);
     for (int32_t i = 0; i < c->world_size; i++) {
         if (c->links[i].connected && (c->links[i].life == DDL__ALIVE || c->links[i].life == DDL__MISSED)) {
-            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, sizeof payload);
+            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, NULL, 0);
         }
     }
 }
@@ -11771,8 +11925,7 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
  * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT &&
-           (l->drained || (!l->connected && ddl__now_ns() - l->missed_ns > DDL__GRACE_NS));
+    return l->life == DDL__LEFT && l->drained;
 }
 
 /* >>p2p/request */
@@ -13673,6 +13826,7 @@ static void ddl__op_reset(ddl__op *op) {
  * hash of the call: a frame of another call is never mistaken for ours. */
 
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
 static ddl__op *ddl__op_find(const ddl_group *g, uint32_t sequence) {
@@ -13729,16 +13883,26 @@ static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t 
     }
 }
 
+/* Bytes of the frame that comes next for a step: senders cut them as large as can be. */
+static uint64_t ddl__step_next(const ddl__op *op, uint32_t i) {
+    return DDL__MIN((uint64_t)ddl__op_step(op, i)->bytes - op->steps[i].moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+}
+
 static bool ddl__step_expects(const ddl__op *op, uint32_t i, uint64_t bytes) {
     const ddl__step_state *st = &op->steps[i];
-    return !st->arrived && st->landing == NULL && bytes <= (uint64_t)ddl__op_step(op, i)->bytes - st->moved;
+    return !st->arrived && st->landing == NULL && bytes == ddl__step_next(op, i);
 }
 
 /* A frame of a running op, its payload whole. */
 static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, const ddl__frame *f, const void *payload) {
     uint32_t i = ddl__op_recv_step(op, peer, (uint32_t)f->sequence);
     if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
-        return DDL_ERR_CORRUPT;
+        if (op->call.kind != DDL_ALL_TO_ALLV) {
+            return DDL_ERR_CORRUPT;
+        }
+        bool over = i == DDL__NO_STEP || op->steps[i].arrived;
+        ddl__lengths_differ(c, op, peer, f->bytes, over ? 0 : ddl__step_next(op, i));
+        return DDL_OK;
     }
     ddl__step_state *st = &op->steps[i];
     const ddl__step *s = ddl__op_step(op, i);
@@ -14219,6 +14383,16 @@ static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint3
     }
 }
 
+/* The lengths of an all_to_allv are each pair's own, and no part of the signature. */
+static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected) {
+    int32_t rank = op->group->rank;
+    ddl__break_everywhere(c, op->group, DDL_ERR_MISMATCH,
+                          "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
+                          "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
+                          op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
+                          (unsigned long long)expected, rank, peer, peer, rank);
+}
+
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
     const ddl__announced *a = &g->announced;
@@ -14530,7 +14704,7 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
     }
     int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
-    out->out_bytes = out_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
         out->counts = d->counts;
         out->offsets = d->offsets;
@@ -14551,8 +14725,9 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
     bool scaled = op->user != NULL && op->user->fn == NULL;
-    bool pack_in = uses_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
-    bool pack_out = uses_out && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
+    bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
     op->base[DDL__IN] = uses_in ? call->in.data : NULL;
     op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
     op->base[DDL__TMP] = op->tmp;
@@ -14577,8 +14752,10 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
         ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
     }
-    if (pack_out && call->kind == DDL_BROADCAST) {
-        op->base[DDL__IN] = op->packed_out;
+    if (call->kind == DDL_BROADCAST) {
+        op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
+    } else if (pack_out && ddl__kind_is_v(call->kind)) {
+        ddl__pack(&call->out, op->packed_out, false); /* what lies in the gaps between blocks stays */
     }
     return DDL_OK;
 }
@@ -16376,9 +16553,9 @@ enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES =
 /* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
 typedef struct ddl__blob {
     uint32_t magic;
-    int32_t version, pid, cores;
+    int32_t version, pid, cores, board_fd;
     uint64_t pid_start;
-    char host_id[64];
+    char host_id[64], host_name[32];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
@@ -16475,8 +16652,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
     b->cores = c->cores;
+    b->board_fd = c->board_fd;
     b->pid_start = ddl__process_start(b->pid);
     snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
+    if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
+        snprintf(b->host_name, sizeof b->host_name, "?");
+    }
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
         b->transports[i].bytes = c->endpoints[i].address_bytes;
@@ -16487,7 +16668,8 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 /* >>links */
 
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
-    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL) {
+    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
+        memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
         return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
                           rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
@@ -16528,6 +16710,8 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     const ddl__blob *b = &table[rank];
     DDL__TRY(ddl__blob_check(c, b, rank));
     snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
+    ddl__text_clean(l->host_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
     l->pidfd = -1;
@@ -16547,10 +16731,10 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     ddl__link_choose(c, rank, b);
     if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %.40s from rank %d on host "
-                          "%.40s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_id,
-                          c->rank, table[c->rank].host_id);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_name,
+                          c->rank, table[c->rank].host_name);
     }
     if (ddl__has_process(c, l)) {
         l->pidfd = ddl__process_open(l->pid, l->pid_start);
@@ -16589,6 +16773,7 @@ static ddl_status ddl__meet(ddl_context *c) {
     for (int32_t i = 0; i < c->world_size; i++) {
         c->links[i].pidfd = -1;
     }
+    c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
     uint64_t strangers = 0;
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
@@ -16597,6 +16782,11 @@ static ddl_status ddl__meet(ddl_context *c) {
         status = ddl__link_make(c, i, table);
     }
     if (status == DDL_OK) {
+        int32_t first = 0;
+        while (!c->links[first].same_host) {
+            first++;
+        }
+        ddl__board_open(c, table[first].pid, table[first].board_fd);
         c->tuning.model.oversubscription = ddl__crowding(c, table);
     }
     ddl__free(&c->base, table);
@@ -16755,6 +16945,7 @@ static void ddl__context_close(ddl_context *c) {
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;
+    ddl__board_close(c);
     while (c->notes != NULL) {
         ddl__note *n = c->notes;
         c->notes = n->next;
@@ -16810,7 +17001,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->settings = settings;
     c->pid = getpid();
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -16878,6 +17069,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
+    ddl__board_leave(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
     while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */

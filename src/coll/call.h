@@ -210,7 +210,7 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
     }
     int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
-    out->out_bytes = out_count * (int64_t)ddl_dtype_bytes(out->dtype);
+    out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
         out->counts = d->counts;
         out->offsets = d->offsets;
@@ -231,8 +231,9 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
     bool scaled = op->user != NULL && op->user->fn == NULL;
-    bool pack_in = uses_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
-    bool pack_out = uses_out && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
+    bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
     op->base[DDL__IN] = uses_in ? call->in.data : NULL;
     op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
     op->base[DDL__TMP] = op->tmp;
@@ -257,8 +258,10 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
         ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
     }
-    if (pack_out && call->kind == DDL_BROADCAST) {
-        op->base[DDL__IN] = op->packed_out;
+    if (call->kind == DDL_BROADCAST) {
+        op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
+    } else if (pack_out && ddl__kind_is_v(call->kind)) {
+        ddl__pack(&call->out, op->packed_out, false); /* what lies in the gaps between blocks stays */
     }
     return DDL_OK;
 }

@@ -7,6 +7,7 @@
 #include "run.h"
 
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
 static ddl__op *ddl__op_find(const ddl_group *g, uint32_t sequence) {
@@ -63,16 +64,26 @@ static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t 
     }
 }
 
+/* Bytes of the frame that comes next for a step: senders cut them as large as can be. */
+static uint64_t ddl__step_next(const ddl__op *op, uint32_t i) {
+    return DDL__MIN((uint64_t)ddl__op_step(op, i)->bytes - op->steps[i].moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+}
+
 static bool ddl__step_expects(const ddl__op *op, uint32_t i, uint64_t bytes) {
     const ddl__step_state *st = &op->steps[i];
-    return !st->arrived && st->landing == NULL && bytes <= (uint64_t)ddl__op_step(op, i)->bytes - st->moved;
+    return !st->arrived && st->landing == NULL && bytes == ddl__step_next(op, i);
 }
 
 /* A frame of a running op, its payload whole. */
 static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, const ddl__frame *f, const void *payload) {
     uint32_t i = ddl__op_recv_step(op, peer, (uint32_t)f->sequence);
     if (i == DDL__NO_STEP || !ddl__step_expects(op, i, f->bytes)) {
-        return DDL_ERR_CORRUPT;
+        if (op->call.kind != DDL_ALL_TO_ALLV) {
+            return DDL_ERR_CORRUPT;
+        }
+        bool over = i == DDL__NO_STEP || op->steps[i].arrived;
+        ddl__lengths_differ(c, op, peer, f->bytes, over ? 0 : ddl__step_next(op, i));
+        return DDL_OK;
     }
     ddl__step_state *st = &op->steps[i];
     const ddl__step *s = ddl__op_step(op, i);

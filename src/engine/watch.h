@@ -211,6 +211,16 @@ static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint3
     }
 }
 
+/* The lengths of an all_to_allv are each pair's own, and no part of the signature. */
+static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected) {
+    int32_t rank = op->group->rank;
+    ddl__break_everywhere(c, op->group, DDL_ERR_MISMATCH,
+                          "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
+                          "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
+                          op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
+                          (unsigned long long)expected, rank, peer, peer, rank);
+}
+
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
     const ddl__announced *a = &g->announced;
