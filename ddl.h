@@ -8378,8 +8378,8 @@ typedef struct ddl__tcp_peer {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
-    int32_t attempts;
-    uint64_t retry_ns; /* 0: no retry is due */
+    uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
+    uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
 
 typedef struct ddl__tcp {
@@ -8618,11 +8618,12 @@ static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
 
 enum {
     DDL__TCP_STRANGERS_MAX = 64,
-    DDL__TCP_ATTEMPTS = 20,
     DDL__TCP_EPOLL_EVERY = 8 /* polls of the expected peer for each look at all the others */
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
+#define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
+#define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
 
 static void ddl__tcp_start(ddl__tcp *t, int32_t peer);
 
@@ -8650,7 +8651,7 @@ static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
     if (is_control) {
-        ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 4000);
+        ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, DDL__TCP_SILENT_MS);
     }
     if (same_host) {
         /* Congestion control that paces (bbr) halves the bandwidth of loopback; there is nothing to be gentle with. */
@@ -8715,20 +8716,28 @@ static void ddl__tcp_stranger_drop(ddl__tcp *t, ddl__tcp_conn *c, const char *wh
     ddl__tcp_conn_free(t, c);
 }
 
+/* The side that made the data connection makes the control connection. */
+static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
+    return p->data != NULL && p->data->state == DDL__TCP_READY && p->data->is_client && p->control == NULL &&
+           !p->same_host;
+}
+
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
-    if (p->data != NULL || p->dead) {
+    if (p->dead || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
-    if (++p->attempts >= DDL__TCP_ATTEMPTS) {
-        t->host->lost(t->host, peer, error, "it could not be connected to");
+    uint64_t now = t->host->now_ns(t->host);
+    uint64_t limit = error == ECONNREFUSED ? DDL__TCP_REFUSED_NS : DDL__TCP_SILENT_MS * DDL__NS_PER_MS;
+    if (p->data == NULL && now - p->trying_ns >= limit) {
+        t->host->lost(t->host, peer, error == ECONNREFUSED ? error : ENOTCONN, "it could not be connected to");
         return;
     }
     if (p->retry_ns == 0) {
         t->retry_count++;
     }
-    p->retry_ns = t->host->now_ns(t->host) + DDL__TCP_RETRY_NS;
+    p->retry_ns = now + (p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
 }
 
 /* A connection broke. One that was ready is a loss, which the core judges; one that was being made is tried again. */
@@ -8743,8 +8752,11 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        if (was_ready) {
-            t->host->lost(t->host, peer, error > 0 ? error : 0, "its control connection ended");
+        /* It tells cuts only. When the peer ends, so does the data connection, and its last words are read first. */
+        if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
+            t->host->lost(t->host, peer, error, "its control connection ended");
+        } else {
+            ddl__tcp_retry(t, peer, error);
         }
         return;
     }
@@ -8794,9 +8806,9 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
     if (c->is_control) {
         return;
     }
-    p->attempts = 0;
-    if (c->is_client && !p->same_host && p->control == NULL) {
-        p->control = NULL;
+    p->trying_ns = 0;
+    ddl__tcp_set(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0); /* a stopped peer's full window is no cut */
+    if (ddl__tcp_wants_control(p)) {
         ddl__tcp_start(t, c->peer);
     }
     ddl__tcp_push(t, c->peer);
@@ -8816,8 +8828,10 @@ static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
         }
         p->control = c;
     } else {
-        /* Both connect at once: the attempt of the lower rank stays. A ready one is never replaced. */
-        if (p->data != NULL && (p->data->state == DDL__TCP_READY || c->peer > t->params.rank)) {
+        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the other
+         * side cannot have taken it. A ready one is never replaced. */
+        if (p->data != NULL && (p->data->state == DDL__TCP_READY ||
+                                (c->peer > t->params.rank && p->data->state != DDL__TCP_CONNECTING))) {
             return false;
         }
         ddl__tcp_conn_free(t, p->data);
@@ -8846,7 +8860,7 @@ static void ddl__tcp_await_go(ddl__tcp *t, ddl__tcp_conn *c) {
     if (n == 1 && go == 'G') {
         ddl__tcp_ready(t, c);
     } else {
-        ddl__tcp_broken(t, c, n < 0 ? errno : ECONNREFUSED);
+        ddl__tcp_broken(t, c, n < 0 ? errno : ECONNABORTED);
     }
 }
 
@@ -8924,8 +8938,9 @@ static void ddl__tcp_start(ddl__tcp *t, int32_t peer) {
     }
     c->is_control = is_control;
     c->state = DDL__TCP_CONNECTING;
+    p->trying_ns = p->trying_ns != 0 || is_control ? p->trying_ns : c->since_ns;
     *(is_control ? &p->control : &p->data) = c;
-    ddl__tcp_tune_socket(fd, p->same_host, is_control);
+    ddl__tcp_tune_socket(fd, p->same_host, true); /* attempts to connect end like cuts */
     int result = connect(fd, (struct sockaddr *)&p->address, p->address_bytes);
     if (result < 0 && errno != EINPROGRESS && errno != EINTR) {
         ddl__tcp_broken(t, c, errno);
@@ -8995,7 +9010,7 @@ static void ddl__tcp_retries(ddl__tcp *t) {
         if (p->retry_ns != 0 && now >= p->retry_ns) {
             p->retry_ns = 0;
             t->retry_count--;
-            if (p->data == NULL && !p->dead) {
+            if (!p->dead && (p->data == NULL || ddl__tcp_wants_control(p))) {
                 ddl__tcp_start(t, i);
             }
         }
@@ -10880,6 +10895,7 @@ static bool ddl__board_left(const ddl_context *c, int32_t rank) {
 
 #define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
+#define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
 static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
@@ -10989,6 +11005,13 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     }
 }
 
+static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
+    ddl__link *l = &c->links[rank];
+    char text[256];
+    snprintf(text, sizeof text, "rank %d (pid %d on host %s) is dead: %s", rank, l->pid, l->host_name, how);
+    ddl__dead(c, rank, text, -1);
+}
+
 /* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same, so
  * all ranks of that host are named. */
 static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
@@ -11004,7 +11027,7 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
             state[i] = lost ? 0 : 1;
         }
     }
-    ddl__text_add(&out, "host %s is cut off: %s. It has ", name, how);
+    ddl__text_add(&out, "host %s is cut off: %s. On it: ", name, how);
     if (state != NULL) {
         ddl__text_ranks_below(&out, state, c->world_size, 1);
     }
@@ -11026,7 +11049,7 @@ static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
         mates += o != l && o->host == l->host && o->life == DDL__ALIVE;
         before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
-    return mates == 0 ? 0 : DDL__GRACE_NS * 3 / 2 + DDL__MIN(before_me * 20, 200u) * DDL__NS_PER_MS;
+    return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;
 }
 
 /* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
@@ -11048,16 +11071,18 @@ static void ddl__judge_gone(ddl_context *c, int32_t rank) {
 static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     ddl__link *l = &c->links[rank];
     uint64_t missed = now - DDL__MIN(l->missed_ns, now);
-    if (ddl__has_process(c, l)) {
-        if (ddl__process_gone(l)) {
-            ddl__judge_gone(c, rank);
-        } else if (missed > DDL__GRACE_NS) {
-            ddl__dead_rank(c, rank, "its process lives but closed its link");
-        }
-    } else if (l->missed_how == ddl__how_cut) {
+    bool told = l->missed_how != NULL && l->missed_how != ddl__how_ended; /* the link itself is what is wrong */
+    if (ddl__has_process(c, l) && ddl__process_gone(l)) {
+        ddl__judge_gone(c, rank);
+    } else if (!l->same_host && l->missed_how == ddl__how_cut) {
         ddl__dead_host(c, l->host, ddl__how_cut);
-    } else if (missed >= ddl__patience(c, l)) {
-        ddl__dead_rank(c, rank, l->missed_how != NULL ? l->missed_how : ddl__how_ended);
+    } else if (told) {
+        ddl__dead_rank(c, rank, l->missed_how);
+    } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
+        ddl__dead_rank(c, rank, "its process lives but closed its link");
+    } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
+        ddl__dead_rank(c, rank, "its connection ended without a goodbye: its process died, or something between the hosts "
+                                "cut the connection");
     }
 }
 

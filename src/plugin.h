@@ -58,7 +58,9 @@ typedef struct ddl_host {
     /* The message (from send) or the transfer (from get, put) is finished: its memory may be used again. */
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
-    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close. The core decides who is dead. */
+    /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
+     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes. The core
+     * decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
@@ -168,7 +170,8 @@ typedef struct ddl_transport {
     ddl_status (*native_test)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
-     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already. Without
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there is
+     * no memory for it, the link is to be dropped, though not before this call has returned. Without
      * them a failed operation cannot end before its messages have. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);

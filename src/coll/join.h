@@ -10,9 +10,9 @@ enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES =
 /* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
 typedef struct ddl__blob {
     uint32_t magic;
-    int32_t version, pid, cores;
+    int32_t version, pid, cores, board_fd;
     uint64_t pid_start;
-    char host_id[64];
+    char host_id[64], host_name[32];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
@@ -109,8 +109,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
     b->cores = c->cores;
+    b->board_fd = c->board_fd;
     b->pid_start = ddl__process_start(b->pid);
     snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
+    if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
+        snprintf(b->host_name, sizeof b->host_name, "?");
+    }
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
         b->transports[i].bytes = c->endpoints[i].address_bytes;
@@ -121,7 +125,8 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 /* >>links */
 
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
-    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL) {
+    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
+        memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
         return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
                           rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
@@ -162,6 +167,8 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     const ddl__blob *b = &table[rank];
     DDL__TRY(ddl__blob_check(c, b, rank));
     snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
+    ddl__text_clean(l->host_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
     l->pidfd = -1;
@@ -181,10 +188,10 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     ddl__link_choose(c, rank, b);
     if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %.40s from rank %d on host "
-                          "%.40s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_id,
-                          c->rank, table[c->rank].host_id);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_name,
+                          c->rank, table[c->rank].host_name);
     }
     if (ddl__has_process(c, l)) {
         l->pidfd = ddl__process_open(l->pid, l->pid_start);
@@ -223,6 +230,7 @@ static ddl_status ddl__meet(ddl_context *c) {
     for (int32_t i = 0; i < c->world_size; i++) {
         c->links[i].pidfd = -1;
     }
+    c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
     uint64_t strangers = 0;
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
@@ -231,6 +239,11 @@ static ddl_status ddl__meet(ddl_context *c) {
         status = ddl__link_make(c, i, table);
     }
     if (status == DDL_OK) {
+        int32_t first = 0;
+        while (!c->links[first].same_host) {
+            first++;
+        }
+        ddl__board_open(c, table[first].pid, table[first].board_fd);
         c->tuning.model.oversubscription = ddl__crowding(c, table);
     }
     ddl__free(&c->base, table);
@@ -389,6 +402,7 @@ static void ddl__context_close(ddl_context *c) {
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;
+    ddl__board_close(c);
     while (c->notes != NULL) {
         ddl__note *n = c->notes;
         c->notes = n->next;
@@ -444,7 +458,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->settings = settings;
     c->pid = getpid();
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -512,6 +526,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
+    ddl__board_leave(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
     while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */

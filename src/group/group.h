@@ -278,8 +278,7 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
  * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT &&
-           (l->drained || (!l->connected && ddl__now_ns() - l->missed_ns > DDL__GRACE_NS));
+    return l->life == DDL__LEFT && l->drained;
 }
 
 #endif /* DDL_GROUP_H */

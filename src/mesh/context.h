@@ -87,8 +87,15 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
-    char host_id[64];
+    char host_id[64], host_name[32];
 } ddl__link;
+
+/* How a link can end, for missed_how; other texts are possible. */
+static const char ddl__how_ended[] = "its process ended";
+static const char ddl__how_cut[] = "its host has not answered for 4 s";
+static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
+                                         "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_damaged[] = "it sent damaged bytes";
 
 struct ddl_context {
     ddl__base base;
@@ -115,6 +122,8 @@ struct ddl_context {
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;
     ddl__link *links; /* by world rank */
+    _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
+    int32_t board_fd;
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */

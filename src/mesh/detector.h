@@ -1,20 +1,20 @@
 /* mesh, third part: who is dead. On one host a pidfd is the proof, between hosts a broken connection. Plugins are not
  * the detector.
  *
- * A rank whose process or link is gone is MISSED first: its goodbye may still be in the socket, or on its way through
- * another rank (goodbyes are passed on once on each host, because most ranks of a host are not connected to each other).
- * It is DEAD when its link has ended without goodbye and its process is known to be gone, or after a grace time.
+ * A rank whose process or link is gone is MISSED first. When its process is known to be gone, all that it sent is read
+ * before the verdict: with a goodbye, in its link or on the board (board.h), it has LEFT, without one it is DEAD.
  * The first cause is flooded before anything else fails, and wins over the ripples that follow. */
 #ifndef DDL_MESH_DETECTOR_H
 #define DDL_MESH_DETECTOR_H
 
-#include "host.h"
+#include "board.h"
 
 #include <poll.h>
 #include <sys/syscall.h>
 
-#define DDL__GRACE_NS (200 * DDL__NS_PER_MS)
+#define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
+#define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
 static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
@@ -124,19 +124,84 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     }
 }
 
-static void ddl__judge(ddl_context *c, int32_t rank) {
+static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
     ddl__link *l = &c->links[rank];
-    bool local = ddl__has_process(c, l);
-    bool gone = local && ddl__process_gone(l);
-    /* Its own link told us, and its process agrees (or there is none to ask): that is proof. Seen only by the pidfd, its
-     * goodbye may still come through somebody else, or through a socket that a forked child holds open. */
-    bool by_link = l->missed_how != NULL;
-    if ((by_link && (gone || !local)) || ddl__now_ns() - l->missed_ns > DDL__GRACE_NS) {
-        char text[256];
-        const char *how = by_link && !gone && local ? "its process lives but closed its link" : l->missed_how;
-        snprintf(text, sizeof text, "rank %d (pid %d on host %.40s) is dead: %s", rank, l->pid, l->host_id,
-                 how != NULL ? how : "its process ended");
-        ddl__dead(c, rank, text, -1);
+    char text[256];
+    snprintf(text, sizeof text, "rank %d (pid %d on host %s) is dead: %s", rank, l->pid, l->host_name, how);
+    ddl__dead(c, rank, text, -1);
+}
+
+/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same, so
+ * all ranks of that host are named. */
+static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
+    uint8_t *state = ddl__alloc_array(&c->base, (size_t)c->world_size, 1);
+    char text[256];
+    ddl__text out = {text, sizeof text, 0};
+    const char *name = "?";
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        bool lost = l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED);
+        name = lost ? l->host_name : name;
+        if (state != NULL) {
+            state[i] = lost ? 0 : 1;
+        }
+    }
+    ddl__text_add(&out, "host %s is cut off: %s. On it: ", name, how);
+    if (state != NULL) {
+        ddl__text_ranks_below(&out, state, c->world_size, 1);
+    }
+    ddl__free(&c->base, state);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
+            ddl__dead(c, i, text, -1);
+        }
+    }
+}
+
+/* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
+ * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
+static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
+    uint64_t mates = 0, before_me = 0;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *o = &c->links[i];
+        mates += o != l && o->host == l->host && o->life == DDL__ALIVE;
+        before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
+    }
+    return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;
+}
+
+/* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
+static void ddl__judge_gone(ddl_context *c, int32_t rank) {
+    ddl__link *l = &c->links[rank];
+    while (l->endpoint->table->progress(l->endpoint->self, rank) > 0) {
+    }
+    if (l->life != DDL__MISSED) {
+        return; /* its goodbye was there */
+    }
+    if (ddl__board_left(c, rank)) {
+        ddl__settle(c, l, DDL__LEFT);
+        l->drained = true;
+    } else if (c->board != NULL || l->connected) {
+        ddl__dead_rank(c, rank, ddl__how_ended);
+    } /* else it may have left in order: those who are connected to it know and tell */
+}
+
+static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
+    ddl__link *l = &c->links[rank];
+    uint64_t missed = now - DDL__MIN(l->missed_ns, now);
+    bool told = l->missed_how != NULL && l->missed_how != ddl__how_ended; /* the link itself is what is wrong */
+    if (ddl__has_process(c, l) && ddl__process_gone(l)) {
+        ddl__judge_gone(c, rank);
+    } else if (!l->same_host && l->missed_how == ddl__how_cut) {
+        ddl__dead_host(c, l->host, ddl__how_cut);
+    } else if (told) {
+        ddl__dead_rank(c, rank, l->missed_how);
+    } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
+        ddl__dead_rank(c, rank, "its process lives but closed its link");
+    } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
+        ddl__dead_rank(c, rank, "its connection ended without a goodbye: its process died, or something between the hosts "
+                                "cut the connection");
     }
 }
 
@@ -155,7 +220,7 @@ static void ddl__look(ddl_context *c, uint64_t now) {
     c->next_look_ns = now + DDL__LOOK_NS;
     for (int32_t i = 0; c->missed_count > 0 && i < c->world_size; i++) {
         if (c->links[i].life == DDL__MISSED) {
-            ddl__judge(c, i);
+            ddl__judge(c, i, now);
         }
     }
 }
@@ -188,36 +253,24 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     return DDL_OK;
 }
 
-/* Somebody leaves in order. Passed on within the host, once. */
+/* The peer leaves in order. */
 static ddl_status ddl__on_bye(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
-    ddl__reader r = ddl__reader_of(payload, f->bytes);
-    uint32_t rank = ddl__get_u32(&r);
-    if (r.bad || rank >= (uint32_t)c->world_size) {
+    (void)payload;
+    ddl__link *l = &c->links[peer];
+    if (f->bytes != 0) {
         return DDL_ERR_CORRUPT;
     }
-    ddl__link *l = &c->links[rank];
-    if (l->life == DDL__DEAD || l->life == DDL__LEFT || (int32_t)rank == c->rank) {
-        return DDL_OK;
+    if (l->life == DDL__ALIVE || l->life == DDL__MISSED) {
+        ddl__settle(c, l, DDL__LEFT); /* drained when its link ends */
+        l->drained = false;
     }
-    for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link *to = &c->links[i];
-        if (i != peer && i != (int32_t)rank && to->connected && to->same_host && to->life == DDL__ALIVE) {
-            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, f->bytes);
-        }
-    }
-    l->drained = l->life == DDL__MISSED && l->missed_how != NULL; /* its link ended before somebody else told us why */
-    ddl__settle(c, l, DDL__LEFT);
-    l->missed_ns = ddl__now_ns();
     return DDL_OK;
 }
 
 static void ddl__say_goodbye(ddl_context *c) {
-    uint8_t payload[4];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, (uint32_t)c->rank);
     for (int32_t i = 0; i < c->world_size; i++) {
         if (c->links[i].connected && (c->links[i].life == DDL__ALIVE || c->links[i].life == DDL__MISSED)) {
-            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, payload, sizeof payload);
+            ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, NULL, 0);
         }
     }
 }

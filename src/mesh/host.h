@@ -110,7 +110,7 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
     } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
-        ddl__missed(c, peer, "it sent damaged bytes");
+        ddl__missed(c, peer, ddl__how_damaged);
     }
     ddl__landing_put(c, l);
 }
@@ -118,11 +118,11 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
 /* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
 static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
     ddl__endpoint *e = c->links[peer].endpoint;
-    l->scratch = ddl__scratch_get(c, l->frame.bytes);
-    if (l->scratch == NULL || !DDL_HAS(e->table, redirect)) {
-        ddl__missed(c, peer, "no memory was left to discard what it sent");
+    if (!DDL_HAS(e->table, redirect)) {
+        ddl__missed(c, peer, "its transport cannot take back what is landing");
         return;
     }
+    l->scratch = ddl__scratch_get(c, l->frame.bytes);
     l->target = l->scratch;
     e->table->redirect(e->self, peer, l, l->scratch);
 }
@@ -185,7 +185,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     } else {
         n = ddl__alloc(&c->base, sizeof *n);
     }
-    if (n == NULL || bytes > sizeof n->payload) {
+    if (n == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
         return;
     }
@@ -259,9 +259,22 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
     ddl_context *c = ddl__core(host);
     ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
              system_error != 0 ? strerror(system_error) : "");
-    ddl__missed(c, peer, system_error == ETIMEDOUT || system_error == EHOSTUNREACH || system_error == ENETUNREACH
-                             ? "its link is cut: it did not answer for 4 s"
-                             : "its process ended");
+    switch (system_error) {
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+        ddl__missed(c, peer, ddl__how_cut);
+        break;
+    case ENOTCONN:
+        ddl__missed(c, peer, ddl__how_unreached);
+        break;
+    case EBADMSG:
+        ddl__missed(c, peer, ddl__how_damaged);
+        break;
+    default:
+        ddl__missed(c, peer, ddl__how_ended);
+    }
 }
 
 static void ddl__host_transferred(const ddl_host *host, void *cookie, ddl_status status) {

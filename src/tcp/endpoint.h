@@ -20,11 +20,12 @@
 
 enum {
     DDL__TCP_STRANGERS_MAX = 64,
-    DDL__TCP_ATTEMPTS = 20,
     DDL__TCP_EPOLL_EVERY = 8 /* polls of the expected peer for each look at all the others */
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
+#define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
+#define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
 
 static void ddl__tcp_start(ddl__tcp *t, int32_t peer);
 
@@ -52,7 +53,7 @@ static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
     if (is_control) {
-        ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 4000);
+        ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, DDL__TCP_SILENT_MS);
     }
     if (same_host) {
         /* Congestion control that paces (bbr) halves the bandwidth of loopback; there is nothing to be gentle with. */
@@ -117,20 +118,28 @@ static void ddl__tcp_stranger_drop(ddl__tcp *t, ddl__tcp_conn *c, const char *wh
     ddl__tcp_conn_free(t, c);
 }
 
+/* The side that made the data connection makes the control connection. */
+static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
+    return p->data != NULL && p->data->state == DDL__TCP_READY && p->data->is_client && p->control == NULL &&
+           !p->same_host;
+}
+
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
-    if (p->data != NULL || p->dead) {
+    if (p->dead || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
-    if (++p->attempts >= DDL__TCP_ATTEMPTS) {
-        t->host->lost(t->host, peer, error, "it could not be connected to");
+    uint64_t now = t->host->now_ns(t->host);
+    uint64_t limit = error == ECONNREFUSED ? DDL__TCP_REFUSED_NS : DDL__TCP_SILENT_MS * DDL__NS_PER_MS;
+    if (p->data == NULL && now - p->trying_ns >= limit) {
+        t->host->lost(t->host, peer, error == ECONNREFUSED ? error : ENOTCONN, "it could not be connected to");
         return;
     }
     if (p->retry_ns == 0) {
         t->retry_count++;
     }
-    p->retry_ns = t->host->now_ns(t->host) + DDL__TCP_RETRY_NS;
+    p->retry_ns = now + (p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
 }
 
 /* A connection broke. One that was ready is a loss, which the core judges; one that was being made is tried again. */
@@ -145,8 +154,11 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        if (was_ready) {
-            t->host->lost(t->host, peer, error > 0 ? error : 0, "its control connection ended");
+        /* It tells cuts only. When the peer ends, so does the data connection, and its last words are read first. */
+        if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
+            t->host->lost(t->host, peer, error, "its control connection ended");
+        } else {
+            ddl__tcp_retry(t, peer, error);
         }
         return;
     }
@@ -196,9 +208,9 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
     if (c->is_control) {
         return;
     }
-    p->attempts = 0;
-    if (c->is_client && !p->same_host && p->control == NULL) {
-        p->control = NULL;
+    p->trying_ns = 0;
+    ddl__tcp_set(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0); /* a stopped peer's full window is no cut */
+    if (ddl__tcp_wants_control(p)) {
         ddl__tcp_start(t, c->peer);
     }
     ddl__tcp_push(t, c->peer);
@@ -218,8 +230,10 @@ static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
         }
         p->control = c;
     } else {
-        /* Both connect at once: the attempt of the lower rank stays. A ready one is never replaced. */
-        if (p->data != NULL && (p->data->state == DDL__TCP_READY || c->peer > t->params.rank)) {
+        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the other
+         * side cannot have taken it. A ready one is never replaced. */
+        if (p->data != NULL && (p->data->state == DDL__TCP_READY ||
+                                (c->peer > t->params.rank && p->data->state != DDL__TCP_CONNECTING))) {
             return false;
         }
         ddl__tcp_conn_free(t, p->data);
@@ -248,7 +262,7 @@ static void ddl__tcp_await_go(ddl__tcp *t, ddl__tcp_conn *c) {
     if (n == 1 && go == 'G') {
         ddl__tcp_ready(t, c);
     } else {
-        ddl__tcp_broken(t, c, n < 0 ? errno : ECONNREFUSED);
+        ddl__tcp_broken(t, c, n < 0 ? errno : ECONNABORTED);
     }
 }
 
@@ -326,8 +340,9 @@ static void ddl__tcp_start(ddl__tcp *t, int32_t peer) {
     }
     c->is_control = is_control;
     c->state = DDL__TCP_CONNECTING;
+    p->trying_ns = p->trying_ns != 0 || is_control ? p->trying_ns : c->since_ns;
     *(is_control ? &p->control : &p->data) = c;
-    ddl__tcp_tune_socket(fd, p->same_host, is_control);
+    ddl__tcp_tune_socket(fd, p->same_host, true); /* attempts to connect end like cuts */
     int result = connect(fd, (struct sockaddr *)&p->address, p->address_bytes);
     if (result < 0 && errno != EINPROGRESS && errno != EINTR) {
         ddl__tcp_broken(t, c, errno);
@@ -397,7 +412,7 @@ static void ddl__tcp_retries(ddl__tcp *t) {
         if (p->retry_ns != 0 && now >= p->retry_ns) {
             p->retry_ns = 0;
             t->retry_count--;
-            if (p->data == NULL && !p->dead) {
+            if (!p->dead && (p->data == NULL || ddl__tcp_wants_control(p))) {
                 ddl__tcp_start(t, i);
             }
         }
@@ -562,26 +577,33 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* What recall leaves of a message that is partly sent: its own copy of the rest, freed instead of sent(). It goes out
- * at once or the connection is given up: a frame cannot end in the middle. */
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is freed
+ * instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of it. */
+static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
+    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
+    if (copy == NULL) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
+        shutdown(p->data->fd, SHUT_RDWR);
+        return false;
+    }
+    memcpy(copy, m, sizeof *copy);
+    copy->payload = copy + 1;
+    if (m->payload_bytes > 0) {
+        memcpy(copy + 1, m->payload, m->payload_bytes);
+    }
+    p->orphan = p->first = copy;
+    p->last = p->last == m ? copy : p->last;
+    return true;
+}
+
 static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
     if (p->first == m && p->first_sent > 0) {
-        /* Blocks of a failed operation are rare and at most 1 MiB; a peer that does not read for 100 ms is cut off. */
-        ddl__tcp_set(p->data->fd, SOL_SOCKET, SO_SNDBUF, (int)(2 * ddl__tcp_message_bytes(m)));
-        struct iovec iov[2 * DDL__TCP_BATCH];
-        ddl_message *rest = m->next;
-        m->next = NULL;
-        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
-        bool whole = n >= 0 && p->first_sent + (uint64_t)n == ddl__tcp_message_bytes(m);
-        p->first = rest;
-        p->last = rest == NULL ? NULL : p->last;
-        p->first_sent = 0;
-        if (!whole) {
-            ddl__tcp_broken(t, p->data, ETIMEDOUT);
+        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
+            return;
         }
-        return;
+        p->first_sent = 0;
     }
     for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
         if (*at == m) {
@@ -599,6 +621,7 @@ static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_l
     ddl__tcp_conn *c = t->peers[peer].data;
     if (c != NULL && c->token == token) {
         c->landing = new_landing; /* the core discards it: where in it the rest goes does not matter */
+        c->cut = new_landing == NULL;
     }
 }
 

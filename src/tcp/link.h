@@ -39,18 +39,20 @@ typedef struct ddl__tcp_conn {
     uint8_t *landing; /* where the rest of the current payload goes */
     uint64_t landing_left;
     void *token;
+    bool cut; /* what is landing has no place any more: read nothing, the connection ends */
 } ddl__tcp_conn;
 
 /* What is known of one rank. Messages wait here, so that they outlive an attempt to connect. */
 typedef struct ddl__tcp_peer {
     ddl__tcp_conn *data, *control;
     ddl_message *first, *last;
+    ddl_message *orphan; /* the first one is a copy of ours, whose owner has taken the original back */
     uint64_t first_sent; /* bytes of *first that are gone, header included */
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
-    int32_t attempts;
-    uint64_t retry_ns; /* 0: no retry is due */
+    uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
+    uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
 
 typedef struct ddl__tcp {
@@ -122,6 +124,15 @@ static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
     return n;
 }
 
+static void ddl__tcp_sent(ddl__tcp *t, ddl__tcp_peer *p, ddl_message *m, ddl_status status) {
+    if (m == p->orphan) {
+        p->orphan = NULL;
+        t->host->free(t->host, m);
+    } else {
+        t->host->sent(t->host, m, status);
+    }
+}
+
 /* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
 static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
     p->first_sent += bytes;
@@ -132,7 +143,7 @@ static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
         if (p->first == NULL) {
             p->last = NULL;
         }
-        t->host->sent(t->host, m, DDL_OK);
+        ddl__tcp_sent(t, p, m, DDL_OK);
     }
 }
 
@@ -166,7 +177,7 @@ static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
     p->first_sent = 0;
     while (m != NULL) {
         ddl_message *next = m->next;
-        t->host->sent(t->host, m, status);
+        ddl__tcp_sent(t, p, m, status);
         m = next;
     }
 }
@@ -233,6 +244,10 @@ static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
     int events = 0;
     *out_error = 0;
     while (events < DDL__TCP_READS) {
+        if (c->cut) {
+            *out_error = ENOMEM;
+            return events;
+        }
         size_t asked;
         ssize_t got = ddl__tcp_readv(t, c, &asked);
         if (got <= 0) {

@@ -1,0 +1,70 @@
+/* mesh: the goodbye board, one byte for each rank in memory that the ranks of a host share. A rank that leaves in order
+ * sets its byte before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye
+ * message may still be in a socket, and most ranks of a host are not connected to each other.
+ *
+ * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
+ * through /proc, and close their own. Nothing is left behind. Where /proc does not allow it, there is no board. */
+#ifndef DDL_MESH_BOARD_H
+#define DDL_MESH_BOARD_H
+
+#include "host.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+/* This rank's own board as a descriptor, -1 when there can be none. */
+static int32_t ddl__board_make(int32_t world_size) {
+    int fd = memfd_create("ddl-goodbye", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (posix_fallocate(fd, 0, world_size) != 0 ||
+                    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Maps the board that process pid has as descriptor fd. Size and seals are checked first: a board that could shrink
+ * would turn a look at it into SIGBUS. */
+static void ddl__board_open(ddl_context *c, int32_t pid, int32_t fd) {
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    int own = open(path, O_RDWR | O_CLOEXEC);
+    if (own >= 0 && fstat(own, &st) == 0 && st.st_size == c->world_size &&
+        (fcntl(own, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+        c->board = at != MAP_FAILED ? at : NULL;
+    }
+    if (own >= 0) {
+        close(own);
+    }
+    if (c->board == NULL) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: %s cannot be shared; deaths of ranks that this one is not "
+                 "connected to are noticed a few seconds late", path);
+    }
+}
+
+static void ddl__board_close(ddl_context *c) {
+    if (c->board != NULL) {
+        munmap(c->board, (size_t)c->world_size);
+        c->board = NULL;
+    }
+    if (c->board_fd >= 0) {
+        close(c->board_fd);
+        c->board_fd = -1;
+    }
+}
+
+/* Release: everything this rank did stands before its goodbye. */
+static void ddl__board_leave(ddl_context *c) {
+    if (c->board != NULL) {
+        atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
+    }
+}
+
+static bool ddl__board_left(const ddl_context *c, int32_t rank) {
+    return c->board != NULL && atomic_load_explicit(&c->board[rank], memory_order_acquire) == 1; /* pairs with leave */
+}
+
+#endif /* DDL_MESH_BOARD_H */
