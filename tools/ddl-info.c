@@ -88,7 +88,8 @@ static void print_plugins(const ddl_context *c) {
 }
 
 static void print_links(const ddl_context *c) {
-    printf("\nranks, as rank %d sees them (%d ranks on %d hosts)\n", c->rank, c->world_size, c->host_count);
+    printf("\nranks, as rank %d sees them (%d ranks on %d host%s)\n", c->rank, c->world_size, c->host_count,
+           c->host_count == 1 ? "" : "s");
     printf("  %5s %5s %8s  %-10s %s\n", "rank", "host", "pid", "transport", "the transport's own guess");
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *l = &c->links[i];

@@ -1,0 +1,167 @@
+"""ddl-perf and ddl-info: arguments, right results for every operation, output that programs can read."""
+import csv
+import io
+import json
+import os
+
+from harness import BUILD, check, main, scratch, sh, test
+
+COLLECTIVES = """all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter scan exscan gatherv
+scatterv all_gatherv reduce_scatterv all_to_allv send_recv ping_pong""".split()
+IN_PLACE = "all_reduce reduce all_gather reduce_scatter all_to_all gather scatter scan exscan".split()
+
+
+def perf(ranks, *arguments, **options):
+    return sh([BUILD / "ddlrun", "-n", str(ranks), "--no-prefix", BUILD / "ddl-perf", *" ".join(arguments).split()],
+              timeout=100, **options)
+
+
+def rows_of(result):
+    """The records of --format csv, whatever was logged around them."""
+    check(result.returncode == 0, f"ended with {result.returncode}:\n{result.stdout[-2000:]}")
+    lines = result.stdout.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("op,")), None)
+    check(start is not None, f"no head of a table in:\n{result.stdout[-2000:]}")
+    return list(csv.DictReader(io.StringIO("\n".join(l for l in lines[start:] if l.count(",") > 10))))
+
+
+def check_all_operations(ranks, mode):
+    """Sizes on both sides of what is sent eagerly; the last rank is root."""
+    rows = rows_of(perf(ranks, "all -b 4 -e 400000 -f 300 -n 1 -w 1 -c 2 --format csv", f"-r {ranks - 1} --{mode}"))
+    for name in COLLECTIVES:
+        mine = [r for r in rows if r["op"] == name]
+        sides = {r["in_place"] for r in mine}
+        check(len({r["size_bytes"] for r in mine}) == 3, f"{name}: sizes {mine}")
+        check(sides == ({"0", "1"} if name in IN_PLACE else {"0"}), f"{name}: {sides}")
+        check(all(r["wrong"] == "0" for r in mine), f"{name} is wrong: {mine}")
+        check(all(float(r["time_min_us"]) <= float(r["time_avg_us"]) <= float(r["time_max_us"]) for r in mine), str(mine))
+    check(any(r["op"] == "barrier" for r in rows), "no barrier")
+
+
+@test
+def nothing_is_wrong_on_two_ranks():
+    check_all_operations(2, "blocking")
+
+
+@test
+def nothing_is_wrong_on_three_ranks():
+    check_all_operations(3, "nonblocking")
+
+
+@test
+def nothing_is_wrong_on_four_ranks():
+    check_all_operations(4, "persistent")
+
+
+@test
+def nothing_is_wrong_for_any_type_and_op():
+    rows = rows_of(perf(3, "all_reduce -b 4000 -e 4000 -n 1 -w 0 -d all -o all --format csv"))
+    # 4 float types x 5 ops, 6 integer types x 11, bool x 10; out of place and in place
+    check(len(rows) == 2 * (4 * 5 + 6 * 11 + 10), f"{len(rows)} rows")
+    check(all(r["wrong"] == "0" for r in rows), str([r for r in rows if r["wrong"] != "0"][:3]))
+
+
+@test
+def what_is_not_checked_is_not_called_right():
+    rows = rows_of(perf(2, "all_reduce -b 4096 -e 4096 -n 1 -c 0 --format csv"))
+    check(all(r["wrong"] == "-1" for r in rows), str(rows))
+
+
+@test
+def bus_bandwidth_follows_nccl_tests():
+    rows = rows_of(perf(4, "all -b 65536 -e 65536 -n 2 -w 1 -c 0 --format csv"))
+    factors = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75, "all_to_all": 0.75, "broadcast": 1.0,
+               "reduce": 1.0, "gather": 0.75, "send_recv": 1.0}
+    for row in rows:
+        if row["op"] in factors:
+            ratio = float(row["busbw_GBps"]) / float(row["algbw_GBps"])
+            check(abs(ratio - factors[row["op"]]) < 0.01, f"{row['op']}: {ratio}")
+            bandwidth = float(row["size_bytes"]) / float(row["time_us"]) / 1e3
+            check(abs(bandwidth / float(row["algbw_GBps"]) - 1) < 0.01, str(row))
+
+
+@test
+def json_parses():
+    result = perf(2, "broadcast -b 8 -e 64 -n 1 --format json")
+    check(result.returncode == 0, result.stdout)
+    found = json.loads(result.stdout[result.stdout.index("{"):])
+    check(found["ranks"] == 2 and found["wrong"] == 0, str(found))
+    check([r["size_bytes"] for r in found["results"]] == [8, 16, 32, 64], str(found))
+
+
+@test
+def the_table_has_the_columns_of_nccl_tests():
+    result = perf(2, "all_reduce -b 8 -e 8 -n 1")
+    for text in ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "out-of-place",
+                 "in-place", "checked: 0 elements are wrong"):
+        check(text in result.stdout, f"{text!r} is missing:\n{result.stdout}")
+
+
+@test
+def an_algorithm_can_be_chosen():
+    rows = rows_of(perf(3, "all_reduce -b 8 -e 8 -n 1 --algo ring --format csv"))
+    check({r["algorithm"] for r in rows} == {"ring"}, str(rows))
+
+
+@test
+def wrong_arguments_are_refused_in_a_sentence():
+    wrong = {"nonsense": 'The operation "nonsense" is not known.', "-b x": "must be a size in bytes",
+             "-f 1": "must be a number greater than 1", "-n 0": "must be a whole number from 1",
+             "-r 9": "--root is 9, but ranks go from 0 to 1.", "-d f99": "but it can be f16, bf16, f32",
+             "-o avg -d bool": "The op avg is not defined for all_reduce of bool.",
+             "all_reduce scan": "There are two operations", "--nope": "The option --nope is not known.",
+             "-b": "The option -b needs a value.", "-b 8 -e 4": "must not be larger",
+             "--format xml": "but it can be table, csv, json"}
+    for arguments, sentence in wrong.items():
+        result = perf(2, arguments)
+        check(result.returncode == 2, f"{arguments}: {result.returncode}\n{result.stdout}")
+        check(sentence in result.stdout, f"{arguments}: {result.stdout}")
+        check(result.stdout.count("ddl-perf: ") == 1, f"{arguments}: said more than once:\n{result.stdout}")
+    check(perf(2, "--algo nope").returncode == 1, "an unknown algorithm")
+    check("usage:" in perf(2, "--help").stdout, "--help")
+
+
+@test
+def info_shows_settings_and_hides_the_secret():
+    environment = dict(os.environ, DDL_SECRET="do not show this to anybody", DDL_STALL_MS="1234", DDL_LOG="none")
+    result = sh([BUILD / "ddl-info"], env=environment)
+    check(result.returncode == 0, result.stdout)
+    check("do not show" not in result.stdout, "the secret is shown")
+    line = next(l for l in result.stdout.splitlines() if "DDL_STALL_MS" in l)
+    check("1234" in line and "environment" in line, line)
+    line = next(l for l in result.stdout.splitlines() if "DDL_TIMEOUT_MS" in l)
+    check("300000" in line and "default" in line, line)
+    for text in ("cores", "interfaces", "127.0.0.1", "rank 0 of 1", "tcp"):
+        check(text in result.stdout, f"{text!r} is missing:\n{result.stdout}")
+
+
+@test
+def info_says_why_a_plugin_was_refused():
+    with scratch() as folder:
+        with open(f"{folder}/libddl-broken.so", "w") as file:
+            file.write("this is no library")
+        result = sh([BUILD / "ddl-info"], env=dict(os.environ, DDL_PLUGIN_PATH=folder))
+        check(result.returncode == 0, result.stdout)
+        line = next((l for l in result.stdout.splitlines() if l.strip().startswith("broken")), "")
+        check("refused" in line and folder in line and len(line.split(": ", 1)[1]) > 8, result.stdout)
+
+
+@test
+def info_of_a_job_shows_transports_and_algorithms():
+    result = sh([BUILD / "ddlrun", "-n", "3", "--no-prefix", BUILD / "ddl-info"])
+    check(result.returncode == 0, result.stdout)
+    check("3 ranks on 1 host)" in result.stdout and "inside a host" in result.stdout, result.stdout)
+    links = [l for l in result.stdout.splitlines() if l.split()[:2] in (["1", "0"], ["2", "0"]) and "GB/s" in l]
+    check(len(links) == 2, result.stdout)
+    check("all_reduce" in result.stdout and "recursive_doubling" in result.stdout, result.stdout)
+
+
+@test
+def info_explains_a_wrong_setting():
+    result = sh([BUILD / "ddl-info"], env=dict(os.environ, DDL_TIMEOUT_MS="soon"))
+    check(result.returncode == 1, result.stdout)
+    check('DDL_ERR_CONFIG: ddl_init: DDL_TIMEOUT_MS is "soon"' in result.stdout, result.stdout)
+    check("The argument" in sh([BUILD / "ddl-info"], "what").stdout, "an argument")
+
+
+main()
