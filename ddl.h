@@ -7409,15 +7409,31 @@ static ddl_status ddl__listen_ports(ddl__server *server, const ddl__addresses *l
     }
 }
 
+/* The interface that was named. Where the name of rank 0's host means a loopback address (Debian's 127.0.1.1), ranks of
+ * this host come there. */
+static ddl_status ddl__listen_interface(ddl__server *server, ddl__addresses *list) {
+    const ddl__settings *s = server->settings;
+    ddl__addresses named;
+    ddl__interface_addresses(s->interface_name, list);
+    if (list->count == 0) {
+        return ddl__fail(server->why, DDL_ERR_CONFIG,
+                         "ddl_init: there is no interface %s with an address here (DDL_INTERFACE)", s->interface_name);
+    }
+    if (ddl__resolve(s->place.host, &named) == 0) {
+        for (int i = 0; i < named.count; i++) {
+            if (ddl__address_is_loopback(&named.list[i])) {
+                ddl__addresses_add(list, &named.list[i].at.any);
+            }
+        }
+    }
+    return DDL_OK;
+}
+
 /* Where the name of rank 0's host is to be bound. */
 static ddl_status ddl__listen_addresses(ddl__server *server, ddl__addresses *list) {
     const ddl__settings *s = server->settings;
     if (s->interface_name != NULL) {
-        ddl__interface_addresses(s->interface_name, list);
-        return list->count > 0 ? DDL_OK
-                               : ddl__fail(server->why, DDL_ERR_CONFIG,
-                                           "ddl_init: there is no interface %s with an address here (DDL_INTERFACE)",
-                                           s->interface_name);
+        return ddl__listen_interface(server, list);
     }
     int error = ddl__resolve(s->place.host, list);
     if (error != 0) {
@@ -7760,7 +7776,8 @@ static ddl_status ddl__client_try(ddl__client *c, const ddl__address *a) {
     bool by_uid = a->at.any.sa_family == AF_UNIX;
     c->fd = ddl__connect_at(a, DDL__MIN(c->deadline_ns, ddl__now_ns() + DDL__CONNECT_NS));
     if (c->fd < 0) {
-        return ddl__client_again(c, "%s", strerror(errno));
+        bool over = errno == ETIMEDOUT && ddl__now_ns() >= c->deadline_ns; /* our time is, nothing is learnt */
+        return over && c->last[0] != 0 ? DDL_IN_PROGRESS : ddl__client_again(c, "%s", strerror(errno));
     }
     ddl_status status;
     if (by_uid && ddl__socket_uid(c->fd) != (long)geteuid()) {
@@ -7800,6 +7817,18 @@ static ddl_status ddl__client_round(ddl__client *c) {
     return status;
 }
 
+/* What is most often wrong. */
+static const char *ddl__client_hint(const ddl__client *c) {
+    ddl__addresses list;
+    if (c->settings->secret == NULL) {
+        return "; this rank has no secret, so rank 0 must have none either";
+    }
+    bool loopback = ddl__resolve(c->settings->place.host, &list) == 0 && ddl__address_is_loopback(&list.list[0]);
+    return loopback ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
+                      "give rank 0's address in the network"
+                    : "";
+}
+
 static ddl_status ddl__client_give_up(ddl__client *c) {
     const ddl__launch *l = &c->settings->launch;
     double waited = (double)(ddl__now_ns() - c->start_ns) / (double)DDL__NS_PER_S;
@@ -7814,8 +7843,7 @@ static ddl_status ddl__client_give_up(ddl__client *c) {
         c->why, DDL_ERR_TIMEOUT,
         "ddl_init: rank %d of %d could not reach rank 0 at %s within %.1f s (last: %s). Look whether rank 0 is "
         "started and what it prints, and whether %s name its machine%s",
-        l->rank, l->world, c->where, waited, c->last, c->settings->place.from,
-        c->settings->secret == NULL ? "; this rank has no secret, so rank 0 must have none either" : "");
+        l->rank, l->world, c->where, waited, c->last, c->settings->place.from, ddl__client_hint(c));
 }
 
 /* Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_AUTH, DDL_ERR_VERSION, DDL_ERR_CONFIG, DDL_ERR_PEER, and those that rank 0
@@ -9407,13 +9435,14 @@ static ddl_status ddl__tcp_open(const ddl_host *host, const ddl_transport_params
     return DDL_OK;
 }
 
-/* The address on the wire: length u8, then the sockaddr as it is, family first: peers run the same OS and byte order,
- * which the handshake's magic has checked. */
+/* The address on the wire: where we listen, for ranks of this host, then what others are to use, nothing when it is the
+ * same. Each is length u8, then the sockaddr as it is, family first: peers run the same OS and byte order, which the
+ * handshake's magic has checked. */
 static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes) {
     ddl__tcp *t = self;
-    struct sockaddr_storage a = t->bound;
-    socklen_t length = t->bound_bytes;
-    if (t->params.advertise != NULL && !ddl__tcp_is_unix(&a)) {
+    struct sockaddr_storage a;
+    socklen_t length = 0;
+    if (t->params.advertise != NULL && !ddl__tcp_is_unix(&t->bound)) {
         int port = ntohs(((struct sockaddr_in *)&t->bound)->sin_port); /* at the same place in both families */
         if (!ddl__tcp_resolve(t->params.advertise, &a, &length)) {
             ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the address to advertise, %s, does not resolve; check DDL_ADVERTISE",
@@ -9422,28 +9451,44 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
         }
         ddl__tcp_set_port(&a, port);
     }
-    if (*bytes < (size_t)length + 1) {
+    size_t first = (size_t)t->bound_bytes + 1;
+    if (*bytes < first + length + 1) {
         return DDL_ERR_ARG;
     }
     uint8_t *out = out_address;
-    out[0] = (uint8_t)length;
-    memcpy(out + 1, &a, length);
-    *bytes = (size_t)length + 1;
+    out[0] = (uint8_t)t->bound_bytes;
+    memcpy(out + 1, &t->bound, t->bound_bytes);
+    out[first] = (uint8_t)length;
+    memcpy(out + first + 1, &a, length);
+    *bytes = first + length + 1;
     return DDL_OK;
+}
+
+/* Takes one of the addresses apart. Returns the bytes it took, 0 when they make no sense. */
+static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, ddl__tcp_peer *p) {
+    if (bytes < 1 || in[0] >= bytes || in[0] > sizeof p->address) {
+        return 0;
+    }
+    if (in[0] > 0) {
+        memset(&p->address, 0, sizeof p->address);
+        memcpy(&p->address, in + 1, in[0]);
+        p->address_bytes = in[0];
+    }
+    return (size_t)in[0] + 1;
 }
 
 static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *address, size_t bytes,
                                     const char *peer_host_id, uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
-    const uint8_t *in = address;
-    if (bytes < 3 || in[0] != bytes - 1 || in[0] > sizeof p->address) {
+    p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
+    size_t used = ddl__tcp_address_read(address, bytes, p);
+    if (used > 0 && !p->same_host) {
+        used += ddl__tcp_address_read((const uint8_t *)address + used, bytes - used, p);
+    }
+    if (used == 0 || p->address_bytes < 3) {
         return DDL_ERR_CORRUPT;
     }
-    memset(&p->address, 0, sizeof p->address);
-    memcpy(&p->address, in + 1, in[0]);
-    p->address_bytes = in[0];
-    p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
     if (!p->same_host && (ddl__tcp_is_unix(&p->address) || ddl__tcp_is_loopback(&p->address))) {
         return DDL_ERR_UNSUPPORTED;
     }
@@ -10361,7 +10406,7 @@ typedef struct ddl__link {
 
 /* How a link can end, for missed_how; other texts are possible. */
 static const char ddl__how_ended[] = "its process ended";
-static const char ddl__how_cut[] = "its host has not answered for 4 s";
+static const char ddl__how_cut[] = "it has not answered for 4 s";
 static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
                                          "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
@@ -11027,11 +11072,12 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
             state[i] = lost ? 0 : 1;
         }
     }
-    ddl__text_add(&out, "host %s is cut off: %s. On it: ", name, how);
+    ddl__text_add(&out, "host %s with ", name);
     if (state != NULL) {
         ddl__text_ranks_below(&out, state, c->world_size, 1);
     }
     ddl__free(&c->base, state);
+    ddl__text_add(&out, " is cut off: %s", how);
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link *l = &c->links[i];
         if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
@@ -11046,7 +11092,7 @@ static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
     uint64_t mates = 0, before_me = 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
-        mates += o != l && o->host == l->host && o->life == DDL__ALIVE;
+        mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
         before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
     return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;
@@ -11468,6 +11514,10 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
 static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
     uint64_t size = ddl_dtype_bytes(t->dtype);
     int64_t index[DDL_MAX_DIMS] = {0};
+    if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
+        memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
+        return;
+    }
     for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
         int64_t at = 0;
         for (int32_t d = 0; d < t->ndim; d++) {
@@ -15162,10 +15212,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
         if (m->tensors[i].dtype == dtype) {
             int64_t count = ddl_tensor_count(&m->tensors[i]);
             char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
-            if (at != NULL && ddl__is_contiguous(&m->tensors[i])) {
-                size_t bytes = (size_t)count * ddl_dtype_bytes(dtype);
-                memcpy(unpack ? m->tensors[i].data : at, unpack ? at : m->tensors[i].data, bytes);
-            } else if (at != NULL) {
+            if (at != NULL) {
                 ddl__pack(&m->tensors[i], at, unpack);
             }
             total += count;

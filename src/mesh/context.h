@@ -92,7 +92,7 @@ typedef struct ddl__link {
 
 /* How a link can end, for missed_how; other texts are possible. */
 static const char ddl__how_ended[] = "its process ended";
-static const char ddl__how_cut[] = "its host has not answered for 4 s";
+static const char ddl__how_cut[] = "it has not answered for 4 s";
 static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
                                          "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";

@@ -146,11 +146,12 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
             state[i] = lost ? 0 : 1;
         }
     }
-    ddl__text_add(&out, "host %s is cut off: %s. On it: ", name, how);
+    ddl__text_add(&out, "host %s with ", name);
     if (state != NULL) {
         ddl__text_ranks_below(&out, state, c->world_size, 1);
     }
     ddl__free(&c->base, state);
+    ddl__text_add(&out, " is cut off: %s", how);
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link *l = &c->links[i];
         if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
@@ -165,7 +166,7 @@ static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
     uint64_t mates = 0, before_me = 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
-        mates += o != l && o->host == l->host && o->life == DDL__ALIVE;
+        mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
         before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
     return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;

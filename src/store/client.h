@@ -276,7 +276,8 @@ static ddl_status ddl__client_try(ddl__client *c, const ddl__address *a) {
     bool by_uid = a->at.any.sa_family == AF_UNIX;
     c->fd = ddl__connect_at(a, DDL__MIN(c->deadline_ns, ddl__now_ns() + DDL__CONNECT_NS));
     if (c->fd < 0) {
-        return ddl__client_again(c, "%s", strerror(errno));
+        bool over = errno == ETIMEDOUT && ddl__now_ns() >= c->deadline_ns; /* our time is, nothing is learnt */
+        return over && c->last[0] != 0 ? DDL_IN_PROGRESS : ddl__client_again(c, "%s", strerror(errno));
     }
     ddl_status status;
     if (by_uid && ddl__socket_uid(c->fd) != (long)geteuid()) {
@@ -316,6 +317,18 @@ static ddl_status ddl__client_round(ddl__client *c) {
     return status;
 }
 
+/* What is most often wrong. */
+static const char *ddl__client_hint(const ddl__client *c) {
+    ddl__addresses list;
+    if (c->settings->secret == NULL) {
+        return "; this rank has no secret, so rank 0 must have none either";
+    }
+    bool loopback = ddl__resolve(c->settings->place.host, &list) == 0 && ddl__address_is_loopback(&list.list[0]);
+    return loopback ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
+                      "give rank 0's address in the network"
+                    : "";
+}
+
 static ddl_status ddl__client_give_up(ddl__client *c) {
     const ddl__launch *l = &c->settings->launch;
     double waited = (double)(ddl__now_ns() - c->start_ns) / (double)DDL__NS_PER_S;
@@ -330,8 +343,7 @@ static ddl_status ddl__client_give_up(ddl__client *c) {
         c->why, DDL_ERR_TIMEOUT,
         "ddl_init: rank %d of %d could not reach rank 0 at %s within %.1f s (last: %s). Look whether rank 0 is "
         "started and what it prints, and whether %s name its machine%s",
-        l->rank, l->world, c->where, waited, c->last, c->settings->place.from,
-        c->settings->secret == NULL ? "; this rank has no secret, so rank 0 must have none either" : "");
+        l->rank, l->world, c->where, waited, c->last, c->settings->place.from, ddl__client_hint(c));
 }
 
 /* Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_AUTH, DDL_ERR_VERSION, DDL_ERR_CONFIG, DDL_ERR_PEER, and those that rank 0

@@ -100,15 +100,31 @@ static ddl_status ddl__listen_ports(ddl__server *server, const ddl__addresses *l
     }
 }
 
+/* The interface that was named. Where the name of rank 0's host means a loopback address (Debian's 127.0.1.1), ranks of
+ * this host come there. */
+static ddl_status ddl__listen_interface(ddl__server *server, ddl__addresses *list) {
+    const ddl__settings *s = server->settings;
+    ddl__addresses named;
+    ddl__interface_addresses(s->interface_name, list);
+    if (list->count == 0) {
+        return ddl__fail(server->why, DDL_ERR_CONFIG,
+                         "ddl_init: there is no interface %s with an address here (DDL_INTERFACE)", s->interface_name);
+    }
+    if (ddl__resolve(s->place.host, &named) == 0) {
+        for (int i = 0; i < named.count; i++) {
+            if (ddl__address_is_loopback(&named.list[i])) {
+                ddl__addresses_add(list, &named.list[i].at.any);
+            }
+        }
+    }
+    return DDL_OK;
+}
+
 /* Where the name of rank 0's host is to be bound. */
 static ddl_status ddl__listen_addresses(ddl__server *server, ddl__addresses *list) {
     const ddl__settings *s = server->settings;
     if (s->interface_name != NULL) {
-        ddl__interface_addresses(s->interface_name, list);
-        return list->count > 0 ? DDL_OK
-                               : ddl__fail(server->why, DDL_ERR_CONFIG,
-                                           "ddl_init: there is no interface %s with an address here (DDL_INTERFACE)",
-                                           s->interface_name);
+        return ddl__listen_interface(server, list);
     }
     int error = ddl__resolve(s->place.host, list);
     if (error != 0) {

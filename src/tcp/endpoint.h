@@ -809,13 +809,14 @@ static ddl_status ddl__tcp_open(const ddl_host *host, const ddl_transport_params
     return DDL_OK;
 }
 
-/* The address on the wire: length u8, then the sockaddr as it is, family first: peers run the same OS and byte order,
- * which the handshake's magic has checked. */
+/* The address on the wire: where we listen, for ranks of this host, then what others are to use, nothing when it is the
+ * same. Each is length u8, then the sockaddr as it is, family first: peers run the same OS and byte order, which the
+ * handshake's magic has checked. */
 static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes) {
     ddl__tcp *t = self;
-    struct sockaddr_storage a = t->bound;
-    socklen_t length = t->bound_bytes;
-    if (t->params.advertise != NULL && !ddl__tcp_is_unix(&a)) {
+    struct sockaddr_storage a;
+    socklen_t length = 0;
+    if (t->params.advertise != NULL && !ddl__tcp_is_unix(&t->bound)) {
         int port = ntohs(((struct sockaddr_in *)&t->bound)->sin_port); /* at the same place in both families */
         if (!ddl__tcp_resolve(t->params.advertise, &a, &length)) {
             ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the address to advertise, %s, does not resolve; check DDL_ADVERTISE",
@@ -824,28 +825,44 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
         }
         ddl__tcp_set_port(&a, port);
     }
-    if (*bytes < (size_t)length + 1) {
+    size_t first = (size_t)t->bound_bytes + 1;
+    if (*bytes < first + length + 1) {
         return DDL_ERR_ARG;
     }
     uint8_t *out = out_address;
-    out[0] = (uint8_t)length;
-    memcpy(out + 1, &a, length);
-    *bytes = (size_t)length + 1;
+    out[0] = (uint8_t)t->bound_bytes;
+    memcpy(out + 1, &t->bound, t->bound_bytes);
+    out[first] = (uint8_t)length;
+    memcpy(out + first + 1, &a, length);
+    *bytes = first + length + 1;
     return DDL_OK;
+}
+
+/* Takes one of the addresses apart. Returns the bytes it took, 0 when they make no sense. */
+static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, ddl__tcp_peer *p) {
+    if (bytes < 1 || in[0] >= bytes || in[0] > sizeof p->address) {
+        return 0;
+    }
+    if (in[0] > 0) {
+        memset(&p->address, 0, sizeof p->address);
+        memcpy(&p->address, in + 1, in[0]);
+        p->address_bytes = in[0];
+    }
+    return (size_t)in[0] + 1;
 }
 
 static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *address, size_t bytes,
                                     const char *peer_host_id, uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
-    const uint8_t *in = address;
-    if (bytes < 3 || in[0] != bytes - 1 || in[0] > sizeof p->address) {
+    p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
+    size_t used = ddl__tcp_address_read(address, bytes, p);
+    if (used > 0 && !p->same_host) {
+        used += ddl__tcp_address_read((const uint8_t *)address + used, bytes - used, p);
+    }
+    if (used == 0 || p->address_bytes < 3) {
         return DDL_ERR_CORRUPT;
     }
-    memset(&p->address, 0, sizeof p->address);
-    memcpy(&p->address, in + 1, in[0]);
-    p->address_bytes = in[0];
-    p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
     if (!p->same_host && (ddl__tcp_is_unix(&p->address) || ddl__tcp_is_loopback(&p->address))) {
         return DDL_ERR_UNSUPPORTED;
     }

@@ -1,0 +1,326 @@
+"""Jobs on two hosts: network namespaces with a cable between them. First that they work, and that settings of the
+network are honoured; then that cuts, resets, floods of the cable, stopped and killed ranks are told apart.
+tests/run: timeout=400"""
+import re
+import shutil
+import signal
+import time
+
+from harness import check, main, sh, skip, test
+from jobs import SECRET, SLOW, Job, program, two_hosts, within
+
+RANK = program()
+
+
+def causes(job, ranks):
+    """The status and cause that each of the ranks reports: what the broken group says, without the call before it."""
+    found = {}
+    for rank in ranks:
+        lines = job.lines(rank, "error")
+        job.check(lines, f"rank {rank} reports no error")
+        at, status, text = re.fullmatch(r"(\S+) (\w+): (.*)", lines[0]).groups()
+        found[rank] = (float(at), status, re.sub(r"^.*? group \"\w+\": ", "", text))
+    return found
+
+
+def check_causes(job, ranks, named, since, limit):
+    """All of them report DDL_ERR_PEER in time, one sentence, and it names one or more of the ranks in `named`."""
+    found = causes(job, ranks)
+    texts = {text for _, _, text in found.values()}
+    job.check({status for _, status, _ in found.values()} == {"DDL_ERR_PEER"}, f"not all say DDL_ERR_PEER: {found}")
+    job.check(len(texts) == 1, f"ranks {ranks} report different causes: {texts}")
+    text = texts.pop()
+    mentioned = {int(n) for n in re.findall(r"\brank (\d+)", text)}
+    for several in re.findall(r"\branks ((?:[\d-]+(?:, )?)+)", text):
+        mentioned |= {n for a, b in re.findall(r"(\d+)(?:-(\d+))?", several) for n in range(int(a), int(b or a) + 1)}
+    job.check(mentioned and mentioned <= set(named), f"the cause names {mentioned}, not of {named}: {text}")
+    slowest = max(at for at, _, _ in found.values()) - since
+    job.check(slowest < within(limit), f"the last of {ranks} reported after {slowest:.1f} s, {limit} s are promised")
+    print(f"     ranks {ranks} after {slowest:.2f} s: {text}")
+    return text
+
+
+# ---------------------------------------------------------------------------------------------- it works
+
+
+@test
+def all_collectives_2_and_2():
+    with two_hosts() as hosts, Job(RANK, "correct", hosts=hosts, layout="AABB") as job:
+        job.succeed()
+        job.check("4 ranks on 2 hosts" in job.output(0), "the start does not say who is there")
+        job.check(all("correct; " in job.output(r) for r in range(4)), "not all have come to the end")
+
+
+@test
+def all_collectives_1_and_3_interleaved():
+    with two_hosts() as hosts, Job(RANK, "correct", hosts=hosts, layout="BABB",
+                                   MASTER_ADDR=hosts.address["B"]) as job:
+        job.succeed()
+        job.check("4 ranks on 2 hosts" in job.output(0), "the start does not say who is there")
+
+
+@test
+def hierarchical_all_reduce_is_right():
+    with two_hosts() as hosts, Job(RANK, "correct", hosts=hosts, layout="ABAB", DDL_ALGO="all_reduce=hierarchical",
+                                   DDL_CHECK="payload") as job:
+        job.succeed()
+        job.check("all_reduce by hierarchical" in job.output(0), "another algorithm was taken")
+
+
+@test
+def one_slow_cable():
+    """10 Mbit/s: 1 MiB between the hosts takes a second; nothing is given up meanwhile."""
+    with two_hosts() as hosts:
+        for side in "AB":
+            shaped = sh(hosts.into(side), f"tc qdisc add dev {hosts.device[side]} root tbf rate 10mbit burst 16k latency 300ms")
+            if shaped.returncode:
+                skip(f"tc has no tbf here: {shaped.stdout.strip()[:100]}")
+        with Job(RANK, "once 500000", hosts=hosts, layout="AABB") as job:
+            job.succeed(120)
+            took = float(job.lines(0, "done")[0]) - float(job.lines(0, "looping")[0])
+            job.check(took > 0.8, f"2 MB went over a cable of 10 Mbit/s in {took:.2f} s: it was not used")
+
+
+# ---------------------------------------------------------------------------------- who may join, and where
+
+
+@test
+def without_a_secret_it_is_refused():
+    with two_hosts() as hosts, Job(RANK, "init", hosts=hosts, layout="AB", DDL_SECRET=None,
+                                   DDL_INIT_TIMEOUT_MS=3000) as job:
+        codes = job.finish()
+        job.check(codes == {0: 1, 1: 1}, f"exit statuses {codes}")
+        job.check("DDL_ERR_AUTH" in job.output(1) and "has no secret" in job.output(1) and
+                  "DDL_SECRET_FILE" in job.output(1), "rank 1 is not told that a secret is needed")
+        job.check("failed DDL_ERR_TIMEOUT" in job.output(0) and "rank 1" in job.output(0), "rank 0 does not name rank 1")
+
+
+@test
+def loopback_as_master_is_explained():
+    with two_hosts() as hosts, Job(RANK, "init", hosts=hosts, layout="AABB", MASTER_ADDR="127.0.0.1",
+                                   DDL_INIT_TIMEOUT_MS=3000) as job:
+        codes = job.finish()
+        job.check(all(c == 1 for c in codes.values()), f"exit statuses {codes}")
+        for rank in (2, 3):
+            job.check(re.search(r"127\.0\.0\.1.*leads only to processes of the same machine", job.output(rank)),
+                      f"rank {rank} is not told that 127.0.0.1 leads to no other machine")
+        job.check(re.search(r"ranks? 2.*3", job.output(0)), "rank 0 does not name those who are missing")
+
+
+@test
+def name_that_is_loopback_at_home_is_explained():
+    """Debian's installer writes the machine's own name as 127.0.1.1 into /etc/hosts."""
+    with two_hosts() as hosts:
+        hosts.names("A", "127.0.0.1 localhost\n127.0.1.1 nodea\n")
+        hosts.names("B", f"127.0.0.1 localhost\n{hosts.address['A']} nodea\n")
+        with Job(RANK, "init", hosts=hosts, layout="AB", MASTER_ADDR="nodea", DDL_INIT_TIMEOUT_MS=3000) as job:
+            job.finish()
+            job.check("loopback address" in job.output(0), "rank 0 is not told what its name means")
+        with Job(RANK, "correct", hosts=hosts, layout="AABB", MASTER_ADDR="nodea",
+                 each={0: {"DDL_INTERFACE": "ddla"}, 1: {"DDL_INTERFACE": "ddla"}}) as job:
+            job.succeed()
+
+
+def listeners(hosts, side):
+    """(address, port) of all that listens on TCP on one side, by pid of the ranks."""
+    out = hosts.run(side, "ss -Hltnp")
+    return [re.match(r"\S+\s+\S+\s+\S+\s+(\S+):(\d+)", line).groups() for line in out.splitlines()]
+
+
+@test
+def interface_and_port_range_are_honoured():
+    with two_hosts() as hosts:
+        env = {r: {"DDL_INTERFACE": "ddla" if r < 2 else "ddlb"} for r in range(4)}
+        with Job(RANK, "loop 10 2 1", hosts=hosts, layout="AABB", each=env, DDL_PORT_RANGE="33100-33101") as job:
+            job.until("looping")
+            for side in "AB":
+                found = sorted((a, int(p)) for a, p in listeners(hosts, side))
+                wanted = [(hosts.address[side], 33100), (hosts.address[side], 33101)]
+                job.check(found == wanted, f"on {side} {found} listen, not {wanted}")
+            job.succeed()
+        with Job(RANK, "init", hosts=hosts, layout="AAAB", DDL_PORT_RANGE="33100-33101",
+                 DDL_INIT_TIMEOUT_MS=5000) as job:
+            job.finish()
+            job.check(any("33100-33101" in job.output(r) and "cannot listen" in job.output(r) for r in range(3)),
+                      "no rank says that the range has no free port")
+
+
+@test
+def advertised_address_is_used():
+    with two_hosts() as hosts:
+        env = {r: {"DDL_ADVERTISE": hosts.proxy["B"], "DDL_INTERFACE": None} for r in (2, 3)}
+        # B's ranks listen on .2; what comes to .12 goes there by address translation, as with a load balancer.
+        if sh(hosts.into("B"), "nft add table ip ddl").returncode:
+            skip("nft does not work here")
+        hosts.run("B", ["nft", "add chain ip ddl in { type nat hook prerouting priority -100 ; }"])
+        ruled = sh(hosts.into("B"), ["nft", f"add rule ip ddl in ip daddr {hosts.proxy['B']} counter dnat to {hosts.address['B']}"])
+        if ruled.returncode:
+            skip(f"this kernel has no address translation: {ruled.stdout.strip()[:100]}")
+        with Job(RANK, "correct", hosts=hosts, layout="AABB", each=env) as job:
+            job.succeed()
+            count = int(re.search(r"packets (\d+)", hosts.run("B", "nft list table ip ddl"))[1])
+            job.check(count > 0, "nobody used the advertised address")
+
+
+@test
+def unknown_interface_is_named():
+    with two_hosts() as hosts, Job(RANK, "init", hosts=hosts, layout="AB", DDL_INTERFACE="eth77",
+                                   DDL_INIT_TIMEOUT_MS=3000) as job:
+        codes = job.finish()
+        job.check(codes == {0: 1, 1: 1}, f"exit statuses {codes}")
+        for rank in (0, 1):
+            job.check(re.search(r"failed DDL_ERR_CONFIG: .*eth77.*", job.output(rank)), f"rank {rank} does not name eth77")
+
+
+@test
+def folder_as_meeting_place():
+    with two_hosts() as hosts, Job(RANK, "init", hosts=hosts, layout="AABB", MASTER_ADDR=None, MASTER_PORT=None,
+                                   only=[]) as job:
+        job.env.update(DDL_RENDEZVOUS=f"file://{job.folder.name}", DDL_INTERFACE="ddla")
+        job.each = {r: {"DDL_INTERFACE": "ddlb"} for r in (2, 3)}
+        job.words[1:] = ["correct"]
+        for rank in range(4):
+            job.start(rank)
+        job.succeed()
+
+
+@test
+def firewall_is_suspected():
+    """The port of rank 0 is open, the others are not: the sentence says what could not be reached, and why perhaps."""
+    with two_hosts() as hosts:
+        with Job(RANK, "init", hosts=hosts, layout="AB", DDL_INIT_TIMEOUT_MS=int(15000 * SLOW), only=[]) as job:
+            for side in "AB":
+                drop_rule(hosts, side, "drop", f"iifname {hosts.device[side]} tcp dport != {job.env['MASTER_PORT']} "
+                          "tcp flags & (syn | ack) == syn")
+            start = time.monotonic()
+            job.start(0), job.start(1)
+            codes = job.finish()
+            job.check(codes == {0: 1, 1: 1}, f"exit statuses {codes}")
+            for rank in (0, 1):
+                job.check("firewall" in job.output(rank), f"rank {rank} does not think of a firewall")
+            job.check(time.monotonic() - start < within(10), "it took too long to find out")
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def cut(hosts, job):
+    time.sleep(0.5)
+    hosts.link("down")
+    return time.monotonic()
+
+
+@test
+def cut_cable_2_and_2():
+    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
+        job.until("looping")
+        since = cut(hosts, job)
+        job.finish(40)
+        check_causes(job, [0, 1], [2, 3], since, 5)
+        check_causes(job, [2, 3], [0, 1], since, 5)
+        for rank in range(4):
+            job.check("DDL_ERR_QUORUM" in job.lines(rank, "shrink")[0], f"half a world went on on rank {rank}")
+
+
+@test
+def cut_cable_1_and_3():
+    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="ABBB") as job:
+        job.until("looping")
+        since = cut(hosts, job)
+        job.finish(40)
+        check_causes(job, [1, 2, 3], [0], since, 5)
+        check_causes(job, [0], [1, 2, 3], since, 5)
+        job.check("DDL_ERR_QUORUM" in job.lines(0, "shrink")[0], "one of four went on")
+        for rank in (1, 2, 3):
+            job.check(re.search(r"DDL_OK 3", job.lines(rank, "shrink")[0]) and job.lines(rank, "survived"),
+                      f"rank {rank} of the majority did not go on")
+
+
+def drop_rule(hosts, side, verdict, match):
+    if not shutil.which("nft"):
+        skip("needs nft (nftables; make deps)")
+    for words in ("add table inet ddl", "add chain inet ddl in { type filter hook input priority 0 ; }",
+                  f"add rule inet ddl in {match} {verdict}"):
+        done = sh(hosts.into(side), ["nft", words])
+        if done.returncode:
+            skip(f"nft does not work here: {done.stdout.strip()[:100]}")
+
+
+def one_way(dead_end):
+    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
+        job.until("looping")
+        drop_rule(hosts, dead_end, "drop", f"iifname {hosts.device[dead_end]}")
+        since = time.monotonic()
+        job.finish(40)
+        check_causes(job, [0, 1], [2, 3], since, 5)
+        check_causes(job, [2, 3], [0, 1], since, 5)
+
+
+@test
+def nothing_gets_to_a():
+    one_way("A")
+
+
+@test
+def nothing_gets_to_b():
+    one_way("B")
+
+
+@test
+def reset_by_a_firewall():
+    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
+        job.until("looping")
+        drop_rule(hosts, "B", "reject with tcp reset", f"ip protocol tcp iifname {hosts.device['B']}")
+        since = time.monotonic()
+        job.finish(40)
+        check_causes(job, [0, 1], [2, 3], since, 5)
+        check_causes(job, [2, 3], [0, 1], since, 5)
+
+
+@test
+def short_cuts_are_not_seen():
+    """While data flows, and while nobody says anything."""
+    with two_hosts() as hosts, Job(RANK, "loop 100000 12 0", hosts=hosts, layout="AABB") as busy, \
+            Job(RANK, "loop 10 12 3000", hosts=hosts, layout="ABAB") as idle:
+        busy.until("looping")
+        idle.until("looping")
+        for seconds in (1.0, 1.8):
+            hosts.link("down")
+            time.sleep(seconds)
+            hosts.link("up")
+            time.sleep(2.5)
+        busy.succeed()
+        idle.succeed()
+
+
+@test
+def killed_rank_of_the_other_host():
+    with two_hosts() as hosts:
+        for victim in (3, 0):
+            with Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
+                job.until("looping")
+                time.sleep(0.2)
+                since = time.monotonic()
+                job.signal(victim, signal.SIGKILL)
+                others = [r for r in range(4) if r != victim]
+                job.finish(40)
+                check_causes(job, others, [victim], since, 1)
+                for rank in others:
+                    job.check("DDL_OK 3" in job.lines(rank, "shrink")[0] and job.lines(rank, "survived"),
+                              f"rank {rank} did not go on")
+
+
+@test
+def stopped_rank_of_the_other_host_is_not_dead():
+    """Its kernel still answers for it, with a window of zero: whole buffers wait for 6 s, and then go on."""
+    with two_hosts() as hosts, Job(RANK, "once 4194304", hosts=hosts, layout="AABB") as job:
+        job.until("looping")
+        job.signal(3, signal.SIGSTOP)
+        time.sleep(6)
+        job.check(not any(job.lines(r, "error") for r in range(4)), "a stopped rank was reported dead")
+        job.check(not any(job.lines(r, "done") for r in (0, 1, 2)), "the sum ended without rank 3")
+        job.signal(3, signal.SIGCONT)
+        job.succeed()
+
+
+main()
