@@ -668,7 +668,9 @@ static void template_recall(void *self, int32_t peer, ddl_message *message) {
 /* Optional, and the same for the other direction: what still comes of a payload goes elsewhere. */
 static void template_redirect(void *self, int32_t peer, void *token, void *new_landing) {
     template_in *in = &((template_self *)self)->peers[peer].in;
-    if (in->landing && in->token == token) {
+    if (in->landing && in->token == token && new_landing == NULL) {
+        template_lose(self, peer, ENOMEM, "no memory was left to discard what it sent");
+    } else if (in->landing && in->token == token) {
         in->to = new_landing;
     }
 }
