@@ -81,6 +81,10 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
 static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
     uint64_t size = ddl_dtype_bytes(t->dtype);
     int64_t index[DDL_MAX_DIMS] = {0};
+    if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
+        memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
+        return;
+    }
     for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
         int64_t at = 0;
         for (int32_t d = 0; d < t->ndim; d++) {

@@ -21,10 +21,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
         if (m->tensors[i].dtype == dtype) {
             int64_t count = ddl_tensor_count(&m->tensors[i]);
             char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
-            if (at != NULL && ddl__is_contiguous(&m->tensors[i])) {
-                size_t bytes = (size_t)count * ddl_dtype_bytes(dtype);
-                memcpy(unpack ? m->tensors[i].data : at, unpack ? at : m->tensors[i].data, bytes);
-            } else if (at != NULL) {
+            if (at != NULL) {
                 ddl__pack(&m->tensors[i], at, unpack);
             }
             total += count;
