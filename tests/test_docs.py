@@ -1,0 +1,79 @@
+"""The documents say what is so: programs in them are those of examples/, links lead somewhere, settings are all listed."""
+import re
+
+from harness import BUILD, ROOT, check, main, sh, test
+
+DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if "build" not in p.relative_to(ROOT).parts)
+
+
+def code(text):
+    """A program without comments and blank lines."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+@test
+def the_programs_of_readme_and_manual_are_hello():
+    hello = code((ROOT / "examples/hello.c").read_text())
+    readme = (ROOT / "README.md").read_text()
+    check(code(re.search(r"```c\n(.*?)```", readme, re.S)[1]) == hello, "README.md shows another program than hello.c")
+    manual = (ROOT / "src/manual.h").read_text()
+    block = re.search(r"examples/hello\.c:\n \*\n(.*?)\n \*\n \*     cc ", manual, re.S)[1]
+    shown = [line[len(" *     "):] for line in block.splitlines()]
+    check([l.rstrip() for l in shown if l.strip()] == hello, "the manual shows another program than hello.c")
+
+
+@test
+def links_lead_somewhere():
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            file = (document.parent / path).resolve() if path else document
+            check(file.exists(), f"{document.relative_to(ROOT)} links to {target}, which is not there")
+            if anchor:
+                heads = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+                names = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads]
+                check(anchor in names, f"{document.relative_to(ROOT)} links to {target}; there are {names}")
+
+
+@test
+def every_setting_is_in_manual_and_operations():
+    table = (ROOT / "src/settings/table.h").read_text()
+    rows = re.findall(r'\{"(DDL_\w+)", "(\w*)"', table)
+    check(len(rows) > 15, str(rows))
+    manual, operations = (ROOT / "src/manual.h").read_text(), (ROOT / "docs/operations.md").read_text()
+    for name, standard in rows:
+        line = re.search(rf"^ \*     {name} +(.*)$", manual, re.M)
+        check(line and (not standard or line[1].startswith(standard)), f"the manual has not {name} with its default")
+        check(name in operations, f"docs/operations.md lacks {name}")
+
+
+@test
+def every_algorithm_is_in_operations():
+    table = (ROOT / "src/algo/table.h").read_text()
+    operations = (ROOT / "docs/operations.md").read_text()
+    for name, kind in re.findall(r'\{"(\w+)", DDL_(\w+),', table):
+        rows = [l for l in operations.splitlines() if l.startswith("|") and kind.lower() in l.split("|")[1].replace(",", "").split()]
+        check(kind == "BARRIER" or any(name in row for row in rows), f"docs/operations.md lacks {kind.lower()}={name}")
+
+
+@test
+def rooms_are_listed_in_order():
+    rooms = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design.md").read_text(), re.M)
+    script = (ROOT / "amalgamate.py").read_text()
+    listed = re.search(r"DECLARATIONS = (\[.*?\])\nIMPLEMENTATION = (\[.*?\])", script, re.S)
+    check(rooms == eval(listed[1]) + eval(listed[2]), f"docs/design.md has {rooms}")
+
+
+@test
+def the_options_of_ddl_perf_are_all_parsed():
+    usage = sh([BUILD / "ddl-perf", "--help"]).stdout
+    source = (ROOT / "tools/perf_options.h").read_text()
+    for name in re.findall(r'\{"([a-z_-]+)", (?:no|required)_argument', source):
+        check(f"--{name}" in usage, f"ddl-perf --help lacks --{name}")
+
+
+main()
