@@ -302,7 +302,8 @@ DDL_API ddl_status ddl_group_free(ddl_group **group);
 DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
                                        int32_t *out_ranks);
 /* Agrees on the AND of flag over the ranks that are alive, in spite of deaths: all survivors get the same *flag.
- * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too). [any thread] */
+ * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
+ * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 /* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
  * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
@@ -328,7 +329,8 @@ typedef struct ddl_info {
     int64_t count; /* elements of the receiver's dtype that arrived */
     ddl_status status;
 } ddl_info;
-/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status. [any thread] */
+/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status.
+ * [any thread] */
 DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info);
 /* DDL_IN_PROGRESS until it is done, then as ddl_wait. Does not block. [any thread] */
 DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info);
@@ -405,7 +407,8 @@ DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out);
 /* in (n * count) of all -> out (count): part r reduced, for rank r. In place: out is the own part of in. */
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
-/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in == out. */
+/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in ==
+ * out. */
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out);
 /* in (count) of ranks 0 .. r -> out (count) of rank r. In place. */
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);

@@ -133,8 +133,8 @@ typedef struct ddl_transport {
      * out_latency_ns and out_bytes_per_s are first guesses; the core measures. */
     ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
                            uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
-    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS: borrowed
-     * until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS:
+     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
      * Returns how many events there were, negative on a failure of the whole transport. */
@@ -170,9 +170,9 @@ typedef struct ddl_transport {
     ddl_status (*native_test)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
-     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there is
-     * no memory for it, the link is to be dropped, though not before this call has returned. Without
-     * them a failed operation cannot end before its messages have. */
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there
+     * is no memory for it, the link is to be dropped, though not before this call has returned. Without them a failed
+     * operation cannot end before its messages have. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
 } ddl_transport;
@@ -192,8 +192,8 @@ typedef struct ddl_device {
     /* All four are ordered on stream (NULL: the plugin's own) and do not wait. */
     ddl_status (*copy)(void *self, void *dst, const void *src, size_t bytes, void *stream);
     ddl_status (*fill)(void *self, void *dst, int value, size_t bytes, void *stream);
-    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count, int32_t dtype,
-                         int32_t op, void *stream);
+    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count,
+                         int32_t dtype, int32_t op, void *stream);
     ddl_status (*strided)(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack, void *stream);
     ddl_status (*event_record)(void *self, void *stream, void **out_event);
     ddl_status (*event_test)(void *self, void *event); /* DDL_IN_PROGRESS until it has happened */

@@ -29,8 +29,9 @@ typedef struct ddl__settings {
 
 /* Frees what the settings hold; the secret is wiped first. All zero afterwards. */
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
-    char **texts[] = {&s->place.host, &s->place.folder, &s->job,         &s->interface_name, &s->advertise,
-                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm, &s->tune_cache,      &s->port_range};
+    char **texts[] = {&s->place.host, &s->place.folder, &s->job,       &s->interface_name,
+                      &s->advertise,  &s->transports,   &s->plugins,   &s->plugin_path,
+                      &s->algorithm,  &s->tune_cache,   &s->port_range};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }

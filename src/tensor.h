@@ -137,8 +137,10 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
                           (long long)count);
     }
     if (t->device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
-                          "DDL_PLUGINS", what, which, t->device);
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
+                          "DDL_PLUGINS",
+                          what, which, t->device);
     }
     return DDL_OK;
 }
@@ -179,7 +181,8 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
     ddl_status status = DDL_OK;
     if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL", out_tensor == NULL ? "out_tensor" : "shape");
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL",
+                            out_tensor == NULL ? "out_tensor" : "shape");
     } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
         status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
                             DDL_MAX_DIMS);
@@ -217,8 +220,10 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
         }
     }
     if (status < 0) {
-        ddl__error(context, status, "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
-                   "was freed before", tensor->data);
+        ddl__error(context, status,
+                   "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
+                   "was freed before",
+                   tensor->data);
     }
     ddl__unlock(context);
     return status;

@@ -11,16 +11,17 @@
  *     DECIDE   coordinator -> all      when all who live have accepted; passed on, once, by everybody who hears it
  *
  * A round is named by its coordinator. A member is in the round of the lowest rank that it does not know to be gone, so
- * its rounds only grow; it accepts proposals of its own round only. Why two ranks never decide differently: if c decided
- * v, all who were alive had accepted v in round c. The coordinator of a later round hears from all who are alive then,
- * each of them in round c or above, so the accepted value of the highest round that it adopts is v again, by induction
- * over rounds. The detector may be slow but must not be wrong: who is declared dead and lives is cut off by
- * everybody, finds the others dead and can at best form a minority. Why it ends: each death that matters moves everybody
- * who lives to a higher round; nobody waits for the dead. DECIDE is passed on so that a coordinator that dies while it
- * tells the result leaves nobody behind who would have to ask ranks that have long been computing again.
+ * its rounds only grow; it accepts proposals of its own round only. Why two ranks never decide differently: if c
+ * decided v, all who were alive had accepted v in round c. The coordinator of a later round hears from all who are
+ * alive then, each of them in round c or above, so the accepted value of the highest round that it adopts is v again,
+ * by induction over rounds. The detector may be slow but must not be wrong: who is declared dead and lives is cut off
+ * by everybody, finds the others dead and can at best form a minority. Why it ends: each death that matters moves
+ * everybody who lives to a higher round; nobody waits for the dead. DECIDE is passed on so that a coordinator that dies
+ * while it tells the result leaves nobody behind who would have to ask ranks that have long been computing again.
  *
  * Agreements of a group are numbered; a rank that gave up at its deadline takes up the same number when it calls again.
- * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per iteration. */
+ * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per
+ * iteration. */
 #ifndef DDL_COLL_AGREE_H
 #define DDL_COLL_AGREE_H
 
@@ -369,8 +370,10 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
         return ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", c->doing);
     }
     ddl__agree_explain(w, c->doing, &text);
-    return ddl__error(c, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
-                      "takes it up where it was", line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
+    return ddl__error(c, DDL_ERR_TIMEOUT,
+                      "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
+                      "takes it up where it was",
+                      line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
 
 /* Agrees on one number of the sequence. *out is valid until the group's next but one. */
@@ -413,12 +416,16 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
     do {
         DDL__TRY(ddl__agree_once(g, purpose, flag, out));
         if ((*out)->value.verdict < 0) {
-            return ddl__error(c, (ddl_status)(*out)->value.verdict, "%s on group \"%s\": one rank called ddl_agree while "
-                              "another called ddl_group_shrink", c->doing, g->name);
+            return ddl__error(c, (ddl_status)(*out)->value.verdict,
+                              "%s on group \"%s\": one rank called ddl_agree while "
+                              "another called ddl_group_shrink",
+                              c->doing, g->name);
         }
         if (ddl__bit((*out)->value.gone, g->rank)) {
-            return ddl__error(c, DDL_ERR_QUORUM, "%s on group \"%s\": the others agreed that this rank (%d) is dead; it "
-                              "cannot take part any more", c->doing, g->name, g->rank);
+            return ddl__error(c, DDL_ERR_QUORUM,
+                              "%s on group \"%s\": the others agreed that this rank (%d) is dead; it "
+                              "cannot take part any more",
+                              c->doing, g->name, g->rank);
         }
     } while ((*out)->value.purpose != purpose);
     return DDL_OK;
@@ -430,8 +437,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
 static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     ddl_context *c = g->context;
     if (g->agreeing) {
-        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"", what,
-                          g->name);
+        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"",
+                          what, g->name);
     }
     if (c->aborted) {
         return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
@@ -529,9 +536,10 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
         int32_t left = ddl__count_left(g, a->value.gone);
         if (2 * left <= g->size) {
-            return ddl__error(c, DDL_ERR_QUORUM, "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
-                              "more than half: others may go on elsewhere. Start the job again from a checkpoint", left,
-                              g->size, g->name);
+            return ddl__error(c, DDL_ERR_QUORUM,
+                              "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
+                              "more than half: others may go on elsewhere. Start the job again from a checkpoint",
+                              left, g->size, g->name);
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, made != NULL, &a);
@@ -543,7 +551,8 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         ddl__form_undo(made);
         DDL__TRY(status);
         if (!all_have_it) {
-            return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_shrink: one of the ranks that are left has no memory for the new "
+            return ddl__error(c, DDL_ERR_NOMEM,
+                              "ddl_group_shrink: one of the ranks that are left has no memory for the new "
                               "group");
         }
     }

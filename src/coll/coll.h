@@ -203,7 +203,8 @@ DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op
 
 static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
     DDL__TRY(ddl__enter(c));
-    ddl_status status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
+    ddl_status status =
+        ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
     for (int32_t i = 0; i < DDL__OPS_MAX; i++) {
         if (!c->ops->slots[i].used) {
             c->ops->slots[i] = op;

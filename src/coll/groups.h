@@ -1,5 +1,5 @@
-/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the lowest
- * rank gives it out, everybody answers, and nobody uses the group before all have it. */
+/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the
+ * lowest rank gives it out, everybody answers, and nobody uses the group before all have it. */
 #ifndef DDL_COLL_GROUPS_H
 #define DDL_COLL_GROUPS_H
 
@@ -61,8 +61,8 @@ static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag,
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
-/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls) the
- * others are told, so that they do not wait for the leader. */
+/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls)
+ * the others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
                                  ddl__formation mine, ddl_group *made) {
     ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
@@ -164,8 +164,9 @@ static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t
     bool mine = false;
     for (int32_t i = 0; i < count; i++) {
         if (ranks[i] < 0 || ranks[i] >= g->size) {
-            return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d",
-                              ranks[i], g->name, g->size - 1);
+            return ddl__error(c, DDL_ERR_ARG,
+                              "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d", ranks[i],
+                              g->name, g->size - 1);
         }
         mine = mine || ranks[i] == g->rank;
         for (int32_t j = 0; j < i; j++) {
@@ -278,8 +279,8 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
     }
     for (int32_t i = 0; i < count && status == DDL_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= g->size) {
-            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"", ranks[i],
-                                g->name);
+            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"",
+                                ranks[i], g->name);
         }
     }
     for (int32_t i = 0; i < count && status == DDL_OK; i++) {

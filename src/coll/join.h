@@ -1,4 +1,5 @@
-/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the world. */
+/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the
+ * world. */
 #ifndef DDL_COLL_JOIN_H
 #define DDL_COLL_JOIN_H
 
@@ -93,9 +94,12 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         size_t length = strcspn(at, ",");
         const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
         if (plugin == NULL) {
-            return ddl__error(c, DDL_ERR_PLUGIN, "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                              "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                              "looked for)", (int)DDL__MIN(length, 40u), at);
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(length, 40u), at);
         }
         DDL__TRY(ddl__endpoint_open(c, plugin, true));
         at += length + (at[length] == ',');
@@ -127,12 +131,14 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
     if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
         memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
-        return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
-                          rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+        return ddl__error(c, DDL_ERR_CORRUPT,
+                          "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
+                          DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
     if (b->version / 10000 != ddl_version() / 10000) {
-        return ddl__error(c, DDL_ERR_VERSION, "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version",
-                          rank, b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+        return ddl__error(c, DDL_ERR_VERSION,
+                          "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
+                          b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
     return DDL_OK;
 }
@@ -188,10 +194,11 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     ddl__link_choose(c, rank, b);
     if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+        return ddl__error(c, DDL_ERR_CONFIG,
+                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
                           "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_name,
-                          c->rank, table[c->rank].host_name);
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
+                          rank, l->host_name, c->rank, table[c->rank].host_name);
     }
     if (ddl__has_process(c, l)) {
         l->pidfd = ddl__process_open(l->pid, l->pid_start);
@@ -551,11 +558,13 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     }
     ddl__lock(c);
     if (!g->user_holds || g->outstanding > 0) {
-        ddl_status status = g == c->world ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
-                            : !g->user_holds
-                                ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
-                                : ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" has %d requests that were not "
-                                             "waited for", g->name, g->outstanding);
+        ddl_status status =
+            g == c->world    ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
+            : !g->user_holds ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
+                             : ddl__error(c, DDL_ERR_STATE,
+                                          "ddl_group_free: group \"%s\" has %d requests that were not "
+                                          "waited for",
+                                          g->name, g->outstanding);
         ddl__unlock(c);
         return status;
     }

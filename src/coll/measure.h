@@ -1,7 +1,7 @@
-/* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
- * what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The figures are
- * rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum. With
- * DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
+/* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages
+ * measure what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The
+ * figures are rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum.
+ * With DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
 #ifndef DDL_COLL_MEASURE_H
 #define DDL_COLL_MEASURE_H
 
@@ -141,8 +141,8 @@ static void ddl__model_save(const ddl_context *c, const char *path, const double
                      figures[1], figures[2], figures[3]);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0 || write(fd, line, (size_t)n) != n) {
-        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept", path,
-                 strerror(errno));
+        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept",
+                 path, strerror(errno));
     }
     if (fd >= 0) {
         close(fd);
@@ -191,8 +191,8 @@ static void ddl__announce(ddl_context *c) {
             far_count += c->links[i].endpoint == &c->endpoints[e] && !c->links[i].same_host;
         }
         if (near_count + far_count > 0) {
-            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name, near_count,
-                          near_count == 1 ? "" : "s", far_count,
+            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name,
+                          near_count, near_count == 1 ? "" : "s", far_count,
                           c->settings.transports != NULL ? "first of DDL_TRANSPORTS that reaches them"
                                                          : "fastest that reaches them");
         }
@@ -224,7 +224,8 @@ static ddl_status ddl__greet(ddl_context *c) {
     if (c->settings.progress_thread) {
         int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
         if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s", strerror(error));
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
+                              strerror(error));
         }
         c->has_thread = true;
     }

@@ -93,8 +93,9 @@ typedef struct ddl__link {
 /* How a link can end, for missed_how; other texts are possible. */
 static const char ddl__how_ended[] = "its process ended";
 static const char ddl__how_cut[] = "it has not answered for 4 s";
-static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
-                                         "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_unreached[] =
+    "no connection to it could be made; perhaps a firewall drops what goes to its port "
+    "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 
 struct ddl_context {
@@ -181,7 +182,8 @@ static ddl_status ddl__refuse(ddl_context *c, const char *what, const char *whic
     return status;
 }
 
-/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs it. */
+/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs
+ * it. */
 static void ddl__kick(ddl_context *c) {
     uint64_t one = 1;
     if (c->sleeping) {

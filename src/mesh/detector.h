@@ -131,8 +131,8 @@ static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
     ddl__dead(c, rank, text, -1);
 }
 
-/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same, so
- * all ranks of that host are named. */
+/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same,
+ * so all ranks of that host are named. */
 static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     uint8_t *state = ddl__alloc_array(&c->base, (size_t)c->world_size, 1);
     char text[256];
@@ -201,8 +201,9 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
         ddl__dead_rank(c, rank, "its process lives but closed its link");
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
-        ddl__dead_rank(c, rank, "its connection ended without a goodbye: its process died, or something between the hosts "
-                                "cut the connection");
+        ddl__dead_rank(c, rank,
+                       "its connection ended without a goodbye: its process died, or something between the hosts "
+                       "cut the connection");
     }
 }
 

@@ -1,6 +1,6 @@
 /* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
- * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than cores
- * must stay fast, and an idle rank must cost nothing. */
+ * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than
+ * cores must stay fast, and an idle rank must cost nothing. */
 #ifndef DDL_MESH_WAIT_H
 #define DDL_MESH_WAIT_H
 
@@ -81,9 +81,9 @@ static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
     return count;
 }
 
-/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll set
- * over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single transport
- * that cannot be polled for (a simulation) sleeps its own way. */
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll
+ * set over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single
+ * transport that cannot be polled for (a simulation) sleeps its own way. */
 static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
     nfds_t count = ddl__arm(c, fds);
@@ -112,8 +112,8 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
 }
 
 /* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
- * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about as
- * long as the poll. */
+ * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
+ * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);

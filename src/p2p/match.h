@@ -4,7 +4,8 @@
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
- * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+ * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they
+ * were sent, and are matched in that order. */
 #ifndef DDL_P2P_MATCH_H
 #define DDL_P2P_MATCH_H
 
@@ -45,8 +46,8 @@ static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r-
 
 static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
-                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
-                      r->group->name, r->tag,
+                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes,
+                      r->peer, r->group->name, r->tag,
                       r->group->cause[0] != 0 && r->context->links[ddl__world_rank(r)].life == DDL__DEAD
                           ? r->group->cause
                           : "its link is gone or it has left the job");
@@ -68,7 +69,8 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
 /* Sends frame after frame of a rendezvous until the transport borrows one. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
     while (r->moved < r->bytes) {
-        ddl__frame f = {.type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
+        ddl__frame f = {
+            .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
         f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         const char *at = r->data + r->moved;
         r->moved += f.bytes;
@@ -180,17 +182,19 @@ static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t
 }
 
 static void ddl__recv_too_small(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
-    ddl__request_fail(r, DDL_ERR_TRUNCATED,
-                      "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
-                      "to be received with a larger one",
-                      source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
+    ddl__request_fail(
+        r, DDL_ERR_TRUNCATED,
+        "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
+        "to be received with a larger one",
+        source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
 }
 
 static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, ddl_dtype theirs) {
-    ddl__request_fail(r, DDL_ERR_MISMATCH,
-                      "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
-                      "stays to be received with the right type, or as u8",
-                      source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
+    ddl__request_fail(
+        r, DDL_ERR_MISMATCH,
+        "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
+        "stays to be received with the right type, or as u8",
+        source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
 }
 
 /* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
@@ -292,7 +296,8 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
     for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
-        if ((source == DDL_ANY_SOURCE || source == u->source) && (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
+        if ((source == DDL_ANY_SOURCE || source == u->source) &&
+            (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
             return u;
         }
     }
@@ -431,8 +436,10 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
-        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before all data "
-                          "was sent (its own call ended with an error)", r->peer, r->group->name);
+        ddl__request_fail(r, DDL_ERR_CANCELLED,
+                          "receive from rank %d of group \"%s\": the sender gave up before all data "
+                          "was sent (its own call ended with an error)",
+                          r->peer, r->group->name);
         return DDL_OK;
     }
     if (f->bytes > 0) {
@@ -490,8 +497,9 @@ static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     if (r->peer == DDL_ANY_SOURCE) {
         ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
     } else {
-        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s", r->is_recv ? "receive from" : "send to",
-                      r->peer, r->group->name, r->tag, (unsigned long long)r->bytes, state);
+        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s",
+                      r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag,
+                      (unsigned long long)r->bytes, state);
     }
 }
 
@@ -511,8 +519,8 @@ static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
 
-/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that one's;
- * it may be started again. */
+/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that
+ * one's; it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
     ddl__unexpected *next;

@@ -51,8 +51,10 @@ static void ddl__send_self(ddl_context *c, ddl_request *r) {
         }
         ddl__recv_done(to);
     } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
-        ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to this rank itself: no memory to keep them until they are "
-                          "received; start the receive first", (unsigned long long)r->bytes);
+        ddl__request_fail(r, DDL_ERR_NOMEM,
+                          "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                          "received; start the receive first",
+                          (unsigned long long)r->bytes);
         return;
     }
     ddl__request_done(r, DDL_OK);
@@ -206,7 +208,8 @@ typedef struct ddl__probing {
 
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    p->lost =
+        p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
@@ -220,14 +223,15 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_transfer t = {0, ddl_tensor_1d(NULL, DDL_U8, 0), peer, tag};
-    ddl_status status = peer == DDL_NO_RANK ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
-                                            : ddl__p2p_check(g, &t, what);
+    ddl_status status = peer == DDL_NO_RANK
+                            ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
+                            : ddl__p2p_check(g, &t, what);
     ddl__probing probing = {g, peer, tag, false};
     ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
     if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
         if (block && !ddl__wait_for(c, &w)) {
-            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline", what,
-                                peer, tag);
+            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline",
+                                what, peer, tag);
         } else if (!block && !c->polling) {
             ddl__poll(c, peer >= 0 ? g->ranks[peer] : -1);
             ddl__look(c, ddl__now_ns());

@@ -57,7 +57,8 @@ struct ddl_request {
     bool matched;
 };
 
-/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not rubbish. */
+/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
+ * rubbish. */
 typedef struct ddl__requests {
     ddl_request **chunks;
     int32_t chunk_count;
@@ -284,7 +285,8 @@ static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
             r->ops->explain(c, r, &text);
             double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
             r->ops->abandon(c, r);
-            ddl__request_fail(r, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+            ddl__request_fail(r, DDL_ERR_TIMEOUT,
+                              "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
                               "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
                               line, waited);
         }

@@ -324,9 +324,10 @@ static const char *ddl__client_hint(const ddl__client *c) {
         return "; this rank has no secret, so rank 0 must have none either";
     }
     bool loopback = ddl__resolve(c->settings->place.host, &list) == 0 && ddl__address_is_loopback(&list.list[0]);
-    return loopback ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
-                      "give rank 0's address in the network"
-                    : "";
+    return loopback
+               ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
+                 "give rank 0's address in the network"
+               : "";
 }
 
 static ddl_status ddl__client_give_up(ddl__client *c) {

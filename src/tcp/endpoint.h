@@ -230,8 +230,8 @@ static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
         }
         p->control = c;
     } else {
-        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the other
-         * side cannot have taken it. A ready one is never replaced. */
+        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the
+         * other side cannot have taken it. A ready one is never replaced. */
         if (p->data != NULL && (p->data->state == DDL__TCP_READY ||
                                 (c->peer > t->params.rank && p->data->state != DDL__TCP_CONNECTING))) {
             return false;
@@ -577,8 +577,9 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is freed
- * instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of it. */
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
+ * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
+ * it. */
 static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
     ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
     if (copy == NULL) {

@@ -185,7 +185,8 @@ static void ddl__hmac_end(ddl__sha256 *h, const ddl__hmac_key *key, uint8_t out[
 }
 
 /* The whole of it for one message. */
-static __attribute__((unused)) void ddl__hmac_sha256(const void *secret, size_t secret_bytes, const void *data, size_t bytes, uint8_t out[32]) {
+static __attribute__((unused)) void ddl__hmac_sha256(const void *secret, size_t secret_bytes, const void *data,
+                                                     size_t bytes, uint8_t out[32]) {
     ddl__hmac_key key;
     ddl__sha256 h;
     ddl__hmac_key_init(&key, secret, secret_bytes);
