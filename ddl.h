@@ -533,7 +533,8 @@ DDL_API ddl_status ddl_group_free(ddl_group **group);
 DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ranks, int32_t count, const ddl_group *to,
                                        int32_t *out_ranks);
 /* Agrees on the AND of flag over the ranks that are alive, in spite of deaths: all survivors get the same *flag.
- * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too). [any thread] */
+ * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
+ * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 /* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
  * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
@@ -559,7 +560,8 @@ typedef struct ddl_info {
     int64_t count; /* elements of the receiver's dtype that arrived */
     ddl_status status;
 } ddl_info;
-/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status. [any thread] */
+/* Waits for one request; its own deadline applies. out_info may be NULL. Returns the operation's status.
+ * [any thread] */
 DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info);
 /* DDL_IN_PROGRESS until it is done, then as ddl_wait. Does not block. [any thread] */
 DDL_API ddl_status ddl_test(ddl_request **request, ddl_info *out_info);
@@ -636,7 +638,8 @@ DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out);
 /* in (n * count) of all -> out (count): part r reduced, for rank r. In place: out is the own part of in. */
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
-/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in == out. */
+/* in (n * count) -> out (n * count): part r goes to rank r, part r of out comes from rank r. In place when in ==
+ * out. */
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out);
 /* in (count) of ranks 0 .. r -> out (count) of rank r. In place. */
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
@@ -876,8 +879,8 @@ typedef struct ddl_transport {
      * out_latency_ns and out_bytes_per_s are first guesses; the core measures. */
     ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
                            uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
-    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS: borrowed
-     * until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+    /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS:
+     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
      * Returns how many events there were, negative on a failure of the whole transport. */
@@ -913,9 +916,9 @@ typedef struct ddl_transport {
     ddl_status (*native_test)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
-     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there is
-     * no memory for it, the link is to be dropped, though not before this call has returned. Without
-     * them a failed operation cannot end before its messages have. */
+     * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there
+     * is no memory for it, the link is to be dropped, though not before this call has returned. Without them a failed
+     * operation cannot end before its messages have. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
 } ddl_transport;
@@ -935,8 +938,8 @@ typedef struct ddl_device {
     /* All four are ordered on stream (NULL: the plugin's own) and do not wait. */
     ddl_status (*copy)(void *self, void *dst, const void *src, size_t bytes, void *stream);
     ddl_status (*fill)(void *self, void *dst, int value, size_t bytes, void *stream);
-    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count, int32_t dtype,
-                         int32_t op, void *stream);
+    ddl_status (*reduce)(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t count,
+                         int32_t dtype, int32_t op, void *stream);
     ddl_status (*strided)(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack, void *stream);
     ddl_status (*event_record)(void *self, void *stream, void **out_event);
     ddl_status (*event_test)(void *self, void *event); /* DDL_IN_PROGRESS until it has happened */
@@ -5129,7 +5132,8 @@ static void ddl__hmac_end(ddl__sha256 *h, const ddl__hmac_key *key, uint8_t out[
 }
 
 /* The whole of it for one message. */
-static __attribute__((unused)) void ddl__hmac_sha256(const void *secret, size_t secret_bytes, const void *data, size_t bytes, uint8_t out[32]) {
+static __attribute__((unused)) void ddl__hmac_sha256(const void *secret, size_t secret_bytes, const void *data,
+                                                     size_t bytes, uint8_t out[32]) {
     ddl__hmac_key key;
     ddl__sha256 h;
     ddl__hmac_key_init(&key, secret, secret_bytes);
@@ -6296,8 +6300,9 @@ typedef struct ddl__settings {
 
 /* Frees what the settings hold; the secret is wiped first. All zero afterwards. */
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
-    char **texts[] = {&s->place.host, &s->place.folder, &s->job,         &s->interface_name, &s->advertise,
-                      &s->transports, &s->plugins,      &s->plugin_path, &s->algorithm, &s->tune_cache,      &s->port_range};
+    char **texts[] = {&s->place.host, &s->place.folder, &s->job,       &s->interface_name,
+                      &s->advertise,  &s->transports,   &s->plugins,   &s->plugin_path,
+                      &s->algorithm,  &s->tune_cache,   &s->port_range};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }
@@ -7824,9 +7829,10 @@ static const char *ddl__client_hint(const ddl__client *c) {
         return "; this rank has no secret, so rank 0 must have none either";
     }
     bool loopback = ddl__resolve(c->settings->place.host, &list) == 0 && ddl__address_is_loopback(&list.list[0]);
-    return loopback ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
-                      "give rank 0's address in the network"
-                    : "";
+    return loopback
+               ? "; this is a loopback address, which leads only to processes of the same machine: with more machines, "
+                 "give rank 0's address in the network"
+               : "";
 }
 
 static ddl_status ddl__client_give_up(ddl__client *c) {
@@ -8856,8 +8862,8 @@ static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
         }
         p->control = c;
     } else {
-        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the other
-         * side cannot have taken it. A ready one is never replaced. */
+        /* Both connect at once: the attempt of the lower rank stays, if it gets through at all: before it has, the
+         * other side cannot have taken it. A ready one is never replaced. */
         if (p->data != NULL && (p->data->state == DDL__TCP_READY ||
                                 (c->peer > t->params.rank && p->data->state != DDL__TCP_CONNECTING))) {
             return false;
@@ -9203,8 +9209,9 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is freed
- * instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of it. */
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
+ * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
+ * it. */
 static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
     ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
     if (copy == NULL) {
@@ -10407,8 +10414,9 @@ typedef struct ddl__link {
 /* How a link can end, for missed_how; other texts are possible. */
 static const char ddl__how_ended[] = "its process ended";
 static const char ddl__how_cut[] = "it has not answered for 4 s";
-static const char ddl__how_unreached[] = "no connection to it could be made; perhaps a firewall drops what goes to its port "
-                                         "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_unreached[] =
+    "no connection to it could be made; perhaps a firewall drops what goes to its port "
+    "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 
 struct ddl_context {
@@ -10495,7 +10503,8 @@ static ddl_status ddl__refuse(ddl_context *c, const char *what, const char *whic
     return status;
 }
 
-/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs it. */
+/* Wakes the thread that polls, when it sleeps: another one did something that it may be waiting for, or that needs
+ * it. */
 static void ddl__kick(ddl_context *c) {
     uint64_t one = 1;
     if (c->sleeping) {
@@ -10778,7 +10787,8 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
         *out_used = *out_bytes = 0;
     }
     if (in == NULL && out == NULL) {
-        if (a != NULL) {
+        if (a != NULL) { /* given up half-way, by us or by a stranger who saw that our secret is another */
+            c->stats.strangers_refused += is_client ? 0 : 1;
             ddl__auth_wipe(a);
             ddl__free(&c->base, a);
             *state = NULL;
@@ -11057,8 +11067,8 @@ static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
     ddl__dead(c, rank, text, -1);
 }
 
-/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same, so
- * all ranks of that host are named. */
+/* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same,
+ * so all ranks of that host are named. */
 static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     uint8_t *state = ddl__alloc_array(&c->base, (size_t)c->world_size, 1);
     char text[256];
@@ -11127,8 +11137,9 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
         ddl__dead_rank(c, rank, "its process lives but closed its link");
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
-        ddl__dead_rank(c, rank, "its connection ended without a goodbye: its process died, or something between the hosts "
-                                "cut the connection");
+        ddl__dead_rank(c, rank,
+                       "its connection ended without a goodbye: its process died, or something between the hosts "
+                       "cut the connection");
     }
 }
 
@@ -11204,8 +11215,8 @@ static void ddl__say_goodbye(ddl_context *c) {
 
 /* >>mesh/wait */
 /* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
- * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than cores
- * must stay fast, and an idle rank must cost nothing. */
+ * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than
+ * cores must stay fast, and an idle rank must cost nothing. */
 
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
@@ -11279,9 +11290,9 @@ static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
     return count;
 }
 
-/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll set
- * over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single transport
- * that cannot be polled for (a simulation) sleeps its own way. */
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll
+ * set over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single
+ * transport that cannot be polled for (a simulation) sleeps its own way. */
 static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
     nfds_t count = ddl__arm(c, fds);
@@ -11310,8 +11321,8 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
 }
 
 /* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
- * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about as
- * long as the poll. */
+ * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
+ * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);
@@ -11570,8 +11581,10 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
                           (long long)count);
     }
     if (t->device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
-                          "DDL_PLUGINS", what, which, t->device);
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
+                          "DDL_PLUGINS",
+                          what, which, t->device);
     }
     return DDL_OK;
 }
@@ -11612,7 +11625,8 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
     ddl_status status = DDL_OK;
     if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL", out_tensor == NULL ? "out_tensor" : "shape");
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL",
+                            out_tensor == NULL ? "out_tensor" : "shape");
     } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
         status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
                             DDL_MAX_DIMS);
@@ -11650,8 +11664,10 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
         }
     }
     if (status < 0) {
-        ddl__error(context, status, "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
-                   "was freed before", tensor->data);
+        ddl__error(context, status,
+                   "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
+                   "was freed before",
+                   tensor->data);
     }
     ddl__unlock(context);
     return status;
@@ -11759,7 +11775,9 @@ typedef struct ddl__flight {
     uint8_t kind, dtype;
     int16_t status; /* DDL_IN_PROGRESS while it runs */
     int64_t count;
-    uint64_t signature, start_ns, end_ns;
+    uint64_t call_hash; /* of this call */
+    uint64_t signature; /* of this call and all before it: what its frames carry */
+    uint64_t start_ns, end_ns;
     const char *algorithm;
 } ddl__flight;
 
@@ -11767,7 +11785,7 @@ typedef struct ddl__flight {
 typedef struct ddl__announced {
     uint32_t sequence;
     int32_t peer;
-    uint64_t signature;
+    uint64_t call_hash, signature;
     char call[160];
 } ddl__announced;
 
@@ -11799,11 +11817,16 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
+    uint64_t signature; /* and its signature. It covers all calls before: whoever once called something else, and did not
+                         * need anybody's answer for it, cannot complete a later call with the others */
     int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
     ddl__announced announced;
+    uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
+    uint32_t doubt_sequence; /* which call */
+    uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
     ddl__flight records[DDL__RECORDS];
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
@@ -12059,7 +12082,8 @@ struct ddl_request {
     bool matched;
 };
 
-/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not rubbish. */
+/* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
+ * rubbish. */
 typedef struct ddl__requests {
     ddl_request **chunks;
     int32_t chunk_count;
@@ -12286,7 +12310,8 @@ static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
             r->ops->explain(c, r, &text);
             double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
             r->ops->abandon(c, r);
-            ddl__request_fail(r, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+            ddl__request_fail(r, DDL_ERR_TIMEOUT,
+                              "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
                               "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
                               line, waited);
         }
@@ -12507,7 +12532,8 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
- * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they were sent, and are matched in that order. */
+ * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they
+ * were sent, and are matched in that order. */
 
 enum {
     DDL__P2P_EAGER_BYTES = 32 * 1024,
@@ -12544,8 +12570,8 @@ static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r-
 
 static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
-                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes, r->peer,
-                      r->group->name, r->tag,
+                      "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes,
+                      r->peer, r->group->name, r->tag,
                       r->group->cause[0] != 0 && r->context->links[ddl__world_rank(r)].life == DDL__DEAD
                           ? r->group->cause
                           : "its link is gone or it has left the job");
@@ -12567,7 +12593,8 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
 /* Sends frame after frame of a rendezvous until the transport borrows one. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
     while (r->moved < r->bytes) {
-        ddl__frame f = {.type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
+        ddl__frame f = {
+            .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
         f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         const char *at = r->data + r->moved;
         r->moved += f.bytes;
@@ -12679,17 +12706,19 @@ static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t
 }
 
 static void ddl__recv_too_small(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
-    ddl__request_fail(r, DDL_ERR_TRUNCATED,
-                      "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
-                      "to be received with a larger one",
-                      source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
+    ddl__request_fail(
+        r, DDL_ERR_TRUNCATED,
+        "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, the buffer %llu; it stays "
+        "to be received with a larger one",
+        source, r->group->name, tag, (unsigned long long)bytes, (unsigned long long)r->bytes);
 }
 
 static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, ddl_dtype theirs) {
-    ddl__request_fail(r, DDL_ERR_MISMATCH,
-                      "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
-                      "stays to be received with the right type, or as u8",
-                      source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
+    ddl__request_fail(
+        r, DDL_ERR_MISMATCH,
+        "receive from rank %d of group \"%s\" (tag %d): the message is of type %s, the buffer of type %s; it "
+        "stays to be received with the right type, or as u8",
+        source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
 }
 
 /* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
@@ -12791,7 +12820,8 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
     for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
-        if ((source == DDL_ANY_SOURCE || source == u->source) && (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
+        if ((source == DDL_ANY_SOURCE || source == u->source) &&
+            (tag == u->tag || (tag == DDL_ANY_TAG && u->tag >= 0))) {
             return u;
         }
     }
@@ -12930,8 +12960,10 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
-        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from rank %d of group \"%s\": the sender gave up before all data "
-                          "was sent (its own call ended with an error)", r->peer, r->group->name);
+        ddl__request_fail(r, DDL_ERR_CANCELLED,
+                          "receive from rank %d of group \"%s\": the sender gave up before all data "
+                          "was sent (its own call ended with an error)",
+                          r->peer, r->group->name);
         return DDL_OK;
     }
     if (f->bytes > 0) {
@@ -12989,8 +13021,9 @@ static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     if (r->peer == DDL_ANY_SOURCE) {
         ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
     } else {
-        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s", r->is_recv ? "receive from" : "send to",
-                      r->peer, r->group->name, r->tag, (unsigned long long)r->bytes, state);
+        ddl__text_add(text, "%s rank %d of group \"%s\" (tag %d, %llu bytes): %s",
+                      r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag,
+                      (unsigned long long)r->bytes, state);
     }
 }
 
@@ -13010,8 +13043,8 @@ static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
 
-/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that one's;
- * it may be started again. */
+/* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that
+ * one's; it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
     ddl__unexpected *next;
@@ -13088,8 +13121,10 @@ static void ddl__send_self(ddl_context *c, ddl_request *r) {
         }
         ddl__recv_done(to);
     } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
-        ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to this rank itself: no memory to keep them until they are "
-                          "received; start the receive first", (unsigned long long)r->bytes);
+        ddl__request_fail(r, DDL_ERR_NOMEM,
+                          "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                          "received; start the receive first",
+                          (unsigned long long)r->bytes);
         return;
     }
     ddl__request_done(r, DDL_OK);
@@ -13243,7 +13278,8 @@ typedef struct ddl__probing {
 
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost = p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    p->lost =
+        p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
@@ -13257,14 +13293,15 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_transfer t = {0, ddl_tensor_1d(NULL, DDL_U8, 0), peer, tag};
-    ddl_status status = peer == DDL_NO_RANK ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
-                                            : ddl__p2p_check(g, &t, what);
+    ddl_status status = peer == DDL_NO_RANK
+                            ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
+                            : ddl__p2p_check(g, &t, what);
     ddl__probing probing = {g, peer, tag, false};
     ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
     if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
         if (block && !ddl__wait_for(c, &w)) {
-            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline", what,
-                                peer, tag);
+            status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline",
+                                what, peer, tag);
         } else if (!block && !c->polling) {
             ddl__poll(c, peer >= 0 ? g->ranks[peer] : -1);
             ddl__look(c, ddl__now_ns());
@@ -13309,7 +13346,7 @@ typedef struct ddl__call {
     bool in_place, commutative;
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
-    uint64_t signature;
+    uint64_t call_hash, signature; /* see ddl__flight */
 } ddl__call;
 
 typedef struct ddl__step_state {
@@ -13341,8 +13378,6 @@ typedef struct ddl__op {
     uint32_t ready_first, ready_count, cursor;
     uint64_t start_ns, asked_ns;
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
-    bool mismatched;
-    uint64_t mismatch_ns;
 } ddl__op;
 
 typedef struct ddl__cached {
@@ -13854,7 +13889,8 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_finish(op, i);
 }
 
-/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. */
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is known
+ * to have called something else nothing completes any more: the group breaks as soon as that call is spelled out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->running) {
         return;
@@ -13867,7 +13903,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
         ddl__step_start(c, op, i);
     }
     op->running = false;
-    if (op->left == 0) {
+    if (op->left == 0 && op->group->doubt_ns == 0) {
         ddl__op_complete(c, op);
     }
 }
@@ -13900,7 +13936,7 @@ static void ddl__op_reset(ddl__op *op) {
  * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
  * hash of the call: a frame of another call is never mistaken for ours. */
 
-static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
 static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
@@ -14034,7 +14070,7 @@ static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, d
     ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
     uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
     if (ours != f->signature) {
-        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence, f->signature);
+        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence);
         return;
     }
     *out_op = op;
@@ -14116,6 +14152,7 @@ static void ddl__record_start(ddl_group *g, const ddl__op *op) {
                                                             .dtype = (uint8_t)op->call.dtype,
                                                             .status = DDL_IN_PROGRESS,
                                                             .count = op->call.count,
+                                                            .call_hash = op->call.call_hash,
                                                             .signature = op->call.signature,
                                                             .start_ns = op->start_ns,
                                                             .algorithm = op->cached->plan.algorithm};
@@ -14212,6 +14249,17 @@ static void ddl__ops_fail_all(ddl_group *g) {
     }
 }
 
+/* Frames that came before the call and are of another one. False: the call must not begin. */
+static bool ddl__early_agrees(ddl_context *c, ddl_group *g, const ddl__op *op) {
+    for (const ddl__early *e = g->early; e != NULL; e = e->next) {
+        if ((uint32_t)(e->frame.sequence >> 32) == op->sequence && e->frame.signature != op->call.signature) {
+            ddl__mismatch_seen(c, g, e->source, op->sequence);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Hands an op the frames that came before it. */
 static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
     for (ddl__early **at = &g->early; *at != NULL;) {
@@ -14223,9 +14271,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
         *at = e->next;
         c->stats.unexpected_bytes -= e->frame.bytes;
         ddl__op *op = ddl__op_find(g, sequence);
-        if (op != NULL && e->frame.signature != op->call.signature) {
-            ddl__mismatch_seen(c, g, e->source, sequence, e->frame.signature);
-        } else if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
+        if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
             ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
         }
         ddl__scratch_put(c, e);
@@ -14251,9 +14297,10 @@ static void ddl__engine_group_free(ddl_group *g) {
 /* >>engine/watch */
 /* engine, fourth part: who is missing, and who calls something else.
  *
- * A rank that has waited 100 ms asks those it waits for (QUERY: sequence, signature, call); whoever finds that its own
- * call of that number differs tells the whole group both calls (MISMATCH), and the group breaks everywhere with the same
- * sentence. Before a stall report all members are asked, and their answers (STATUS) are in the report. */
+ * A rank that has waited 100 ms, or got a frame of another signature, tells those it waits for what it called (QUERY:
+ * sequence, hash of the call, signature, call); whoever finds that its own call of that number differs tells the whole
+ * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all members
+ * are asked, and their answers (STATUS) are in the report. */
 
 #define DDL__ASK_FIRST_NS (100 * DDL__NS_PER_MS)
 #define DDL__ASK_AGAIN_NS (1 * DDL__NS_PER_S)
@@ -14314,19 +14361,38 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
 
 /* >>asking */
 
-static void ddl__ask(ddl_context *c, ddl__op *op, int32_t peer) {
-    uint8_t payload[256];
-    char call[160];
-    ddl__text text = {call, sizeof call, 0};
-    ddl__describe_call(op->group, &op->call, op->cached->plan.algorithm, &text);
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, op->sequence);
-    ddl__put_u64(&w, op->call.signature);
-    ddl__put_string(&w, call);
-    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = op->group->id, .epoch = op->group->epoch};
-    if (c->links[op->group->ranks[peer]].life == DDL__ALIVE) {
-        ddl__tell(c, op->group->ranks[peer], f, payload, w.at);
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* Our call of that number, running or over; NULL when we have not made it, or have forgotten it. */
+static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes) {
+    const ddl__flight *r = ddl__record_of(g, sequence);
+    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
+        return NULL;
     }
+    ddl__text text = {out, bytes, 0};
+    ddl__describe_record(g, r, &text);
+    return r;
+}
+
+/* Says what we called as that number, and makes the peer look whether it called the same. */
+static void ddl__ask(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    char ours[160];
+    const ddl__flight *r = ddl__own_call(g, sequence, ours, sizeof ours);
+    if (r == NULL || c->links[g->ranks[peer]].life != DDL__ALIVE) {
+        return;
+    }
+    uint8_t payload[256];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, sequence);
+    ddl__put_u64(&w, r->call_hash);
+    ddl__put_u64(&w, r->signature);
+    ddl__put_string(&w, ours);
+    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch};
+    ddl__tell(c, g->ranks[peer], f, payload, w.at);
 }
 
 /* True when a receive from the peer is still to come. */
@@ -14347,7 +14413,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
         if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
-            ddl__ask(c, op, i);
+            ddl__ask(c, op->group, i, op->sequence);
         }
     }
 }
@@ -14361,29 +14427,26 @@ static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence,
                           sequence, g->rank, ours, peer, theirs);
 }
 
-static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
-    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
-    ddl__describe_call(g, &call, r->algorithm, text);
-}
-
-/* Our call of that number, running or over; false when we have not made it, or have forgotten it. */
-static bool ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes, uint64_t *out_signature) {
-    ddl__flight *r = ddl__record_of(g, sequence);
-    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
-        return false;
+/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not: the
+ * question goes back and forth, to the call before, until the first that differs is found. */
+static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight *own, const char *ours, int32_t peer,
+                                uint64_t call_hash, const char *theirs) {
+    if (own->call_hash != call_hash) {
+        ddl__mismatch_spell(c, g, own->sequence, ours, peer, theirs);
+    } else if (ddl__record_of(g, own->sequence - 1) != NULL) {
+        ddl__ask(c, g, peer, own->sequence - 1);
+    } else {
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "ranks %d and %d made different calls some time before operation %u. "
+                              "All ranks of a group must make the same calls in the same order", g->rank, peer,
+                              own->sequence);
     }
-    ddl__text text = {out, bytes, 0};
-    ddl__describe_record(g, r, &text);
-    *out_signature = r->signature;
-    return true;
 }
 
 static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint32_t sequence = ddl__get_u32(&r);
-    uint64_t signature = ddl__get_u64(&r), ours_signature;
+    uint64_t call_hash = ddl__get_u64(&r), signature = ddl__get_u64(&r);
     char theirs[160], ours[160];
     ddl__get_string(&r, theirs, sizeof theirs);
     if (r.bad) {
@@ -14394,14 +14457,15 @@ static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *
     }
     int32_t from = g->rank_of[peer];
     uint8_t code = DDL__NOT_ARRIVED;
-    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
-        if (ours_signature != signature) {
-            ddl__mismatch_spell(c, g, sequence, ours, from, theirs);
+    const ddl__flight *own = ddl__own_call(g, sequence, ours, sizeof ours);
+    if (own != NULL) {
+        if (own->signature != signature) {
+            ddl__mismatch_found(c, g, own, ours, from, call_hash, theirs);
             return DDL_OK;
         }
         code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
     } else if ((int32_t)(sequence - g->sequence) > 0) {
-        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .signature = signature};
+        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
         snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
     }
     uint8_t out[80];
@@ -14434,27 +14498,11 @@ static ddl_status ddl__on_status(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* A frame shows that the peer's call differs from ours. It is asked to spell it out; if it cannot (it computes), the
  * group breaks without its words. */
-static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature) {
-    (void)signature;
-    ddl__op *op = ddl__op_find(g, sequence);
-    if (op != NULL) {
-        if (!op->mismatched) {
-            op->mismatched = true;
-            op->mismatch_ns = ddl__now_ns();
-            ddl__ask(c, op, peer);
-        }
-        return;
-    }
-    char ours[160];
-    uint64_t ours_signature;
-    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
-        uint8_t payload[256];
-        ddl__writer w = ddl__writer_of(payload, sizeof payload);
-        ddl__put_u32(&w, sequence);
-        ddl__put_u64(&w, ours_signature);
-        ddl__put_string(&w, ours);
-        ddl__tell(c, g->ranks[peer], (ddl__frame){.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch}, payload,
-                  w.at);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    if (g->doubt_ns == 0) {
+        g->doubt_ns = ddl__now_ns();
+        g->doubt_sequence = sequence;
+        ddl__ask(c, g, peer, sequence);
     }
 }
 
@@ -14470,15 +14518,12 @@ static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint6
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
-    const ddl__announced *a = &g->announced;
-    if (a->sequence != op->sequence || a->signature == 0 || a->signature == op->call.signature) {
-        return;
+    ddl__announced a = g->announced;
+    char ours[160];
+    const ddl__flight *own = ddl__own_call(g, op->sequence, ours, sizeof ours);
+    if (own != NULL && a.sequence == op->sequence && a.signature != op->call.signature) {
+        ddl__mismatch_found(c, g, own, ours, a.peer, a.call_hash, a.call);
     }
-    char ours[160], theirs[160];
-    ddl__text text = {ours, sizeof ours, 0};
-    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
-    snprintf(theirs, sizeof theirs, "%s", a->call);
-    ddl__mismatch_spell(c, g, op->sequence, ours, a->peer, theirs);
 }
 
 /* >>request ops of a collective */
@@ -14520,12 +14565,11 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
     ddl_group *g = op->group;
     uint64_t now = ddl__now_ns();
-    if (op->mismatched && now - op->mismatch_ns > DDL__MISMATCH_NS) {
-        char ours[160];
-        ddl__text text = {ours, sizeof ours, 0};
-        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
+        char ours[160] = "something that it has forgotten";
+        ddl__own_call(g, g->doubt_sequence, ours, sizeof ours);
         ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
-                              "rank called something else and does not answer", op->sequence, g->rank, ours);
+                              "rank called something else and does not answer", g->doubt_sequence, g->rank, ours);
         return;
     }
     for (int32_t i = 0; i < g->size; i++) {
@@ -14735,7 +14779,7 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
     return DDL_OK;
 }
 
-static uint64_t ddl__call_signature(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+static uint64_t ddl__call_hash(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
     uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
     /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
@@ -14847,9 +14891,9 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
 
 static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
+    g->signature = op->call.signature = ddl__mix(g->signature, op->call.call_hash);
     op->start_ns = ddl__now_ns();
     op->asked_ns = 0;
-    op->mismatched = false;
     op->running = false;
     op->next = g->ops;
     g->ops = op;
@@ -14860,9 +14904,10 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
     ddl__announced_check(c, g, op);
-    if (g->broken == DDL_OK) {
-        ddl__op_run(c, op);
+    if (g->broken != DDL_OK || !ddl__early_agrees(c, g, op)) {
+        return;
     }
+    ddl__op_run(c, op);
     if (g->early != NULL && g->broken == DDL_OK) {
         ddl__early_take(c, g, sequence);
     }
@@ -14882,7 +14927,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     op->request = r;
     op->cached = cached;
     op->call = *call;
-    op->call.signature = ddl__call_signature(g, call, cached);
+    op->call.call_hash = ddl__call_hash(g, call, cached);
     op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     ddl__user_op *user = ddl__user_op_of(c, call->op);
     op->user = user;
@@ -14910,6 +14955,17 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     return DDL_OK;
 }
 
+/* Sees what has come, once a millisecond at most: a rank that only sends small broadcasts would never learn that its
+ * group is broken. */
+static void ddl__glance(ddl_group *g) {
+    ddl_context *c = g->context;
+    uint64_t now = ddl__now_ns();
+    if (!c->polling && now - g->glanced_ns > DDL__NS_PER_MS) {
+        g->glanced_ns = now;
+        ddl__poll(c, -1);
+    }
+}
+
 /* Checks, makes a request and starts it. */
 static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
     ddl__call call;
@@ -14932,6 +14988,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const ch
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     c->doing = what;
+    ddl__glance(g);
     ddl_status status = ddl__coll_begin(g, d, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
@@ -15150,7 +15207,8 @@ DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op
 
 static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
     DDL__TRY(ddl__enter(c));
-    ddl_status status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
+    ddl_status status =
+        ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
     for (int32_t i = 0; i < DDL__OPS_MAX; i++) {
         if (!c->ops->slots[i].used) {
             c->ops->slots[i] = op;
@@ -15370,6 +15428,7 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
     DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
+    ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
                             ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
                             : ddl__many_begin(g, tensors, count, op, &r);
@@ -15457,6 +15516,7 @@ static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
     }
     ddl__kept *k = r->kept;
     ddl__call call;
+    ddl__glance(r->group);
     DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
     DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
     ddl__free(&c->base, r->why);
@@ -15505,8 +15565,8 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
 }
 
 /* >>coll/groups */
-/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the lowest
- * rank gives it out, everybody answers, and nobody uses the group before all have it. */
+/* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the
+ * lowest rank gives it out, everybody answers, and nobody uses the group before all have it. */
 
 enum { DDL__TAG_GROUP = INT32_MIN };
 
@@ -15564,8 +15624,8 @@ static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag,
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
-/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls) the
- * others are told, so that they do not wait for the leader. */
+/* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls)
+ * the others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
                                  ddl__formation mine, ddl_group *made) {
     ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
@@ -15667,8 +15727,9 @@ static ddl_status ddl__check_members(ddl_group *g, const int32_t *ranks, int32_t
     bool mine = false;
     for (int32_t i = 0; i < count; i++) {
         if (ranks[i] < 0 || ranks[i] >= g->size) {
-            return ddl__error(c, DDL_ERR_ARG, "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d",
-                              ranks[i], g->name, g->size - 1);
+            return ddl__error(c, DDL_ERR_ARG,
+                              "ddl_group_create: rank %d is not in group \"%s\", whose ranks are 0 to %d", ranks[i],
+                              g->name, g->size - 1);
         }
         mine = mine || ranks[i] == g->rank;
         for (int32_t j = 0; j < i; j++) {
@@ -15781,8 +15842,8 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
     }
     for (int32_t i = 0; i < count && status == DDL_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= g->size) {
-            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"", ranks[i],
-                                g->name);
+            status = ddl__error(g->context, DDL_ERR_ARG, "ddl_group_translate: rank %d is not in group \"%s\"",
+                                ranks[i], g->name);
         }
     }
     for (int32_t i = 0; i < count && status == DDL_OK; i++) {
@@ -15838,16 +15899,17 @@ DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group !=
  *     DECIDE   coordinator -> all      when all who live have accepted; passed on, once, by everybody who hears it
  *
  * A round is named by its coordinator. A member is in the round of the lowest rank that it does not know to be gone, so
- * its rounds only grow; it accepts proposals of its own round only. Why two ranks never decide differently: if c decided
- * v, all who were alive had accepted v in round c. The coordinator of a later round hears from all who are alive then,
- * each of them in round c or above, so the accepted value of the highest round that it adopts is v again, by induction
- * over rounds. The detector may be slow but must not be wrong: who is declared dead and lives is cut off by
- * everybody, finds the others dead and can at best form a minority. Why it ends: each death that matters moves everybody
- * who lives to a higher round; nobody waits for the dead. DECIDE is passed on so that a coordinator that dies while it
- * tells the result leaves nobody behind who would have to ask ranks that have long been computing again.
+ * its rounds only grow; it accepts proposals of its own round only. Why two ranks never decide differently: if c
+ * decided v, all who were alive had accepted v in round c. The coordinator of a later round hears from all who are
+ * alive then, each of them in round c or above, so the accepted value of the highest round that it adopts is v again,
+ * by induction over rounds. The detector may be slow but must not be wrong: who is declared dead and lives is cut off
+ * by everybody, finds the others dead and can at best form a minority. Why it ends: each death that matters moves
+ * everybody who lives to a higher round; nobody waits for the dead. DECIDE is passed on so that a coordinator that dies
+ * while it tells the result leaves nobody behind who would have to ask ranks that have long been computing again.
  *
  * Agreements of a group are numbered; a rank that gave up at its deadline takes up the same number when it calls again.
- * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per iteration. */
+ * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per
+ * iteration. */
 
 enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
 
@@ -16192,8 +16254,10 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
         return ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", c->doing);
     }
     ddl__agree_explain(w, c->doing, &text);
-    return ddl__error(c, DDL_ERR_TIMEOUT, "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
-                      "takes it up where it was", line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
+    return ddl__error(c, DDL_ERR_TIMEOUT,
+                      "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
+                      "takes it up where it was",
+                      line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
 
 /* Agrees on one number of the sequence. *out is valid until the group's next but one. */
@@ -16236,12 +16300,16 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
     do {
         DDL__TRY(ddl__agree_once(g, purpose, flag, out));
         if ((*out)->value.verdict < 0) {
-            return ddl__error(c, (ddl_status)(*out)->value.verdict, "%s on group \"%s\": one rank called ddl_agree while "
-                              "another called ddl_group_shrink", c->doing, g->name);
+            return ddl__error(c, (ddl_status)(*out)->value.verdict,
+                              "%s on group \"%s\": one rank called ddl_agree while "
+                              "another called ddl_group_shrink",
+                              c->doing, g->name);
         }
         if (ddl__bit((*out)->value.gone, g->rank)) {
-            return ddl__error(c, DDL_ERR_QUORUM, "%s on group \"%s\": the others agreed that this rank (%d) is dead; it "
-                              "cannot take part any more", c->doing, g->name, g->rank);
+            return ddl__error(c, DDL_ERR_QUORUM,
+                              "%s on group \"%s\": the others agreed that this rank (%d) is dead; it "
+                              "cannot take part any more",
+                              c->doing, g->name, g->rank);
         }
     } while ((*out)->value.purpose != purpose);
     return DDL_OK;
@@ -16253,8 +16321,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
 static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     ddl_context *c = g->context;
     if (g->agreeing) {
-        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"", what,
-                          g->name);
+        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"",
+                          what, g->name);
     }
     if (c->aborted) {
         return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
@@ -16352,9 +16420,10 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
         int32_t left = ddl__count_left(g, a->value.gone);
         if (2 * left <= g->size) {
-            return ddl__error(c, DDL_ERR_QUORUM, "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
-                              "more than half: others may go on elsewhere. Start the job again from a checkpoint", left,
-                              g->size, g->name);
+            return ddl__error(c, DDL_ERR_QUORUM,
+                              "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
+                              "more than half: others may go on elsewhere. Start the job again from a checkpoint",
+                              left, g->size, g->name);
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, made != NULL, &a);
@@ -16366,7 +16435,8 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         ddl__form_undo(made);
         DDL__TRY(status);
         if (!all_have_it) {
-            return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_shrink: one of the ranks that are left has no memory for the new "
+            return ddl__error(c, DDL_ERR_NOMEM,
+                              "ddl_group_shrink: one of the ranks that are left has no memory for the new "
                               "group");
         }
     }
@@ -16389,10 +16459,10 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
 }
 
 /* >>coll/measure */
-/* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages measure
- * what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The figures are
- * rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum. With
- * DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
+/* coll, fifth part: the first words of a new world. A barrier shows that all can reach each other; a few messages
+ * measure what the cost model needs. One pair measures for all, so that every rank chooses the same algorithms. The
+ * figures are rounded to powers of the root of two: noise then rarely changes a choice, and with it the order of a sum.
+ * With DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
 
 enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
 
@@ -16526,8 +16596,8 @@ static void ddl__model_save(const ddl_context *c, const char *path, const double
                      figures[1], figures[2], figures[3]);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0 || write(fd, line, (size_t)n) != n) {
-        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept", path,
-                 strerror(errno));
+        ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept",
+                 path, strerror(errno));
     }
     if (fd >= 0) {
         close(fd);
@@ -16576,8 +16646,8 @@ static void ddl__announce(ddl_context *c) {
             far_count += c->links[i].endpoint == &c->endpoints[e] && !c->links[i].same_host;
         }
         if (near_count + far_count > 0) {
-            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name, near_count,
-                          near_count == 1 ? "" : "s", far_count,
+            ddl__text_add(&text, "; %s to %d rank%s here and %d elsewhere (%s)", c->endpoints[e].plugin->name,
+                          near_count, near_count == 1 ? "" : "s", far_count,
                           c->settings.transports != NULL ? "first of DDL_TRANSPORTS that reaches them"
                                                          : "fastest that reaches them");
         }
@@ -16609,7 +16679,8 @@ static ddl_status ddl__greet(ddl_context *c) {
     if (c->settings.progress_thread) {
         int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
         if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s", strerror(error));
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
+                              strerror(error));
         }
         c->has_thread = true;
     }
@@ -16618,7 +16689,8 @@ static ddl_status ddl__greet(ddl_context *c) {
 }
 
 /* >>coll/join */
-/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the world. */
+/* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the
+ * world. */
 
 enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
 
@@ -16708,9 +16780,12 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         size_t length = strcspn(at, ",");
         const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
         if (plugin == NULL) {
-            return ddl__error(c, DDL_ERR_PLUGIN, "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                              "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                              "looked for)", (int)DDL__MIN(length, 40u), at);
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(length, 40u), at);
         }
         DDL__TRY(ddl__endpoint_open(c, plugin, true));
         at += length + (at[length] == ',');
@@ -16742,12 +16817,14 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
     if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
         memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
-        return ddl__error(c, DDL_ERR_CORRUPT, "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d",
-                          rank, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+        return ddl__error(c, DDL_ERR_CORRUPT,
+                          "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
+                          DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
     if (b->version / 10000 != ddl_version() / 10000) {
-        return ddl__error(c, DDL_ERR_VERSION, "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version",
-                          rank, b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+        return ddl__error(c, DDL_ERR_VERSION,
+                          "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
+                          b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     }
     return DDL_OK;
 }
@@ -16803,10 +16880,11 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     ddl__link_choose(c, rank, b);
     if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+        return ddl__error(c, DDL_ERR_CONFIG,
+                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
                           "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)", rank, l->host_name,
-                          c->rank, table[c->rank].host_name);
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
+                          rank, l->host_name, c->rank, table[c->rank].host_name);
     }
     if (ddl__has_process(c, l)) {
         l->pidfd = ddl__process_open(l->pid, l->pid_start);
@@ -17166,11 +17244,13 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     }
     ddl__lock(c);
     if (!g->user_holds || g->outstanding > 0) {
-        ddl_status status = g == c->world ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
-                            : !g->user_holds
-                                ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
-                                : ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" has %d requests that were not "
-                                             "waited for", g->name, g->outstanding);
+        ddl_status status =
+            g == c->world    ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")
+            : !g->user_holds ? ddl__error(c, DDL_ERR_STATE, "ddl_group_free: group \"%s\" was freed before", g->name)
+                             : ddl__error(c, DDL_ERR_STATE,
+                                          "ddl_group_free: group \"%s\" has %d requests that were not "
+                                          "waited for",
+                                          g->name, g->outstanding);
         ddl__unlock(c);
         return status;
     }

@@ -212,7 +212,8 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
         *out_used = *out_bytes = 0;
     }
     if (in == NULL && out == NULL) {
-        if (a != NULL) {
+        if (a != NULL) { /* given up half-way, by us or by a stranger who saw that our secret is another */
+            c->stats.strangers_refused += is_client ? 0 : 1;
             ddl__auth_wipe(a);
             ddl__free(&c->base, a);
             *state = NULL;
