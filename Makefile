@@ -13,7 +13,8 @@ LIBS = -lpthread -ldl -lm
 
 # What the tests and benchmarks use, all from Debian or Ubuntu.
 DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables \
-       openmpi-bin libopenmpi-dev mpich libgloo-dev
+       openmpi-bin libopenmpi-dev mpich libgloo-dev libfabric-dev \
+       qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))

@@ -2,7 +2,7 @@
  * per event; times are of CLOCK_MONOTONIC, which is one clock for all processes of a kernel.
  *
  *     two_hosts_rank init                     joins and leaves
- *     two_hosts_rank correct                  all collectives, against plain loops
+ *     two_hosts_rank correct [COUNT]          all collectives, against plain loops; with COUNT of one size, for slow links
  *     two_hosts_rank loop COUNT SECONDS MS    sums COUNT floats until rank 0 has done so for SECONDS, with MS of
  *                                             computing between two; after a death, the survivors shrink and go on
  *     two_hosts_rank once COUNT               one sum of COUNT floats, announced before it begins
@@ -249,10 +249,10 @@ static void crossed_form(int64_t count) {
     free(out);
 }
 
-static int correct(void) {
-    static const int64_t counts[] = {1, 1000, 50001};
-    for (int c = 0; c < 3; c++) {
-        for (int root = 0; root < size; root++) {
+static int correct(int64_t only) {
+    const int64_t counts[] = {only > 0 ? only : 1, 1000, 50001};
+    for (int c = 0; c < (only > 0 ? 1 : 3); c++) {
+        for (int root = only > 0 ? size - 1 : 0; root < size; root++) {
             reductions(counts[c], root);
             spreads(counts[c], root);
             ragged_forms(counts[c], root);
@@ -370,7 +370,7 @@ int main(int argc, char **argv) {
     printf("joined %d of %d\n", rank, size);
     int result = 0;
     if (strcmp(mode, "correct") == 0) {
-        result = correct();
+        result = correct(argc > 2 ? atoll(argv[2]) : 0);
     } else if (strcmp(mode, "loop") == 0 && argc == 5) {
         result = loop_and_shrink(atoll(argv[2]), atof(argv[3]), atoi(argv[4]));
     } else if (strcmp(mode, "once") == 0 && argc == 3) {
