@@ -4439,7 +4439,7 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
  * choose alike without asking, so nothing here may look at what only this rank knows: its rank, whether its buffers
  * are in place, its lengths of an all_to_allv. */
 
-#define DDL__EAGER_BYTES 32768
+#define DDL__EAGER_BYTES 65536
 #define DDL__CHUNK_BYTES (256 * 1024)
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
@@ -8371,7 +8371,7 @@ static ddl_status ddl__rendezvous(const ddl__settings *s, ddl__base *base, const
  * It knows the host table and sockets; it must not know how connections come about (endpoint.h) or what frames mean. */
 
 enum {
-    DDL__TCP_STAGE_BYTES = 64 * 1024, /* read ahead of this much; small frames are handed on from here */
+    DDL__TCP_STAGE_BYTES = 68 * 1024, /* read ahead of this much; small frames are handed on from here */
     DDL__TCP_SPARE_BYTES = 2048,      /* read behind a large payload: the next header, little to copy */
     DDL__TCP_BATCH = 16,              /* messages joined into one sendmsg */
     DDL__TCP_READS = 32               /* reads from one connection before others get their turn */
@@ -12528,7 +12528,7 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
 /* >>p2p/match */
 /* p2p, second part: which message meets which receive, and how its bytes travel.
  *
- *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
+ *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
@@ -12536,7 +12536,7 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
  * were sent, and are matched in that order. */
 
 enum {
-    DDL__P2P_EAGER_BYTES = 32 * 1024,
+    DDL__P2P_EAGER_BYTES = 64 * 1024,
     DDL__UNEXPECTED_SMALL = 2048,
     DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
 };
@@ -13734,7 +13734,7 @@ static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status
  * started the last collective of the full one. A send is held back only while such an answer is due, never for ever. */
 static void ddl__flow_turn(ddl_context *c, ddl_group *g, int32_t peer) {
     ddl__toward *flow = &g->flows[peer];
-    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 2) {
+    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 4 * 3) {
         return;
     }
     flow->ahead[0] = flow->ahead[1];

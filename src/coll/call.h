@@ -166,7 +166,7 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
     return DDL_OK;
 }
 
-static uint64_t ddl__call_signature(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+static uint64_t ddl__call_hash(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
     uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
     /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
@@ -278,9 +278,9 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
 
 static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
+    g->signature = op->call.signature = ddl__mix(g->signature, op->call.call_hash);
     op->start_ns = ddl__now_ns();
     op->asked_ns = 0;
-    op->mismatched = false;
     op->running = false;
     op->next = g->ops;
     g->ops = op;
@@ -291,9 +291,10 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
     ddl__announced_check(c, g, op);
-    if (g->broken == DDL_OK) {
-        ddl__op_run(c, op);
+    if (g->broken != DDL_OK || !ddl__early_agrees(c, g, op)) {
+        return;
     }
+    ddl__op_run(c, op);
     if (g->early != NULL && g->broken == DDL_OK) {
         ddl__early_take(c, g, sequence);
     }
@@ -313,7 +314,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     op->request = r;
     op->cached = cached;
     op->call = *call;
-    op->call.signature = ddl__call_signature(g, call, cached);
+    op->call.call_hash = ddl__call_hash(g, call, cached);
     op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     ddl__user_op *user = ddl__user_op_of(c, call->op);
     op->user = user;
@@ -341,6 +342,17 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     return DDL_OK;
 }
 
+/* Sees what has come, once a millisecond at most: a rank that only sends small broadcasts would never learn that its
+ * group is broken. */
+static void ddl__glance(ddl_group *g) {
+    ddl_context *c = g->context;
+    uint64_t now = ddl__now_ns();
+    if (!c->polling && now - g->glanced_ns > DDL__NS_PER_MS) {
+        g->glanced_ns = now;
+        ddl__poll(c, -1);
+    }
+}
+
 /* Checks, makes a request and starts it. */
 static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
     ddl__call call;
@@ -363,6 +375,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const ch
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     c->doing = what;
+    ddl__glance(g);
     ddl_status status = ddl__coll_begin(g, d, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;

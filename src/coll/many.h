@@ -179,6 +179,7 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
     DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
+    ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
                             ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
                             : ddl__many_begin(g, tensors, count, op, &r);
@@ -266,6 +267,7 @@ static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
     }
     ddl__kept *k = r->kept;
     ddl__call call;
+    ddl__glance(r->group);
     DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
     DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
     ddl__free(&c->base, r->why);

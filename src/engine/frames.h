@@ -6,7 +6,7 @@
 
 #include "run.h"
 
-static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
 static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected);
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op);
 
@@ -140,7 +140,7 @@ static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, d
     ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
     uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
     if (ours != f->signature) {
-        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence, f->signature);
+        ddl__mismatch_seen(c, g, g->rank_of[peer], sequence);
         return;
     }
     *out_op = op;
@@ -222,6 +222,7 @@ static void ddl__record_start(ddl_group *g, const ddl__op *op) {
                                                             .dtype = (uint8_t)op->call.dtype,
                                                             .status = DDL_IN_PROGRESS,
                                                             .count = op->call.count,
+                                                            .call_hash = op->call.call_hash,
                                                             .signature = op->call.signature,
                                                             .start_ns = op->start_ns,
                                                             .algorithm = op->cached->plan.algorithm};
@@ -318,6 +319,17 @@ static void ddl__ops_fail_all(ddl_group *g) {
     }
 }
 
+/* Frames that came before the call and are of another one. False: the call must not begin. */
+static bool ddl__early_agrees(ddl_context *c, ddl_group *g, const ddl__op *op) {
+    for (const ddl__early *e = g->early; e != NULL; e = e->next) {
+        if ((uint32_t)(e->frame.sequence >> 32) == op->sequence && e->frame.signature != op->call.signature) {
+            ddl__mismatch_seen(c, g, e->source, op->sequence);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Hands an op the frames that came before it. */
 static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
     for (ddl__early **at = &g->early; *at != NULL;) {
@@ -329,9 +341,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
         *at = e->next;
         c->stats.unexpected_bytes -= e->frame.bytes;
         ddl__op *op = ddl__op_find(g, sequence);
-        if (op != NULL && e->frame.signature != op->call.signature) {
-            ddl__mismatch_seen(c, g, e->source, sequence, e->frame.signature);
-        } else if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
+        if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
             ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
         }
         ddl__scratch_put(c, e);

@@ -18,7 +18,7 @@ typedef struct ddl__call {
     bool in_place, commutative;
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
-    uint64_t signature;
+    uint64_t call_hash, signature; /* see ddl__flight */
 } ddl__call;
 
 typedef struct ddl__step_state {
@@ -50,8 +50,6 @@ typedef struct ddl__op {
     uint32_t ready_first, ready_count, cursor;
     uint64_t start_ns, asked_ns;
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
-    bool mismatched;
-    uint64_t mismatch_ns;
 } ddl__op;
 
 typedef struct ddl__cached {

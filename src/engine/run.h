@@ -109,7 +109,7 @@ static void ddl__step_sent(ddl_context *c, ddl__outgoing *out, ddl_status status
  * started the last collective of the full one. A send is held back only while such an answer is due, never for ever. */
 static void ddl__flow_turn(ddl_context *c, ddl_group *g, int32_t peer) {
     ddl__toward *flow = &g->flows[peer];
-    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 2) {
+    if (flow->ahead[0] > 0 || flow->ahead[1] < DDL__WINDOW_BYTES / 4 * 3) {
         return;
     }
     flow->ahead[0] = flow->ahead[1];
@@ -264,7 +264,8 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_finish(op, i);
 }
 
-/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. */
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is known
+ * to have called something else nothing completes any more: the group breaks as soon as that call is spelled out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->running) {
         return;
@@ -277,7 +278,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
         ddl__step_start(c, op, i);
     }
     op->running = false;
-    if (op->left == 0) {
+    if (op->left == 0 && op->group->doubt_ns == 0) {
         ddl__op_complete(c, op);
     }
 }

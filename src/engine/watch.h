@@ -1,8 +1,9 @@
 /* engine, fourth part: who is missing, and who calls something else.
  *
- * A rank that has waited 100 ms asks those it waits for (QUERY: sequence, signature, call); whoever finds that its own
- * call of that number differs tells the whole group both calls (MISMATCH), and the group breaks everywhere with the same
- * sentence. Before a stall report all members are asked, and their answers (STATUS) are in the report. */
+ * A rank that has waited 100 ms, or got a frame of another signature, tells those it waits for what it called (QUERY:
+ * sequence, hash of the call, signature, call); whoever finds that its own call of that number differs tells the whole
+ * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all members
+ * are asked, and their answers (STATUS) are in the report. */
 #ifndef DDL_ENGINE_WATCH_H
 #define DDL_ENGINE_WATCH_H
 
@@ -67,19 +68,38 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
 
 /* >>asking */
 
-static void ddl__ask(ddl_context *c, ddl__op *op, int32_t peer) {
-    uint8_t payload[256];
-    char call[160];
-    ddl__text text = {call, sizeof call, 0};
-    ddl__describe_call(op->group, &op->call, op->cached->plan.algorithm, &text);
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, op->sequence);
-    ddl__put_u64(&w, op->call.signature);
-    ddl__put_string(&w, call);
-    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = op->group->id, .epoch = op->group->epoch};
-    if (c->links[op->group->ranks[peer]].life == DDL__ALIVE) {
-        ddl__tell(c, op->group->ranks[peer], f, payload, w.at);
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* Our call of that number, running or over; NULL when we have not made it, or have forgotten it. */
+static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes) {
+    const ddl__flight *r = ddl__record_of(g, sequence);
+    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
+        return NULL;
     }
+    ddl__text text = {out, bytes, 0};
+    ddl__describe_record(g, r, &text);
+    return r;
+}
+
+/* Says what we called as that number, and makes the peer look whether it called the same. */
+static void ddl__ask(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    char ours[160];
+    const ddl__flight *r = ddl__own_call(g, sequence, ours, sizeof ours);
+    if (r == NULL || c->links[g->ranks[peer]].life != DDL__ALIVE) {
+        return;
+    }
+    uint8_t payload[256];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, sequence);
+    ddl__put_u64(&w, r->call_hash);
+    ddl__put_u64(&w, r->signature);
+    ddl__put_string(&w, ours);
+    ddl__frame f = {.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch};
+    ddl__tell(c, g->ranks[peer], f, payload, w.at);
 }
 
 /* True when a receive from the peer is still to come. */
@@ -100,7 +120,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
         if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
-            ddl__ask(c, op, i);
+            ddl__ask(c, op->group, i, op->sequence);
         }
     }
 }
@@ -114,29 +134,26 @@ static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence,
                           sequence, g->rank, ours, peer, theirs);
 }
 
-static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
-    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
-    ddl__describe_call(g, &call, r->algorithm, text);
-}
-
-/* Our call of that number, running or over; false when we have not made it, or have forgotten it. */
-static bool ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes, uint64_t *out_signature) {
-    ddl__flight *r = ddl__record_of(g, sequence);
-    if (r == NULL || (int32_t)(sequence - g->sequence) > 0) {
-        return false;
+/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not: the
+ * question goes back and forth, to the call before, until the first that differs is found. */
+static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight *own, const char *ours, int32_t peer,
+                                uint64_t call_hash, const char *theirs) {
+    if (own->call_hash != call_hash) {
+        ddl__mismatch_spell(c, g, own->sequence, ours, peer, theirs);
+    } else if (ddl__record_of(g, own->sequence - 1) != NULL) {
+        ddl__ask(c, g, peer, own->sequence - 1);
+    } else {
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "ranks %d and %d made different calls some time before operation %u. "
+                              "All ranks of a group must make the same calls in the same order", g->rank, peer,
+                              own->sequence);
     }
-    ddl__text text = {out, bytes, 0};
-    ddl__describe_record(g, r, &text);
-    *out_signature = r->signature;
-    return true;
 }
 
 static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint32_t sequence = ddl__get_u32(&r);
-    uint64_t signature = ddl__get_u64(&r), ours_signature;
+    uint64_t call_hash = ddl__get_u64(&r), signature = ddl__get_u64(&r);
     char theirs[160], ours[160];
     ddl__get_string(&r, theirs, sizeof theirs);
     if (r.bad) {
@@ -147,14 +164,15 @@ static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *
     }
     int32_t from = g->rank_of[peer];
     uint8_t code = DDL__NOT_ARRIVED;
-    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
-        if (ours_signature != signature) {
-            ddl__mismatch_spell(c, g, sequence, ours, from, theirs);
+    const ddl__flight *own = ddl__own_call(g, sequence, ours, sizeof ours);
+    if (own != NULL) {
+        if (own->signature != signature) {
+            ddl__mismatch_found(c, g, own, ours, from, call_hash, theirs);
             return DDL_OK;
         }
         code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
     } else if ((int32_t)(sequence - g->sequence) > 0) {
-        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .signature = signature};
+        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
         snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
     }
     uint8_t out[80];
@@ -187,27 +205,11 @@ static ddl_status ddl__on_status(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* A frame shows that the peer's call differs from ours. It is asked to spell it out; if it cannot (it computes), the
  * group breaks without its words. */
-static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence, uint64_t signature) {
-    (void)signature;
-    ddl__op *op = ddl__op_find(g, sequence);
-    if (op != NULL) {
-        if (!op->mismatched) {
-            op->mismatched = true;
-            op->mismatch_ns = ddl__now_ns();
-            ddl__ask(c, op, peer);
-        }
-        return;
-    }
-    char ours[160];
-    uint64_t ours_signature;
-    if (ddl__own_call(g, sequence, ours, sizeof ours, &ours_signature)) {
-        uint8_t payload[256];
-        ddl__writer w = ddl__writer_of(payload, sizeof payload);
-        ddl__put_u32(&w, sequence);
-        ddl__put_u64(&w, ours_signature);
-        ddl__put_string(&w, ours);
-        ddl__tell(c, g->ranks[peer], (ddl__frame){.type = DDL__FRAME_QUERY, .group = g->id, .epoch = g->epoch}, payload,
-                  w.at);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence) {
+    if (g->doubt_ns == 0) {
+        g->doubt_ns = ddl__now_ns();
+        g->doubt_sequence = sequence;
+        ddl__ask(c, g, peer, sequence);
     }
 }
 
@@ -223,15 +225,12 @@ static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint6
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
-    const ddl__announced *a = &g->announced;
-    if (a->sequence != op->sequence || a->signature == 0 || a->signature == op->call.signature) {
-        return;
+    ddl__announced a = g->announced;
+    char ours[160];
+    const ddl__flight *own = ddl__own_call(g, op->sequence, ours, sizeof ours);
+    if (own != NULL && a.sequence == op->sequence && a.signature != op->call.signature) {
+        ddl__mismatch_found(c, g, own, ours, a.peer, a.call_hash, a.call);
     }
-    char ours[160], theirs[160];
-    ddl__text text = {ours, sizeof ours, 0};
-    ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
-    snprintf(theirs, sizeof theirs, "%s", a->call);
-    ddl__mismatch_spell(c, g, op->sequence, ours, a->peer, theirs);
 }
 
 /* >>request ops of a collective */
@@ -273,12 +272,11 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
     ddl_group *g = op->group;
     uint64_t now = ddl__now_ns();
-    if (op->mismatched && now - op->mismatch_ns > DDL__MISMATCH_NS) {
-        char ours[160];
-        ddl__text text = {ours, sizeof ours, 0};
-        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
+        char ours[160] = "something that it has forgotten";
+        ddl__own_call(g, g->doubt_sequence, ours, sizeof ours);
         ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
-                              "rank called something else and does not answer", op->sequence, g->rank, ours);
+                              "rank called something else and does not answer", g->doubt_sequence, g->rank, ours);
         return;
     }
     for (int32_t i = 0; i < g->size; i++) {

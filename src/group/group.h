@@ -37,7 +37,9 @@ typedef struct ddl__flight {
     uint8_t kind, dtype;
     int16_t status; /* DDL_IN_PROGRESS while it runs */
     int64_t count;
-    uint64_t signature, start_ns, end_ns;
+    uint64_t call_hash; /* of this call */
+    uint64_t signature; /* of this call and all before it: what its frames carry */
+    uint64_t start_ns, end_ns;
     const char *algorithm;
 } ddl__flight;
 
@@ -45,7 +47,7 @@ typedef struct ddl__flight {
 typedef struct ddl__announced {
     uint32_t sequence;
     int32_t peer;
-    uint64_t signature;
+    uint64_t call_hash, signature;
     char call[160];
 } ddl__announced;
 
@@ -77,11 +79,16 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
+    uint64_t signature; /* and its signature. It covers all calls before: whoever once called something else, and did not
+                         * need anybody's answer for it, cannot complete a later call with the others */
     int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
     ddl__announced announced;
+    uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
+    uint32_t doubt_sequence; /* which call */
+    uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
     ddl__flight records[DDL__RECORDS];
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
