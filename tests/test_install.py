@@ -1,6 +1,7 @@
 """make install puts header, tools, plugins and ddl.pc where they belong; a program builds with them; uninstall is clean."""
 import os
 import pathlib
+import shlex
 
 from harness import check, good, main, scratch, test
 
@@ -17,7 +18,7 @@ def install_build_with_it_and_uninstall():
         for name in ("include/ddl.h", "lib/pkgconfig/ddl.pc"):
             check("opt/ddl/" + name in found, f"{name} is missing from {found}")
         env = dict(os.environ, PKG_CONFIG_PATH=f"{folder}/opt/ddl/lib/pkgconfig", PKG_CONFIG_SYSROOT_DIR=folder)
-        flags = good("pkg-config --cflags --libs ddl", env=env).split()
+        flags = shlex.split(good("pkg-config --cflags --libs ddl", env=env))  # quoted for a shell
         program = pathlib.Path(folder, "a.c")
         program.write_text('#define DDL_IMPLEMENTATION\n#include <ddl.h>\nint main(void) { return ddl_version() < 0; }\n')
         good("gcc -std=c11 -o", pathlib.Path(folder, "a"), program, flags)
