@@ -485,7 +485,8 @@ DDL_API ddl_status ddl_finalize(ddl_context **context);
 DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
 /* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
 DDL_API ddl_group *ddl_world(ddl_context *context);
-/* The sentence of the last error of this context; "" when there was none. Valid until the next error. [any thread] */
+/* The sentence of the calling thread's last error in this context, of any thread's when it had none; "" when there was
+ * none at all. Valid until the thread's next error. [any thread] */
 DDL_API const char *ddl_error(const ddl_context *context);
 /* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
@@ -8426,6 +8427,7 @@ typedef struct ddl__tcp {
     int32_t *backlog; /* peers with messages that wait for the socket */
     struct sockaddr_storage bound;
     socklen_t bound_bytes;
+    char congestion[32]; /* the system's congestion control */
     uint8_t stage[DDL__TCP_STAGE_BYTES + DDL__FRAME_BYTES];
 } ddl__tcp;
 
@@ -8678,7 +8680,7 @@ static void ddl__tcp_set(int fd, int level, int option, int value) {
 }
 
 /* Errors are ignored: each option is an improvement, none is needed. */
-static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
+static void ddl__tcp_tune_socket(ddl__tcp *t, int fd, bool same_host, bool is_control) {
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     ddl__tcp_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
@@ -8687,10 +8689,11 @@ static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
     if (is_control) {
         ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, DDL__TCP_SILENT_MS);
     }
-    if (same_host) {
-        /* Congestion control that paces (bbr) halves the bandwidth of loopback; there is nothing to be gentle with. */
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-    }
+    /* Congestion control that paces (bbr) halves the bandwidth of loopback, where there is nothing to be gentle with. A
+     * socket that was paced once stays so, therefore the listener begins without and only links to other hosts get the
+     * system's choice. */
+    const char *control = same_host ? "reno" : t->congestion;
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, (socklen_t)strlen(control));
 }
 
 /* Without a secret, the uid of the other end is the proof. */
@@ -8910,7 +8913,7 @@ static void ddl__tcp_channel(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     bool same_host = t->peers[c->peer].same_host;
-    ddl__tcp_tune_socket(c->fd, same_host, c->is_control);
+    ddl__tcp_tune_socket(t, c->fd, same_host, c->is_control);
 }
 
 static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
@@ -8974,7 +8977,7 @@ static void ddl__tcp_start(ddl__tcp *t, int32_t peer) {
     c->state = DDL__TCP_CONNECTING;
     p->trying_ns = p->trying_ns != 0 || is_control ? p->trying_ns : c->since_ns;
     *(is_control ? &p->control : &p->data) = c;
-    ddl__tcp_tune_socket(fd, p->same_host, true); /* attempts to connect end like cuts */
+    ddl__tcp_tune_socket(t, fd, p->same_host, true); /* attempts to connect end like cuts */
     int result = connect(fd, (struct sockaddr *)&p->address, p->address_bytes);
     if (result < 0 && errno != EINPROGRESS && errno != EINTR) {
         ddl__tcp_broken(t, c, errno);
@@ -9387,28 +9390,44 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
     return DDL_OK;
 }
 
+/* The descriptor, or -1 with errno. Connections of the job before, in TIME_WAIT, hold no port of a range; two that
+ * bind the same port are told apart by listen(). */
+static int ddl__tcp_listen_at(ddl__tcp *t, int port) {
+    int fd = socket(t->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return -1;
+    }
+    if (!ddl__tcp_is_unix(&t->bound)) {
+        ddl__tcp_set_port(&t->bound, port);
+        ddl__tcp_set(fd, SOL_SOCKET, SO_REUSEADDR, port != 0);
+    }
+    if (bind(fd, (struct sockaddr *)&t->bound, t->bound_bytes) == 0 && listen(fd, 1024) == 0) {
+        return fd;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
 static ddl_status ddl__tcp_listen(ddl__tcp *t) {
     int low = 0, high = 0;
     if (t->params.port_range != NULL && sscanf(t->params.port_range, "%d-%d", &low, &high) < 2) {
         high = low;
     }
-    t->listen_fd = socket(t->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (t->listen_fd < 0) {
-        return DDL_ERR_SYSTEM;
-    }
-    int bound = -1;
-    for (int port = low; port <= high && bound != 0; port++) {
-        if (!ddl__tcp_is_unix(&t->bound)) {
-            ddl__tcp_set_port(&t->bound, port);
-        }
-        bound = bind(t->listen_fd, (struct sockaddr *)&t->bound, t->bound_bytes);
+    for (int port = low; port <= high && t->listen_fd < 0; port++) {
+        t->listen_fd = ddl__tcp_listen_at(t, port);
     }
     char text[80];
-    if (bound != 0 || listen(t->listen_fd, 1024) != 0) {
+    if (t->listen_fd < 0) {
         ddl__tcp_log(t, DDL_LOG_WARN, "tcp: cannot listen on %s%s%s: %s", ddl__tcp_text(&t->bound, text, sizeof text),
                      t->params.port_range != NULL ? " or any other port of the range " : "",
                      t->params.port_range != NULL ? t->params.port_range : "", strerror(errno));
         return DDL_ERR_SYSTEM;
+    }
+    socklen_t name_bytes = sizeof t->congestion - 1;
+    if (getsockopt(t->listen_fd, IPPROTO_TCP, TCP_CONGESTION, t->congestion, &name_bytes) == 0) {
+        setsockopt(t->listen_fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     }
     socklen_t bytes = sizeof t->bound;
     getsockname(t->listen_fd, (struct sockaddr *)&t->bound, &bytes);
@@ -10336,6 +10355,7 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
 enum {
     DDL__ENDPOINTS_MAX = 8,
     DDL__SCRATCH_KEPT = 4,
+    DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024 /* payload of a control message */
 };
 
@@ -10419,6 +10439,13 @@ static const char ddl__how_unreached[] =
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 
+/* The last error of one thread. */
+typedef struct ddl__told {
+    pthread_t thread;
+    uint64_t number; /* 0: free; the highest is the newest */
+    char text[DDL__SENTENCE_BYTES];
+} ddl__told;
+
 struct ddl_context {
     ddl__base base;
     ddl__settings settings;
@@ -10462,11 +10489,34 @@ struct ddl_context {
     struct ddl__requests *requests;
     struct ddl__ops *ops;
     ddl_stats stats;
-    ddl__sentence error;
+    ddl__sentence error; /* the newest, and what each thread was told */
+    pthread_mutex_t error_lock;
+    ddl__told told[DDL__TOLD];
+    uint64_t told_count;
 };
 
 /* Writes the error that ddl_error shows. */
-#define ddl__error(c, status, ...) ddl__fail(&(c)->error, (status), __VA_ARGS__)
+#define ddl__error(c, status, ...) ddl__said((c), ddl__fail(&(c)->error, (status), __VA_ARGS__))
+
+/* Keeps the newest sentence for the calling thread: others that fail meanwhile do not change what it reads. The thread
+ * whose error is oldest gives up its place. */
+static ddl_status ddl__said(ddl_context *c, ddl_status status) {
+    pthread_mutex_lock(&c->error_lock);
+    ddl__told *mine = &c->told[0];
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        ddl__told *t = &c->told[i];
+        if (t->number > 0 && pthread_equal(t->thread, pthread_self())) {
+            mine = t;
+            break;
+        }
+        mine = t->number < mine->number ? t : mine;
+    }
+    mine->thread = pthread_self();
+    mine->number = ++c->told_count;
+    memcpy(mine->text, c->error.text, sizeof mine->text);
+    pthread_mutex_unlock(&c->error_lock);
+    return status;
+}
 
 /* >>lock */
 
@@ -11758,7 +11808,8 @@ enum {
  * an early sender can make a late receiver store. */
 typedef struct ddl__toward {
     uint32_t started;    /* newest collective of the peer that we know it has started */
-    uint32_t ahead[2];   /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    uint32_t ahead[2];
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
@@ -11817,7 +11868,8 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
-    uint64_t signature; /* and its signature. It covers all calls before: whoever once called something else, and did not
+    uint64_t
+        signature;     /* and its signature. It covers all calls before: whoever once called something else, and did not
                          * need anybody's answer for it, cannot complete a later call with the others */
     int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
@@ -13889,8 +13941,9 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_finish(op, i);
 }
 
-/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is known
- * to have called something else nothing completes any more: the group breaks as soon as that call is spelled out. */
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is
+ * known to have called something else nothing completes any more: the group breaks as soon as that call is spelled
+ * out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->running) {
         return;
@@ -13933,8 +13986,8 @@ static void ddl__op_reset(ddl__op *op) {
 
 /* >>engine/frames */
 /* engine, third part: frames of collectives as they arrive, starting an op, ending it.
- * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
- * hash of the call: a frame of another call is never mistaken for ours. */
+ * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature`
+ * the hash of the call: a frame of another call is never mistaken for ours. */
 
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
 static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected);
@@ -14024,7 +14077,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
             st->early = ddl__scratch_get(c, (size_t)s->bytes);
         }
         if (st->early == NULL) {
-            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", op->group->rank);
+            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
+                             op->group->rank);
             return DDL_OK;
         }
         memcpy(st->early + st->moved, payload, f->bytes);
@@ -14033,7 +14087,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
     return DDL_OK;
 }
 
-static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f, const void *payload) {
+static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f,
+                                  const void *payload) {
     ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
     if (e == NULL) {
         ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
@@ -14245,7 +14300,8 @@ static void ddl__ops_fail_all(ddl_group *g) {
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name, g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name,
+                          g->broken_text);
     }
 }
 
@@ -14299,8 +14355,8 @@ static void ddl__engine_group_free(ddl_group *g) {
  *
  * A rank that has waited 100 ms, or got a frame of another signature, tells those it waits for what it called (QUERY:
  * sequence, hash of the call, signature, call); whoever finds that its own call of that number differs tells the whole
- * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all members
- * are asked, and their answers (STATUS) are in the report. */
+ * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all
+ * members are asked, and their answers (STATUS) are in the report. */
 
 #define DDL__ASK_FIRST_NS (100 * DDL__NS_PER_MS)
 #define DDL__ASK_AGAIN_NS (1 * DDL__NS_PER_S)
@@ -14421,14 +14477,15 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
 /* Both calls are known: everybody learns them. */
 static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
                                 const char *theirs) {
-    ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
-                          "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
-                          "group must make the same calls in the same order",
-                          sequence, g->rank, ours, peer, theirs);
+    ddl__break_everywhere(
+        c, g, DDL_ERR_MISMATCH,
+        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
+        "group must make the same calls in the same order",
+        sequence, g->rank, ours, peer, theirs);
 }
 
-/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not: the
- * question goes back and forth, to the call before, until the first that differs is found. */
+/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not:
+ * the question goes back and forth, to the call before, until the first that differs is found. */
 static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight *own, const char *ours, int32_t peer,
                                 uint64_t call_hash, const char *theirs) {
     if (own->call_hash != call_hash) {
@@ -14436,9 +14493,10 @@ static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight 
     } else if (ddl__record_of(g, own->sequence - 1) != NULL) {
         ddl__ask(c, g, peer, own->sequence - 1);
     } else {
-        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "ranks %d and %d made different calls some time before operation %u. "
-                              "All ranks of a group must make the same calls in the same order", g->rank, peer,
-                              own->sequence);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                              "ranks %d and %d made different calls some time before operation %u. "
+                              "All ranks of a group must make the same calls in the same order",
+                              g->rank, peer, own->sequence);
     }
 }
 
@@ -14465,7 +14523,8 @@ static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *
         }
         code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
     } else if ((int32_t)(sequence - g->sequence) > 0) {
-        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
+        g->announced =
+            (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
         snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
     }
     uint8_t out[80];
@@ -14509,11 +14568,12 @@ static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint3
 /* The lengths of an all_to_allv are each pair's own, and no part of the signature. */
 static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected) {
     int32_t rank = op->group->rank;
-    ddl__break_everywhere(c, op->group, DDL_ERR_MISMATCH,
-                          "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
-                          "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
-                          op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
-                          (unsigned long long)expected, rank, peer, peer, rank);
+    ddl__break_everywhere(
+        c, op->group, DDL_ERR_MISMATCH,
+        "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
+        "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
+        op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
+        (unsigned long long)expected, rank, peer, peer, rank);
 }
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
@@ -14552,6 +14612,7 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
         bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
         arrived += i != g->rank && here;
         if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+            ddl__text_add(text, "%s", named > 1 ? "," : "");
             ddl__explain_answer(op, i, text);
         }
     }
@@ -14561,6 +14622,15 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
 }
 
+/* Often enough that everybody has answered before a report or a deadline, however soon that is. */
+static uint64_t ddl__ask_interval(const ddl_group *g) {
+    uint64_t ns = DDL__ASK_AGAIN_NS;
+    if (g->stall_ms > 0) {
+        ns = DDL__MIN(ns, (uint64_t)g->stall_ms * DDL__NS_PER_MS / 4);
+    }
+    return g->timeout_ms > 0 ? DDL__MIN(ns, (uint64_t)g->timeout_ms * DDL__NS_PER_MS / 4) : ns;
+}
+
 static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
     ddl_group *g = op->group;
@@ -14568,18 +14638,23 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
         char ours[160] = "something that it has forgotten";
         ddl__own_call(g, g->doubt_sequence, ours, sizeof ours);
-        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
-                              "rank called something else and does not answer", g->doubt_sequence, g->rank, ours);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                              "operation %u is different on two ranks: rank %d called %s, another "
+                              "rank called something else and does not answer",
+                              g->doubt_sequence, g->rank, ours);
         return;
     }
     for (int32_t i = 0; i < g->size; i++) {
         if (c->links[g->ranks[i]].life == DDL__LEFT && ddl__is_drained(g, i) && ddl__op_waits_for(op, i)) {
-            ddl__break_everywhere(c, g, DDL_ERR_PEER, "rank %d has left the job (it called ddl_finalize) and takes no part "
-                                  "in operation %u", i, op->sequence);
+            ddl__break_everywhere(c, g, DDL_ERR_PEER,
+                                  "rank %d has left the job (it called ddl_finalize) and takes no part "
+                                  "in operation %u",
+                                  i, op->sequence);
             return;
         }
     }
-    if (waited > DDL__ASK_FIRST_NS && now - op->asked_ns > DDL__ASK_AGAIN_NS) {
+    uint64_t interval = ddl__ask_interval(g);
+    if (waited > DDL__MIN(DDL__ASK_FIRST_NS, interval) && now - op->asked_ns > interval) {
         op->asked_ns = now;
         uint64_t stall = (uint64_t)g->stall_ms * DDL__NS_PER_MS, limit = (uint64_t)g->timeout_ms * DDL__NS_PER_MS;
         bool all = (g->stall_ms > 0 && waited > stall / 2) || (g->timeout_ms > 0 && waited > limit / 2);
@@ -14673,8 +14748,8 @@ static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what)
     }
     bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
     if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op), call->op,
-                          ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
+        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op),
+                          call->op, ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
     }
     return DDL_OK;
 }
@@ -14719,9 +14794,10 @@ static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const in
         packed[r] = at;
         int64_t offset = *offsets != NULL ? (*offsets)[r] : at;
         if (counts[r] < 0 || offset < 0 || (have >= 0 && (offset > have || counts[r] > have - offset))) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
-                              "`%s` of %lld elements", what, r, (long long)counts[r], (long long)offset, which,
-                              (long long)have);
+            return ddl__error(c, DDL_ERR_ARG,
+                              "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
+                              "`%s` of %lld elements",
+                              what, r, (long long)counts[r], (long long)offset, which, (long long)have);
         }
         if (__builtin_add_overflow(at, counts[r], &at)) {
             return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
@@ -14742,9 +14818,9 @@ static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, 
     }
     int64_t own = in_blocks ? out_count : in_count;
     if (own != call->counts[g->rank]) {
-        return ddl__error(g->context, DDL_ERR_ARG, "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld",
-                          what, in_blocks ? "out" : "in", g->rank, (long long)own, g->rank,
-                          (long long)call->counts[g->rank]);
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld", what,
+                          in_blocks ? "out" : "in", g->rank, (long long)own, g->rank, (long long)call->counts[g->rank]);
     }
     return DDL_OK;
 }
@@ -14768,13 +14844,14 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
         in += own;
     }
     bool contiguous = ddl__is_contiguous(&call->in) && ddl__is_contiguous(&call->out);
-    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER && base != DDL_REDUCE_SCATTER &&
+    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER &&
+                     base != DDL_REDUCE_SCATTER &&
                      memcmp(call->in.strides, call->out.strides, sizeof call->in.strides) == 0;
     call->in_place = in == out && (contiguous || same_view) && call->kind != DDL_ALL_TO_ALLV;
     if (!call->in_place && ddl__tensors_overlap(&call->in, &call->out)) {
-        return ddl__error(g->context, DDL_ERR_ARG,
-                          "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation",
-                          what);
+        return ddl__error(
+            g->context, DDL_ERR_ARG,
+            "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation", what);
     }
     return DDL_OK;
 }
@@ -14801,8 +14878,8 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
     if (out->root < 0 || out->root >= g->size) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what, out->root,
-                          g->name, g->size - 1);
+        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what,
+                          out->root, g->name, g->size - 1);
     }
     if (out->kind == DDL_BARRIER) {
         out->dtype = DDL_U8;
@@ -15196,7 +15273,7 @@ DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64
 
 DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op) {
     if (value == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_all_reduce_scalar", "value");
     }
     ddl_tensor t = ddl_tensor_1d(value, DDL_F64, 1);
     ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
@@ -15224,14 +15301,14 @@ static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
 
 DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op) {
     if (fn == NULL || out_op == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_op_create", fn == NULL ? "fn" : "out_op");
     }
     return ddl__op_add(context, (ddl__user_op){.commutative = commutative != 0, .fn = fn, .user = user}, out_op);
 }
 
 DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op) {
     if (out_op == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_op_create_scaled_sum", "out_op");
     }
     return ddl__op_add(context, (ddl__user_op){.commutative = true, .factor = factor}, out_op);
 }
@@ -15379,20 +15456,20 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
 }
 
 static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
-                                  ddl_request **out) {
+                                  const char *what, ddl_request **out) {
     ddl_context *c = g->context;
-    DDL__TRY(ddl__group_usable(g, "ddl_all_reduce_many"));
+    DDL__TRY(ddl__group_usable(g, what));
     for (int32_t i = 0; i < count; i++) {
-        DDL__TRY(ddl__tensor_check(c, &tensors[i], "ddl_all_reduce_many", "tensors"));
+        DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
         ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
-        DDL__TRY(ddl__check_op(g, &call, "ddl_all_reduce_many"));
+        DDL__TRY(ddl__check_op(g, &call, what));
     }
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
     ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
     if (m == NULL) {
         ddl__request_release(r);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory");
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
     }
     r->kept = m;
     r->parts_done = ddl__many_done;
@@ -15425,13 +15502,14 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
 
 static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                  ddl_request **out_request) {
-    DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
+    const char *what = out_request != NULL ? "ddl_iall_reduce_many" : "ddl_all_reduce_many";
+    DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
-                            ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
-                            : ddl__many_begin(g, tensors, count, op, &r);
+                            ? ddl__error(c, DDL_ERR_ARG, "%s: %d tensors at NULL are not possible", what, count)
+                            : ddl__many_begin(g, tensors, count, op, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
     } else if (status == DDL_OK) {
@@ -15865,6 +15943,7 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
     if (options->algorithm != NULL) {
         memset(tuning.forced, 0, sizeof tuning.forced);
         status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
+        status = status < 0 ? ddl__said(c, status) : status;
     }
     if (status == DDL_OK) {
         tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;
@@ -16362,7 +16441,7 @@ static ddl_status ddl__agree_news(ddl_group *g, const ddl__agreement *a) {
 
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     if (flag == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_agree", "flag");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_agree"));
     ddl_context *c = group->context;
@@ -16444,7 +16523,7 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
 
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_group_shrink", "out_group");
     }
     *out_group = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_group_shrink"));
@@ -16966,6 +17045,7 @@ static ddl_status ddl__context_parts(ddl_context *c) {
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->error_lock, NULL);
     pthread_cond_init(&c->changed, &attr);
     pthread_condattr_destroy(&attr);
     c->groups = ddl__alloc(&c->base, sizeof *c->groups);
@@ -17049,6 +17129,7 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&c->base, c->groups);
     ddl__free(&c->base, c->ops);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->error_lock);
     pthread_cond_destroy(&c->changed);
     ddl__base base = c->base;
     ddl__free(&base, c);
@@ -17331,7 +17412,26 @@ DDL_API int32_t ddl_feature(const char *name) {
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
 
-DDL_API const char *ddl_error(const ddl_context *context) { return context != NULL ? context->error.text : ""; }
+DDL_API const char *ddl_error(const ddl_context *context) {
+    ddl_context *c = (ddl_context *)(uintptr_t)context;
+    if (c == NULL) {
+        return "";
+    }
+    pthread_mutex_lock(&c->error_lock);
+    const ddl__told *found = NULL;
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        const ddl__told *t = &c->told[i];
+        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
+        if (mine || found == NULL || t->number > found->number) {
+            found = t;
+        }
+        if (mine) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&c->error_lock);
+    return found->text;
+}
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {

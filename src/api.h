@@ -254,7 +254,8 @@ DDL_API ddl_status ddl_finalize(ddl_context **context);
 DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
 /* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
 DDL_API ddl_group *ddl_world(ddl_context *context);
-/* The sentence of the last error of this context; "" when there was none. Valid until the next error. [any thread] */
+/* The sentence of the calling thread's last error in this context, of any thread's when it had none; "" when there was
+ * none at all. Valid until the thread's next error. [any thread] */
 DDL_API const char *ddl_error(const ddl_context *context);
 /* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);

@@ -478,7 +478,7 @@ static ddl_status ddl__agree_news(ddl_group *g, const ddl__agreement *a) {
 
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     if (flag == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_agree", "flag");
     }
     DDL__TRY(ddl__enter_group(group, "ddl_agree"));
     ddl_context *c = group->context;
@@ -560,7 +560,7 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
 
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     if (out_group == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_group_shrink", "out_group");
     }
     *out_group = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_group_shrink"));

@@ -192,7 +192,7 @@ DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64
 
 DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op) {
     if (value == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse_group(group, "ddl_all_reduce_scalar", "value");
     }
     ddl_tensor t = ddl_tensor_1d(value, DDL_F64, 1);
     ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
@@ -220,14 +220,14 @@ static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
 
 DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op) {
     if (fn == NULL || out_op == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_op_create", fn == NULL ? "fn" : "out_op");
     }
     return ddl__op_add(context, (ddl__user_op){.commutative = commutative != 0, .fn = fn, .user = user}, out_op);
 }
 
 DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op) {
     if (out_op == NULL) {
-        return DDL_ERR_ARG;
+        return ddl__refuse(context, "ddl_op_create_scaled_sum", "out_op");
     }
     return ddl__op_add(context, (ddl__user_op){.commutative = true, .factor = factor}, out_op);
 }

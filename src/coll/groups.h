@@ -302,6 +302,7 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
     if (options->algorithm != NULL) {
         memset(tuning.forced, 0, sizeof tuning.forced);
         status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
+        status = status < 0 ? ddl__said(c, status) : status;
     }
     if (status == DDL_OK) {
         tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;

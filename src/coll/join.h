@@ -280,6 +280,7 @@ static ddl_status ddl__context_parts(ddl_context *c) {
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->error_lock, NULL);
     pthread_cond_init(&c->changed, &attr);
     pthread_condattr_destroy(&attr);
     c->groups = ddl__alloc(&c->base, sizeof *c->groups);
@@ -363,6 +364,7 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&c->base, c->groups);
     ddl__free(&c->base, c->ops);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->error_lock);
     pthread_cond_destroy(&c->changed);
     ddl__base base = c->base;
     ddl__free(&base, c);
@@ -645,7 +647,26 @@ DDL_API int32_t ddl_feature(const char *name) {
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
 
-DDL_API const char *ddl_error(const ddl_context *context) { return context != NULL ? context->error.text : ""; }
+DDL_API const char *ddl_error(const ddl_context *context) {
+    ddl_context *c = (ddl_context *)(uintptr_t)context;
+    if (c == NULL) {
+        return "";
+    }
+    pthread_mutex_lock(&c->error_lock);
+    const ddl__told *found = NULL;
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        const ddl__told *t = &c->told[i];
+        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
+        if (mine || found == NULL || t->number > found->number) {
+            found = t;
+        }
+        if (mine) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&c->error_lock);
+    return found->text;
+}
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {

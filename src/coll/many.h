@@ -130,20 +130,20 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
 }
 
 static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
-                                  ddl_request **out) {
+                                  const char *what, ddl_request **out) {
     ddl_context *c = g->context;
-    DDL__TRY(ddl__group_usable(g, "ddl_all_reduce_many"));
+    DDL__TRY(ddl__group_usable(g, what));
     for (int32_t i = 0; i < count; i++) {
-        DDL__TRY(ddl__tensor_check(c, &tensors[i], "ddl_all_reduce_many", "tensors"));
+        DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
         ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
-        DDL__TRY(ddl__check_op(g, &call, "ddl_all_reduce_many"));
+        DDL__TRY(ddl__check_op(g, &call, what));
     }
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
     ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
     if (m == NULL) {
         ddl__request_release(r);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory");
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
     }
     r->kept = m;
     r->parts_done = ddl__many_done;
@@ -176,13 +176,14 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
 
 static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                  ddl_request **out_request) {
-    DDL__TRY(ddl__enter_group(g, "ddl_all_reduce_many"));
+    const char *what = out_request != NULL ? "ddl_iall_reduce_many" : "ddl_all_reduce_many";
+    DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
-                            ? ddl__error(c, DDL_ERR_ARG, "ddl_all_reduce_many: %d tensors at NULL are not possible", count)
-                            : ddl__many_begin(g, tensors, count, op, &r);
+                            ? ddl__error(c, DDL_ERR_ARG, "%s: %d tensors at NULL are not possible", what, count)
+                            : ddl__many_begin(g, tensors, count, op, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
     } else if (status == DDL_OK) {

@@ -15,6 +15,7 @@
 enum {
     DDL__ENDPOINTS_MAX = 8,
     DDL__SCRATCH_KEPT = 4,
+    DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024 /* payload of a control message */
 };
 
@@ -98,6 +99,13 @@ static const char ddl__how_unreached[] =
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 
+/* The last error of one thread. */
+typedef struct ddl__told {
+    pthread_t thread;
+    uint64_t number; /* 0: free; the highest is the newest */
+    char text[DDL__SENTENCE_BYTES];
+} ddl__told;
+
 struct ddl_context {
     ddl__base base;
     ddl__settings settings;
@@ -141,11 +149,34 @@ struct ddl_context {
     struct ddl__requests *requests;
     struct ddl__ops *ops;
     ddl_stats stats;
-    ddl__sentence error;
+    ddl__sentence error; /* the newest, and what each thread was told */
+    pthread_mutex_t error_lock;
+    ddl__told told[DDL__TOLD];
+    uint64_t told_count;
 };
 
 /* Writes the error that ddl_error shows. */
-#define ddl__error(c, status, ...) ddl__fail(&(c)->error, (status), __VA_ARGS__)
+#define ddl__error(c, status, ...) ddl__said((c), ddl__fail(&(c)->error, (status), __VA_ARGS__))
+
+/* Keeps the newest sentence for the calling thread: others that fail meanwhile do not change what it reads. The thread
+ * whose error is oldest gives up its place. */
+static ddl_status ddl__said(ddl_context *c, ddl_status status) {
+    pthread_mutex_lock(&c->error_lock);
+    ddl__told *mine = &c->told[0];
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        ddl__told *t = &c->told[i];
+        if (t->number > 0 && pthread_equal(t->thread, pthread_self())) {
+            mine = t;
+            break;
+        }
+        mine = t->number < mine->number ? t : mine;
+    }
+    mine->thread = pthread_self();
+    mine->number = ++c->told_count;
+    memcpy(mine->text, c->error.text, sizeof mine->text);
+    pthread_mutex_unlock(&c->error_lock);
+    return status;
+}
 
 /* >>lock */
 
