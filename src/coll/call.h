@@ -60,8 +60,8 @@ static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what)
     }
     bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
     if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op), call->op,
-                          ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
+        return ddl__error(c, DDL_ERR_ARG, "%s: op %s (%d) makes no sense for %s%s", what, ddl__op_name(call->op),
+                          call->op, ddl_dtype_name(call->dtype), scan ? " in a scan" : "");
     }
     return DDL_OK;
 }
@@ -106,9 +106,10 @@ static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const in
         packed[r] = at;
         int64_t offset = *offsets != NULL ? (*offsets)[r] : at;
         if (counts[r] < 0 || offset < 0 || (have >= 0 && (offset > have || counts[r] > have - offset))) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
-                              "`%s` of %lld elements", what, r, (long long)counts[r], (long long)offset, which,
-                              (long long)have);
+            return ddl__error(c, DDL_ERR_ARG,
+                              "%s: the part of rank %d has %lld elements at %lld, which is not inside tensor "
+                              "`%s` of %lld elements",
+                              what, r, (long long)counts[r], (long long)offset, which, (long long)have);
         }
         if (__builtin_add_overflow(at, counts[r], &at)) {
             return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
@@ -129,9 +130,9 @@ static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, 
     }
     int64_t own = in_blocks ? out_count : in_count;
     if (own != call->counts[g->rank]) {
-        return ddl__error(g->context, DDL_ERR_ARG, "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld",
-                          what, in_blocks ? "out" : "in", g->rank, (long long)own, g->rank,
-                          (long long)call->counts[g->rank]);
+        return ddl__error(g->context, DDL_ERR_ARG,
+                          "%s: tensor `%s` of rank %d has %lld elements, but counts[%d] is %lld", what,
+                          in_blocks ? "out" : "in", g->rank, (long long)own, g->rank, (long long)call->counts[g->rank]);
     }
     return DDL_OK;
 }
@@ -155,13 +156,14 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
         in += own;
     }
     bool contiguous = ddl__is_contiguous(&call->in) && ddl__is_contiguous(&call->out);
-    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER && base != DDL_REDUCE_SCATTER &&
+    bool same_view = base != DDL_GATHER && base != DDL_ALL_GATHER && base != DDL_SCATTER &&
+                     base != DDL_REDUCE_SCATTER &&
                      memcmp(call->in.strides, call->out.strides, sizeof call->in.strides) == 0;
     call->in_place = in == out && (contiguous || same_view) && call->kind != DDL_ALL_TO_ALLV;
     if (!call->in_place && ddl__tensors_overlap(&call->in, &call->out)) {
-        return ddl__error(g->context, DDL_ERR_ARG,
-                          "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation",
-                          what);
+        return ddl__error(
+            g->context, DDL_ERR_ARG,
+            "%s: `in` and `out` overlap; they must be apart, or in place as ddl.h says for this operation", what);
     }
     return DDL_OK;
 }
@@ -188,8 +190,8 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
     if (out->root < 0 || out->root >= g->size) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what, out->root,
-                          g->name, g->size - 1);
+        return ddl__error(c, DDL_ERR_ARG, "%s: root %d is not in group \"%s\", whose ranks are 0 to %d", what,
+                          out->root, g->name, g->size - 1);
     }
     if (out->kind == DDL_BARRIER) {
         out->dtype = DDL_U8;

@@ -1,6 +1,6 @@
 /* engine, third part: frames of collectives as they arrive, starting an op, ending it.
- * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature` the
- * hash of the call: a frame of another call is never mistaken for ours. */
+ * In COLL frames `sequence` is the collective's number in the group (high half) and the slot (low half), `signature`
+ * the hash of the call: a frame of another call is never mistaken for ours. */
 #ifndef DDL_ENGINE_FRAMES_H
 #define DDL_ENGINE_FRAMES_H
 
@@ -94,7 +94,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
             st->early = ddl__scratch_get(c, (size_t)s->bytes);
         }
         if (st->early == NULL) {
-            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", op->group->rank);
+            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
+                             op->group->rank);
             return DDL_OK;
         }
         memcpy(st->early + st->moved, payload, f->bytes);
@@ -103,7 +104,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
     return DDL_OK;
 }
 
-static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f, const void *payload) {
+static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, const ddl__frame *f,
+                                  const void *payload) {
     ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
     if (e == NULL) {
         ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
@@ -315,7 +317,8 @@ static void ddl__ops_fail_all(ddl_group *g) {
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name, g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name,
+                          g->broken_text);
     }
 }
 

@@ -264,8 +264,9 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__step_finish(op, i);
 }
 
-/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is known
- * to have called something else nothing completes any more: the group breaks as soon as that call is spelled out. */
+/* Starts all steps that are ready. When none is left the op is complete, and may be gone on return. Once a peer is
+ * known to have called something else nothing completes any more: the group breaks as soon as that call is spelled
+ * out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->running) {
         return;

@@ -2,8 +2,8 @@
  *
  * A rank that has waited 100 ms, or got a frame of another signature, tells those it waits for what it called (QUERY:
  * sequence, hash of the call, signature, call); whoever finds that its own call of that number differs tells the whole
- * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all members
- * are asked, and their answers (STATUS) are in the report. */
+ * group both calls (MISMATCH), and the group breaks everywhere with the same sentence. Before a stall report all
+ * members are asked, and their answers (STATUS) are in the report. */
 #ifndef DDL_ENGINE_WATCH_H
 #define DDL_ENGINE_WATCH_H
 
@@ -128,14 +128,15 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
 /* Both calls are known: everybody learns them. */
 static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
                                 const char *theirs) {
-    ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
-                          "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
-                          "group must make the same calls in the same order",
-                          sequence, g->rank, ours, peer, theirs);
+    ddl__break_everywhere(
+        c, g, DDL_ERR_MISMATCH,
+        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
+        "group must make the same calls in the same order",
+        sequence, g->rank, ours, peer, theirs);
 }
 
-/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not: the
- * question goes back and forth, to the call before, until the first that differs is found. */
+/* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not:
+ * the question goes back and forth, to the call before, until the first that differs is found. */
 static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight *own, const char *ours, int32_t peer,
                                 uint64_t call_hash, const char *theirs) {
     if (own->call_hash != call_hash) {
@@ -143,9 +144,10 @@ static void ddl__mismatch_found(ddl_context *c, ddl_group *g, const ddl__flight 
     } else if (ddl__record_of(g, own->sequence - 1) != NULL) {
         ddl__ask(c, g, peer, own->sequence - 1);
     } else {
-        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "ranks %d and %d made different calls some time before operation %u. "
-                              "All ranks of a group must make the same calls in the same order", g->rank, peer,
-                              own->sequence);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                              "ranks %d and %d made different calls some time before operation %u. "
+                              "All ranks of a group must make the same calls in the same order",
+                              g->rank, peer, own->sequence);
     }
 }
 
@@ -172,7 +174,8 @@ static ddl_status ddl__on_query(ddl_context *c, int32_t peer, const ddl__frame *
         }
         code = ddl__op_find(g, sequence) != NULL ? DDL__ARRIVED : DDL__PASSED;
     } else if ((int32_t)(sequence - g->sequence) > 0) {
-        g->announced = (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
+        g->announced =
+            (ddl__announced){.sequence = sequence, .peer = from, .call_hash = call_hash, .signature = signature};
         snprintf(g->announced.call, sizeof g->announced.call, "%s", theirs);
     }
     uint8_t out[80];
@@ -216,11 +219,12 @@ static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint3
 /* The lengths of an all_to_allv are each pair's own, and no part of the signature. */
 static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint64_t came, uint64_t expected) {
     int32_t rank = op->group->rank;
-    ddl__break_everywhere(c, op->group, DDL_ERR_MISMATCH,
-                          "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
-                          "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
-                          op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
-                          (unsigned long long)expected, rank, peer, peer, rank);
+    ddl__break_everywhere(
+        c, op->group, DDL_ERR_MISMATCH,
+        "operation %u, all_to_allv: rank %d sends %s to rank %d than that expects (%llu bytes came where "
+        "%llu were next): send_counts[%d] of rank %d must be recv_counts[%d] of rank %d",
+        op->sequence, peer, came > expected ? "more" : "less", rank, (unsigned long long)came,
+        (unsigned long long)expected, rank, peer, peer, rank);
 }
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
@@ -259,6 +263,7 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
         bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
         arrived += i != g->rank && here;
         if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+            ddl__text_add(text, "%s", named > 1 ? "," : "");
             ddl__explain_answer(op, i, text);
         }
     }
@@ -268,6 +273,15 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
 }
 
+/* Often enough that everybody has answered before a report or a deadline, however soon that is. */
+static uint64_t ddl__ask_interval(const ddl_group *g) {
+    uint64_t ns = DDL__ASK_AGAIN_NS;
+    if (g->stall_ms > 0) {
+        ns = DDL__MIN(ns, (uint64_t)g->stall_ms * DDL__NS_PER_MS / 4);
+    }
+    return g->timeout_ms > 0 ? DDL__MIN(ns, (uint64_t)g->timeout_ms * DDL__NS_PER_MS / 4) : ns;
+}
+
 static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
     ddl_group *g = op->group;
@@ -275,18 +289,23 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
         char ours[160] = "something that it has forgotten";
         ddl__own_call(g, g->doubt_sequence, ours, sizeof ours);
-        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH, "operation %u is different on two ranks: rank %d called %s, another "
-                              "rank called something else and does not answer", g->doubt_sequence, g->rank, ours);
+        ddl__break_everywhere(c, g, DDL_ERR_MISMATCH,
+                              "operation %u is different on two ranks: rank %d called %s, another "
+                              "rank called something else and does not answer",
+                              g->doubt_sequence, g->rank, ours);
         return;
     }
     for (int32_t i = 0; i < g->size; i++) {
         if (c->links[g->ranks[i]].life == DDL__LEFT && ddl__is_drained(g, i) && ddl__op_waits_for(op, i)) {
-            ddl__break_everywhere(c, g, DDL_ERR_PEER, "rank %d has left the job (it called ddl_finalize) and takes no part "
-                                  "in operation %u", i, op->sequence);
+            ddl__break_everywhere(c, g, DDL_ERR_PEER,
+                                  "rank %d has left the job (it called ddl_finalize) and takes no part "
+                                  "in operation %u",
+                                  i, op->sequence);
             return;
         }
     }
-    if (waited > DDL__ASK_FIRST_NS && now - op->asked_ns > DDL__ASK_AGAIN_NS) {
+    uint64_t interval = ddl__ask_interval(g);
+    if (waited > DDL__MIN(DDL__ASK_FIRST_NS, interval) && now - op->asked_ns > interval) {
         op->asked_ns = now;
         uint64_t stall = (uint64_t)g->stall_ms * DDL__NS_PER_MS, limit = (uint64_t)g->timeout_ms * DDL__NS_PER_MS;
         bool all = (g->stall_ms > 0 && waited > stall / 2) || (g->timeout_ms > 0 && waited > limit / 2);

@@ -20,7 +20,8 @@ enum {
  * an early sender can make a late receiver store. */
 typedef struct ddl__toward {
     uint32_t started;    /* newest collective of the peer that we know it has started */
-    uint32_t ahead[2];   /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    /* bytes of eager data for collectives beyond `started`: the older half of the window, the newer */
+    uint32_t ahead[2];
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
@@ -79,7 +80,8 @@ struct ddl_group {
     int32_t outstanding; /* requests that are not freed */
 
     uint32_t sequence; /* of the newest collective that was started */
-    uint64_t signature; /* and its signature. It covers all calls before: whoever once called something else, and did not
+    uint64_t
+        signature;     /* and its signature. It covers all calls before: whoever once called something else, and did not
                          * need anybody's answer for it, cannot complete a later call with the others */
     int32_t wants;     /* flows of which somebody waits for us to start one */
     struct ddl__op *ops;            /* running */
