@@ -15589,8 +15589,9 @@ DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *c
 
 static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
     if (!r->persistent || r->state != DDL__REQUEST_IDLE) {
-        return ddl__error(c, DDL_ERR_STATE, r->persistent ? "ddl_start: the operation is still running; wait for it first"
-                                                          : "ddl_start: the request is not of ddl_collective_init");
+        return ddl__error(c, DDL_ERR_STATE,
+                          r->persistent ? "ddl_start: the operation is still running; wait for it first"
+                                        : "ddl_start: the request is not of ddl_collective_init");
     }
     ddl__kept *k = r->kept;
     ddl__call call;
