@@ -2,11 +2,14 @@
 network are honoured; then that cuts, resets, floods of the cable, stopped and killed ranks are told apart.
 tests/run: timeout=400"""
 import re
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
-from harness import check, main, sh, skip, test
+from harness import ROOT, check, main, sh, skip, test
 from jobs import SECRET, SLOW, Job, program, two_hosts, within
 
 RANK = program()
@@ -138,8 +141,10 @@ def interface_and_port_range_are_honoured():
                 wanted = [(hosts.address[side], 33100), (hosts.address[side], 33101)]
                 job.check(found == wanted, f"on {side} {found} listen, not {wanted}")
             job.succeed()
+        with Job(RANK, "loop 10 0.1 1", hosts=hosts, layout="AABB", each=env, DDL_PORT_RANGE="33100-33101") as job:
+            job.succeed()  # at once again
         with Job(RANK, "init", hosts=hosts, layout="AAAB", DDL_PORT_RANGE="33100-33101",
-                 DDL_INIT_TIMEOUT_MS=5000) as job:
+                 DDL_INIT_TIMEOUT_MS=2500) as job:
             job.finish()
             job.check(any("33100-33101" in job.output(r) and "cannot listen" in job.output(r) for r in range(3)),
                       "no rank says that the range has no free port")
@@ -321,6 +326,70 @@ def stopped_rank_of_the_other_host_is_not_dead():
         job.check(not any(job.lines(r, "done") for r in (0, 1, 2)), "the sum ended without rank 3")
         job.signal(3, signal.SIGCONT)
         job.succeed()
+
+
+
+class Proxies:
+    """A flip_proxy in front of each host; what B says to A's ranks, and A to B's, goes through one."""
+
+    def __init__(self, hosts, first, last):
+        self.running = [subprocess.Popen(
+            hosts.into(side) + [sys.executable, str(ROOT / "tests" / "flip_proxy.py"), hosts.proxy[side],
+                                hosts.address[side], str(first), str(last)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in "AB"]
+        for p in self.running:
+            check(p.stdout.readline() == "ready\n", "the proxy does not start")
+
+    def flip(self, offset):
+        """One bit on one side. Ranks of one side may have made all connections: then the other has nothing to damage."""
+        for p in self.running:
+            p.stdin.write(f"{offset}\n")
+            p.stdin.flush()
+            if select.select([p.stdout], [], [], 1 * SLOW)[0]:
+                return
+            p.stdin.write("none\n")
+            p.stdin.flush()
+        check(False, "no frame of a collective came by")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for p in self.running:
+            p.kill()
+            p.communicate()
+
+
+def damaged(offsets, **env):
+    """One flipped bit in each job: everybody reports an error that names a rank, and no sum is wrong. Who is said to have
+    sent it is cut off by the others, and finds them gone."""
+    with two_hosts() as hosts:
+        for offset in offsets:
+            each = {r: {"DDL_ADVERTISE": hosts.proxy["A" if r < 2 else "B"]} for r in range(4)}
+            with Proxies(hosts, 33200, 33201) as proxies, \
+                    Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB", each=each, DDL_PORT_RANGE="33200-33201",
+                        **env) as job:
+                job.until("looping")
+                proxies.flip(offset)
+                codes = job.finish(30)
+                job.check(all(c == 0 for c in codes.values()), f"a bit at {offset}: exit statuses {codes}")
+                found = causes(job, range(4))
+                for rank, (_, status, text) in found.items():
+                    job.check(status in ("DDL_ERR_PEER", "DDL_ERR_CORRUPT") and re.search(r"\brank \d", text),
+                              f"rank {rank} does not name one")
+                texts = [text for _, _, text in found.values()]
+                job.check(sum("damaged bytes" in t for t in texts) >= 3, f"the cause is not told: {texts}")
+                job.check(sum(job.output(r).count("survived") for r in range(4)) == 3, "not the three others went on")
+
+
+@test
+def flipped_bits_of_headers():
+    damaged([1, 4, 9, 13, 25, 33, 45])
+
+
+@test
+def flipped_bits_of_payloads():
+    damaged([48, 700], DDL_CHECK="payload")
 
 
 main()

@@ -46,7 +46,7 @@ static void ddl__tcp_set(int fd, int level, int option, int value) {
 }
 
 /* Errors are ignored: each option is an improvement, none is needed. */
-static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
+static void ddl__tcp_tune_socket(ddl__tcp *t, int fd, bool same_host, bool is_control) {
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     ddl__tcp_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
@@ -55,10 +55,11 @@ static void ddl__tcp_tune_socket(int fd, bool same_host, bool is_control) {
     if (is_control) {
         ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, DDL__TCP_SILENT_MS);
     }
-    if (same_host) {
-        /* Congestion control that paces (bbr) halves the bandwidth of loopback; there is nothing to be gentle with. */
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-    }
+    /* Congestion control that paces (bbr) halves the bandwidth of loopback, where there is nothing to be gentle with. A
+     * socket that was paced once stays so, therefore the listener begins without and only links to other hosts get the
+     * system's choice. */
+    const char *control = same_host ? "reno" : t->congestion;
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, (socklen_t)strlen(control));
 }
 
 /* Without a secret, the uid of the other end is the proof. */
@@ -278,7 +279,7 @@ static void ddl__tcp_channel(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     bool same_host = t->peers[c->peer].same_host;
-    ddl__tcp_tune_socket(c->fd, same_host, c->is_control);
+    ddl__tcp_tune_socket(t, c->fd, same_host, c->is_control);
 }
 
 static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
@@ -342,7 +343,7 @@ static void ddl__tcp_start(ddl__tcp *t, int32_t peer) {
     c->state = DDL__TCP_CONNECTING;
     p->trying_ns = p->trying_ns != 0 || is_control ? p->trying_ns : c->since_ns;
     *(is_control ? &p->control : &p->data) = c;
-    ddl__tcp_tune_socket(fd, p->same_host, true); /* attempts to connect end like cuts */
+    ddl__tcp_tune_socket(t, fd, p->same_host, true); /* attempts to connect end like cuts */
     int result = connect(fd, (struct sockaddr *)&p->address, p->address_bytes);
     if (result < 0 && errno != EINPROGRESS && errno != EINTR) {
         ddl__tcp_broken(t, c, errno);
@@ -755,28 +756,44 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
     return DDL_OK;
 }
 
+/* The descriptor, or -1 with errno. Connections of the job before, in TIME_WAIT, hold no port of a range; two that
+ * bind the same port are told apart by listen(). */
+static int ddl__tcp_listen_at(ddl__tcp *t, int port) {
+    int fd = socket(t->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return -1;
+    }
+    if (!ddl__tcp_is_unix(&t->bound)) {
+        ddl__tcp_set_port(&t->bound, port);
+        ddl__tcp_set(fd, SOL_SOCKET, SO_REUSEADDR, port != 0);
+    }
+    if (bind(fd, (struct sockaddr *)&t->bound, t->bound_bytes) == 0 && listen(fd, 1024) == 0) {
+        return fd;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
 static ddl_status ddl__tcp_listen(ddl__tcp *t) {
     int low = 0, high = 0;
     if (t->params.port_range != NULL && sscanf(t->params.port_range, "%d-%d", &low, &high) < 2) {
         high = low;
     }
-    t->listen_fd = socket(t->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (t->listen_fd < 0) {
-        return DDL_ERR_SYSTEM;
-    }
-    int bound = -1;
-    for (int port = low; port <= high && bound != 0; port++) {
-        if (!ddl__tcp_is_unix(&t->bound)) {
-            ddl__tcp_set_port(&t->bound, port);
-        }
-        bound = bind(t->listen_fd, (struct sockaddr *)&t->bound, t->bound_bytes);
+    for (int port = low; port <= high && t->listen_fd < 0; port++) {
+        t->listen_fd = ddl__tcp_listen_at(t, port);
     }
     char text[80];
-    if (bound != 0 || listen(t->listen_fd, 1024) != 0) {
+    if (t->listen_fd < 0) {
         ddl__tcp_log(t, DDL_LOG_WARN, "tcp: cannot listen on %s%s%s: %s", ddl__tcp_text(&t->bound, text, sizeof text),
                      t->params.port_range != NULL ? " or any other port of the range " : "",
                      t->params.port_range != NULL ? t->params.port_range : "", strerror(errno));
         return DDL_ERR_SYSTEM;
+    }
+    socklen_t name_bytes = sizeof t->congestion - 1;
+    if (getsockopt(t->listen_fd, IPPROTO_TCP, TCP_CONGESTION, t->congestion, &name_bytes) == 0) {
+        setsockopt(t->listen_fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     }
     socklen_t bytes = sizeof t->bound;
     getsockname(t->listen_fd, (struct sockaddr *)&t->bound, &bytes);

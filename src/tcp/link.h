@@ -10,7 +10,7 @@
 #include <sys/uio.h>
 
 enum {
-    DDL__TCP_STAGE_BYTES = 64 * 1024, /* read ahead of this much; small frames are handed on from here */
+    DDL__TCP_STAGE_BYTES = 68 * 1024, /* read ahead of this much; small frames are handed on from here */
     DDL__TCP_SPARE_BYTES = 2048,      /* read behind a large payload: the next header, little to copy */
     DDL__TCP_BATCH = 16,              /* messages joined into one sendmsg */
     DDL__TCP_READS = 32               /* reads from one connection before others get their turn */
@@ -65,6 +65,7 @@ typedef struct ddl__tcp {
     int32_t *backlog; /* peers with messages that wait for the socket */
     struct sockaddr_storage bound;
     socklen_t bound_bytes;
+    char congestion[32]; /* the system's congestion control */
     uint8_t stage[DDL__TCP_STAGE_BYTES + DDL__FRAME_BYTES];
 } ddl__tcp;
 
