@@ -6,7 +6,7 @@
 
 #include "algo/table.h"
 
-#define DDL__EAGER_BYTES 32768
+#define DDL__EAGER_BYTES 65536
 #define DDL__CHUNK_BYTES (256 * 1024)
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)

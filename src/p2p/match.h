@@ -1,6 +1,6 @@
 /* p2p, second part: which message meets which receive, and how its bytes travel.
  *
- *     eager       P2P(tag, total, data)                       up to 32 KiB, while the receiver's window lasts
+ *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
@@ -12,7 +12,7 @@
 #include "request.h"
 
 enum {
-    DDL__P2P_EAGER_BYTES = 32 * 1024,
+    DDL__P2P_EAGER_BYTES = 64 * 1024,
     DDL__UNEXPECTED_SMALL = 2048,
     DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
 };
