@@ -10,7 +10,7 @@
  *            16  group        u32
  *            20  epoch        u32  frames of another epoch are dropped
  *            24  sequence     u64
- *            32  signature    u64  hash of the collective call; equal on all ranks or the call is a mismatch
+ *            32  signature    u64  hash of the group's collective calls so far; equal on all ranks, or a mismatch
  *            40  payload_crc  u32
  *            44  header_crc   u32  CRC-32C of bytes 0..43
  *     all little-endian. */
