@@ -1,7 +1,7 @@
 """Jobs over a slow and lossy cable: a virtual machine whose kernel can delay and drop packets (tests/vm). Each in the
 two kinds of network that it has. The sums are right, nobody is taken for dead, and what was measured at the start fits
 the cable.
-tests/run: timeout=300"""
+tests/run: timeout=300 """
 import re
 import shutil
 import time
