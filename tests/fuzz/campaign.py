@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Runs the fuzz targets until each has had so many executions, in pieces, so that it can be stopped and taken up again.
+
+    tests/fuzz/campaign.py                    all targets to 10^8 executions, one at a time on each core
+    tests/fuzz/campaign.py --runs 1e6 store   one target to a million
+    tests/fuzz/campaign.py --seconds 60       not longer than that
+    tests/fuzz/campaign.py --table            what has been run so far, as the lines of RUNS.md
+
+build/fuzz/TARGET.runs keeps the counts: executions, findings, seconds. New inputs that reach something new are in
+build/fuzz/found/TARGET, inputs that fail in build/fuzz/failed. A finding counts once per input; a target that has failed
+is tried again from the same inputs, and goes on failing until it is mended."""
+import argparse
+import concurrent.futures
+import datetime
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+FUZZ = pathlib.Path(__file__).resolve().parent
+ROOT = FUZZ.parent.parent
+SANITIZERS = "address, undefined"
+FLAGS = ("-std=c11 -O2 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined "
+         "-fno-omit-frame-pointer").split()
+
+
+def targets():
+    return [p.stem[len("fuzz_"):] for p in sorted(FUZZ.glob("fuzz_*.c"))]
+
+
+class Target:
+    def __init__(self, name, build, root=ROOT):
+        self.name, self.build, self.root = name, pathlib.Path(build), pathlib.Path(root)
+        self.program = self.build / f"fuzz_{name}"
+        self.count_file = self.build / f"{name}.runs"
+        self.corpus = FUZZ / "corpus" / name
+        self.found = self.build / "found" / name
+        self.failed = self.build / "failed"
+
+    def compile(self):
+        """Empty, or what the compiler said."""
+        self.build.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(["clang", *FLAGS, f"-I{self.root}", self.root / "tests" / "fuzz" / f"fuzz_{self.name}.c",
+                               "-o", self.program, "-lpthread", "-ldl"], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        return "" if done.returncode == 0 else done.stdout or "clang failed"
+
+    def counts(self):
+        """Executions, findings and seconds so far."""
+        try:
+            runs, findings, seconds = self.count_file.read_text().split()
+            return int(runs), int(findings), float(seconds)
+        except (FileNotFoundError, ValueError):
+            return 0, 0, 0.0
+
+    def add(self, runs, findings, seconds):
+        had = self.counts()
+        temporary = self.count_file.with_suffix(".tmp")
+        temporary.write_text(f"{had[0] + runs} {had[1] + findings} {had[2] + seconds:.0f}\n")
+        temporary.rename(self.count_file)
+
+    def options(self):
+        dictionary = FUZZ / f"{self.name}.dict"
+        return ["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1", "-entropic=0", "-max_len=4096",
+                f"-artifact_prefix={self.failed}/{self.name}-", *([f"-dict={dictionary}"] if dictionary.exists() else [])]
+
+    def piece(self, seconds, runs, seed=0):
+        """Fuzzes for a while. The output when something was found, else empty."""
+        self.found.mkdir(parents=True, exist_ok=True)
+        self.failed.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        done = subprocess.run(["nice", "-n", "19", self.program, *self.options(), f"-seed={seed}", f"-runs={runs}",
+                               f"-max_total_time={seconds}", self.found, self.corpus], text=True, errors="replace",
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        executed = re.findall(r"^stat::number_of_executed_units: (\d+)", done.stdout, re.M) or \
+            re.findall(r"^#(\d+)\t", done.stdout, re.M)
+        self.add(int(executed[-1]) if executed else 0, int(done.returncode != 0), time.monotonic() - start)
+        return done.stdout if done.returncode != 0 else ""
+
+
+def campaign(target, runs, deadline, piece_s):
+    while target.counts()[0] < runs and time.monotonic() < deadline:
+        seconds = max(1, int(min(piece_s, deadline - time.monotonic())))
+        trouble = target.piece(seconds, runs - target.counts()[0])
+        if trouble:
+            print(f"{target.name}: FOUND\n{trouble[-3000:]}", flush=True)
+            return False
+        print(f"{target.name}: {target.counts()[0]:,} runs", flush=True)
+    return True
+
+
+def table(build):
+    today = datetime.date.today().isoformat()
+    for name in targets():
+        runs, findings, _ = Target(name, build).counts()
+        print(f"| {name} | {runs:,} | {today} | {SANITIZERS} | {findings} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*")
+    parser.add_argument("--runs", type=float, default=1e8)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--piece", type=float, default=60, help="seconds between two looks at the counts")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--build", default=ROOT / "build" / "fuzz")
+    parser.add_argument("--root", default=ROOT, help="the tree to compile")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        return table(args.build)
+    deadline = time.monotonic() + args.seconds
+    chosen = [Target(name, args.build, args.root) for name in args.targets or targets()]
+    for target in chosen:
+        trouble = target.compile()
+        if trouble:
+            sys.exit(trouble)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        good = list(pool.map(lambda t: campaign(t, int(args.runs), deadline, args.piece), chosen))
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
