@@ -74,7 +74,7 @@
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
- *     DDL_CHECK                      extra checks: payload (checksums of all data), result, or both by a comma
+ *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *
  * Rank and world come from the first of these that is set: RANK and WORLD_SIZE (torchrun, ddlrun), Open MPI's, PMI's
  * (MPICH), Slurm's. MASTER_ADDR and MASTER_PORT say where rank 0 is. With none of them the world is this process alone.
@@ -5716,7 +5716,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
-    {"DDL_CHECK", "", "extra checks: payload, result, or both separated by a comma"},
+    {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
 };
 
 /* The value of a variable, NULL when it is unset or empty (`RANK= ./train` unsets it). For launchers' variables. */
@@ -6295,7 +6295,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, check_result;
+    bool progress_thread, deterministic, check_payload;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -6349,19 +6349,11 @@ static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, d
 }
 
 static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
-    const char *text = ddl__setting_env("DDL_CHECK"), *at = text;
-    while (at != NULL && *at != 0) {
-        size_t bytes = strcspn(at, ",");
-        if (bytes == 7 && strncmp(at, "payload", 7) == 0) {
-            out->check_payload = true;
-        } else if (bytes == 6 && strncmp(at, "result", 6) == 0) {
-            out->check_result = true;
-        } else if (bytes > 0) {
-            return ddl__fail(why, DDL_ERR_CONFIG,
-                             "ddl_init: DDL_CHECK is \"%.60s\"; payload, result or both are possible", text);
-        }
-        at += bytes + (at[bytes] == ',');
+    const char *text = ddl__setting_env("DDL_CHECK");
+    if (text != NULL && strcmp(text, "payload") != 0) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }
+    out->check_payload = text != NULL;
     return DDL_OK;
 }
 
@@ -10355,7 +10347,7 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
 
 enum {
     DDL__ENDPOINTS_MAX = 8,
-    DDL__SCRATCH_KEPT = 4,
+    DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024 /* payload of a control message */
 };
@@ -10481,8 +10473,8 @@ struct ddl_context {
     ddl__note *notes;
     int32_t notes_out; /* that a transport still holds */
     ddl__landing *landings;
-    ddl__scratch *scratch;
-    int32_t scratch_count;
+    ddl__scratch *scratch[DDL__SCRATCH_CLASSES];
+    int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
     ddl_group *world;
@@ -10568,18 +10560,37 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. */
+/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once: frames that
+ * came early; their sizes differ from time to time, the number of each size_class hardly. */
+static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
+static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
+
+static int32_t ddl__scratch_class(size_t bytes) {
+    int32_t i = 0;
+    while (i < DDL__SCRATCH_CLASSES - 1 && bytes > ddl__scratch_bytes[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. The smallest that fits is taken. */
 static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
-    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
-        if ((*at)->bytes >= bytes) {
-            ddl__scratch *s = *at;
-            *at = s->next;
-            c->scratch_count--;
-            return s + 1;
+    int32_t size_class = ddl__scratch_class(bytes);
+    bool fixed = size_class < DDL__SCRATCH_CLASSES - 1;
+    ddl__scratch **best = NULL;
+    for (ddl__scratch **at = &c->scratch[size_class]; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
+        if ((*at)->bytes >= bytes && (best == NULL || (*at)->bytes < (*best)->bytes)) {
+            best = at;
         }
     }
-    size_t rounded = bytes < 4096 ? 4096 : bytes;
-    ddl__scratch *s = ddl__alloc(&c->base, sizeof *s + rounded);
+    if (best != NULL) {
+        ddl__scratch *s = *best;
+        *best = s->next;
+        c->scratch_count[size_class]--;
+        return s + 1;
+    }
+    size_t rounded = fixed ? ddl__scratch_bytes[size_class] : bytes;
+    ddl__scratch *s = rounded > SIZE_MAX - sizeof *s ? NULL : ddl__alloc(&c->base, sizeof *s + rounded);
     if (s == NULL) {
         return NULL;
     }
@@ -10587,27 +10598,38 @@ static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
     return s + 1;
 }
 
-/* The largest few are kept. */
+/* Some of each size_class are kept, of the last one the largest. */
 static void ddl__scratch_put(ddl_context *c, void *memory) {
     if (memory == NULL) {
         return;
     }
     ddl__scratch *s = (ddl__scratch *)memory - 1;
-    s->next = c->scratch;
-    c->scratch = s;
-    if (++c->scratch_count <= DDL__SCRATCH_KEPT) {
+    int32_t size_class = ddl__scratch_class(s->bytes);
+    s->next = c->scratch[size_class];
+    c->scratch[size_class] = s;
+    if (++c->scratch_count[size_class] <= ddl__scratch_kept[size_class]) {
         return;
     }
-    ddl__scratch **least = &c->scratch;
-    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+    ddl__scratch **least = &c->scratch[size_class];
+    for (ddl__scratch **at = least; size_class == DDL__SCRATCH_CLASSES - 1 && *at != NULL; at = &(*at)->next) {
         if ((*at)->bytes < (*least)->bytes) {
             least = at;
         }
     }
     ddl__scratch *gone = *least;
     *least = gone->next;
-    c->scratch_count--;
+    c->scratch_count[size_class]--;
     ddl__free(&c->base, gone);
+}
+
+static void ddl__scratch_free_all(ddl_context *c) {
+    for (int32_t size_class = 0; size_class < DDL__SCRATCH_CLASSES; size_class++) {
+        while (c->scratch[size_class] != NULL) {
+            ddl__scratch *s = c->scratch[size_class];
+            c->scratch[size_class] = s->next;
+            ddl__free(&c->base, s);
+        }
+    }
 }
 
 static ddl__landing *ddl__landing_get(ddl_context *c) {
@@ -12590,7 +12612,6 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__UNEXPECTED_SMALL = 2048,
     DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
 };
 
@@ -12599,7 +12620,7 @@ typedef struct ddl__unexpected {
     struct ddl__unexpected *next;
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
-    bool is_offer, small; /* small: a block of its own, because scratch comes in pages */
+    bool is_offer;
     uint64_t bytes, cookie;
     unsigned char data[];
 } ddl__unexpected;
@@ -12825,8 +12846,7 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
     size_t stored = is_offer ? 0 : f->bytes;
-    bool small = stored < DDL__UNEXPECTED_SMALL;
-    ddl__unexpected *u = small ? ddl__alloc(&c->base, sizeof *u + stored) : ddl__scratch_get(c, sizeof *u + stored);
+    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
         return DDL_ERR_NOMEM;
@@ -12835,7 +12855,6 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
                            .is_offer = is_offer,
-                           .small = small,
                            .bytes = f->signature,
                            .cookie = cookie};
     if (stored > 0) {
@@ -12864,11 +12883,7 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
     uint64_t stored = u->is_offer ? 0 : u->bytes;
     g->unexpected_bytes -= stored;
     g->context->stats.unexpected_bytes -= stored;
-    if (u->small) {
-        ddl__free(&g->context->base, u);
-    } else {
-        ddl__scratch_put(g->context, u);
-    }
+    ddl__scratch_put(g->context, u);
 }
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
@@ -17189,11 +17204,7 @@ static void ddl__context_close(ddl_context *c) {
         c->landings = l->next;
         ddl__free(&c->base, l);
     }
-    while (c->scratch != NULL) {
-        ddl__scratch *s = c->scratch;
-        c->scratch = s->next;
-        ddl__free(&c->base, s);
-    }
+    ddl__scratch_free_all(c);
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;

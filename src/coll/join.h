@@ -422,11 +422,7 @@ static void ddl__context_close(ddl_context *c) {
         c->landings = l->next;
         ddl__free(&c->base, l);
     }
-    while (c->scratch != NULL) {
-        ddl__scratch *s = c->scratch;
-        c->scratch = s->next;
-        ddl__free(&c->base, s);
-    }
+    ddl__scratch_free_all(c);
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;

@@ -14,7 +14,7 @@
 
 enum {
     DDL__ENDPOINTS_MAX = 8,
-    DDL__SCRATCH_KEPT = 4,
+    DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024 /* payload of a control message */
 };
@@ -140,8 +140,8 @@ struct ddl_context {
     ddl__note *notes;
     int32_t notes_out; /* that a transport still holds */
     ddl__landing *landings;
-    ddl__scratch *scratch;
-    int32_t scratch_count;
+    ddl__scratch *scratch[DDL__SCRATCH_CLASSES];
+    int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
     ddl_group *world;
@@ -227,18 +227,37 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. */
+/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once: frames that
+ * came early; their sizes differ from time to time, the number of each size_class hardly. */
+static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
+static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
+
+static int32_t ddl__scratch_class(size_t bytes) {
+    int32_t i = 0;
+    while (i < DDL__SCRATCH_CLASSES - 1 && bytes > ddl__scratch_bytes[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* At least bytes bytes, not zeroed, aligned to 16; NULL when there is no memory. The smallest that fits is taken. */
 static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
-    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
-        if ((*at)->bytes >= bytes) {
-            ddl__scratch *s = *at;
-            *at = s->next;
-            c->scratch_count--;
-            return s + 1;
+    int32_t size_class = ddl__scratch_class(bytes);
+    bool fixed = size_class < DDL__SCRATCH_CLASSES - 1;
+    ddl__scratch **best = NULL;
+    for (ddl__scratch **at = &c->scratch[size_class]; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
+        if ((*at)->bytes >= bytes && (best == NULL || (*at)->bytes < (*best)->bytes)) {
+            best = at;
         }
     }
-    size_t rounded = bytes < 4096 ? 4096 : bytes;
-    ddl__scratch *s = ddl__alloc(&c->base, sizeof *s + rounded);
+    if (best != NULL) {
+        ddl__scratch *s = *best;
+        *best = s->next;
+        c->scratch_count[size_class]--;
+        return s + 1;
+    }
+    size_t rounded = fixed ? ddl__scratch_bytes[size_class] : bytes;
+    ddl__scratch *s = rounded > SIZE_MAX - sizeof *s ? NULL : ddl__alloc(&c->base, sizeof *s + rounded);
     if (s == NULL) {
         return NULL;
     }
@@ -246,27 +265,38 @@ static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
     return s + 1;
 }
 
-/* The largest few are kept. */
+/* Some of each size_class are kept, of the last one the largest. */
 static void ddl__scratch_put(ddl_context *c, void *memory) {
     if (memory == NULL) {
         return;
     }
     ddl__scratch *s = (ddl__scratch *)memory - 1;
-    s->next = c->scratch;
-    c->scratch = s;
-    if (++c->scratch_count <= DDL__SCRATCH_KEPT) {
+    int32_t size_class = ddl__scratch_class(s->bytes);
+    s->next = c->scratch[size_class];
+    c->scratch[size_class] = s;
+    if (++c->scratch_count[size_class] <= ddl__scratch_kept[size_class]) {
         return;
     }
-    ddl__scratch **least = &c->scratch;
-    for (ddl__scratch **at = &c->scratch; *at != NULL; at = &(*at)->next) {
+    ddl__scratch **least = &c->scratch[size_class];
+    for (ddl__scratch **at = least; size_class == DDL__SCRATCH_CLASSES - 1 && *at != NULL; at = &(*at)->next) {
         if ((*at)->bytes < (*least)->bytes) {
             least = at;
         }
     }
     ddl__scratch *gone = *least;
     *least = gone->next;
-    c->scratch_count--;
+    c->scratch_count[size_class]--;
     ddl__free(&c->base, gone);
+}
+
+static void ddl__scratch_free_all(ddl_context *c) {
+    for (int32_t size_class = 0; size_class < DDL__SCRATCH_CLASSES; size_class++) {
+        while (c->scratch[size_class] != NULL) {
+            ddl__scratch *s = c->scratch[size_class];
+            c->scratch[size_class] = s->next;
+            ddl__free(&c->base, s);
+        }
+    }
 }
 
 static ddl__landing *ddl__landing_get(ddl_context *c) {

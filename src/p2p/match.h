@@ -13,7 +13,6 @@
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__UNEXPECTED_SMALL = 2048,
     DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
 };
 
@@ -22,7 +21,7 @@ typedef struct ddl__unexpected {
     struct ddl__unexpected *next;
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
-    bool is_offer, small; /* small: a block of its own, because scratch comes in pages */
+    bool is_offer;
     uint64_t bytes, cookie;
     unsigned char data[];
 } ddl__unexpected;
@@ -248,8 +247,7 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
     size_t stored = is_offer ? 0 : f->bytes;
-    bool small = stored < DDL__UNEXPECTED_SMALL;
-    ddl__unexpected *u = small ? ddl__alloc(&c->base, sizeof *u + stored) : ddl__scratch_get(c, sizeof *u + stored);
+    ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
         return DDL_ERR_NOMEM;
@@ -258,7 +256,6 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
                            .is_offer = is_offer,
-                           .small = small,
                            .bytes = f->signature,
                            .cookie = cookie};
     if (stored > 0) {
@@ -287,11 +284,7 @@ static void ddl__unexpected_remove(ddl_group *g, ddl__unexpected *u) {
     uint64_t stored = u->is_offer ? 0 : u->bytes;
     g->unexpected_bytes -= stored;
     g->context->stats.unexpected_bytes -= stored;
-    if (u->small) {
-        ddl__free(&g->context->base, u);
-    } else {
-        ddl__scratch_put(g->context, u);
-    }
+    ddl__scratch_put(g->context, u);
 }
 
 static ddl__unexpected *ddl__unexpected_find(ddl_group *g, int32_t source, int32_t tag) {
