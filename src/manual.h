@@ -74,7 +74,7 @@
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
- *     DDL_CHECK                      extra checks: payload (checksums of all data), result, or both by a comma
+ *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *
  * Rank and world come from the first of these that is set: RANK and WORLD_SIZE (torchrun, ddlrun), Open MPI's, PMI's
  * (MPICH), Slurm's. MASTER_ADDR and MASTER_PORT say where rank 0 is. With none of them the world is this process alone.

@@ -22,7 +22,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, check_result;
+    bool progress_thread, deterministic, check_payload;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -76,19 +76,11 @@ static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, d
 }
 
 static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
-    const char *text = ddl__setting_env("DDL_CHECK"), *at = text;
-    while (at != NULL && *at != 0) {
-        size_t bytes = strcspn(at, ",");
-        if (bytes == 7 && strncmp(at, "payload", 7) == 0) {
-            out->check_payload = true;
-        } else if (bytes == 6 && strncmp(at, "result", 6) == 0) {
-            out->check_result = true;
-        } else if (bytes > 0) {
-            return ddl__fail(why, DDL_ERR_CONFIG,
-                             "ddl_init: DDL_CHECK is \"%.60s\"; payload, result or both are possible", text);
-        }
-        at += bytes + (at[bytes] == ',');
+    const char *text = ddl__setting_env("DDL_CHECK");
+    if (text != NULL && strcmp(text, "payload") != 0) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }
+    out->check_payload = text != NULL;
     return DDL_OK;
 }
 

@@ -211,7 +211,7 @@ TEST(environment_and_defaults) {
     env_set("");
     CHECK_EQ(read_with(NULL, &s), DDL_OK);
     CHECK(s.timeout_ms == 300000 && s.init_timeout_ms == 60000 && s.stall_ms == 10000);
-    CHECK(!s.progress_thread && !s.deterministic && !s.check_payload && !s.check_result);
+    CHECK(!s.progress_thread && !s.deterministic && !s.check_payload);
     CHECK(s.secret == NULL && s.job == NULL && s.job_id == 0 && s.algorithm == NULL && s.port_first == 0);
     CHECK_EQ(base.log_level, DDL_LOG_WARN);
     CHECK(s.cores >= 1 && s.cores <= sysconf(_SC_NPROCESSORS_CONF));
@@ -220,11 +220,11 @@ TEST(environment_and_defaults) {
     env_set(
         "DDL_LOG=info DDL_JOB=j1 DDL_INTERFACE=lo DDL_ADVERTISE=a DDL_PORT_RANGE=7-9 DDL_TRANSPORTS=tcp DDL_PLUGINS=p "
         "DDL_PLUGIN_PATH=/x:/y DDL_ALGO=tree DDL_TIMEOUT_MS=-1 DDL_INIT_TIMEOUT_MS=7 DDL_STALL_MS=8 "
-        "DDL_PROGRESS_THREAD=1 DDL_DETERMINISTIC=1 DDL_HOST_ID=h7 DDL_CHECK=result,payload "
+        "DDL_PROGRESS_THREAD=1 DDL_DETERMINISTIC=1 DDL_HOST_ID=h7 DDL_CHECK=payload "
         "DDL_SECRET=0123456789abcdef RANK=0 WORLD_SIZE=2 DDL_RENDEZVOUS=file:///shared/x");
     CHECK_EQ(read_with(NULL, &s), DDL_OK);
     CHECK(s.timeout_ms == -1 && s.init_timeout_ms == 7 && s.stall_ms == 8);
-    CHECK(s.progress_thread && s.deterministic && s.check_payload && s.check_result);
+    CHECK(s.progress_thread && s.deterministic && s.check_payload);
     CHECK_EQ(base.log_level, DDL_LOG_INFO);
     CHECK_EQ(s.job, "j1");
     CHECK_EQ(s.job_id, ddl__mix_bytes(0, "j1", 2));

@@ -30,7 +30,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
-    {"DDL_CHECK", "", "extra checks: payload, result, or both separated by a comma"},
+    {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
 };
 
 /* The value of a variable, NULL when it is unset or empty (`RANK= ./train` unsets it). For launchers' variables. */
