@@ -477,9 +477,9 @@ DDL_API int32_t ddl_feature(const char *name);
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
  * On error *out_context is NULL and nothing is left behind. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
-/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them. Requests end with
- * DDL_ERR_STATE in the threads that wait for them, and are freed: none may be used after this. Groups that the caller
- * created remain to be freed. [one thread] */
+/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them. Requests end
+ * with DDL_ERR_STATE in the threads that wait for them, and are freed: none may be used after this. Groups that the
+ * caller created remain to be freed. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -8406,6 +8406,7 @@ typedef struct ddl__tcp_peer {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
+    bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
     uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
@@ -8755,7 +8756,7 @@ static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
-    if (p->dead || (p->data != NULL && !ddl__tcp_wants_control(p))) {
+    if (p->dead || p->lost || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
     uint64_t now = t->host->now_ns(t->host);
@@ -8793,6 +8794,7 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     p->data = NULL;
     ddl__tcp_conn_free(t, c);
     if (was_ready) {
+        p->lost = true;
         t->host->lost(t->host, peer, error > 0 ? error : 0, "its connection ended");
     } else if (p->first != NULL) {
         ddl__tcp_retry(t, peer, error);
@@ -8849,7 +8851,7 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
 /* The server knows now who is there and for what. False: the connection is not wanted. */
 static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
     ddl__tcp_peer *p = &t->peers[c->peer];
-    if (p->dead || !p->reachable) {
+    if (p->dead || p->lost || !p->reachable) {
         return false;
     }
     if (c->is_control) {
@@ -9174,7 +9176,7 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
         p->last->next = m;
     }
     p->last = m;
-    if (p->data == NULL && p->retry_ns == 0) {
+    if (p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     } else if (p->data != NULL && p->data->state == DDL__TCP_READY) {
         ddl__tcp_backlog_add(t, peer);
@@ -9184,7 +9186,8 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
 
 static ddl_status ddl__tcp_connect(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    if (t->peers[peer].reachable && t->peers[peer].data == NULL && t->peers[peer].retry_ns == 0) {
+    const ddl__tcp_peer *p = &t->peers[peer];
+    if (p->reachable && p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     }
     return DDL_OK;
@@ -10560,8 +10563,8 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once: frames that
- * came early; their sizes differ from time to time, the number of each size_class hardly. */
+/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once:
+ * frames that came early; their sizes differ from time to time, the number of each size_class hardly. */
 static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
 static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
 
@@ -11121,7 +11124,11 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t bu
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     ddl__link *l = &c->links[peer];
-    l->drained = l->drained || (l->life == DDL__LEFT && how != NULL);
+    if (l->life == DDL__LEFT && how != NULL && !l->drained) {
+        l->drained = true;
+        l->closing = true; /* what still waits to be sent to it ends */
+        c->closing_count++;
+    }
     if (l->life == DDL__ALIVE && peer != c->rank) {
         l->life = DDL__MISSED;
         l->missed_ns = ddl__now_ns();

@@ -246,9 +246,9 @@ DDL_API int32_t ddl_feature(const char *name);
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
  * On error *out_context is NULL and nothing is left behind. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
-/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them. Requests end with
- * DDL_ERR_STATE in the threads that wait for them, and are freed: none may be used after this. Groups that the caller
- * created remain to be freed. [one thread] */
+/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them. Requests end
+ * with DDL_ERR_STATE in the threads that wait for them, and are freed: none may be used after this. Groups that the
+ * caller created remain to be freed. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */

@@ -227,8 +227,8 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once: frames that
- * came early; their sizes differ from time to time, the number of each size_class hardly. */
+/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once:
+ * frames that came early; their sizes differ from time to time, the number of each size_class hardly. */
 static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
 static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
 
