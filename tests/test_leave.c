@@ -246,6 +246,45 @@ static void misuse(int rank, int n, void *arg) {
 
 TEST(misuse_around_finalize_gives_a_status) { ranks_fork(RANKS, misuse, NULL, 30); }
 
+/* Messages in order, each with its number, until the link breaks under a rank that lives: rank 1 shuts its own sockets. */
+static void cut_own_links(void) {
+    for (int fd = 3; fd < 100; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0) {
+            shutdown(fd, SHUT_RDWR);
+        }
+    }
+}
+
+static void count_until_cut(int rank, int n, void *arg) {
+    (void)arg;
+    ddl_context *c = join(20000);
+    REQUIRE(c != NULL);
+    ddl_status status = DDL_OK;
+    double start = test_now_s();
+    for (int64_t i = 0; status == DDL_OK && i < 1000000; i++) {
+        int64_t theirs = -1, mine = i;
+        status = ddl_send_recv(ddl_world(c), DDL_VIEW(&mine, 1), (rank + 1) % n, 1, DDL_VIEW(&theirs, 1),
+                               (rank + n - 1) % n, 1, NULL);
+        if (status == DDL_OK) {
+            CHECK_EQ(theirs, i);
+        }
+        if (rank == 1 && i == 100) {
+            cut_own_links();
+        }
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK(test_now_s() - start < 6 * test_slow());
+    leave(c);
+}
+
+TEST(a_broken_link_is_an_error_and_not_a_gap) {
+    for (int i = 0; i < 3; i++) {
+        ranks_fork(2, count_until_cut, NULL, 30);
+    }
+}
+
 /* The child of fork: every call says so; what it keeps open hides nothing. */
 static void parent_of_a_child(int rank, int n, void *arg) {
     shared *s = (shared *)arg;

@@ -112,7 +112,11 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t bu
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     ddl__link *l = &c->links[peer];
-    l->drained = l->drained || (l->life == DDL__LEFT && how != NULL);
+    if (l->life == DDL__LEFT && how != NULL && !l->drained) {
+        l->drained = true;
+        l->closing = true; /* what still waits to be sent to it ends */
+        c->closing_count++;
+    }
     if (l->life == DDL__ALIVE && peer != c->rank) {
         l->life = DDL__MISSED;
         l->missed_ns = ddl__now_ns();

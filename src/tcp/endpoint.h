@@ -128,7 +128,7 @@ static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
-    if (p->dead || (p->data != NULL && !ddl__tcp_wants_control(p))) {
+    if (p->dead || p->lost || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
     uint64_t now = t->host->now_ns(t->host);
@@ -166,6 +166,7 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     p->data = NULL;
     ddl__tcp_conn_free(t, c);
     if (was_ready) {
+        p->lost = true;
         t->host->lost(t->host, peer, error > 0 ? error : 0, "its connection ended");
     } else if (p->first != NULL) {
         ddl__tcp_retry(t, peer, error);
@@ -222,7 +223,7 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
 /* The server knows now who is there and for what. False: the connection is not wanted. */
 static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
     ddl__tcp_peer *p = &t->peers[c->peer];
-    if (p->dead || !p->reachable) {
+    if (p->dead || p->lost || !p->reachable) {
         return false;
     }
     if (c->is_control) {
@@ -547,7 +548,7 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
         p->last->next = m;
     }
     p->last = m;
-    if (p->data == NULL && p->retry_ns == 0) {
+    if (p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     } else if (p->data != NULL && p->data->state == DDL__TCP_READY) {
         ddl__tcp_backlog_add(t, peer);
@@ -557,7 +558,8 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
 
 static ddl_status ddl__tcp_connect(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    if (t->peers[peer].reachable && t->peers[peer].data == NULL && t->peers[peer].retry_ns == 0) {
+    const ddl__tcp_peer *p = &t->peers[peer];
+    if (p->reachable && p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     }
     return DDL_OK;

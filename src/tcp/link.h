@@ -51,6 +51,7 @@ typedef struct ddl__tcp_peer {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
+    bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
     uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
