@@ -485,7 +485,7 @@ static void flood(ddl_group *w, void *arg) {
     OK(ddl_stats_get(ddl_group_context(w), &during));
     if (me == 0) {
         CHECK(during.unexpected_bytes <= (uint64_t)(n - 1) * 128 * KIB); /* the window */
-        CHECK(during.memory_bytes - before.memory_bytes < (uint64_t)(n - 1) * (512 * KIB + (uint64_t)count * 256));
+        CHECK(during.memory_bytes - before.memory_bytes < (uint64_t)(n - 1) * ((uint64_t)MIB + (uint64_t)count * KIB));
         unsigned char *in = poisoned(bytes);
         for (int peer = 1; peer < n; peer++) {
             for (int i = 0; i < count; i++) {
