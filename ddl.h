@@ -5559,7 +5559,7 @@ static int32_t ddl__quota_of(const char *folder) {
     if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
         return INT32_MAX;
     }
-    return (int32_t)((quota + period - 1) / period);
+    return (int32_t)((quota - 1) / period + 1);
 }
 
 /* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
@@ -10581,7 +10581,8 @@ static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
     int32_t size_class = ddl__scratch_class(bytes);
     bool fixed = size_class < DDL__SCRATCH_CLASSES - 1;
     ddl__scratch **best = NULL;
-    for (ddl__scratch **at = &c->scratch[size_class]; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
+    ddl__scratch **at = &c->scratch[size_class];
+    for (; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
         if ((*at)->bytes >= bytes && (best == NULL || (*at)->bytes < (*best)->bytes)) {
             best = at;
         }

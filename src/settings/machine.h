@@ -55,7 +55,7 @@ static int32_t ddl__quota_of(const char *folder) {
     if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
         return INT32_MAX;
     }
-    return (int32_t)((quota + period - 1) / period);
+    return (int32_t)((quota - 1) / period + 1);
 }
 
 /* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
