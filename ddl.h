@@ -8401,12 +8401,14 @@ typedef struct ddl__tcp_conn {
 typedef struct ddl__tcp_peer {
     ddl__tcp_conn *data, *control;
     ddl_message *first, *last;
+    ddl_message *done; /* left the queue, to be reported */
     ddl_message *orphan; /* the first one is a copy of ours, whose owner has taken the original back */
     uint64_t first_sent; /* bytes of *first that are gone, header included */
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
     bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
+    bool ending; /* its control connection has ended: if no data comes either, it has */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
     uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
@@ -8490,18 +8492,44 @@ static void ddl__tcp_sent(ddl__tcp *t, ddl__tcp_peer *p, ddl_message *m, ddl_sta
     }
 }
 
+/* Reports messages that left the queue. sent() may recall others of them, or send more: each is off the list before. */
+static void ddl__tcp_report(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
+    while (p->done != NULL) {
+        ddl_message *m = p->done;
+        p->done = m->next;
+        ddl__tcp_sent(t, p, m, status);
+    }
+}
+
+/* Takes a message that is recalled off the list of those that wait to be reported. */
+static bool ddl__tcp_unlist(ddl_message **at, const ddl_message *m) {
+    while (*at != NULL && *at != m) {
+        at = &(*at)->next;
+    }
+    bool found = *at != NULL;
+    if (found) {
+        *at = m->next;
+    }
+    return found;
+}
+
 /* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
 static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
+    ddl_message **end = &p->done;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
     p->first_sent += bytes;
     while (p->first != NULL && p->first_sent >= ddl__tcp_message_bytes(p->first)) {
         ddl_message *m = p->first;
         p->first_sent -= ddl__tcp_message_bytes(m);
         p->first = m->next;
-        if (p->first == NULL) {
-            p->last = NULL;
-        }
-        ddl__tcp_sent(t, p, m, DDL_OK);
+        p->last = p->first == NULL ? NULL : p->last;
+        m->next = NULL;
+        *end = m;
+        end = &m->next;
     }
+    ddl__tcp_report(t, p, DDL_OK);
 }
 
 /* Writes what the socket takes. Returns 0, or the errno that the connection broke with. */
@@ -8529,14 +8557,11 @@ static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
 
 /* Ends all waiting messages with an error. */
 static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
-    ddl_message *m = p->first;
+    ddl__tcp_report(t, p, DDL_OK);
+    p->done = p->first;
     p->first = p->last = NULL;
     p->first_sent = 0;
-    while (m != NULL) {
-        ddl_message *next = m->next;
-        ddl__tcp_sent(t, p, m, status);
-        m = next;
-    }
+    ddl__tcp_report(t, p, status);
 }
 
 /* >>in */
@@ -8652,6 +8677,7 @@ enum {
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
+#define DDL__TCP_ENDING_MS 400u                 /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
 #define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
 
@@ -8753,22 +8779,25 @@ static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
            !p->same_host;
 }
 
+static void ddl__tcp_look_again(ddl__tcp *t, ddl__tcp_peer *p, uint64_t after_ns) {
+    if (p->retry_ns == 0) {
+        t->retry_count++;
+    }
+    p->retry_ns = t->host->now_ns(t->host) + after_ns;
+}
+
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
     if (p->dead || p->lost || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
-    uint64_t now = t->host->now_ns(t->host);
     uint64_t limit = error == ECONNREFUSED ? DDL__TCP_REFUSED_NS : DDL__TCP_SILENT_MS * DDL__NS_PER_MS;
-    if (p->data == NULL && now - p->trying_ns >= limit) {
+    if (p->data == NULL && t->host->now_ns(t->host) - p->trying_ns >= limit) {
         t->host->lost(t->host, peer, error == ECONNREFUSED ? error : ENOTCONN, "it could not be connected to");
         return;
     }
-    if (p->retry_ns == 0) {
-        t->retry_count++;
-    }
-    p->retry_ns = now + (p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
+    ddl__tcp_look_again(t, p, p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
 }
 
 /* A connection broke. One that was ready is a loss, which the core judges; one that was being made is tried again. */
@@ -8783,9 +8812,12 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        /* It tells cuts only. When the peer ends, so does the data connection, and its last words are read first. */
+        /* When the peer ends, so does the data connection, and its last words are read first. */
         if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
             t->host->lost(t->host, peer, error, "its control connection ended");
+        } else if (was_ready && p->data != NULL) {
+            p->ending = true;
+            ddl__tcp_look_again(t, p, DDL__TCP_ENDING_MS * DDL__NS_PER_MS);
         } else {
             ddl__tcp_retry(t, peer, error);
         }
@@ -9035,6 +9067,21 @@ static void ddl__tcp_evict(ddl__tcp *t) {
     }
 }
 
+/* The control connection of a peer has ended. Its last words may take long on a slow link; but where nothing of ours
+ * gets through to it, its kernel never comes to sending the end of the data connection. */
+static void ddl__tcp_end(ddl__tcp *t, ddl__tcp_peer *p) {
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (getsockopt(p->data->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+        info.tcpi_last_data_recv < DDL__TCP_ENDING_MS) {
+        ddl__tcp_look_again(t, p, DDL__TCP_ENDING_MS * DDL__NS_PER_MS);
+        return;
+    }
+    ddl__tcp_hear_out(t, p->data);
+    ddl__tcp_broken(t, p->data, ECONNRESET);
+}
+
 static void ddl__tcp_retries(ddl__tcp *t) {
     uint64_t now = t->host->now_ns(t->host);
     for (int32_t i = 0; i < t->params.world_size && t->retry_count > 0; i++) {
@@ -9042,7 +9089,9 @@ static void ddl__tcp_retries(ddl__tcp *t) {
         if (p->retry_ns != 0 && now >= p->retry_ns) {
             p->retry_ns = 0;
             t->retry_count--;
-            if (!p->dead && (p->data == NULL || ddl__tcp_wants_control(p))) {
+            if (p->ending && p->data != NULL) {
+                ddl__tcp_end(t, p);
+            } else if (!p->dead && !p->lost && (p->data == NULL || ddl__tcp_wants_control(p))) {
                 ddl__tcp_start(t, i);
             }
         }
@@ -9231,6 +9280,9 @@ static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m)
 static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
+    if (ddl__tcp_unlist(&p->done, m)) {
+        return;
+    }
     if (p->first == m && p->first_sent > 0) {
         if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
             return;
@@ -10563,8 +10615,8 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once:
- * frames that came early; their sizes differ from time to time, the number of each size_class hardly. */
+/* Memory of one class is of one size, but for the last, which is of any. Many small pieces are in use at once:
+ * frames that came early; their sizes differ from time to time, the number of each class hardly. */
 static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
 static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
 

@@ -24,6 +24,7 @@ enum {
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
+#define DDL__TCP_ENDING_MS 400u                 /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
 #define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
 
@@ -125,22 +126,25 @@ static bool ddl__tcp_wants_control(const ddl__tcp_peer *p) {
            !p->same_host;
 }
 
+static void ddl__tcp_look_again(ddl__tcp *t, ddl__tcp_peer *p, uint64_t after_ns) {
+    if (p->retry_ns == 0) {
+        t->retry_count++;
+    }
+    p->retry_ns = t->host->now_ns(t->host) + after_ns;
+}
+
 /* Plans another attempt to connect, or gives the peer up. Nothing has been sent on the failed one. */
 static void ddl__tcp_retry(ddl__tcp *t, int32_t peer, int error) {
     ddl__tcp_peer *p = &t->peers[peer];
     if (p->dead || p->lost || (p->data != NULL && !ddl__tcp_wants_control(p))) {
         return;
     }
-    uint64_t now = t->host->now_ns(t->host);
     uint64_t limit = error == ECONNREFUSED ? DDL__TCP_REFUSED_NS : DDL__TCP_SILENT_MS * DDL__NS_PER_MS;
-    if (p->data == NULL && now - p->trying_ns >= limit) {
+    if (p->data == NULL && t->host->now_ns(t->host) - p->trying_ns >= limit) {
         t->host->lost(t->host, peer, error == ECONNREFUSED ? error : ENOTCONN, "it could not be connected to");
         return;
     }
-    if (p->retry_ns == 0) {
-        t->retry_count++;
-    }
-    p->retry_ns = now + (p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
+    ddl__tcp_look_again(t, p, p->data == NULL ? DDL__TCP_RETRY_NS : DDL__NS_PER_S);
 }
 
 /* A connection broke. One that was ready is a loss, which the core judges; one that was being made is tried again. */
@@ -155,9 +159,12 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        /* It tells cuts only. When the peer ends, so does the data connection, and its last words are read first. */
+        /* When the peer ends, so does the data connection, and its last words are read first. */
         if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
             t->host->lost(t->host, peer, error, "its control connection ended");
+        } else if (was_ready && p->data != NULL) {
+            p->ending = true;
+            ddl__tcp_look_again(t, p, DDL__TCP_ENDING_MS * DDL__NS_PER_MS);
         } else {
             ddl__tcp_retry(t, peer, error);
         }
@@ -407,6 +414,21 @@ static void ddl__tcp_evict(ddl__tcp *t) {
     }
 }
 
+/* The control connection of a peer has ended. Its last words may take long on a slow link; but where nothing of ours
+ * gets through to it, its kernel never comes to sending the end of the data connection. */
+static void ddl__tcp_end(ddl__tcp *t, ddl__tcp_peer *p) {
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (getsockopt(p->data->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+        info.tcpi_last_data_recv < DDL__TCP_ENDING_MS) {
+        ddl__tcp_look_again(t, p, DDL__TCP_ENDING_MS * DDL__NS_PER_MS);
+        return;
+    }
+    ddl__tcp_hear_out(t, p->data);
+    ddl__tcp_broken(t, p->data, ECONNRESET);
+}
+
 static void ddl__tcp_retries(ddl__tcp *t) {
     uint64_t now = t->host->now_ns(t->host);
     for (int32_t i = 0; i < t->params.world_size && t->retry_count > 0; i++) {
@@ -414,7 +436,9 @@ static void ddl__tcp_retries(ddl__tcp *t) {
         if (p->retry_ns != 0 && now >= p->retry_ns) {
             p->retry_ns = 0;
             t->retry_count--;
-            if (!p->dead && (p->data == NULL || ddl__tcp_wants_control(p))) {
+            if (p->ending && p->data != NULL) {
+                ddl__tcp_end(t, p);
+            } else if (!p->dead && !p->lost && (p->data == NULL || ddl__tcp_wants_control(p))) {
                 ddl__tcp_start(t, i);
             }
         }
@@ -603,6 +627,9 @@ static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m)
 static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
+    if (ddl__tcp_unlist(&p->done, m)) {
+        return;
+    }
     if (p->first == m && p->first_sent > 0) {
         if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
             return;

@@ -46,12 +46,14 @@ typedef struct ddl__tcp_conn {
 typedef struct ddl__tcp_peer {
     ddl__tcp_conn *data, *control;
     ddl_message *first, *last;
+    ddl_message *done; /* left the queue, to be reported */
     ddl_message *orphan; /* the first one is a copy of ours, whose owner has taken the original back */
     uint64_t first_sent; /* bytes of *first that are gone, header included */
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
     bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
+    bool ending; /* its control connection has ended: if no data comes either, it has */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
     uint64_t retry_ns;  /* 0: no retry is due */
 } ddl__tcp_peer;
@@ -135,18 +137,44 @@ static void ddl__tcp_sent(ddl__tcp *t, ddl__tcp_peer *p, ddl_message *m, ddl_sta
     }
 }
 
+/* Reports messages that left the queue. sent() may recall others of them, or send more: each is off the list before. */
+static void ddl__tcp_report(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
+    while (p->done != NULL) {
+        ddl_message *m = p->done;
+        p->done = m->next;
+        ddl__tcp_sent(t, p, m, status);
+    }
+}
+
+/* Takes a message that is recalled off the list of those that wait to be reported. */
+static bool ddl__tcp_unlist(ddl_message **at, const ddl_message *m) {
+    while (*at != NULL && *at != m) {
+        at = &(*at)->next;
+    }
+    bool found = *at != NULL;
+    if (found) {
+        *at = m->next;
+    }
+    return found;
+}
+
 /* Takes messages that are wholly sent off the queue. sent() may append to the queue, so it is called last. */
 static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
+    ddl_message **end = &p->done;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
     p->first_sent += bytes;
     while (p->first != NULL && p->first_sent >= ddl__tcp_message_bytes(p->first)) {
         ddl_message *m = p->first;
         p->first_sent -= ddl__tcp_message_bytes(m);
         p->first = m->next;
-        if (p->first == NULL) {
-            p->last = NULL;
-        }
-        ddl__tcp_sent(t, p, m, DDL_OK);
+        p->last = p->first == NULL ? NULL : p->last;
+        m->next = NULL;
+        *end = m;
+        end = &m->next;
     }
+    ddl__tcp_report(t, p, DDL_OK);
 }
 
 /* Writes what the socket takes. Returns 0, or the errno that the connection broke with. */
@@ -174,14 +202,11 @@ static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
 
 /* Ends all waiting messages with an error. */
 static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
-    ddl_message *m = p->first;
+    ddl__tcp_report(t, p, DDL_OK);
+    p->done = p->first;
     p->first = p->last = NULL;
     p->first_sent = 0;
-    while (m != NULL) {
-        ddl_message *next = m->next;
-        ddl__tcp_sent(t, p, m, status);
-        m = next;
-    }
+    ddl__tcp_report(t, p, status);
 }
 
 /* >>in */
