@@ -399,7 +399,7 @@ static inline void coll_prepare(const coll_case *k, int n, int rank, coll_run *x
 static inline ddl_status coll_call(ddl_group *g, const coll_case *k, ddl_tensor in, ddl_tensor out, int64_t *arrays,
                                    ddl_request **request) {
     int n = ddl_size(g), rank = ddl_rank(g);
-    int64_t *counts = arrays, *offsets = arrays + n, *recv_counts = arrays + 2 * n, *recv_offsets = arrays + 3 * n;
+    int64_t *counts = arrays, *offsets = &arrays[n], *recv_counts = &arrays[2 * n], *recv_offsets = &arrays[3 * n];
     for (int b = 0; k->counts != NULL && b < n; b++) {
         bool recv = coll_base(k->kind) == DDL_GATHER || coll_base(k->kind) == DDL_ALL_GATHER;
         counts[b] = coll_count_of(k, n, rank, b, recv);

@@ -14,6 +14,7 @@ static void flight(ddl_group **groups, int count, unsigned *common, unsigned *ow
     static __thread coll_case k[FLYING];
     static __thread coll_run x[FLYING];
     ddl_request *r[FLYING];
+    int64_t arrays[64]; /* of the v-forms, which are not here */
     int n = ddl_size(groups[0]), order[FLYING];
     for (int i = 0; i < FLYING; i++) {
         unsigned draw = coll_random(common);
@@ -30,7 +31,7 @@ static void flight(ddl_group **groups, int count, unsigned *common, unsigned *ow
             usleep(coll_random(own) % 3000);
         }
         ddl_group *g = groups[i % count];
-        if (coll_call(g, &k[i], x[i].in_tensor, x[i].out_tensor, NULL, &r[i]) != DDL_OK) {
+        if (coll_call(g, &k[i], x[i].in_tensor, x[i].out_tensor, arrays, &r[i]) != DDL_OK) {
             test__fail(__FILE__, __LINE__, "operation %d: %s", i, ddl_error(ddl_group_context(g)));
             r[i] = NULL;
         }

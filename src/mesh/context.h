@@ -227,8 +227,8 @@ static void ddl__kick(ddl_context *c) {
 
 /* >>memory */
 
-/* Memory of one size_class is of one size, but for the last, which is of any. Many small pieces are in use at once:
- * frames that came early; their sizes differ from time to time, the number of each size_class hardly. */
+/* Memory of one class is of one size, but for the last, which is of any. Many small pieces are in use at once:
+ * frames that came early; their sizes differ from time to time, the number of each class hardly. */
 static const size_t ddl__scratch_bytes[DDL__SCRATCH_CLASSES - 1] = {256, 4096, 65536};
 static const int32_t ddl__scratch_kept[DDL__SCRATCH_CLASSES] = {256, 64, 32, 8};
 
@@ -245,7 +245,8 @@ static void *ddl__scratch_get(ddl_context *c, size_t bytes) {
     int32_t size_class = ddl__scratch_class(bytes);
     bool fixed = size_class < DDL__SCRATCH_CLASSES - 1;
     ddl__scratch **best = NULL;
-    for (ddl__scratch **at = &c->scratch[size_class]; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
+    ddl__scratch **at = &c->scratch[size_class];
+    for (; *at != NULL && !(fixed && best != NULL); at = &(*at)->next) {
         if ((*at)->bytes >= bytes && (best == NULL || (*at)->bytes < (*best)->bytes)) {
             best = at;
         }
