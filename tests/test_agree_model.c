@@ -3,6 +3,7 @@
  * learns of a death at its own time, losing what the dead had still on its way. All who decide decide the same, the
  * living all decide, and the value is right. What kills of processes hit once in thousands, this hits in every run.
  * tests/run: timeout=90 */
+#define TEST_TIMEOUT_S 3000
 #define DDL_IMPLEMENTATION
 #include "faults.h"
 
