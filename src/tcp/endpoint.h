@@ -24,7 +24,7 @@ enum {
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
-#define DDL__TCP_ENDING_MS 400u                 /* from the end of a control connection to that of its data connection */
+#define DDL__TCP_ENDING_MS 400u                /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
 #define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
 
