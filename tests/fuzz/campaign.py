@@ -39,9 +39,16 @@ class Target:
         self.found = self.build / "found" / name
         self.failed = self.build / "failed"
 
+    def fresh(self):
+        """The program is newer than all that it is made of."""
+        made_of = [*(self.root / "src").rglob("*.h"), self.root / "ddl.h", *(self.root / "tests" / "fuzz").glob("*.[ch]")]
+        return self.program.exists() and self.program.stat().st_mtime > max(p.stat().st_mtime for p in made_of)
+
     def compile(self):
         """Empty, or what the compiler said."""
         self.build.mkdir(parents=True, exist_ok=True)
+        if self.fresh():
+            return ""
         done = subprocess.run(["clang", *FLAGS, f"-I{self.root}", self.root / "tests" / "fuzz" / f"fuzz_{self.name}.c",
                                "-o", self.program, "-lpthread", "-ldl"], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)

@@ -22,6 +22,9 @@ static uint64_t fuzz_budget; /* payload bytes that one input may move */
 /* So many bytes of what is landing come next, out of the input; 0: all the rest, of no matter what. */
 static void op_piece(fuzz *f, int32_t peer, uint64_t bytes) {
     fuzz_peer *p = &f->peers[peer];
+    if (p->cut) {
+        fuzz_lose(f, peer, ENOBUFS);
+    }
     if (p->token == NULL) {
         return;
     }
@@ -55,7 +58,7 @@ static void fuzz_arrive(fuzz *f, int32_t peer, const uint8_t *header, size_t byt
         status = f->host->land(f->host, peer, header, &payload, &landing, &token);
         if (status == DDL_OK) {
             REQUIRE(payload == bytes && landing != NULL);
-            *p = (fuzz_peer){p->first, p->last, token, landing, 0, payload, p->down};
+            *p = (fuzz_peer){p->first, p->last, token, landing, 0, payload, p->down, false};
             uint64_t first = way == 1 ? payload / 2 : payload / 4;
             if (first > 0) {
                 memcpy(landing, from, first);
@@ -257,7 +260,7 @@ static void op_message(fuzz *f, bool send) {
     ddl_group *g = group_of(f, fuzz_u8(&f->in));
     int32_t peer = fuzz_u8(&f->in) % 6 - 1, tag = fuzz_u8(&f->in) % 4 - 1;
     ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_I64_I64 + 1));
-    int64_t count = (int64_t)fuzz_int(&f->in, 2);
+    int64_t count = (int64_t)fuzz_int(&f->in, 2) & 0x3fff;
     peer = peer == -1 ? DDL_ANY_SOURCE : peer == 4 ? DDL_NO_RANK : peer;
     if (s == NULL) {
         return;
@@ -497,7 +500,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     f.in = (fuzz_input){data, data + size};
     f.step = fuzz_step;
     fuzz_clock_ns = 1000 * DDL__NS_PER_S;
-    fuzz_budget = 4 << 20;
+    fuzz_budget = PAYLOAD_MAX;
     fuzz_world_make(&f, 1);
     fuzz_script(&f);
     fuzz_world_end(&f);

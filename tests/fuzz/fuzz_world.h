@@ -30,7 +30,7 @@ FUZZ_QUIET static int fuzz_clock(struct timespec *out) {
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
-enum { WORLD = 4, SLOTS = 12, GROUPS = 5, PAYLOAD_MAX = 1 << 20 };
+enum { WORLD = 4, SLOTS = 12, GROUPS = 5, PAYLOAD_MAX = 1 << 17 };
 
 /* The stream from one peer, and what waits to go to it. */
 typedef struct fuzz_peer {
@@ -38,7 +38,7 @@ typedef struct fuzz_peer {
     void *token; /* of a payload that is landing */
     uint8_t *landing;
     uint64_t landed, left;
-    bool down;
+    bool down, cut; /* cut: there is nowhere to land, so the link goes */
 } fuzz_peer;
 
 /* A request of the program, and its memory, which is gone at once when the request has ended. */
@@ -155,6 +155,7 @@ FUZZ_QUIET static void fuzz_landing_end(fuzz *f, int32_t peer, ddl_status status
 FUZZ_QUIET static void fuzz_lose(fuzz *f, int32_t peer, int32_t error) {
     if (!f->peers[peer].down) {
         f->peers[peer].down = true;
+        f->peers[peer].cut = false;
         fuzz_landing_end(f, peer, DDL_ERR_PEER);
         f->host->lost(f->host, peer, error, "its connection ended");
     }
@@ -195,7 +196,8 @@ FUZZ_QUIET static void fuzz_recall(void *self, int32_t peer, ddl_message *m) {
 FUZZ_QUIET static void fuzz_redirect(void *self, int32_t peer, void *token, void *new_landing) {
     fuzz_peer *p = &((fuzz *)self)->peers[peer];
     if (p->token == token) {
-        p->landing = (uint8_t *)new_landing + p->landed;
+        p->cut = new_landing == NULL;
+        p->landing = new_landing == NULL ? NULL : (uint8_t *)new_landing + p->landed;
     }
 }
 

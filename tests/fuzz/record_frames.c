@@ -118,7 +118,7 @@ static void replay(const ddl_stats *then) {
     memset(&f, 0, sizeof f);
     f.in = (fuzz_input){tape, tape + tape_bytes};
     f.step = fuzz_step;
-    fuzz_budget = 4 << 20;
+    fuzz_budget = PAYLOAD_MAX;
     fuzz_world_make(&f, 1);
     fuzz_script(&f);
     REQUIRE(ddl_stats_get(f.c, &now) == DDL_OK && then->ops_completed > 0 && now.ops_failed == 0);
@@ -205,9 +205,9 @@ int main(int argc, char **argv) {
     RECORD("unexpected", CALL(13, OP_SEND, 0, 2, 1, DDL_U8, 9, 0), CALL(13, OP_WAIT, 0), CALL(15, OP_BLOCK, 0, 0, 0),
            CALL(2, OP_RECV, 0, 1, 0, DDL_U8, 9, 0), CALL(2, OP_WAIT, 0), CALL(2, OP_RECV, 0, 4, 1, DDL_U8, 20, 0),
            CALL(2, OP_WAIT, 0), CALL(2, OP_BLOCK, 5, 0, 0));
-    RECORD("rendezvous_in", CALL(2, OP_RECV, 0, 3, 1, DDL_U8, 0, 0xa0), CALL(4, OP_SEND, 0, 2, 1, DDL_U8, 0, 0xa0),
+    RECORD("rendezvous_in", CALL(2, OP_RECV, 0, 3, 1, DDL_F32, 0, 0x28), CALL(4, OP_SEND, 0, 2, 1, DDL_F32, 0, 0x28),
            CALL(6, OP_WAIT, 0));
-    RECORD("rendezvous_out", CALL(2, OP_SEND, 0, 4, 1, DDL_U8, 0, 0xa0), CALL(8, OP_RECV, 0, 2, 1, DDL_U8, 0, 0xa0),
+    RECORD("rendezvous_out", CALL(2, OP_SEND, 0, 4, 1, DDL_F32, 0, 0x28), CALL(8, OP_RECV, 0, 2, 1, DDL_F32, 0, 0x28),
            CALL(10, OP_WAIT, 0));
     RECORD("barrier_agree", CALL(15, OP_BLOCK, 0, 0, 0), CALL(15, OP_BLOCK, 1, 0, 7), CALL(11, OP_BLOCK, 1, 1, 3));
     RECORD("shrink", CALL(15, OP_BLOCK, 2, 0, 0), CALL(15, OP_BLOCK, 7, 2, 5));
