@@ -173,6 +173,7 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     const ddl__blob *b = &table[rank];
     DDL__TRY(ddl__blob_check(c, b, rank));
     snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    ddl__text_clean(l->host_id); /* it is part of sentences */
     snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
     ddl__text_clean(l->host_name);
     l->pid = b->pid;

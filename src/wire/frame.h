@@ -159,7 +159,7 @@ static inline void ddl__get_bytes(ddl__reader *r, void *out, size_t n) {
 }
 
 /* A string is a u16 length and so many bytes, none of them 0. It must fit in cap with its terminator: bad otherwise,
- * and out is "" then. */
+ * and out is "" then. What peers say in words ends up in sentences and on terminals: control characters become '?'. */
 static inline void ddl__get_string(ddl__reader *r, char *out, size_t cap) {
     size_t n = ddl__get_u16(r);
     const uint8_t *p = ddl__get_view(r, n);
@@ -167,8 +167,8 @@ static inline void ddl__get_string(ddl__reader *r, char *out, size_t cap) {
         r->bad = 1;
         n = 0;
     }
-    if (n > 0) {
-        memcpy(out, p, n);
+    for (size_t i = 0; i < n; i++) {
+        out[i] = p[i] < 32 || p[i] == 127 ? '?' : (char)p[i];
     }
     if (cap > 0) {
         out[n] = '\0';
