@@ -2747,7 +2747,8 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->byte = model->s_per_byte[far] * (far ? 1 : turns);
     t->near_latency = (model->latency_s[0] + model->message_s) * turns;
     t->near_byte = model->s_per_byte[0] * turns;
-    t->message = model->message_s * turns;
+    /* Ranks that share a core change places for most messages; a rank that sends many keeps the others waiting for all. */
+    t->message = model->message_s * turns * turns;
     t->reduce = model->reduce_s_per_byte * turns;
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
@@ -4079,9 +4080,9 @@ static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *ar
 
 static bool ddl__can_all_to_all_bruck(const ddl__plan_args *args) { return args->kind == DDL_ALL_TO_ALL; }
 
-/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round */
+/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round, piece by piece */
 static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
-    return t->rounds * (t->latency + t->bytes / 2 * (3 * t->byte * t->crossing));
+    return t->rounds * (t->latency + t->message + t->bytes / 2 * (3 * t->byte * t->crossing));
 }
 
 /* >>algo/scan */
@@ -13795,6 +13796,18 @@ static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const vo
     }
 }
 
+/* Our kernels read bytes at any address; a user's function has typed pointers, but a payload begins where the stream of
+ * frames puts it. */
+static void ddl__op_reduce_aligned(const ddl__op *op, char *dst, const char *own, const char *theirs, uint64_t bytes,
+                                   bool theirs_first) {
+    char piece[4096] __attribute__((aligned(64))); /* a multiple of every element */
+    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
+        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
+        memcpy(piece, theirs + at, n);
+        ddl__op_reduce(op, dst + at, theirs_first ? piece : own + at, theirs_first ? own + at : piece, n);
+    }
+}
+
 static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     uint32_t size = op->cached->plan.step_count;
     op->ready[(op->ready_first + op->ready_count++) % size] = i;
@@ -13973,8 +13986,12 @@ static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, 
         memcpy(dst, data, bytes);
         return;
     }
-    const char *own = ddl__src(op, s) + offset;
     bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
+    if (op->user != NULL && (uintptr_t)data % (uint64_t)DDL__MIN(op->cached->element_bytes, 8) != 0) {
+        ddl__op_reduce_aligned(op, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
+        return;
+    }
+    const char *own = ddl__src(op, s) + offset;
     ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
 }
 
@@ -15550,7 +15567,9 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->kept = m;
     r->parts_done = ddl__many_done;
     m->count = count;
-    memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    if (count > 0) {
+        memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    }
     r->parts = 1; /* held until all are started */
     ddl_status status = DDL_OK;
     bool any = false;

@@ -140,9 +140,9 @@ static void ddl__algo_all_to_all_bruck(ddl__planner *p, const ddl__plan_args *ar
 
 static bool ddl__can_all_to_all_bruck(const ddl__plan_args *args) { return args->kind == DDL_ALL_TO_ALL; }
 
-/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round */
+/* ceil(log2 n) (alpha + M/2 beta), with every byte copied before and after each round, piece by piece */
 static double ddl__cost_all_to_all_bruck(const ddl__terms *t) {
-    return t->rounds * (t->latency + t->bytes / 2 * (3 * t->byte * t->crossing));
+    return t->rounds * (t->latency + t->message + t->bytes / 2 * (3 * t->byte * t->crossing));
 }
 
 #endif /* DDL_ALGO_BRUCK_H */
