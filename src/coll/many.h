@@ -148,7 +148,9 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->kept = m;
     r->parts_done = ddl__many_done;
     m->count = count;
-    memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    if (count > 0) {
+        memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
+    }
     r->parts = 1; /* held until all are started */
     ddl_status status = DDL_OK;
     bool any = false;

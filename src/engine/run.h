@@ -42,6 +42,18 @@ static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const vo
     }
 }
 
+/* Our kernels read bytes at any address; a user's function has typed pointers, but a payload begins where the stream of
+ * frames puts it. */
+static void ddl__op_reduce_aligned(const ddl__op *op, char *dst, const char *own, const char *theirs, uint64_t bytes,
+                                   bool theirs_first) {
+    char piece[4096] __attribute__((aligned(64))); /* a multiple of every element */
+    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
+        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
+        memcpy(piece, theirs + at, n);
+        ddl__op_reduce(op, dst + at, theirs_first ? piece : own + at, theirs_first ? own + at : piece, n);
+    }
+}
+
 static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     uint32_t size = op->cached->plan.step_count;
     op->ready[(op->ready_first + op->ready_count++) % size] = i;
@@ -220,8 +232,12 @@ static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, 
         memcpy(dst, data, bytes);
         return;
     }
-    const char *own = ddl__src(op, s) + offset;
     bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
+    if (op->user != NULL && (uintptr_t)data % (uint64_t)DDL__MIN(op->cached->element_bytes, 8) != 0) {
+        ddl__op_reduce_aligned(op, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
+        return;
+    }
+    const char *own = ddl__src(op, s) + offset;
     ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
 }
 
