@@ -305,7 +305,8 @@ static void op_coll(fuzz *f) {
     ddl_group *g = group_of(f, fuzz_u8(&f->in));
     ddl_collective d = {.kind = (ddl_kind)(fuzz_u8(&f->in) % (DDL_ALL_TO_ALLV + 1))};
     ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_I64_I64 + 1));
-    d.op = fuzz_u8(&f->in) % (DDL_MAX_INDEX + 1);
+    uint8_t op = fuzz_u8(&f->in) % (DDL_MAX_INDEX + 3);
+    d.op = op <= DDL_MAX_INDEX ? op : f->ops[op - DDL_MAX_INDEX - 1];
     d.root = fuzz_u8(&f->in) % (WORLD + 1);
     int64_t count = (int64_t)fuzz_int(&f->in, 2) & 0x1fff, counts[WORLD];
     uint8_t how = fuzz_u8(&f->in);
@@ -313,7 +314,9 @@ static void op_coll(fuzz *f) {
         return;
     }
     ddl_group_options options = {.algorithm = some_algorithm(how >> 2)};
-    (void)ddl_group_set(g, &options);
+    if (how >> 2 != 0) {
+        (void)ddl_group_set(g, &options);
+    }
     collective_of(s, g, &d, dtype, count, counts, (how & 1) != 0);
     if ((how & 2) != 0) {
         if (ddl_collective_init(g, &d, &s->request) == DDL_OK && ddl_start(s->request) != DDL_OK) {
@@ -503,6 +506,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_budget = PAYLOAD_MAX;
     fuzz_world_make(&f, 1);
     fuzz_script(&f);
+    fuzz_sound(&f);
     fuzz_world_end(&f);
     return 0;
 }

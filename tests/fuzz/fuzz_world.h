@@ -55,6 +55,7 @@ typedef struct fuzz {
     fuzz_peer peers[WORLD];
     fuzz_slot slots[SLOTS];
     ddl_group *groups[GROUPS];
+    ddl_op ops[2]; /* of the program: a function, and a scaled sum */
     int64_t live;    /* blocks of memory that ddl holds */
     int32_t fail_in; /* the allocation that fails, counted from now; 0: none */
     int32_t borrow;  /* whether sends end at once: 0 all, 1 none, 2 every other, 3 they fail */
@@ -255,6 +256,17 @@ FUZZ_QUIET static void fuzz_links(fuzz *f) {
     c->cores = 4;
 }
 
+/* Takes the smaller bytes; the memory is as the type needs it. */
+FUZZ_QUIET static void fuzz_user_op(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+    size_t bytes = ddl_dtype_bytes(dtype), align = DDL__MIN(bytes, 8u);
+    (void)user;
+    REQUIRE(count > 0 && count <= PAYLOAD_MAX);
+    REQUIRE((uintptr_t)dst % align == 0 && (uintptr_t)a % align == 0 && (uintptr_t)b % align == 0);
+    for (size_t i = 0; i < (size_t)count * bytes; i++) {
+        ((uint8_t *)dst)[i] = DDL__MIN(((const uint8_t *)a)[i], ((const uint8_t *)b)[i]);
+    }
+}
+
 /* What ddl_init makes, without the meeting. Two groups: the world, and ranks 3, 1, 0 of it (2 is not in it). */
 FUZZ_QUIET static void fuzz_world_make(fuzz *f, int32_t rank) {
     static const int32_t three[] = {3, 1, 0};
@@ -278,7 +290,27 @@ FUZZ_QUIET static void fuzz_world_make(fuzz *f, int32_t rank) {
     REQUIRE(ddl__world_make(c) == DDL_OK);
     c->joined = true;
     f->groups[0] = c->world;
+    REQUIRE(ddl_op_create(c, fuzz_user_op, NULL, 0, &f->ops[0]) == DDL_OK);
+    REQUIRE(ddl_op_create_scaled_sum(c, 0.5, &f->ops[1]) == DDL_OK);
     f->groups[1] = rank == 2 ? NULL : ddl__form_local(c->world, three, 3, 77, "three");
+}
+
+/* The count of what is kept for later is what is kept. */
+FUZZ_QUIET static void fuzz_sound(fuzz *f) {
+    uint64_t kept = 0;
+    for (const ddl_group *g = f->c->groups->first; g != NULL; g = g->next) {
+        if (g->magic != DDL__GROUP_MAGIC) {
+            continue;
+        }
+        for (const ddl__early *e = g->early; e != NULL; e = e->next) {
+            kept += e->frame.bytes;
+        }
+        for (const ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
+            kept += u->is_offer ? 0 : u->bytes;
+        }
+        REQUIRE(g->outstanding >= 0 && g->wants >= 0);
+    }
+    REQUIRE(f->c->stats.unexpected_bytes == kept && f->c->notes_out >= 0 && f->c->missed_count >= 0);
 }
 
 /* Ends everything; whatever has happened, nothing is left. */
