@@ -7,8 +7,8 @@
     tests/fuzz/campaign.py --table            what has been run so far, as the lines of RUNS.md
 
 build/fuzz/TARGET.runs keeps the counts: executions, findings, seconds. New inputs that reach something new are in
-build/fuzz/found/TARGET, inputs that fail in build/fuzz/failed. A finding counts once per input; a target that has failed
-is tried again from the same inputs, and goes on failing until it is mended."""
+build/fuzz/found/TARGET, inputs that fail in build/fuzz/failed. A target that has failed is tried again from the same
+inputs, and goes on failing until it is mended."""
 import argparse
 import concurrent.futures
 import datetime
@@ -35,13 +35,14 @@ class Target:
         self.name, self.build, self.root = name, pathlib.Path(build), pathlib.Path(root)
         self.program = self.build / f"fuzz_{name}"
         self.count_file = self.build / f"{name}.runs"
-        self.corpus = FUZZ / "corpus" / name
+        self.corpus = FUZZ / "corpus" / ("frames" if name == "stream" else name)  # they read the same inputs
         self.found = self.build / "found" / name
         self.failed = self.build / "failed"
 
     def fresh(self):
         """The program is newer than all that it is made of."""
-        made_of = [*(self.root / "src").rglob("*.h"), self.root / "ddl.h", *(self.root / "tests" / "fuzz").glob("*.[ch]")]
+        made_of = [*(self.root / "src").rglob("*.h"), self.root / "ddl.h",
+                   *(self.root / "tests" / "fuzz").glob("*.[ch]")]
         return self.program.exists() and self.program.stat().st_mtime > max(p.stat().st_mtime for p in made_of)
 
     def compile(self):
@@ -70,8 +71,9 @@ class Target:
 
     def options(self):
         dictionary = FUZZ / f"{self.name}.dict"
+        words = [f"-dict={dictionary}"] if dictionary.exists() else []
         return ["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1", "-entropic=0", "-max_len=4096",
-                f"-artifact_prefix={self.failed}/{self.name}-", *([f"-dict={dictionary}"] if dictionary.exists() else [])]
+                f"-artifact_prefix={self.failed}/{self.name}-", *words]
 
     def piece(self, seconds, runs, seed=0):
         """Fuzzes for a while. The output when something was found, else empty."""

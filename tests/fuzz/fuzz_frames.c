@@ -10,8 +10,8 @@
 
 enum {
     OP_DELIVER, OP_FRAME, OP_PIECE, OP_LOSE, OP_SENT, OP_TIME, OP_BORROW, OP_NOMEM, OP_API,
-    OP_RECV = OP_API, OP_SEND, OP_COLL, OP_MANY, OP_TEST, OP_CANCEL, OP_WAIT, OP_BLOCK, OP_GROUP, OP_ASK, OP_SET, OP_ABORT,
-    OP_COUNT
+    OP_RECV = OP_API, OP_SEND, OP_COLL, OP_MANY, OP_TEST, OP_CANCEL, OP_WAIT, OP_BLOCK, OP_GROUP, OP_ASK, OP_SET,
+    OP_ABORT, OP_COUNT
 };
 
 static uint8_t fuzz_payload[PAYLOAD_MAX];
@@ -22,6 +22,10 @@ static uint64_t fuzz_budget; /* payload bytes that one input may move */
 /* So many bytes of what is landing come next, out of the input; 0: all the rest, of no matter what. */
 static void op_piece(fuzz *f, int32_t peer, uint64_t bytes) {
     fuzz_peer *p = &f->peers[peer];
+    if (f->stream != NULL) {
+        f->stream->pump(f, peer, bytes);
+        return;
+    }
     if (p->cut) {
         fuzz_lose(f, peer, ENOBUFS);
     }
@@ -43,12 +47,16 @@ static void op_piece(fuzz *f, int32_t peer, uint64_t bytes) {
     }
 }
 
-/* One frame as the transport hands it on: way 0 whole, 1 in two pieces, 2 its beginning only. The link ends when the core
- * says so. */
+/* One frame as the transport hands it on: way 0 whole, 1 in two pieces, 2 its beginning only. The link ends when the
+ * core says so. */
 static void fuzz_arrive(fuzz *f, int32_t peer, const uint8_t *header, size_t bytes, int way) {
     fuzz_peer *p = &f->peers[peer];
     uint64_t payload = 0;
     const uint8_t *from = fuzz_payload + PAYLOAD_MAX - bytes; /* it ends where the array does */
+    if (f->stream != NULL) {
+        f->stream->arrive(f, peer, header, from, bytes, way);
+        return;
+    }
     ddl_status status = f->host->measure(f->host, peer, header, &payload);
     if (status == DDL_OK && (payload != bytes || payload == 0 || way == 0)) {
         status = f->host->deliver(f->host, peer, header, from, bytes);
@@ -110,7 +118,9 @@ static int32_t peer_of(const fuzz *f, unsigned index) {
 
 /* A stream brings one frame after the other: what is landing ends first. */
 static bool stream_ready(fuzz *f, int32_t peer) {
-    op_piece(f, peer, 0);
+    if (f->stream == NULL) {
+        op_piece(f, peer, 0);
+    }
     return !f->peers[peer].down;
 }
 
@@ -148,8 +158,8 @@ static void op_frame(fuzz *f) {
     fuzz_arrive(f, peer, header, bytes, (how >> 2 & 3) % 3);
 }
 
-/* Any header: how u8, bytes u16, type u8, flags u16, group u32, epoch u32, sequence u64, signature u64, payload. This is
- * what recordings are made of. Bit 7 of how: damage at one byte. */
+/* Any header: how u8, bytes u16, type u8, flags u16, group u32, epoch u32, sequence u64, signature u64, payload. This
+ * is what recordings are made of. Bit 7 of how: damage at one byte. */
 static void op_deliver(fuzz *f) {
     uint8_t how = fuzz_u8(&f->in), header[DDL__FRAME_BYTES];
     int32_t peer = peer_of(f, how & 3);
@@ -279,8 +289,8 @@ static const char *some_algorithm(uint8_t which) {
 }
 
 /* Fills a collective for `count` elements of each rank. counts has room for the group. */
-static void collective_of(fuzz_slot *s, ddl_group *g, ddl_collective *d, ddl_dtype dtype, int64_t count, int64_t *counts,
-                          bool in_place) {
+static void collective_of(fuzz_slot *s, ddl_group *g, ddl_collective *d, ddl_dtype dtype, int64_t count,
+                          int64_t *counts, bool in_place) {
     ddl_kind base = ddl__kind_base(d->kind);
     bool v = ddl__kind_is_v(d->kind);
     int64_t own = count, all = 0;
@@ -496,18 +506,23 @@ static void fuzz_script(fuzz *f) {
     }
 }
 
-#ifndef FUZZ_RECORD
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static fuzz f; /* the transport's memory of its peers is as old as this */
+static void fuzz_one(const uint8_t *data, size_t size, const fuzz_stream *stream) {
+    static fuzz f;
     memset(&f, 0, sizeof f);
     f.in = (fuzz_input){data, data + size};
     f.step = fuzz_step;
+    f.stream = stream;
     fuzz_clock_ns = 1000 * DDL__NS_PER_S;
     fuzz_budget = PAYLOAD_MAX;
     fuzz_world_make(&f, 1);
     fuzz_script(&f);
     fuzz_sound(&f);
     fuzz_world_end(&f);
+}
+
+#ifndef FUZZ_NO_MAIN /* other targets include this one */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    fuzz_one(data, size, NULL);
     return 0;
 }
 #endif

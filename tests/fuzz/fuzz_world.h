@@ -21,6 +21,13 @@ FUZZ_QUIET static int fuzz_clock(struct timespec *out) {
     return 0;
 }
 
+#ifdef FUZZ_STREAM /* the sockets of fuzz_stream.c */
+#include <sys/socket.h>
+#include <sys/uio.h>
+static ssize_t fuzz_readv(int fd, const struct iovec *iov, int count);
+#define recv(fd, out, cap, flags) fuzz_readv(fd, &(struct iovec){out, cap}, 1)
+#define readv(fd, iov, count) fuzz_readv(fd, iov, count)
+#endif
 #define clock_gettime(id, out) fuzz_clock(out)
 #define sched_yield() ((void)0)
 #define getpid() 4711
@@ -63,7 +70,16 @@ typedef struct fuzz {
     bool blocking; /* inside a call that waits: it goes on when something arrives */
     int (*step)(struct fuzz *f); /* something arrives, 1; or not, 0 */
     void (*route)(struct fuzz *f, int32_t peer, const ddl_message *m); /* of the recorder */
+    const struct fuzz_stream *stream; /* how frames arrive; NULL: as this transport hands them on */
 } fuzz;
+
+/* Another way in: through the code that cuts a stream of bytes. */
+typedef struct fuzz_stream {
+    void (*arrive)(fuzz *f, int32_t peer, const uint8_t *header, const uint8_t *payload, size_t bytes, int way);
+    void (*pump)(fuzz *f, int32_t peer, size_t bytes); /* 0: all */
+    void (*end)(fuzz *f, int32_t peer, ddl_status status);
+    void (*redirect)(int32_t peer, void *token, void *new_landing);
+} fuzz_stream;
 
 /* >>memory and log */
 
@@ -100,7 +116,8 @@ FUZZ_QUIET static void fuzz_log(void *user, ddl_log_level level, const char *lin
 /* >>transport */
 
 FUZZ_QUIET static void fuzz_readable(const ddl_message *m) {
-    REQUIRE(m->payload_bytes == 0 || __asan_region_is_poisoned((void *)(uintptr_t)m->payload, m->payload_bytes) == NULL);
+    void *payload = (void *)(uintptr_t)m->payload;
+    REQUIRE(m->payload_bytes == 0 || __asan_region_is_poisoned(payload, m->payload_bytes) == NULL);
 }
 
 FUZZ_QUIET static ddl_status fuzz_send(void *self, int32_t peer, ddl_message *m) {
@@ -147,6 +164,9 @@ FUZZ_QUIET static void fuzz_sent(fuzz *f, int32_t peer, ddl_status status) {
 FUZZ_QUIET static void fuzz_landing_end(fuzz *f, int32_t peer, ddl_status status) {
     void *token = f->peers[peer].token;
     f->peers[peer].token = NULL;
+    if (f->stream != NULL) {
+        f->stream->end(f, peer, status);
+    }
     if (token != NULL) {
         f->host->landed(f->host, peer, token, status);
     }
@@ -195,8 +215,11 @@ FUZZ_QUIET static void fuzz_recall(void *self, int32_t peer, ddl_message *m) {
 }
 
 FUZZ_QUIET static void fuzz_redirect(void *self, int32_t peer, void *token, void *new_landing) {
-    fuzz_peer *p = &((fuzz *)self)->peers[peer];
-    if (p->token == token) {
+    fuzz *f = self;
+    fuzz_peer *p = &f->peers[peer];
+    if (f->stream != NULL) {
+        f->stream->redirect(peer, token, new_landing);
+    } else if (p->token == token) {
         p->cut = new_landing == NULL;
         p->landing = new_landing == NULL ? NULL : (uint8_t *)new_landing + p->landed;
     }
@@ -257,7 +280,8 @@ FUZZ_QUIET static void fuzz_links(fuzz *f) {
 }
 
 /* Takes the smaller bytes; the memory is as the type needs it. */
-FUZZ_QUIET static void fuzz_user_op(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+FUZZ_QUIET static void fuzz_user_op(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype,
+                                    void *user) {
     size_t bytes = ddl_dtype_bytes(dtype), align = DDL__MIN(bytes, 8u);
     (void)user;
     REQUIRE(count > 0 && count <= PAYLOAD_MAX);
@@ -270,7 +294,8 @@ FUZZ_QUIET static void fuzz_user_op(void *dst, const void *a, const void *b, int
 /* What ddl_init makes, without the meeting. Two groups: the world, and ranks 3, 1, 0 of it (2 is not in it). */
 FUZZ_QUIET static void fuzz_world_make(fuzz *f, int32_t rank) {
     static const int32_t three[] = {3, 1, 0};
-    ddl__base base = {.allocator = {fuzz_alloc, fuzz_free, f}, .log = fuzz_log, .log_level = DDL_LOG_WARN, .rank = rank};
+    ddl__base base = {.allocator = {fuzz_alloc, fuzz_free, f}, .log = fuzz_log, .log_level = DDL_LOG_WARN};
+    base.rank = rank;
     ddl_context *c = f->c = ddl__alloc(&base, sizeof *c);
     c->base = base;
     c->pid = getpid();

@@ -3,7 +3,7 @@
  *     clang -std=c11 -O1 -g -fsanitize=address -I. tests/fuzz/record_frames.c -o record -lpthread -ldl
  *     ./record tests/fuzz/corpus/frames
  * To be run again when the frames change; inputs with other names in that folder were found by fuzzing and stay. */
-#define FUZZ_RECORD 1
+#define FUZZ_NO_MAIN 1
 #include "fuzz_frames.c"
 
 #include <pthread.h>
@@ -195,10 +195,14 @@ int main(int argc, char **argv) {
     REQUIRE(argc == 2);
     folder = argv[1];
     record_collectives();
-    RECORD("all_reduce_long", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_I64, DDL_MAX, 0, 0, 0x1f, 1), CALL(15, OP_WAIT, 0));
-    RECORD("user_op", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_F32, DDL_MAX_INDEX + 1, 0, 11, 0, 0), CALL(15, OP_WAIT, 0));
-    RECORD("scaled", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_F32, DDL_MAX_INDEX + 2, 0, 11, 0, 0), CALL(15, OP_WAIT, 0));
-    RECORD("group_of_three", CALL(11, OP_COLL, 1, DDL_ALL_REDUCE, DDL_F16, DDL_SUM, 0, 9, 0, 0), CALL(11, OP_WAIT, 0));
+    RECORD("all_reduce_long", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_I64, DDL_MAX, 0, 0, 0x1f, 1),
+           CALL(15, OP_WAIT, 0));
+    RECORD("user_op", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_F32, DDL_MAX_INDEX + 1, 0, 11, 0, 0),
+           CALL(15, OP_WAIT, 0));
+    RECORD("scaled", CALL(15, OP_COLL, 0, DDL_ALL_REDUCE, DDL_F32, DDL_MAX_INDEX + 2, 0, 11, 0, 0),
+           CALL(15, OP_WAIT, 0));
+    RECORD("group_of_three", CALL(11, OP_COLL, 1, DDL_ALL_REDUCE, DDL_F16, DDL_SUM, 0, 9, 0, 0),
+           CALL(11, OP_WAIT, 0));
     RECORD("many", CALL(15, OP_MANY, 0, DDL_SUM, 5, 70), CALL(15, OP_WAIT, 0));
     RECORD("two_at_once", CALL(15, OP_COLL, 0, DDL_ALL_GATHER, DDL_U8, 0, 0, 5, 0, 0),
            CALL(15, OP_COLL, 0, DDL_SCAN, DDL_I32, DDL_SUM, 0, 5, 0, 0), CALL(15, OP_WAIT, 0), CALL(15, OP_WAIT, 1));
