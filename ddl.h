@@ -2747,7 +2747,7 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->byte = model->s_per_byte[far] * (far ? 1 : turns);
     t->near_latency = (model->latency_s[0] + model->message_s) * turns;
     t->near_byte = model->s_per_byte[0] * turns;
-    /* Ranks that share a core change places for most messages; a rank that sends many keeps the others waiting for all. */
+    /* Ranks that share a core change places for most messages; one that sends many keeps the others waiting. */
     t->message = model->message_s * turns * turns;
     t->reduce = model->reduce_s_per_byte * turns;
     t->crossing = far ? t->per_host : 1;
@@ -14383,18 +14383,40 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl__op_retire(c, op, status);
 }
 
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* What this rank called before, from the flight recorder: with the call itself it tells where the program was. */
+static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
+    for (uint32_t back = 1; back <= 2; back++) {
+        ddl__flight *r = sequence > back ? ddl__record_of(g, sequence - back) : NULL;
+        if (r != NULL) {
+            ddl__text_add(text, "%s", back == 1 ? " (before it: " : ", ");
+            ddl__describe_record(g, r, text);
+        }
+    }
+    if (text->used > 0) {
+        ddl__text_add(text, ")");
+    }
+}
+
 /* Ends all collectives of a group that broke. */
 static void ddl__ops_fail_all(ddl_group *g) {
     while (g->ops != NULL) {
         ddl__op *op = g->ops;
         ddl_request *r = op->request;
-        char call[200];
+        char call[200], before[240] = "";
+        ddl__text history = {before, sizeof before, 0};
+        ddl__describe_before(g, op->sequence, &history);
         ddl__text text = {call, sizeof call, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name,
-                          g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\"%s: %s", call, sequence, g->name,
+                          before, g->broken_text);
     }
 }
 
@@ -14509,12 +14531,6 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
 }
 
 /* >>asking */
-
-static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
-    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
-    ddl__describe_call(g, &call, r->algorithm, text);
-}
 
 /* Our call of that number, running or over; NULL when we have not made it, or have forgotten it. */
 static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes) {
@@ -15755,10 +15771,16 @@ typedef struct ddl__formation {
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
     ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
     ddl_request *r = NULL;
+    ddl_info info;
     DDL__TRY(ddl__p2p_make(parent, &t, &r));
     ddl__p2p_start(parent->context, r);
     ddl__wait_requests(parent->context, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, &info));
+    if (!send && (info.count != (int64_t)sizeof *f || f->verdict > 0)) {
+        return ddl__error(parent->context, DDL_ERR_CORRUPT, "rank %d sent what is no part of making a group; build all "
+                          "ranks with the same ddl.h", peer);
+    }
+    return DDL_OK;
 }
 
 /* The number for a new group that this rank leads: every rank has a range of its own, so that no two leaders give out
@@ -15873,14 +15895,15 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
         if (status == DDL_OK) {
-            bool same = f.fingerprint == hash;
-            made = same && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+            bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
+            made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
-            f.verdict = same && made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+            f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
         status = status < 0 ? status : ddl__form_exchange(parent, leader, tag, false, &f);
         status = status < 0 ? status : (ddl_status)f.verdict;
+        status = status == DDL_OK && made == NULL ? DDL_ERR_CORRUPT : status; /* the leader contradicts itself */
     }
     if (status < 0) {
         ddl__form_undo(made);
@@ -16558,7 +16581,8 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
     ddl_context *c = g->context;
-    int32_t *ranks = v->id != 0 ? ddl__alloc_array(&c->base, (size_t)count, sizeof *ranks) : NULL;
+    bool usable = v->id != 0 && ddl__group_find(c, v->id) == NULL;
+    int32_t *ranks = usable ? ddl__alloc_array(&c->base, (size_t)count, sizeof *ranks) : NULL;
     if (ranks == NULL) {
         return NULL;
     }

@@ -499,7 +499,8 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
     ddl_context *c = g->context;
-    int32_t *ranks = v->id != 0 ? ddl__alloc_array(&c->base, (size_t)count, sizeof *ranks) : NULL;
+    bool usable = v->id != 0 && ddl__group_find(c, v->id) == NULL;
+    int32_t *ranks = usable ? ddl__alloc_array(&c->base, (size_t)count, sizeof *ranks) : NULL;
     if (ranks == NULL) {
         return NULL;
     }

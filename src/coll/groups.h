@@ -18,10 +18,16 @@ typedef struct ddl__formation {
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
     ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
     ddl_request *r = NULL;
+    ddl_info info;
     DDL__TRY(ddl__p2p_make(parent, &t, &r));
     ddl__p2p_start(parent->context, r);
     ddl__wait_requests(parent->context, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, &info));
+    if (!send && (info.count != (int64_t)sizeof *f || f->verdict > 0)) {
+        return ddl__error(parent->context, DDL_ERR_CORRUPT, "rank %d sent what is no part of making a group; build all "
+                          "ranks with the same ddl.h", peer);
+    }
+    return DDL_OK;
 }
 
 /* The number for a new group that this rank leads: every rank has a range of its own, so that no two leaders give out
@@ -136,14 +142,15 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
         if (status == DDL_OK) {
-            bool same = f.fingerprint == hash;
-            made = same && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
+            bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
+            made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
-            f.verdict = same && made == NULL ? DDL_ERR_NOMEM : DDL_OK;
+            f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
         status = status < 0 ? status : ddl__form_exchange(parent, leader, tag, false, &f);
         status = status < 0 ? status : (ddl_status)f.verdict;
+        status = status == DDL_OK && made == NULL ? DDL_ERR_CORRUPT : status; /* the leader contradicts itself */
     }
     if (status < 0) {
         ddl__form_undo(made);

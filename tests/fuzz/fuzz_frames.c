@@ -408,10 +408,11 @@ static void op_block(fuzz *f) {
         (void)ddl_agree(g, &flag);
         break;
     case 2:
-        (void)ddl_group_shrink(g, &made);
+        REQUIRE((ddl_group_shrink(g, &made) == DDL_OK) == (made != NULL));
         break;
     case 3:
-        (void)ddl_group_create(g, (b & 1) != 0 ? two : members, (b & 1) != 0 ? 2 : 3, "made", &made);
+        REQUIRE((ddl_group_create(g, (b & 1) != 0 ? two : members, (b & 1) != 0 ? 2 : 3, "made", &made) == DDL_OK) ==
+                (made != NULL));
         break;
     case 4:
         (void)ddl_group_split(g, b & 1, b >> 1, &made);

@@ -320,7 +320,7 @@ FUZZ_QUIET static void fuzz_world_make(fuzz *f, int32_t rank) {
     f->groups[1] = rank == 2 ? NULL : ddl__form_local(c->world, three, 3, 77, "three");
 }
 
-/* The count of what is kept for later is what is kept. */
+/* The count of what is kept for later is what is kept, and groups can be told apart. */
 FUZZ_QUIET static void fuzz_sound(fuzz *f) {
     uint64_t kept = 0;
     for (const ddl_group *g = f->c->groups->first; g != NULL; g = g->next) {
@@ -333,7 +333,7 @@ FUZZ_QUIET static void fuzz_sound(fuzz *f) {
         for (const ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
             kept += u->is_offer ? 0 : u->bytes;
         }
-        REQUIRE(g->outstanding >= 0 && g->wants >= 0);
+        REQUIRE(g->outstanding >= 0 && g->wants >= 0 && ddl__group_find(f->c, g->id) == g);
     }
     REQUIRE(f->c->stats.unexpected_bytes == kept && f->c->notes_out >= 0 && f->c->missed_count >= 0);
 }
