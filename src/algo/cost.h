@@ -79,7 +79,7 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->byte = model->s_per_byte[far] * (far ? 1 : turns);
     t->near_latency = (model->latency_s[0] + model->message_s) * turns;
     t->near_byte = model->s_per_byte[0] * turns;
-    /* Ranks that share a core change places for most messages; a rank that sends many keeps the others waiting for all. */
+    /* Ranks that share a core change places for most messages; one that sends many keeps the others waiting. */
     t->message = model->message_s * turns * turns;
     t->reduce = model->reduce_s_per_byte * turns;
     t->crossing = far ? t->per_host : 1;

@@ -307,18 +307,40 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl__op_retire(c, op, status);
 }
 
+static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
+    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
+                      .count = r->count};
+    ddl__describe_call(g, &call, r->algorithm, text);
+}
+
+/* What this rank called before, from the flight recorder: with the call itself it tells where the program was. */
+static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
+    for (uint32_t back = 1; back <= 2; back++) {
+        ddl__flight *r = sequence > back ? ddl__record_of(g, sequence - back) : NULL;
+        if (r != NULL) {
+            ddl__text_add(text, "%s", back == 1 ? " (before it: " : ", ");
+            ddl__describe_record(g, r, text);
+        }
+    }
+    if (text->used > 0) {
+        ddl__text_add(text, ")");
+    }
+}
+
 /* Ends all collectives of a group that broke. */
 static void ddl__ops_fail_all(ddl_group *g) {
     while (g->ops != NULL) {
         ddl__op *op = g->ops;
         ddl_request *r = op->request;
-        char call[200];
+        char call[200], before[240] = "";
+        ddl__text history = {before, sizeof before, 0};
+        ddl__describe_before(g, op->sequence, &history);
         ddl__text text = {call, sizeof call, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s", call, sequence, g->name,
-                          g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\"%s: %s", call, sequence, g->name,
+                          before, g->broken_text);
     }
 }
 

@@ -68,12 +68,6 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
 
 /* >>asking */
 
-static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
-    ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
-    ddl__describe_call(g, &call, r->algorithm, text);
-}
-
 /* Our call of that number, running or over; NULL when we have not made it, or have forgotten it. */
 static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *out, size_t bytes) {
     const ddl__flight *r = ddl__record_of(g, sequence);
