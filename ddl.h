@@ -10500,6 +10500,7 @@ struct ddl_context {
     ddl__settings settings;
     ddl__loader loader;
     int32_t rank, world_size, host_count, local_ranks, cores;
+    volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
     ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
@@ -10577,12 +10578,28 @@ static void ddl__lock(ddl_context *c) {
 
 static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
+/* A page that the kernel empties in a child of fork: asking it costs a load, getpid would cost a system call each time. */
+static void ddl__own_page_make(ddl_context *c) {
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED && madvise(page, bytes, MADV_WIPEONFORK) == 0) {
+        c->own_page = page;
+        *c->own_page = 1;
+    } else if (page != MAP_FAILED) {
+        munmap(page, bytes);
+    }
+}
+
+static bool ddl__is_forked(const ddl_context *c) {
+    return c->own_page != NULL ? *c->own_page == 0 : c->pid != getpid();
+}
+
 /* Begins a public call: checks that the context may be used, and locks it. */
 static ddl_status ddl__enter(ddl_context *c) {
     if (c == NULL) {
         return DDL_ERR_ARG;
     }
-    if (c->pid != getpid()) {
+    if (ddl__is_forked(c)) {
         return DDL_ERR_FORK; /* the lock may be held for ever by a thread that this process has not */
     }
     ddl__lock(c);
@@ -12456,7 +12473,11 @@ static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
 
 /* Waits for all, or for any one. The lock is held. */
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
-    ddl__waiting waiting = {.requests = requests, .count = count, .start_ns = ddl__now_ns()};
+    ddl__waiting waiting = {.requests = requests, .count = count};
+    if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
+        return; /* many sends have ended when they were started */
+    }
+    waiting.start_ns = ddl__now_ns();
     int64_t timeout_ms = -1;
     for (int32_t i = 0; i < count; i++) {
         if (ddl__is_pending(requests[i])) {
@@ -17252,6 +17273,9 @@ static void ddl__context_destroy(ddl_context *c) {
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->error_lock);
     pthread_cond_destroy(&c->changed);
+    if (c->own_page != NULL) {
+        munmap((void *)(uintptr_t)c->own_page, (size_t)sysconf(_SC_PAGESIZE));
+    }
     ddl__base base = c->base;
     ddl__free(&base, c);
 }
@@ -17348,6 +17372,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->base = base;
     c->settings = settings;
     c->pid = getpid();
+    ddl__own_page_make(c);
     c->refs = 1;
     c->epoll_fd = c->wake_fd = c->board_fd = -1;
     status = ddl__context_parts(c);
@@ -17437,7 +17462,7 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     }
     ddl_group *g = *group;
     ddl_context *c = g->context;
-    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || c->pid != getpid()) {
+    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || ddl__is_forked(c)) {
         return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
     ddl__lock(c);

@@ -367,6 +367,9 @@ static void ddl__context_destroy(ddl_context *c) {
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->error_lock);
     pthread_cond_destroy(&c->changed);
+    if (c->own_page != NULL) {
+        munmap((void *)(uintptr_t)c->own_page, (size_t)sysconf(_SC_PAGESIZE));
+    }
     ddl__base base = c->base;
     ddl__free(&base, c);
 }
@@ -463,6 +466,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->base = base;
     c->settings = settings;
     c->pid = getpid();
+    ddl__own_page_make(c);
     c->refs = 1;
     c->epoll_fd = c->wake_fd = c->board_fd = -1;
     status = ddl__context_parts(c);
@@ -552,7 +556,7 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
     }
     ddl_group *g = *group;
     ddl_context *c = g->context;
-    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || c->pid != getpid()) {
+    if ((g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED) || ddl__is_forked(c)) {
         return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
     ddl__lock(c);

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 enum {
     DDL__ENDPOINTS_MAX = 8,
@@ -111,6 +112,7 @@ struct ddl_context {
     ddl__settings settings;
     ddl__loader loader;
     int32_t rank, world_size, host_count, local_ranks, cores;
+    volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
     ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
@@ -188,12 +190,28 @@ static void ddl__lock(ddl_context *c) {
 
 static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
+/* A page that the kernel empties in a child of fork: asking it costs a load, getpid would cost a system call each time. */
+static void ddl__own_page_make(ddl_context *c) {
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED && madvise(page, bytes, MADV_WIPEONFORK) == 0) {
+        c->own_page = page;
+        *c->own_page = 1;
+    } else if (page != MAP_FAILED) {
+        munmap(page, bytes);
+    }
+}
+
+static bool ddl__is_forked(const ddl_context *c) {
+    return c->own_page != NULL ? *c->own_page == 0 : c->pid != getpid();
+}
+
 /* Begins a public call: checks that the context may be used, and locks it. */
 static ddl_status ddl__enter(ddl_context *c) {
     if (c == NULL) {
         return DDL_ERR_ARG;
     }
-    if (c->pid != getpid()) {
+    if (ddl__is_forked(c)) {
         return DDL_ERR_FORK; /* the lock may be held for ever by a thread that this process has not */
     }
     ddl__lock(c);

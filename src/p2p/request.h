@@ -295,7 +295,11 @@ static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
 
 /* Waits for all, or for any one. The lock is held. */
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
-    ddl__waiting waiting = {.requests = requests, .count = count, .start_ns = ddl__now_ns()};
+    ddl__waiting waiting = {.requests = requests, .count = count};
+    if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
+        return; /* many sends have ended when they were started */
+    }
+    waiting.start_ns = ddl__now_ns();
     int64_t timeout_ms = -1;
     for (int32_t i = 0; i < count; i++) {
         if (ddl__is_pending(requests[i])) {
