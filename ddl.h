@@ -2690,6 +2690,7 @@ typedef struct ddl__terms {
     double hosts, per_host;
     double crossing; /* how much slower a byte is when all ranks of a host send to others at once */
     double chunk;
+    double turns; /* ranks per core */
 } ddl__terms;
 
 static int32_t ddl__host_count(const ddl__plan_args *args) {
@@ -2752,6 +2753,7 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->reduce = model->reduce_s_per_byte * turns;
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
+    t->turns = turns;
 }
 
 /* What an algorithm can do, and what it needs. */
@@ -2989,6 +2991,27 @@ static void ddl__algo_barrier(ddl__planner *p, const ddl__plan_args *args) {
 /* Costs below are those of the sources, in Hockney's terms: alpha is t->latency, beta t->byte, gamma t->reduce; M is
  * t->bytes. ceil(log2 n) alpha. */
 static double ddl__cost_barrier(const ddl__terms *t) { return t->rounds * t->latency; }
+
+/* Signals up a binomial tree and down again: twice the rounds, but 2 (n - 1) messages in all instead of n ceil(log2 n),
+ * which is what counts where many ranks share a core. */
+static void ddl__algo_barrier_tree(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, 0);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span signal = {0, 0};
+    for (int32_t i = 0; i < tree.child_count; i++) {
+        ddl__plan_recv(p, tree.child[i], slot, ddl__out, signal);
+    }
+    uint32_t heard = tree.child_count > 0 ? ddl__plan_join(p) : DDL__NO_STEP;
+    if (tree.parent >= 0) {
+        ddl__plan_after(p, ddl__plan_send(p, tree.parent, slot, ddl__in, signal), heard);
+        heard = ddl__plan_recv(p, tree.parent, slot, ddl__out, signal);
+    }
+    for (int32_t i = tree.child_count - 1; i >= 0; i--) {
+        ddl__plan_after(p, ddl__plan_send(p, tree.child[i], slot, ddl__in, signal), heard);
+    }
+}
+
+static double ddl__cost_barrier_tree(const ddl__terms *t) { return 2 * t->rounds * t->latency / t->turns; }
 
 /* broadcast */
 
@@ -4287,6 +4310,7 @@ static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) 
 static const ddl__algo ddl__algos[] = {
     {"dissemination", DDL_BARRIER, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_barrier, ddl__cost_barrier,
      ddl__peer_nothing},
+    {"tree", DDL_BARRIER, DDL__RANK_ORDER, NULL, ddl__algo_barrier_tree, ddl__cost_barrier_tree, ddl__peer_nothing},
     {"tree", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree, ddl__peer_once},
     {"chain", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
      ddl__peer_once},
@@ -10510,6 +10534,7 @@ struct ddl_context {
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     int32_t cond_waiters;
+    int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, finalized, aborted, joined;
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
@@ -11372,6 +11397,9 @@ static void ddl__say_goodbye(ddl_context *c) {
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
+    DDL__BUSY_WAITS = 500,     /* for so many waits */
+    DDL__LONG_YIELD_NS = 400000,
     DDL__POLLS_AFTER_SLEEP = 8,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
@@ -11475,6 +11503,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
  * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
+    uint64_t before = ddl__now_ns();
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);
         sched_yield();
@@ -11482,6 +11511,18 @@ static void ddl__give_way(ddl_context *c) {
     } else {
         sched_yield();
     }
+    /* Somebody who computes had the core: the next yields would cost a time slice each. A sleeper is woken at once. */
+    if (ddl__now_ns() - before > DDL__LONG_YIELD_NS) {
+        c->busy_waits = DDL__BUSY_WAITS;
+    }
+}
+
+/* How many empty polls come before sleep. */
+static int32_t ddl__poll_limit(const ddl_context *c) {
+    if (c->busy_waits > 0) {
+        return DDL__POLLS_BUSY;
+    }
+    return c->local_ranks > c->cores ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -11504,9 +11545,10 @@ typedef struct ddl__wait {
 
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    bool crowded = c->local_ranks > c->cores;
-    int32_t empty = 0, limit = crowded ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    int32_t empty = 0;
+    c->busy_waits -= c->busy_waits > 0;
     for (uint32_t round = 1;; round++) {
+        int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
         int32_t events = ddl__poll(c, expect);
         if (w->done(c, w->arg)) {
@@ -11531,7 +11573,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = limit - DDL__POLLS_AFTER_SLEEP; /* nothing there: back to sleep, an idle rank costs nothing */
+            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0); /* nothing there: back to sleep, an idle rank costs nothing */
         } else {
             ddl__give_way(c);
         }

@@ -530,6 +530,7 @@ typedef struct coll_algo {
 /* What DDL_ALGO can be, written out here: a name that vanishes from ddl must be missed. */
 static const coll_algo coll_algos[] = {
     {DDL_BARRIER, "barrier=dissemination"},
+    {DDL_BARRIER, "barrier=tree"},
     {DDL_BROADCAST, "broadcast=tree"},
     {DDL_BROADCAST, "broadcast=chain"},
     {DDL_BROADCAST, "broadcast=scatter_all_gather"},

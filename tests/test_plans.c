@@ -486,7 +486,8 @@ static int32_t theory_depth(const ddl__algo *algo, int32_t n) {
         return n - 1;
     }
     if (strcmp(name, "tree") == 0 || algo->kind == DDL_SCAN) {
-        return rounds - (pow2 ? 0 : 1); /* messages of one rank do not wait for each other */
+        int32_t ways = algo->kind == DDL_BARRIER ? 2 : 1; /* up and down */
+        return ways * (rounds - (pow2 ? 0 : 1)); /* messages of one rank do not wait for each other */
     }
     if (strcmp(name, "recursive_doubling") == 0 && algo->kind != DDL_EXSCAN) {
         /* A message in every round leads from an id to its complement; to fold before and unfold after, both must be

@@ -10,6 +10,7 @@
 static const ddl__algo ddl__algos[] = {
     {"dissemination", DDL_BARRIER, DDL__RANK_ORDER | DDL__FENCES, NULL, ddl__algo_barrier, ddl__cost_barrier,
      ddl__peer_nothing},
+    {"tree", DDL_BARRIER, DDL__RANK_ORDER, NULL, ddl__algo_barrier_tree, ddl__cost_barrier_tree, ddl__peer_nothing},
     {"tree", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_tree, ddl__cost_broadcast_tree, ddl__peer_once},
     {"chain", DDL_BROADCAST, DDL__RANK_ORDER, NULL, ddl__algo_broadcast_chain, ddl__cost_broadcast_chain,
      ddl__peer_once},

@@ -200,6 +200,27 @@ static void ddl__algo_barrier(ddl__planner *p, const ddl__plan_args *args) {
  * t->bytes. ceil(log2 n) alpha. */
 static double ddl__cost_barrier(const ddl__terms *t) { return t->rounds * t->latency; }
 
+/* Signals up a binomial tree and down again: twice the rounds, but 2 (n - 1) messages in all instead of n ceil(log2 n),
+ * which is what counts where many ranks share a core. */
+static void ddl__algo_barrier_tree(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_binomial(args->size, args->rank, 0);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span signal = {0, 0};
+    for (int32_t i = 0; i < tree.child_count; i++) {
+        ddl__plan_recv(p, tree.child[i], slot, ddl__out, signal);
+    }
+    uint32_t heard = tree.child_count > 0 ? ddl__plan_join(p) : DDL__NO_STEP;
+    if (tree.parent >= 0) {
+        ddl__plan_after(p, ddl__plan_send(p, tree.parent, slot, ddl__in, signal), heard);
+        heard = ddl__plan_recv(p, tree.parent, slot, ddl__out, signal);
+    }
+    for (int32_t i = tree.child_count - 1; i >= 0; i--) {
+        ddl__plan_after(p, ddl__plan_send(p, tree.child[i], slot, ddl__in, signal), heard);
+    }
+}
+
+static double ddl__cost_barrier_tree(const ddl__terms *t) { return 2 * t->rounds * t->latency / t->turns; }
+
 /* broadcast */
 
 /* Whole or in chunks: a rank gives its first child the second chunk while that child passes on the first. */

@@ -12,6 +12,9 @@
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
+    DDL__BUSY_WAITS = 500,     /* for so many waits */
+    DDL__LONG_YIELD_NS = 400000,
     DDL__POLLS_AFTER_SLEEP = 8,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
@@ -115,6 +118,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
  * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
+    uint64_t before = ddl__now_ns();
     if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
         ddl__unlock(c);
         sched_yield();
@@ -122,6 +126,18 @@ static void ddl__give_way(ddl_context *c) {
     } else {
         sched_yield();
     }
+    /* Somebody who computes had the core: the next yields would cost a time slice each. A sleeper is woken at once. */
+    if (ddl__now_ns() - before > DDL__LONG_YIELD_NS) {
+        c->busy_waits = DDL__BUSY_WAITS;
+    }
+}
+
+/* How many empty polls come before sleep. */
+static int32_t ddl__poll_limit(const ddl_context *c) {
+    if (c->busy_waits > 0) {
+        return DDL__POLLS_BUSY;
+    }
+    return c->local_ranks > c->cores ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -144,9 +160,10 @@ typedef struct ddl__wait {
 
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    bool crowded = c->local_ranks > c->cores;
-    int32_t empty = 0, limit = crowded ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    int32_t empty = 0;
+    c->busy_waits -= c->busy_waits > 0;
     for (uint32_t round = 1;; round++) {
+        int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
         int32_t events = ddl__poll(c, expect);
         if (w->done(c, w->arg)) {
@@ -171,7 +188,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = limit - DDL__POLLS_AFTER_SLEEP; /* nothing there: back to sleep, an idle rank costs nothing */
+            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0); /* nothing there: back to sleep, an idle rank costs nothing */
         } else {
             ddl__give_way(c);
         }
