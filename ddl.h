@@ -10603,7 +10603,7 @@ static void ddl__lock(ddl_context *c) {
 
 static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
-/* A page that the kernel empties in a child of fork: asking it costs a load, getpid would cost a system call each time. */
+/* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -11573,7 +11573,8 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0); /* nothing there: back to sleep, an idle rank costs nothing */
+            /* Nothing there: back to sleep soon, an idle rank costs nothing. */
+            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
             ddl__give_way(c);
         }

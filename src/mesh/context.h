@@ -191,7 +191,7 @@ static void ddl__lock(ddl_context *c) {
 
 static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
-/* A page that the kernel empties in a child of fork: asking it costs a load, getpid would cost a system call each time. */
+/* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -188,7 +188,8 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         if (empty >= limit) {
             ddl__sleep(c, now, w->deadline);
-            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0); /* nothing there: back to sleep, an idle rank costs nothing */
+            /* Nothing there: back to sleep soon, an idle rank costs nothing. */
+            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
             ddl__give_way(c);
         }
