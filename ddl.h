@@ -13853,6 +13853,9 @@ static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return ddl__at(op
 /* dst = a op b, a from the lower ranks. */
 static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
     size_t count = bytes / (uint64_t)op->cached->element_bytes;
+    if (count == 0) {
+        return; /* nothing to reduce is none of a program's function's business */
+    }
     if (op->user != NULL && op->user->fn != NULL) {
         op->user->fn(dst, a, b, (int64_t)count, op->call.dtype, op->user->user);
     } else {

@@ -466,7 +466,7 @@ FUZZ_QUIET static void file_content(int index) {
     }
     folder.genuine[index] = (how & 4) != 0 && (how & 24) == 0;
     folder.there[index] = (how & 1) != 0;
-    folder.bytes[index] = (how & 8) != 0 ? count / 2 : (how & 16) != 0 ? DDL__MIN(count + 1, (size_t)FILE_MAX) : count;
+    folder.bytes[index] = (how & 8) != 0 ? count / 2 : (how & 16) != 0 ? count - 1 : count;
 }
 
 FUZZ_QUIET static void fuzz_folder(int32_t rank) {
