@@ -7631,7 +7631,7 @@ static ddl_status ddl__client_refused(ddl__client *c, ddl_status status, const c
 static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, uint64_t until_ns) {
     char text[DDL__SENTENCE_BYTES];
     size_t bytes = DDL__MIN((size_t)record->bytes, sizeof text - 1);
-    if (ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
+    if (bytes == 0 || ddl__socket_all(c->fd, text, bytes, until_ns) != 1 || text[0] == 0) {
         return ddl__fail(c->why, record->status, "ddl_init: rank 0 at %s reported: %s", c->where,
                          ddl_status_text(record->status));
     }
@@ -8218,7 +8218,7 @@ static ddl_status ddl__file_take(ddl__file *f, const char *name, uint8_t *blobs)
         char *text = (char *)f->table + DDL__FILE_HEAD;
         text[DDL__SENTENCE_BYTES - 1] = 0;
         ddl__text_clean(text);
-        return ddl__fail(f->why, DDL_ERR_TIMEOUT, "%s", text);
+        return ddl__fail(f->why, DDL_ERR_TIMEOUT, "%s", text[0] != 0 ? text : "ddl_init: rank 0 gave up");
     }
     for (int32_t r = 0; r < f->settings->launch.world; r++) {
         memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
@@ -10534,6 +10534,7 @@ struct ddl_context {
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     int32_t cond_waiters;
+    int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, finalized, aborted, joined;
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
@@ -11121,6 +11122,7 @@ static bool ddl__board_left(const ddl_context *c, int32_t rank) {
  * The first cause is flooded before anything else fails, and wins over the ripples that follow. */
 
 #define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
+#define DDL__GOODBYE_NS (250 * DDL__NS_PER_MS) /* from a goodbye to the error of those who still waited for that rank */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
@@ -11197,6 +11199,7 @@ static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *t
 static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     c->missed_count -= l->life == DDL__MISSED;
     l->life = life;
+    l->missed_ns = ddl__now_ns();
     if (l->pidfd >= 0) {
         close(l->pidfd); /* leaves the epoll set with it */
         l->pidfd = -1;
@@ -11503,16 +11506,21 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
  * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
-    uint64_t before = ddl__now_ns();
-    if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
+    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+    if (wanted) {
         ddl__unlock(c);
-        sched_yield();
-        ddl__lock(c);
-    } else {
-        sched_yield();
     }
-    /* Somebody who computes had the core: the next yields would cost a time slice each. A sleeper is woken at once. */
-    if (ddl__now_ns() - before > DDL__LONG_YIELD_NS) {
+    uint64_t before = ddl__now_ns();
+    sched_yield();
+    bool taken = ddl__now_ns() - before > DDL__LONG_YIELD_NS;
+    if (wanted) {
+        ddl__lock(c);
+    }
+    /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
+     * woken at once. */
+    c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
+    if (c->long_yields > 16) {
+        c->long_yields = 0;
         c->busy_waits = DDL__BUSY_WAITS;
     }
 }
@@ -12219,7 +12227,8 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
  * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT && l->drained;
+    bool settled = ddl__now_ns() - l->missed_ns > DDL__GOODBYE_NS; /* why it left may still come from somebody else */
+    return l->life == DDL__LEFT && l->drained && settled;
 }
 
 /* >>p2p/request */
@@ -12227,6 +12236,8 @@ static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
  * A request knows what it is through its ops table; the engine brings its own. */
 
 enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
+#define DDL__ATTEND_NS (5 * DDL__NS_PER_MS)
+#define DDL__ABSENT_NS (500 * DDL__NS_PER_MS) /* longer between two looks: nobody waited, or the process was stopped */
 
 typedef enum ddl__request_state {
     DDL__REQUEST_FREE = 0,
@@ -12258,7 +12269,8 @@ struct ddl_request {
     ddl_status status;
     ddl_info info;
     char *why; /* the error's sentence; NULL: the status text has to do */
-    uint64_t wait_start_ns, next_report_ns;
+    uint64_t attended_ns, waited_ns; /* when somebody last asked for it; how long somebody has waited */
+    uint64_t next_report_ns;
     ddl_request *next; /* free list, or posted receives */
     void *op;          /* of the engine */
     void *kept;        /* a persistent request's own copy of its call */
@@ -12417,6 +12429,7 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
         ddl__error(r->context, status, "%s", r->why != NULL ? r->why : ddl_status_text(status));
     }
     if (r->persistent) {
+        r->waited_ns = r->next_report_ns = 0;
         r->state = DDL__REQUEST_IDLE;
         return status;
     }
@@ -12430,9 +12443,7 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 typedef struct ddl__waiting {
     ddl_request **requests;
     int32_t count;
-    int32_t need; /* this many more must be done; what is done at the start counts */
     int32_t at;   /* all before this one are done: a wait for all looks only ahead */
-    uint64_t start_ns;
 } ddl__waiting;
 
 static bool ddl__is_pending(const ddl_request *r) { return r != NULL && r->state == DDL__REQUEST_ACTIVE; }
@@ -12477,13 +12488,35 @@ static void ddl__report_stall(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__log(&c->base, DDL_LOG_WARN, "stalled for %.1f s: %s", (double)waited / 1e9, line);
 }
 
-static void ddl__request_tick(ddl_context *c, ddl_request *r, uint64_t waited, uint64_t now) {
-    r->ops->tick(c, r, waited);
-    int64_t stall_ms = r->group->stall_ms;
+/* The deadline passed: the request ends with a sentence that says for whom it waited. */
+static void ddl__request_expire(ddl_context *c, ddl_request *r) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    r->ops->explain(c, r, &text);
+    r->ops->abandon(c, r);
+    if (ddl__is_pending(r)) {
+        ddl__request_fail(r, DDL_ERR_TIMEOUT,
+                          "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+                          "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
+                          line, (double)r->waited_ns / 1e9);
+    }
+}
+
+/* Somebody waits for the request, asks for it again and again, or a progress thread watches it: only that time counts
+ * for reports and deadlines, not the time in which nobody looks, or the program is stopped. */
+static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bool may_expire) {
+    uint64_t gap = now - DDL__MIN(r->attended_ns, now);
+    r->waited_ns += gap < DDL__ABSENT_NS ? gap : 0;
+    r->attended_ns = now;
+    r->ops->tick(c, r, r->waited_ns);
+    int64_t stall_ms = r->group->stall_ms, timeout_ms = r->group->timeout_ms;
     uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
-    if (ddl__is_pending(r) && stall_ms > 0 && waited >= stall && now >= r->next_report_ns) {
+    if (ddl__is_pending(r) && stall_ms > 0 && r->waited_ns >= stall && now >= r->next_report_ns) {
         r->next_report_ns = now + stall;
-        ddl__report_stall(c, r, waited);
+        ddl__report_stall(c, r, r->waited_ns);
+    }
+    if (ddl__is_pending(r) && may_expire && timeout_ms > 0 && r->waited_ns >= (uint64_t)timeout_ms * DDL__NS_PER_MS) {
+        ddl__request_expire(c, r);
     }
 }
 
@@ -12491,27 +12524,14 @@ static void ddl__wait_tick(ddl_context *c, void *arg, uint64_t now) {
     ddl__waiting *w = arg;
     for (int32_t i = w->at; i < w->count; i++) {
         if (ddl__is_pending(w->requests[i])) {
-            ddl__request_tick(c, w->requests[i], now - w->start_ns, now);
+            ddl__request_attend(c, w->requests[i], now, true);
         }
     }
 }
 
-/* The deadline passed: the requests that still run end with a sentence that says for whom they waited. */
-static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
-    for (int32_t i = 0; i < w->count; i++) {
-        ddl_request *r = w->requests[i];
-        if (ddl__is_pending(r)) {
-            char line[DDL__SENTENCE_BYTES];
-            ddl__text text = {line, sizeof line, 0};
-            r->ops->explain(c, r, &text);
-            double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
-            r->ops->abandon(c, r);
-            ddl__request_fail(r, DDL_ERR_TIMEOUT,
-                              "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
-                              "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
-                              line, waited);
-        }
-    }
+/* What this rank is in, for the stall reports of others. */
+static const char *ddl__wait_name(const ddl_request *r) {
+    return r->op != NULL ? "ddl_wait for a collective" : r->is_recv ? "ddl_recv" : "ddl_send";
 }
 
 /* Waits for all, or for any one. The lock is held. */
@@ -12520,23 +12540,23 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
-    waiting.start_ns = ddl__now_ns();
-    int64_t timeout_ms = -1;
+    const char *doing = c->doing;
+    uint64_t start = ddl__now_ns();
     for (int32_t i = 0; i < count; i++) {
         if (ddl__is_pending(requests[i])) {
-            int64_t ms = requests[i]->group->timeout_ms;
-            timeout_ms = timeout_ms < 0 ? ms : DDL__MIN(timeout_ms, ms < 0 ? timeout_ms : ms);
+            requests[i]->attended_ns = start;
+            c->doing = c->doing != NULL ? c->doing : ddl__wait_name(requests[i]);
         }
     }
+    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
                    .expect = ddl__wait_expect,
                    .arg = &waiting,
-                   .deadline = ddl__deadline(waiting.start_ns, timeout_ms)};
-    if (!ddl__wait_for(c, &w)) {
-        ddl__wait_expire(c, &waiting);
-    }
-    c->stats.wait_ns += ddl__now_ns() - waiting.start_ns;
+                   .deadline = DDL__NEVER};
+    ddl__wait_for(c, &w);
+    c->doing = doing;
+    c->stats.wait_ns += ddl__now_ns() - start;
 }
 
 /* >>public */
@@ -12631,6 +12651,17 @@ DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info) {
     return request == NULL ? DDL_ERR_ARG : ddl_wait_all(request, 1, out_info);
 }
 
+/* A loop of tests is a wait too: who is missing is asked for, and deadlines pass. Not for each call of a tight loop. */
+static void ddl__attend_all(ddl_context *c, ddl__waiting *w) {
+    uint64_t now = ddl__now_ns();
+    for (int32_t i = w->at; i < w->count; i++) {
+        ddl_request *r = w->requests[i];
+        if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
+            ddl__request_attend(c, r, now, true);
+        }
+    }
+}
+
 DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
@@ -12643,6 +12674,7 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
         ddl__poll(c, ddl__wait_expect(c, &w));
         ddl__look(c, ddl__now_ns());
     }
+    ddl__attend_all(c, &w);
     ddl_status status = DDL_IN_PROGRESS;
     if (ddl__all_done(c, &w)) {
         status = ddl__report_all(c, requests, count, out_infos);
@@ -13565,7 +13597,7 @@ typedef struct ddl__op {
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduce_fn reduce;
-    const struct ddl__user_op *user;
+    struct ddl__user_op *user;
     ddl__step_state *steps;
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
@@ -13577,6 +13609,7 @@ typedef struct ddl__cached {
     struct ddl__cached *next; /* most recently used first */
     ddl_kind kind;
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative;
     uint32_t settings_version;
@@ -13587,7 +13620,7 @@ typedef struct ddl__cached {
     uint32_t recv_count;
     double estimate_s;
     uint64_t algorithm_hash;
-    ddl__op *spare; /* an op with all its arrays, for the next run */
+    ddl__op *spare; /* ops with all their arrays, for the next runs */
 } ddl__cached;
 
 /* A frame that came before this rank called its collective. */
@@ -13625,6 +13658,21 @@ static int32_t ddl__call_arrays(const ddl__call *call) {
     return call->counts == NULL ? 0 : call->recv_counts != NULL ? 4 : 2;
 }
 
+/* A sum of n values of f16 near the largest does not fit in f16, though their average does: inputs are scaled down
+ * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. */
+static bool ddl__averages_scaled(const ddl_group *g, const ddl__call *call) {
+    return call->op == DDL_AVG && call->dtype == DDL_F16 && g->size > 1;
+}
+
+/* The largest power of two that is not above 1 / n. */
+static double ddl__average_scale(int32_t n) {
+    double scale = 1;
+    while (n * scale > 1) {
+        scale /= 2;
+    }
+    return scale;
+}
+
 /* >>memory of an op */
 
 static void ddl__op_free(ddl_context *c, ddl__op *op) {
@@ -13637,14 +13685,20 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     }
 }
 
-static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
-    ddl__op *op = cached->spare;
-    cached->spare = NULL;
-    if (op != NULL) {
-        return op;
+/* Keeps an op for the next run: one, or as many as there are persistent requests that may run at once. */
+static void ddl__op_put(ddl_context *c, ddl__cached *cached, ddl__op *op) {
+    if (cached->spares < DDL__MAX(cached->held, 1)) {
+        op->next = cached->spare;
+        cached->spare = op;
+        cached->spares++;
+    } else {
+        ddl__op_free(c, op);
     }
+}
+
+static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
     size_t steps = DDL__MAX(cached->plan.step_count, 1u);
-    op = ddl__alloc(&c->base, sizeof *op);
+    ddl__op *op = ddl__alloc(&c->base, sizeof *op);
     if (op == NULL) {
         return NULL;
     }
@@ -13658,10 +13712,22 @@ static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
     return op;
 }
 
+static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
+    ddl__op *op = cached->spare;
+    if (op == NULL) {
+        return ddl__op_make(c, cached);
+    }
+    cached->spare = op->next;
+    cached->spares--;
+    return op;
+}
+
 /* >>cache */
 
 static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
-    ddl__op_free(c, cached->spare);
+    while (cached->spare != NULL) {
+        ddl__op_free(c, ddl__op_new(c, cached));
+    }
     ddl__plan_free(&c->base, &cached->plan);
     ddl__free(&c->base, cached->arrays);
     ddl__free(&c->base, cached->recvs);
@@ -13832,6 +13898,12 @@ typedef struct ddl__user_op {
     void *user;
     double factor;
 } ddl__user_op;
+
+/* One user less; the id of a freed op is free for another one when the last is gone. */
+static void ddl__user_op_drop(ddl__user_op *user) {
+    user->users--;
+    user->used = !(user->freed && user->users == 0);
+}
 
 /* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
 enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
@@ -14391,18 +14463,12 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl__scratch_put(c, op->packed_out);
     op->packed_in = op->packed_out = NULL;
     if (op->user != NULL) {
-        ddl__user_op *user = (ddl__user_op *)op->user;
-        user->users--;
-        user->used = !(user->freed && user->users == 0);
+        ddl__user_op_drop(op->user);
         op->user = NULL;
     }
     op->request->op = NULL;
     op->cached->pins--;
-    if (op->cached->spare == NULL) {
-        op->cached->spare = op;
-    } else {
-        ddl__op_free(c, op);
-    }
+    ddl__op_put(c, op->cached, op);
 }
 
 static bool ddl__writes_out(const ddl__op *op) {
@@ -14411,12 +14477,22 @@ static bool ddl__writes_out(const ddl__op *op) {
     return op->call.out_bytes > 0 && !first && (!rooted || op->group->rank == op->call.root);
 }
 
+/* The sum becomes the average, of what ddl__averages_scaled left to do. */
+static void ddl__op_average(ddl__op *op) {
+    size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+    int32_t n = op->group->size;
+    if (!ddl__averages_scaled(op->group, &op->call)) {
+        ddl__average(op->base[DDL__OUT], count, op->call.dtype, n);
+    } else if (n * ddl__average_scale(n) < 1) {
+        ddl__apply_float(op->base[DDL__OUT], op->base[DDL__OUT], count, op->call.dtype, n * ddl__average_scale(n), 1);
+    }
+}
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl_request *r = op->request;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG) {
-            size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
-            ddl__average(op->base[DDL__OUT], count, op->call.dtype, op->group->size);
+            ddl__op_average(op);
         }
         if (op->packed_out != NULL) {
             ddl__pack(&op->call.out, op->packed_out, true);
@@ -15092,11 +15168,15 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
 
 /* >>start */
 
+static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
+    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
+}
+
 /* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
-    bool scaled = op->user != NULL && op->user->fn == NULL;
+    bool scaled = ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
     bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
     bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
@@ -15122,7 +15202,8 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     }
     if (pack_in && scaled) {
         size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
+        double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, factor);
     }
     if (call->kind == DDL_BROADCAST) {
         op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
@@ -15137,7 +15218,7 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
     bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
                    (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
-    if (call->kind != DDL_BROADCAST && (strided || (user != NULL && user->fn == NULL))) {
+    if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
         call->in_place = false;
     }
 }
@@ -15167,11 +15248,9 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
 }
 
 /* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
-static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                ddl_request *r) {
     ddl_context *c = g->context;
-    ddl__cached *cached;
-    ddl__call_settle_place(g, call);
-    DDL__TRY(ddl__cached_get(g, call, &cached));
     ddl__op *op = ddl__op_new(c, cached);
     if (op == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to run an operation on group \"%s\"", g->name);
@@ -15182,7 +15261,6 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     op->call = *call;
     op->call.call_hash = ddl__call_hash(g, call, cached);
     op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
-    ddl__user_op *user = ddl__user_op_of(c, call->op);
     op->user = user;
     op->reduce = ddl__kind_reduces(call->kind)
                      ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
@@ -15190,11 +15268,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         op->user = NULL;
-        if (cached->spare == NULL) {
-            cached->spare = op;
-        } else {
-            ddl__op_free(c, op);
-        }
+        ddl__op_put(c, cached, op);
         return status;
     }
     cached->pins++;
@@ -15206,6 +15280,13 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     ddl__op_reset(op);
     ddl__op_launch(c, g, op);
     return DDL_OK;
+}
+
+static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+    ddl__cached *cached;
+    ddl__call_settle_place(g, call);
+    DDL__TRY(ddl__cached_get(g, call, &cached));
+    return ddl__call_run(g, call, cached, ddl__user_op_of(g->context, call->op), r);
 }
 
 /* Sees what has come, once a millisecond at most: a rank that only sends small broadcasts would never learn that its
@@ -15710,44 +15791,91 @@ DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tens
 
 /* >>persistent */
 
-/* A call and its arrays, kept by a persistent request. */
+/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan, and the op of the user,
+ * whose id is not given to another op meanwhile. */
 typedef struct ddl__kept {
-    ddl_collective collective;
+    ddl__call call;
+    ddl__cached *cached;
+    ddl__user_op *user;
     int64_t arrays[];
 } ddl__kept;
 
-static ddl__kept *ddl__keep(ddl_group *g, const ddl_collective *d) {
+static ddl__kept *ddl__keep(ddl_group *g, const ddl__call *call) {
     size_t n = (size_t)g->size;
     ddl__kept *k = ddl__alloc(&g->context->base, sizeof *k + 4 * n * sizeof(int64_t));
     if (k == NULL) {
         return NULL;
     }
-    k->collective = *d;
-    const int64_t **arrays[4] = {&k->collective.counts, &k->collective.offsets, &k->collective.recv_counts,
-                                 &k->collective.recv_offsets};
-    for (size_t i = 0; i < 4; i++) {
-        if (ddl__kind_is_v(d->kind) && *arrays[i] != NULL) {
-            memcpy(k->arrays + i * n, *arrays[i], n * sizeof(int64_t));
-            *arrays[i] = k->arrays + i * n;
-        }
+    k->call = *call;
+    const int64_t **arrays[4] = {&k->call.counts, &k->call.offsets, &k->call.recv_counts, &k->call.recv_offsets};
+    for (int32_t i = 0; i < ddl__call_arrays(call); i++) {
+        memcpy(k->arrays + (size_t)i * n, *arrays[i], n * sizeof(int64_t));
+        *arrays[i] = k->arrays + (size_t)i * n;
+    }
+    k->user = ddl__user_op_of(g->context, call->op);
+    if (k->user != NULL) {
+        k->user->users++;
     }
     return k;
 }
 
+static void ddl__persistent_unpin(ddl__kept *k) {
+    if (k->cached != NULL) {
+        k->cached->pins--;
+        k->cached->held--;
+        k->cached = NULL;
+    }
+}
+
+/* Holds the plan and an op that is ready to run; again only after ddl_group_set has changed how to plan. */
+static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
+    ddl__cached *cached;
+    if (k->cached != NULL && k->cached->settings_version == g->settings_version) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__cached_get(g, &k->call, &cached));
+    while (cached->spares <= cached->held) {
+        ddl__op *op = ddl__op_make(g->context, cached);
+        if (op == NULL) {
+            return ddl__error(g->context, DDL_ERR_NOMEM, "no memory to plan an operation on group \"%s\"", g->name);
+        }
+        cached->held++;
+        ddl__op_put(g->context, cached, op);
+        cached->held--;
+    }
+    ddl__persistent_unpin(k);
+    cached->pins++;
+    cached->held++;
+    k->cached = cached;
+    return DDL_OK;
+}
+
+static void ddl__persistent_release(ddl_context *c, ddl_request *r) {
+    ddl__kept *k = r->kept;
+    (void)c;
+    ddl__persistent_unpin(k);
+    if (k->user != NULL) {
+        ddl__user_op_drop(k->user);
+    }
+}
+
+static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__coll_explain, ddl__coll_tick,
+                                                     ddl__coll_expect, ddl__persistent_release};
+
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
-    ddl__cached *cached;
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
-    DDL__TRY(ddl__cached_get(g, &call, &cached));
     ddl_request *r;
-    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
-    r->kept = ddl__keep(g, d);
-    if (r->kept == NULL) {
+    DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
+    r->kept = ddl__keep(g, &call);
+    ddl_status status = r->kept != NULL ? ddl__persistent_pin(g, r->kept)
+                                        : ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+    if (status < 0) {
         ddl__request_release(r);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+        return status;
     }
     r->persistent = true;
     r->state = DDL__REQUEST_IDLE;
@@ -15772,14 +15900,13 @@ static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
                                         : "ddl_start: the request is not of ddl_collective_init");
     }
     ddl__kept *k = r->kept;
-    ddl__call call;
     ddl__glance(r->group);
     DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
-    DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
+    DDL__TRY(ddl__persistent_pin(r->group, k));
     ddl__free(&c->base, r->why);
     r->why = NULL;
     r->status = DDL_OK;
-    return ddl__call_start(r->group, &call, r);
+    return ddl__call_run(r->group, &k->call, k->cached, k->user, r);
 }
 
 DDL_API ddl_status ddl_start(ddl_request *request) {
@@ -16734,11 +16861,16 @@ enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__T
 
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
-/* Nobody has to be told anything while the progress thread has nothing to wait for. */
+/* With a progress thread, differing calls and long waits are noticed while the program computes; an operation ends by
+ * its deadline only when somebody waits for it. */
 static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
-    (void)c;
     (void)arg;
-    (void)now;
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
+            ddl__request_attend(c, r, now, false);
+        }
+    }
 }
 
 /* One message of ddl's own, blocking. */

@@ -107,7 +107,7 @@ static ddl_status ddl__client_refused(ddl__client *c, ddl_status status, const c
 static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, uint64_t until_ns) {
     char text[DDL__SENTENCE_BYTES];
     size_t bytes = DDL__MIN((size_t)record->bytes, sizeof text - 1);
-    if (ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
+    if (bytes == 0 || ddl__socket_all(c->fd, text, bytes, until_ns) != 1 || text[0] == 0) {
         return ddl__fail(c->why, record->status, "ddl_init: rank 0 at %s reported: %s", c->where,
                          ddl_status_text(record->status));
     }

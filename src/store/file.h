@@ -321,7 +321,7 @@ static ddl_status ddl__file_take(ddl__file *f, const char *name, uint8_t *blobs)
         char *text = (char *)f->table + DDL__FILE_HEAD;
         text[DDL__SENTENCE_BYTES - 1] = 0;
         ddl__text_clean(text);
-        return ddl__fail(f->why, DDL_ERR_TIMEOUT, "%s", text);
+        return ddl__fail(f->why, DDL_ERR_TIMEOUT, "%s", text[0] != 0 ? text : "ddl_init: rank 0 gave up");
     }
     for (int32_t r = 0; r < f->settings->launch.world; r++) {
         memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
