@@ -398,7 +398,8 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
 DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
 
 /* >>op
- * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. */
+ * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. AVG of f16 is
+ * finite whenever the inputs are: they are scaled down, by a power of two, before the sum. */
 typedef int32_t ddl_op;
 enum {
     DDL_OP_NONE = 0,
@@ -423,11 +424,12 @@ typedef void (*ddl_op_fn)(void *dst, const void *a, const void *b, int64_t count
 DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op);
 /* Makes sum(factor * x): each rank's input is multiplied by its own factor before the sum. [any thread] */
 DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op);
-/* Frees a created op; operations in flight keep it alive. Errors: DDL_ERR_ARG. [any thread] */
+/* Frees a created op; operations in flight and persistent requests keep it alive. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op);
 
 /* >>context */
 typedef enum ddl_log_level { DDL_LOG_NONE = 0, DDL_LOG_WARN = 1, DDL_LOG_INFO = 2, DDL_LOG_DEBUG = 3 } ddl_log_level;
+/* Called with the context locked, by any of its threads: it must not call ddl. */
 typedef void (*ddl_log_fn)(void *user, ddl_log_level level, const char *line);
 /* All three or none. alloc returns memory aligned like malloc's or NULL. */
 typedef struct ddl_allocator {
@@ -555,7 +557,8 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
 
 /* >>request
  * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
- * are skipped. Buffers belong to ddl until then. */
+ * are skipped. Buffers belong to ddl until then. A call that fails sets what it would have returned, *out_request or
+ * *out_group, to NULL (ddl_batch: all of out_requests). */
 typedef struct ddl_info {
     int32_t source; /* of a receive: who sent it */
     int32_t tag;
@@ -601,7 +604,8 @@ DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, 
 /* Sends and receives at once; cannot deadlock on itself. [any thread] */
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
                                  int32_t source, int32_t recv_tag, ddl_info *out_info);
-/* Waits for a message that could be received; out_info->count is in bytes. The message stays. [any thread] */
+/* Waits for a message that could be received; out_info->count is in bytes. The message stays. From DDL_ANY_SOURCE:
+ * DDL_ERR_PEER once for each rank of the group that dies, and whenever all others are dead or gone. [any thread] */
 DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
 /* The same without waiting: DDL_IN_PROGRESS when there is none. [any thread] */
 DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
@@ -10924,9 +10928,9 @@ static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     c->notes = n;
 }
 
-/* Sends a control message: the payload is copied. Without memory it is not sent; what depends on it finds out by its
- * own deadline. */
-static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
+/* Sends a control message: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it is to fail, or
+ * finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what needs it. */
+static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
     ddl__note *n = c->notes;
     if (n != NULL) {
         c->notes = n->next;
@@ -10935,7 +10939,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     }
     if (n == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
-        return;
+        return DDL_ERR_NOMEM;
     }
     n->out.done = ddl__note_done;
     c->notes_out++;
@@ -10946,6 +10950,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     if (ddl__post(c, peer, &n->out, &f, n->payload) != DDL_IN_PROGRESS) {
         ddl__note_done(c, &n->out, DDL_OK);
     }
+    return DDL_OK;
 }
 
 /* >>proof */
@@ -12036,6 +12041,7 @@ struct ddl_group {
     bool agreeing;
     struct ddl__agreement *agreements;
 
+    int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
 };
 
@@ -12213,6 +12219,7 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            g->deaths++;
             if (g->cause[0] == 0) {
                 snprintf(g->cause, sizeof g->cause, "%s", text);
             }
@@ -12857,7 +12864,14 @@ static void ddl__offer(ddl_context *c, ddl_request *r) {
     uint8_t payload[8];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, ddl__request_cookie(r));
-    ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload);
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint32_t credit = flow->p2p_in;
+    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload) < 0) {
+        flow->p2p_in = credit; /* it did not ride along */
+        ddl__request_fail(r, DDL_ERR_NOMEM,
+                          "send of %llu bytes to rank %d of group \"%s\" (tag %d): no memory to offer them",
+                          (unsigned long long)r->bytes, r->peer, r->group->name, r->tag);
+    }
 }
 
 static void ddl__send_start(ddl_context *c, ddl_request *r) {
@@ -12930,9 +12944,10 @@ static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t
         uint8_t payload[4];
         ddl__writer w = ddl__writer_of(payload, sizeof payload);
         ddl__put_u32(&w, flow->p2p_in);
-        flow->p2p_in = 0;
-        ddl__tell(c, g->ranks[source], (ddl__frame){.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch},
-                  payload, sizeof payload);
+        ddl__frame f = {.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch};
+        if (ddl__tell(c, g->ranks[source], f, payload, sizeof payload) == DDL_OK) {
+            flow->p2p_in = 0; /* else it goes with the next message */
+        }
     }
 }
 
@@ -12969,19 +12984,24 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     return true;
 }
 
-/* Accepts an offer: the data may come. */
-static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
+static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
     uint8_t payload[16];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, cookie);
     ddl__put_u64(&w, ddl__request_cookie(r));
+    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
+    if (ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no memory to ask for the "
+                          "data; the message stays to be received", source, r->group->name, r->info.tag);
+        return false;
+    }
     r->remote = cookie;
     r->peer = source;
-    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
-    ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
     if (r->total == 0) {
         ddl__recv_done(r); /* no data follows */
     }
+    return true;
 }
 
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
@@ -13002,7 +13022,7 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
-    size_t stored = is_offer ? 0 : f->bytes;
+    size_t stored = is_offer ? 0 : (size_t)f->signature; /* of a message to oneself more than a frame's */
     ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
@@ -13069,12 +13089,16 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
         return;
     }
     if (u->is_offer) {
-        ddl__accept(c, r, u->source, u->cookie);
+        if (!ddl__accept(c, r, u->source, u->cookie)) {
+            return;
+        }
     } else {
         if (u->bytes > 0) {
             memcpy(r->data, u->data, u->bytes);
         }
-        ddl__p2p_took(c, g, u->source, u->bytes);
+        if (u->source != g->rank) {
+            ddl__p2p_took(c, g, u->source, u->bytes);
+        }
         ddl__recv_done(r);
     }
     ddl__unexpected_remove(g, u);
@@ -13131,10 +13155,9 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
         return DDL_ERR_CORRUPT;
     }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
-    if (r == NULL) {
+    if (r == NULL || !ddl__accept(c, r, source, cookie)) {
         return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
     }
-    ddl__accept(c, r, source, cookie);
     return DDL_OK;
 }
 
@@ -13338,14 +13361,13 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
-    f.bytes = (uint32_t)r->bytes;
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
     if (to != NULL) {
         if (r->bytes > 0) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
-    } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+    } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
         ddl__request_fail(r, DDL_ERR_NOMEM,
                           "send of %llu bytes to this rank itself: no memory to keep them until they are "
                           "received; start the receive first",
@@ -13377,6 +13399,8 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_done(r, DDL_OK);
     } else if (c->aborted) {
         ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
+    } else if (c->finalized) { /* a call of several messages (making a group) is not to wait for its next one */
+        ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
     } else if (r->peer == r->group->rank) {
@@ -13415,6 +13439,9 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
 /* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
 static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
                                 ddl_request **out_requests, ddl_info *out_infos) {
+    for (int32_t i = 0; out_requests != NULL && i < count; i++) {
+        out_requests[i] = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *own[2] = {NULL, NULL};
@@ -13498,20 +13525,40 @@ DDL_API ddl_status ddl_cancel(ddl_request *request) {
 typedef struct ddl__probing {
     ddl_group *group;
     int32_t peer, tag;
-    bool lost;
+    int32_t deaths; /* that a probe of any rank has reported before this one began */
+    bool alone, lost;
 } ddl__probing;
 
+static bool ddl__probe_gone(const ddl_group *g, int32_t rank) {
+    return g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank);
+}
+
+/* From any rank: each death is told once, as to a receive. The message waited for may have been the dead one's. */
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost =
-        p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    p->lost = p->peer >= 0 ? ddl__probe_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
 static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
-    (void)arg;
     (void)now;
+    ddl__probing *p = arg;
+    int32_t gone = 0;
+    for (int32_t i = 0; p->peer < 0 && i < p->group->size; i++) {
+        gone += i != p->group->rank && ddl__probe_gone(p->group, i);
+    }
+    p->alone = gone > 0 && gone == p->group->size - 1;
+}
+
+static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
+    ddl_group *g = p->group;
+    if (p->peer >= 0) {
+        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone", what, p->peer);
+    }
+    g->deaths_probed = g->deaths;
+    return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,
+                      p->alone ? "all others are dead or have left the job" : g->cause);
 }
 
 static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {
@@ -13521,8 +13568,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     ddl_status status = peer == DDL_NO_RANK
                             ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
                             : ddl__p2p_check(g, &t, what);
-    ddl__probing probing = {g, peer, tag, false};
+    ddl__probing probing = {.group = g, .peer = peer, .tag = tag, .deaths = g->deaths_probed};
     ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
+    g->outstanding++; /* the group cannot be freed meanwhile */
+    ddl__probe_tick(c, &probing, 0);
     if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
         if (block && !ddl__wait_for(c, &w)) {
             status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline",
@@ -13539,9 +13588,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     if (status == DDL_OK && u == NULL) {
         status = c->aborted     ? ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text)
                  : c->finalized ? ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what)
-                 : ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                 : ddl__probe_done(c, &probing) ? ddl__probe_lost(&probing, what)
                                                 : DDL_IN_PROGRESS;
     }
+    g->outstanding--;
     ddl__unlock(c);
     return status;
 }
@@ -15016,6 +15066,14 @@ static void ddl__needed(const ddl_group *g, const ddl__call *call, int64_t *out_
     *out_out = many_out ? n * c : c;
 }
 
+/* All ranks' data together, in bytes, at most: sums of two such do not overflow. */
+#define DDL__WHOLE_MAX (INT64_MAX / 2)
+
+static ddl_status ddl__too_large(ddl_group *g, const char *what) {
+    return ddl__error(g->context, DDL_ERR_ARG, "%s on group \"%s\" of %d ranks: the data of all ranks together is "
+                      "larger than %lld bytes", what, g->name, g->size, (long long)DDL__WHOLE_MAX);
+}
+
 static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count,
                                     const char *what) {
     int64_t need_in, need_out;
@@ -15023,6 +15081,9 @@ static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_co
     ddl_kind base = ddl__kind_base(call->kind);
     bool by_out = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER;
     call->count = base == DDL_ALL_TO_ALL ? in_count / g->size : by_out ? out_count : in_count;
+    if (call->count > DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(call->dtype) / g->size) {
+        return ddl__too_large(g, what);
+    }
     ddl__needed(g, call, &need_in, &need_out);
     if ((uses_in && in_count != need_in) || (uses_out && out_count != need_out)) {
         return ddl__error(g->context, DDL_ERR_ARG,
@@ -15035,9 +15096,10 @@ static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_co
 }
 
 /* One array of the v-forms and its offsets (packed ones are made when NULL); every block must lie in the tensor. */
-static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const int64_t **offsets, int64_t *packed,
-                                   int64_t have, const char *what, const char *which) {
+static ddl_status ddl__check_array(ddl_group *g, ddl_dtype dtype, const int64_t *counts, const int64_t **offsets,
+                                   int64_t *packed, int64_t have, const char *what, const char *which) {
     ddl_context *c = g->context;
+    int64_t most = DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(dtype);
     if (counts == NULL) {
         return ddl__error(c, DDL_ERR_ARG, "%s: the counts for tensor `%s` are NULL", what, which);
     }
@@ -15051,9 +15113,10 @@ static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const in
                               "`%s` of %lld elements",
                               what, r, (long long)counts[r], (long long)offset, which, (long long)have);
         }
-        if (__builtin_add_overflow(at, counts[r], &at)) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
+        if (counts[r] > most - at || offset > most - counts[r]) {
+            return ddl__too_large(g, what);
         }
+        at += counts[r];
     }
     *offsets = *offsets != NULL ? *offsets : packed;
     return DDL_OK;
@@ -15064,9 +15127,11 @@ static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, 
     bool in_blocks = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
     bool uses = in_blocks ? ddl__uses_in(g, call) : ddl__uses_out(g, call);
     int64_t have = !uses ? -1 : in_blocks ? in_count : out_count;
-    DDL__TRY(ddl__check_array(g, call->counts, &call->offsets, g->packed, have, what, in_blocks ? "in" : "out"));
+    DDL__TRY(ddl__check_array(g, call->dtype, call->counts, &call->offsets, g->packed, have, what,
+                              in_blocks ? "in" : "out"));
     if (base == DDL_ALL_TO_ALL) {
-        return ddl__check_array(g, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count, what, "out");
+        return ddl__check_array(g, call->dtype, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count,
+                                what, "out");
     }
     int64_t own = in_blocks ? out_count : in_count;
     if (own != call->counts[g->rank]) {
@@ -15318,6 +15383,9 @@ static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const c
 
 /* A public call: begins, and waits when it is blocking (out_request NULL). */
 static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
@@ -15762,6 +15830,9 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
 static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                  ddl_request **out_request) {
     const char *what = out_request != NULL ? "ddl_iall_reduce_many" : "ddl_all_reduce_many";
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
@@ -15887,6 +15958,7 @@ DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *c
     if (collective == NULL || out_request == NULL) {
         return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
+    *out_request = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
     ddl__unlock(group->context);
@@ -16139,6 +16211,7 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
     if (out_group == NULL) {
         return ddl__refuse_group(parent, "ddl_group_create", "out_group");
     }
+    *out_group = NULL;
     DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
     ddl_context *c = parent->context;
     c->doing = "ddl_group_create";
@@ -16202,10 +16275,10 @@ static ddl_status ddl__split_call(ddl_group *parent, int32_t colour, int32_t key
     if (out_group == NULL) {
         return ddl__refuse_group(parent, what, "out_group");
     }
+    *out_group = NULL;
     DDL__TRY(ddl__enter_group(parent, what));
     ddl_context *c = parent->context;
     c->doing = what;
-    *out_group = NULL;
     ddl_status status = ddl__split(parent, colour, key, out_group);
     c->doing = NULL;
     ddl__unlock(c);

@@ -167,7 +167,8 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
 DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
 
 /* >>op
- * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. */
+ * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. AVG of f16 is
+ * finite whenever the inputs are: they are scaled down, by a power of two, before the sum. */
 typedef int32_t ddl_op;
 enum {
     DDL_OP_NONE = 0,
@@ -192,11 +193,12 @@ typedef void (*ddl_op_fn)(void *dst, const void *a, const void *b, int64_t count
 DDL_API ddl_status ddl_op_create(ddl_context *context, ddl_op_fn fn, void *user, int commutative, ddl_op *out_op);
 /* Makes sum(factor * x): each rank's input is multiplied by its own factor before the sum. [any thread] */
 DDL_API ddl_status ddl_op_create_scaled_sum(ddl_context *context, double factor, ddl_op *out_op);
-/* Frees a created op; operations in flight keep it alive. Errors: DDL_ERR_ARG. [any thread] */
+/* Frees a created op; operations in flight and persistent requests keep it alive. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op);
 
 /* >>context */
 typedef enum ddl_log_level { DDL_LOG_NONE = 0, DDL_LOG_WARN = 1, DDL_LOG_INFO = 2, DDL_LOG_DEBUG = 3 } ddl_log_level;
+/* Called with the context locked, by any of its threads: it must not call ddl. */
 typedef void (*ddl_log_fn)(void *user, ddl_log_level level, const char *line);
 /* All three or none. alloc returns memory aligned like malloc's or NULL. */
 typedef struct ddl_allocator {
@@ -324,7 +326,8 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
 
 /* >>request
  * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
- * are skipped. Buffers belong to ddl until then. */
+ * are skipped. Buffers belong to ddl until then. A call that fails sets what it would have returned, *out_request or
+ * *out_group, to NULL (ddl_batch: all of out_requests). */
 typedef struct ddl_info {
     int32_t source; /* of a receive: who sent it */
     int32_t tag;
@@ -370,7 +373,8 @@ DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, 
 /* Sends and receives at once; cannot deadlock on itself. [any thread] */
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
                                  int32_t source, int32_t recv_tag, ddl_info *out_info);
-/* Waits for a message that could be received; out_info->count is in bytes. The message stays. [any thread] */
+/* Waits for a message that could be received; out_info->count is in bytes. The message stays. From DDL_ANY_SOURCE:
+ * DDL_ERR_PEER once for each rank of the group that dies, and whenever all others are dead or gone. [any thread] */
 DDL_API ddl_status ddl_probe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);
 /* The same without waiting: DDL_IN_PROGRESS when there is none. [any thread] */
 DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_info *out_info);

@@ -96,6 +96,50 @@ TEST(repeated_operations_allocate_nothing) {
     ranks_fork(3, steady, &job, 50);
 }
 
+static bool start_and_wait(ddl_request **r, int count) {
+    bool ok = true;
+    for (int i = 0; i < count; i++) {
+        ok = ok && ddl_start(r[i]) == DDL_OK;
+    }
+    return ok && ddl_wait_all(r, count, NULL) == DDL_OK;
+}
+
+/* A persistent request keeps its plan, whatever else runs between its starts; so do two that are alike. */
+static void pinned(int rank, int n, void *arg) {
+    counter count;
+    ddl_context *c = join(rank, n, (const coll_job *)arg, &count);
+    REQUIRE(c != NULL);
+    ddl_group *g = ddl_world(c);
+    static float data[2][SMALL], other[SMALL];
+    ddl_request *r[2] = {NULL, NULL};
+    long first = 0;
+    for (int i = 0; i < 2; i++) {
+        ddl_collective d = {.kind = DDL_ALL_REDUCE, .op = DDL_MAX, .in = DDL_ARRAY(data[i]), .out = DDL_ARRAY(data[i])};
+        REQUIRE(ddl_collective_init(g, &d, &r[i]) == DDL_OK);
+    }
+    bool ok = start_and_wait(r, 2);
+    for (int round = 0; round < 5 && ok; round++) {
+        for (int i = 1; i <= 80 && ok; i++) {
+            ok = ddl_all_reduce(g, DDL_VIEW(other, i), DDL_VIEW(other, i), DDL_MAX) == DDL_OK;
+        }
+        CHECK_EQ(ddl_barrier(g), DDL_OK);
+        long before = atomic_load(&count.allocs);
+        ok = ok && start_and_wait(r, 2) && start_and_wait(r, 2);
+        first += atomic_load(&count.allocs) != before; /* a buffer for what comes early, once */
+    }
+    CHECK(ok);
+    CHECK(first <= 1);
+    CHECK(ddl_request_free(&r[0]) == DDL_OK && ddl_request_free(&r[1]) == DDL_OK);
+    coll_leave(c);
+    CHECK_EQ(atomic_load(&count.allocs), atomic_load(&count.frees));
+}
+
+TEST(persistent_requests_keep_their_plan) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(2, pinned, &job, 50);
+}
+
 /* One process alone: calls that need new memory fail with DDL_ERR_NOMEM, change nothing, and work later. */
 static void dry(int rank, int n, void *arg) {
     counter count;

@@ -138,7 +138,6 @@ static void misuse(int rank, int n, void *arg) {
     CHECK_EQ(ddl_wait(&r, NULL), DDL_OK);
     CHECK(r != NULL);
     CHECK_EQ(ddl_op_free(c, op), DDL_OK);
-    CHECK_EQ(ddl_start(r), DDL_ERR_ARG); /* its op is gone */
     CHECK_EQ(ddl_request_free(&r), DDL_OK);
     CHECK_EQ(ddl_request_free(&r), DDL_OK);
     CHECK_EQ(ddl_ibarrier(ddl_world(c), &plain), DDL_OK);
@@ -165,3 +164,43 @@ static void misuse_late(int rank, int n, void *arg) {
 }
 
 TEST(misuse_is_refused) { run_ranks(3, misuse_late); }
+
+static void set_op(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+    (void)a;
+    (void)b;
+    (void)dtype;
+    for (int64_t i = 0; i < count; i++) {
+        ((float *)dst)[i] = *(float *)user;
+    }
+}
+
+/* A persistent request keeps its op: one that is freed meanwhile still runs, and its id goes to no other. */
+static void keeps_op(int rank, int n, void *arg) {
+    enum { OTHERS = 63 };
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    float seven = 7, eight = 8, a[4] = {1, 2, 3, 4}, b[4];
+    ddl_op op, others[OTHERS + 1];
+    REQUIRE(ddl_op_create(c, set_op, &seven, 1, &op) == DDL_OK);
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .op = op, .in = DDL_ARRAY(a), .out = DDL_ARRAY(b)};
+    ddl_request *r = NULL;
+    REQUIRE(ddl_collective_init(ddl_world(c), &d, &r) == DDL_OK);
+    CHECK_EQ(ddl_op_free(c, op), DDL_OK);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), DDL_ARRAY(a), DDL_ARRAY(b), op), DDL_ERR_ARG); /* new calls cannot have it */
+    for (int i = 0; i < OTHERS; i++) {
+        CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[i]), DDL_OK);
+        CHECK(others[i] != op);
+    }
+    CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[OTHERS]), DDL_ERR_NOMEM);
+    for (int run = 0; run < 3; run++) {
+        memset(b, 0xee, sizeof b);
+        CHECK_EQ(ddl_start(r), DDL_OK);
+        CHECK_EQ(ddl_wait(&r, NULL), DDL_OK);
+        CHECK(b[0] == 7 && b[3] == 7);
+    }
+    CHECK_EQ(ddl_request_free(&r), DDL_OK);
+    CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[OTHERS]), DDL_OK); /* now the id is free */
+    coll_leave(c);
+}
+
+TEST(a_freed_op_stays_with_its_request) { run_ranks(2, keeps_op); }

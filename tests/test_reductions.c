@@ -206,6 +206,57 @@ static void own_ops(int rank, int n, void *arg) {
 
 TEST(own_ops_and_scaled_sums) { run_ranks(3, own_ops); }
 
+/* ---- averages whose sum does not fit ---- */
+
+static double f16_value(uint16_t bits) { /* of normal numbers above zero */
+    double x = 1024 + (bits & 0x3ff);
+    for (int e = bits >> 10; e < 25; e++) {
+        x /= 2;
+    }
+    for (int e = bits >> 10; e > 25; e--) {
+        x *= 2;
+    }
+    return x;
+}
+
+/* Values near the largest of f16: their sum is infinite there, their average is not. */
+static void large_averages(int rank, int n, void *arg) {
+    enum { COUNT = 1000 };
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    uint16_t in[COUNT], out[COUNT], all[COUNT * 8];
+    for (int place = 0; place < 2; place++) {
+        for (int i = 0; i < COUNT; i++) {
+            in[i] = (uint16_t)(i == 0 ? 0x7bff : i == 1 ? 0x7b53 : 0x7b00 + (i * 7 + rank * 29) % 256);
+        }
+        memset(out, 0xee, sizeof out);
+        ddl_tensor a = ddl_tensor_1d(in, DDL_F16, COUNT), b = place ? a : ddl_tensor_1d(out, DDL_F16, COUNT);
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), a, b, DDL_AVG), DDL_OK);
+        const uint16_t *got = place ? in : out;
+        int wrong = 0;
+        for (int i = 2; i < COUNT; i++) {
+            double sum = 0;
+            for (int r = 0; r < n; r++) {
+                sum += f16_value((uint16_t)(0x7b00 + (i * 7 + r * 29) % 256));
+            }
+            double off = f16_value(got[i]) - sum / n; /* neighbours are 32 apart here; each sum may round */
+            wrong += got[i] >= 0x7c00 || off > 16 * n || off < -16 * n;
+        }
+        CHECK_EQ(wrong, 0);
+        CHECK(n != 2 || (got[0] == 0x7bff && got[1] == 0x7b53));
+        ddl_tensor mine = ddl_tensor_1d(got, DDL_F16, COUNT), those = ddl_tensor_1d(all, DDL_F16, COUNT * n);
+        CHECK_EQ(ddl_all_gather(ddl_world(c), mine, those), DDL_OK);
+        for (int r = 0; r < n; r++) {
+            CHECK(memcmp(all + r * COUNT, got, sizeof in) == 0); /* the same bits on all ranks */
+        }
+    }
+    coll_leave(c);
+}
+
+TEST(averages_near_the_largest_on_two_ranks) { run_ranks(2, large_averages); }
+TEST(averages_near_the_largest_on_three_ranks) { run_ranks(3, large_averages); }
+TEST(averages_near_the_largest_on_eight_ranks) { run_ranks(8, large_averages); }
+
 /* ---- bits ---- */
 
 enum { BITS = 40011 };

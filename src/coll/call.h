@@ -76,6 +76,14 @@ static void ddl__needed(const ddl_group *g, const ddl__call *call, int64_t *out_
     *out_out = many_out ? n * c : c;
 }
 
+/* All ranks' data together, in bytes, at most: sums of two such do not overflow. */
+#define DDL__WHOLE_MAX (INT64_MAX / 2)
+
+static ddl_status ddl__too_large(ddl_group *g, const char *what) {
+    return ddl__error(g->context, DDL_ERR_ARG, "%s on group \"%s\" of %d ranks: the data of all ranks together is "
+                      "larger than %lld bytes", what, g->name, g->size, (long long)DDL__WHOLE_MAX);
+}
+
 static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_count, int64_t out_count,
                                     const char *what) {
     int64_t need_in, need_out;
@@ -83,6 +91,9 @@ static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_co
     ddl_kind base = ddl__kind_base(call->kind);
     bool by_out = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER;
     call->count = base == DDL_ALL_TO_ALL ? in_count / g->size : by_out ? out_count : in_count;
+    if (call->count > DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(call->dtype) / g->size) {
+        return ddl__too_large(g, what);
+    }
     ddl__needed(g, call, &need_in, &need_out);
     if ((uses_in && in_count != need_in) || (uses_out && out_count != need_out)) {
         return ddl__error(g->context, DDL_ERR_ARG,
@@ -95,9 +106,10 @@ static ddl_status ddl__check_counts(ddl_group *g, ddl__call *call, int64_t in_co
 }
 
 /* One array of the v-forms and its offsets (packed ones are made when NULL); every block must lie in the tensor. */
-static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const int64_t **offsets, int64_t *packed,
-                                   int64_t have, const char *what, const char *which) {
+static ddl_status ddl__check_array(ddl_group *g, ddl_dtype dtype, const int64_t *counts, const int64_t **offsets,
+                                   int64_t *packed, int64_t have, const char *what, const char *which) {
     ddl_context *c = g->context;
+    int64_t most = DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(dtype);
     if (counts == NULL) {
         return ddl__error(c, DDL_ERR_ARG, "%s: the counts for tensor `%s` are NULL", what, which);
     }
@@ -111,9 +123,10 @@ static ddl_status ddl__check_array(ddl_group *g, const int64_t *counts, const in
                               "`%s` of %lld elements",
                               what, r, (long long)counts[r], (long long)offset, which, (long long)have);
         }
-        if (__builtin_add_overflow(at, counts[r], &at)) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: the counts of all ranks together are too large", what);
+        if (counts[r] > most - at || offset > most - counts[r]) {
+            return ddl__too_large(g, what);
         }
+        at += counts[r];
     }
     *offsets = *offsets != NULL ? *offsets : packed;
     return DDL_OK;
@@ -124,9 +137,11 @@ static ddl_status ddl__check_v(ddl_group *g, ddl__call *call, int64_t in_count, 
     bool in_blocks = base == DDL_SCATTER || base == DDL_REDUCE_SCATTER || base == DDL_ALL_TO_ALL;
     bool uses = in_blocks ? ddl__uses_in(g, call) : ddl__uses_out(g, call);
     int64_t have = !uses ? -1 : in_blocks ? in_count : out_count;
-    DDL__TRY(ddl__check_array(g, call->counts, &call->offsets, g->packed, have, what, in_blocks ? "in" : "out"));
+    DDL__TRY(ddl__check_array(g, call->dtype, call->counts, &call->offsets, g->packed, have, what,
+                              in_blocks ? "in" : "out"));
     if (base == DDL_ALL_TO_ALL) {
-        return ddl__check_array(g, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count, what, "out");
+        return ddl__check_array(g, call->dtype, call->recv_counts, &call->recv_offsets, g->packed + g->size, out_count,
+                                what, "out");
     }
     int64_t own = in_blocks ? out_count : in_count;
     if (own != call->counts[g->rank]) {
@@ -228,11 +243,15 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
 
 /* >>start */
 
+static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
+    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
+}
+
 /* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
-    bool scaled = op->user != NULL && op->user->fn == NULL;
+    bool scaled = ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
     bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
     bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
@@ -258,7 +277,8 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     }
     if (pack_in && scaled) {
         size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, op->user->factor);
+        double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, factor);
     }
     if (call->kind == DDL_BROADCAST) {
         op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
@@ -273,7 +293,7 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
     bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
                    (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
-    if (call->kind != DDL_BROADCAST && (strided || (user != NULL && user->fn == NULL))) {
+    if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
         call->in_place = false;
     }
 }
@@ -303,11 +323,9 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
 }
 
 /* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
-static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                ddl_request *r) {
     ddl_context *c = g->context;
-    ddl__cached *cached;
-    ddl__call_settle_place(g, call);
-    DDL__TRY(ddl__cached_get(g, call, &cached));
     ddl__op *op = ddl__op_new(c, cached);
     if (op == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to run an operation on group \"%s\"", g->name);
@@ -318,7 +336,6 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     op->call = *call;
     op->call.call_hash = ddl__call_hash(g, call, cached);
     op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
-    ddl__user_op *user = ddl__user_op_of(c, call->op);
     op->user = user;
     op->reduce = ddl__kind_reduces(call->kind)
                      ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
@@ -326,11 +343,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         op->user = NULL;
-        if (cached->spare == NULL) {
-            cached->spare = op;
-        } else {
-            ddl__op_free(c, op);
-        }
+        ddl__op_put(c, cached, op);
         return status;
     }
     cached->pins++;
@@ -342,6 +355,13 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
     ddl__op_reset(op);
     ddl__op_launch(c, g, op);
     return DDL_OK;
+}
+
+static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r) {
+    ddl__cached *cached;
+    ddl__call_settle_place(g, call);
+    DDL__TRY(ddl__cached_get(g, call, &cached));
+    return ddl__call_run(g, call, cached, ddl__user_op_of(g->context, call->op), r);
 }
 
 /* Sees what has come, once a millisecond at most: a rank that only sends small broadcasts would never learn that its
@@ -373,6 +393,9 @@ static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const c
 
 /* A public call: begins, and waits when it is blocking (out_request NULL). */
 static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;

@@ -179,6 +179,9 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
 static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                  ddl_request **out_request) {
     const char *what = out_request != NULL ? "ddl_iall_reduce_many" : "ddl_all_reduce_many";
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
@@ -208,44 +211,91 @@ DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tens
 
 /* >>persistent */
 
-/* A call and its arrays, kept by a persistent request. */
+/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan, and the op of the user,
+ * whose id is not given to another op meanwhile. */
 typedef struct ddl__kept {
-    ddl_collective collective;
+    ddl__call call;
+    ddl__cached *cached;
+    ddl__user_op *user;
     int64_t arrays[];
 } ddl__kept;
 
-static ddl__kept *ddl__keep(ddl_group *g, const ddl_collective *d) {
+static ddl__kept *ddl__keep(ddl_group *g, const ddl__call *call) {
     size_t n = (size_t)g->size;
     ddl__kept *k = ddl__alloc(&g->context->base, sizeof *k + 4 * n * sizeof(int64_t));
     if (k == NULL) {
         return NULL;
     }
-    k->collective = *d;
-    const int64_t **arrays[4] = {&k->collective.counts, &k->collective.offsets, &k->collective.recv_counts,
-                                 &k->collective.recv_offsets};
-    for (size_t i = 0; i < 4; i++) {
-        if (ddl__kind_is_v(d->kind) && *arrays[i] != NULL) {
-            memcpy(k->arrays + i * n, *arrays[i], n * sizeof(int64_t));
-            *arrays[i] = k->arrays + i * n;
-        }
+    k->call = *call;
+    const int64_t **arrays[4] = {&k->call.counts, &k->call.offsets, &k->call.recv_counts, &k->call.recv_offsets};
+    for (int32_t i = 0; i < ddl__call_arrays(call); i++) {
+        memcpy(k->arrays + (size_t)i * n, *arrays[i], n * sizeof(int64_t));
+        *arrays[i] = k->arrays + (size_t)i * n;
+    }
+    k->user = ddl__user_op_of(g->context, call->op);
+    if (k->user != NULL) {
+        k->user->users++;
     }
     return k;
 }
 
+static void ddl__persistent_unpin(ddl__kept *k) {
+    if (k->cached != NULL) {
+        k->cached->pins--;
+        k->cached->held--;
+        k->cached = NULL;
+    }
+}
+
+/* Holds the plan and an op that is ready to run; again only after ddl_group_set has changed how to plan. */
+static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
+    ddl__cached *cached;
+    if (k->cached != NULL && k->cached->settings_version == g->settings_version) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__cached_get(g, &k->call, &cached));
+    while (cached->spares <= cached->held) {
+        ddl__op *op = ddl__op_make(g->context, cached);
+        if (op == NULL) {
+            return ddl__error(g->context, DDL_ERR_NOMEM, "no memory to plan an operation on group \"%s\"", g->name);
+        }
+        cached->held++;
+        ddl__op_put(g->context, cached, op);
+        cached->held--;
+    }
+    ddl__persistent_unpin(k);
+    cached->pins++;
+    cached->held++;
+    k->cached = cached;
+    return DDL_OK;
+}
+
+static void ddl__persistent_release(ddl_context *c, ddl_request *r) {
+    ddl__kept *k = r->kept;
+    (void)c;
+    ddl__persistent_unpin(k);
+    if (k->user != NULL) {
+        ddl__user_op_drop(k->user);
+    }
+}
+
+static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__coll_explain, ddl__coll_tick,
+                                                     ddl__coll_expect, ddl__persistent_release};
+
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
-    ddl__cached *cached;
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
-    DDL__TRY(ddl__cached_get(g, &call, &cached));
     ddl_request *r;
-    DDL__TRY(ddl__request_new(g, &ddl__coll_ops, &r));
-    r->kept = ddl__keep(g, d);
-    if (r->kept == NULL) {
+    DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
+    r->kept = ddl__keep(g, &call);
+    ddl_status status = r->kept != NULL ? ddl__persistent_pin(g, r->kept)
+                                        : ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+    if (status < 0) {
         ddl__request_release(r);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_collective_init: no memory");
+        return status;
     }
     r->persistent = true;
     r->state = DDL__REQUEST_IDLE;
@@ -257,6 +307,7 @@ DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *c
     if (collective == NULL || out_request == NULL) {
         return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
+    *out_request = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
     ddl__unlock(group->context);
@@ -270,14 +321,13 @@ static ddl_status ddl__persistent_start(ddl_context *c, ddl_request *r) {
                                         : "ddl_start: the request is not of ddl_collective_init");
     }
     ddl__kept *k = r->kept;
-    ddl__call call;
     ddl__glance(r->group);
     DDL__TRY(ddl__group_usable(r->group, "ddl_start"));
-    DDL__TRY(ddl__call_make(r->group, &k->collective, &call, "ddl_start"));
+    DDL__TRY(ddl__persistent_pin(r->group, k));
     ddl__free(&c->base, r->why);
     r->why = NULL;
     r->status = DDL_OK;
-    return ddl__call_start(r->group, &call, r);
+    return ddl__call_run(r->group, &k->call, k->cached, k->user, r);
 }
 
 DDL_API ddl_status ddl_start(ddl_request *request) {

@@ -248,18 +248,12 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl__scratch_put(c, op->packed_out);
     op->packed_in = op->packed_out = NULL;
     if (op->user != NULL) {
-        ddl__user_op *user = (ddl__user_op *)op->user;
-        user->users--;
-        user->used = !(user->freed && user->users == 0);
+        ddl__user_op_drop(op->user);
         op->user = NULL;
     }
     op->request->op = NULL;
     op->cached->pins--;
-    if (op->cached->spare == NULL) {
-        op->cached->spare = op;
-    } else {
-        ddl__op_free(c, op);
-    }
+    ddl__op_put(c, op->cached, op);
 }
 
 static bool ddl__writes_out(const ddl__op *op) {
@@ -268,12 +262,22 @@ static bool ddl__writes_out(const ddl__op *op) {
     return op->call.out_bytes > 0 && !first && (!rooted || op->group->rank == op->call.root);
 }
 
+/* The sum becomes the average, of what ddl__averages_scaled left to do. */
+static void ddl__op_average(ddl__op *op) {
+    size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+    int32_t n = op->group->size;
+    if (!ddl__averages_scaled(op->group, &op->call)) {
+        ddl__average(op->base[DDL__OUT], count, op->call.dtype, n);
+    } else if (n * ddl__average_scale(n) < 1) {
+        ddl__apply_float(op->base[DDL__OUT], op->base[DDL__OUT], count, op->call.dtype, n * ddl__average_scale(n), 1);
+    }
+}
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl_request *r = op->request;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG) {
-            size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
-            ddl__average(op->base[DDL__OUT], count, op->call.dtype, op->group->size);
+            ddl__op_average(op);
         }
         if (op->packed_out != NULL) {
             ddl__pack(&op->call.out, op->packed_out, true);

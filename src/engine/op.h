@@ -44,7 +44,7 @@ typedef struct ddl__op {
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduce_fn reduce;
-    const struct ddl__user_op *user;
+    struct ddl__user_op *user;
     ddl__step_state *steps;
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
@@ -56,6 +56,7 @@ typedef struct ddl__cached {
     struct ddl__cached *next; /* most recently used first */
     ddl_kind kind;
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative;
     uint32_t settings_version;
@@ -66,7 +67,7 @@ typedef struct ddl__cached {
     uint32_t recv_count;
     double estimate_s;
     uint64_t algorithm_hash;
-    ddl__op *spare; /* an op with all its arrays, for the next run */
+    ddl__op *spare; /* ops with all their arrays, for the next runs */
 } ddl__cached;
 
 /* A frame that came before this rank called its collective. */
@@ -104,6 +105,21 @@ static int32_t ddl__call_arrays(const ddl__call *call) {
     return call->counts == NULL ? 0 : call->recv_counts != NULL ? 4 : 2;
 }
 
+/* A sum of n values of f16 near the largest does not fit in f16, though their average does: inputs are scaled down
+ * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. */
+static bool ddl__averages_scaled(const ddl_group *g, const ddl__call *call) {
+    return call->op == DDL_AVG && call->dtype == DDL_F16 && g->size > 1;
+}
+
+/* The largest power of two that is not above 1 / n. */
+static double ddl__average_scale(int32_t n) {
+    double scale = 1;
+    while (n * scale > 1) {
+        scale /= 2;
+    }
+    return scale;
+}
+
 /* >>memory of an op */
 
 static void ddl__op_free(ddl_context *c, ddl__op *op) {
@@ -116,14 +132,20 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     }
 }
 
-static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
-    ddl__op *op = cached->spare;
-    cached->spare = NULL;
-    if (op != NULL) {
-        return op;
+/* Keeps an op for the next run: one, or as many as there are persistent requests that may run at once. */
+static void ddl__op_put(ddl_context *c, ddl__cached *cached, ddl__op *op) {
+    if (cached->spares < DDL__MAX(cached->held, 1)) {
+        op->next = cached->spare;
+        cached->spare = op;
+        cached->spares++;
+    } else {
+        ddl__op_free(c, op);
     }
+}
+
+static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
     size_t steps = DDL__MAX(cached->plan.step_count, 1u);
-    op = ddl__alloc(&c->base, sizeof *op);
+    ddl__op *op = ddl__alloc(&c->base, sizeof *op);
     if (op == NULL) {
         return NULL;
     }
@@ -137,10 +159,22 @@ static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
     return op;
 }
 
+static ddl__op *ddl__op_new(ddl_context *c, ddl__cached *cached) {
+    ddl__op *op = cached->spare;
+    if (op == NULL) {
+        return ddl__op_make(c, cached);
+    }
+    cached->spare = op->next;
+    cached->spares--;
+    return op;
+}
+
 /* >>cache */
 
 static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
-    ddl__op_free(c, cached->spare);
+    while (cached->spare != NULL) {
+        ddl__op_free(c, ddl__op_new(c, cached));
+    }
     ddl__plan_free(&c->base, &cached->plan);
     ddl__free(&c->base, cached->arrays);
     ddl__free(&c->base, cached->recvs);

@@ -15,6 +15,12 @@ typedef struct ddl__user_op {
     double factor;
 } ddl__user_op;
 
+/* One user less; the id of a freed op is free for another one when the last is gone. */
+static void ddl__user_op_drop(ddl__user_op *user) {
+    user->users--;
+    user->used = !(user->freed && user->users == 0);
+}
+
 /* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
 enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
 
