@@ -1,6 +1,6 @@
 """Each tests/fuzz/fuzz_NAME.c (a libFuzzer target) runs over its corpus/NAME, what was found once included, and then
-over new inputs for some seconds. New inputs go to build/fuzz, never to the corpus: what is worth keeping is copied there
-by hand. Torture: each target to 10^8 executions in all, on all cores, taken up where it was left: tests/fuzz/campaign.py.
+over new inputs for some seconds. New inputs go to build/fuzz, never to the corpus: what is worth keeping is copied
+there by hand. Torture: each target to 10^8 executions in all, on all cores, taken up where it was left.
     tests/run: timeout=600
 """
 import concurrent.futures
