@@ -520,8 +520,10 @@ DDL_API const char *ddl_group_name(const ddl_group *group);
 DDL_API ddl_context *ddl_group_context(const ddl_group *group);
 
 /* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
- * involved. name may be NULL. Blocks. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
- * DDL_ERR_MISMATCH (lists differ). Free with ddl_group_free. [any thread] */
+ * involved. name may be NULL. Blocks. Threads may make groups of one parent at once: those of equal lists need names
+ * that differ, else they cannot be told apart. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
+ * DDL_ERR_MISMATCH (lists of one name differ, found after a second when their lowest rank is the same; else and without
+ * an answer DDL_ERR_TIMEOUT). Free with ddl_group_free. [any thread] */
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group);
 /* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
@@ -11796,6 +11798,40 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
     return DDL_OK;
 }
 
+/* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
+ * shape. Three that do so only together are not found. */
+static bool ddl__dims_meet(const ddl_tensor *t, int32_t i, int32_t j) {
+    uint64_t p = t->strides[i] < 0 ? 0 - (uint64_t)t->strides[i] : (uint64_t)t->strides[i];
+    uint64_t q = t->strides[j] < 0 ? 0 - (uint64_t)t->strides[j] : (uint64_t)t->strides[j];
+    uint64_t gcd = p;
+    for (uint64_t rest = q; rest != 0;) {
+        uint64_t next = gcd % rest;
+        gcd = rest;
+        rest = next;
+    }
+    return gcd == 0 || (q / gcd < (uint64_t)t->shape[i] && p / gcd < (uint64_t)t->shape[j]);
+}
+
+/* An output must have each element in a place of its own: of two values for one place, one would be lost. For tensors
+ * that ddl__tensor_check has seen. */
+static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    bool meet = false;
+    if (ddl__is_contiguous(t) || ddl_tensor_count(t) <= 1) {
+        return DDL_OK;
+    }
+    for (int32_t i = 0; i < t->ndim && !meet; i++) {
+        meet = t->shape[i] > 1 && t->strides[i] == 0;
+        for (int32_t j = 0; j < i && !meet; j++) {
+            meet = t->shape[i] > 1 && t->shape[j] > 1 && ddl__dims_meet(t, i, j);
+        }
+    }
+    return !meet ? DDL_OK
+                 : ddl__error(c, DDL_ERR_ARG,
+                              "%s: the strides of tensor `%s` lead to one element more than once, so it cannot be "
+                              "written to; give it memory for each element",
+                              what, which);
+}
+
 /* >>memory */
 
 /* Stands before the memory of ddl_tensor_alloc. */
@@ -12236,6 +12272,10 @@ static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
     bool settled = ddl__now_ns() - l->missed_ns > DDL__GOODBYE_NS; /* why it left may still come from somebody else */
     return l->life == DDL__LEFT && l->drained && settled;
+}
+
+static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
+    return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
 
 /* >>p2p/request */
@@ -12776,8 +12816,10 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
+    DDL__DATA_GIVEN_UP = 1, /* flag of DATA: the sender's request has ended */
+    DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
+#define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
@@ -12785,7 +12827,7 @@ typedef struct ddl__unexpected {
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
     bool is_offer;
-    uint64_t bytes, cookie;
+    uint64_t bytes, cookie, arrived_ns; /* the last of ddl's own alone */
     unsigned char data[];
 } ddl__unexpected;
 
@@ -13034,6 +13076,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .is_offer = is_offer,
                            .bytes = f->signature,
                            .cookie = cookie};
+    u->arrived_ns = u->tag < 0 ? ddl__now_ns() : 0;
     if (stored > 0) {
         memcpy(u->data, data, stored);
     }
@@ -13275,8 +13318,26 @@ static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     }
 }
 
+/* While a member waits for the leader's number: the leader's offer of a group of the same name and other ranks. See
+ * coll/groups.h for the tags. */
+static ddl__unexpected *ddl__rival_offer(const ddl_group *g, int32_t leader, int32_t tag) {
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
+        if (u->source == leader && u->tag < 0 && u->tag != tag && ((u->tag ^ tag) >> DDL__TAG_LIST_BITS) == 0) {
+            return u;
+        }
+    }
+    return NULL;
+}
+
 static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
-    (void)waited;
+    if (r->is_recv && r->tag < DDL_ANY_TAG && !r->matched && waited > DDL__RIVAL_NS) {
+        const ddl__unexpected *u = ddl__rival_offer(r->group, r->peer, r->tag);
+        if (u != NULL && ddl__now_ns() - u->arrived_ns > DDL__RIVAL_NS) { /* no other thread of ours takes it */
+            ddl__p2p_abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_MISMATCH, "rank %d gave another list of members", r->peer);
+            return;
+        }
+    }
     if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
@@ -13529,14 +13590,10 @@ typedef struct ddl__probing {
     bool alone, lost;
 } ddl__probing;
 
-static bool ddl__probe_gone(const ddl_group *g, int32_t rank) {
-    return g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank);
-}
-
 /* From any rank: each death is told once, as to a receive. The message waited for may have been the dead one's. */
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost = p->peer >= 0 ? ddl__probe_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
+    p->lost = p->peer >= 0 ? ddl__is_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
@@ -13544,11 +13601,10 @@ static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
     (void)now;
     ddl__probing *p = arg;
-    int32_t gone = 0;
-    for (int32_t i = 0; p->peer < 0 && i < p->group->size; i++) {
-        gone += i != p->group->rank && ddl__probe_gone(p->group, i);
+    p->alone = p->peer < 0 && p->group->size > 1;
+    for (int32_t i = 0; p->alone && i < p->group->size; i++) {
+        p->alone = i == p->group->rank || ddl__is_gone(p->group, i);
     }
-    p->alone = gone > 0 && gone == p->group->size - 1;
 }
 
 static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
@@ -14706,6 +14762,17 @@ static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_cont
     ddl__group_break(g, status, "%s", text);
 }
 
+/* Passes bad news on, once, over the links that are there: whoever told us may leave before it has connected to all. */
+static void ddl__pass_on(ddl_context *c, const ddl_group *g, int32_t but, const ddl__frame *f, const void *payload) {
+    for (int32_t i = 0; i < g->size; i++) {
+        const ddl__link *l = &c->links[g->ranks[i]];
+        if (i != g->rank && g->ranks[i] != but && l->connected && l->life == DDL__ALIVE) {
+            ddl__frame same = {.type = f->type, .group = f->group, .epoch = f->epoch};
+            ddl__tell(c, g->ranks[i], same, payload, f->bytes);
+        }
+    }
+}
+
 static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
@@ -14717,7 +14784,8 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     if (r.bad || !known) {
         return DDL_ERR_CORRUPT;
     }
-    if (g != NULL) {
+    if (g != NULL && g->broken == DDL_OK) {
+        ddl__pass_on(c, g, peer, f, payload);
         ddl__group_break(g, (ddl_status)code, "%s", text);
     }
     return DDL_OK;
@@ -15206,9 +15274,13 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
     bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
     if (uses_in) {
         DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+        if (d->kind == DDL_BROADCAST && g->rank != out->root) {
+            DDL__TRY(ddl__tensor_check_output(c, &d->in, what, "tensor"));
+        }
     }
     if (uses_out) {
         DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check_output(c, &d->out, what, "out"));
     }
     out->dtype = uses_in ? d->in.dtype : d->out.dtype;
     if (uses_in && uses_out && d->in.dtype != d->out.dtype) {
@@ -15786,6 +15858,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     DDL__TRY(ddl__group_usable(g, what));
     for (int32_t i = 0; i < count; i++) {
         DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
+        DDL__TRY(ddl__tensor_check_output(c, &tensors[i], what, "tensors"));
         ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
         DDL__TRY(ddl__check_op(g, &call, what));
     }
@@ -15955,10 +16028,12 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
 }
 
 DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     if (collective == NULL || out_request == NULL) {
         return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
-    *out_request = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
     ddl__unlock(group->context);
@@ -16144,12 +16219,19 @@ static void ddl__form_undo(ddl_group *g) {
     }
 }
 
+/* Name and list: threads may make groups at once, and which list is whose is told apart. That lists differ shows when
+ * the leader's offer of the same name is not taken up: see ddl__rival_offer. */
+static int32_t ddl__form_tag(const char *name, uint64_t list) {
+    uint64_t n = ddl__mix_bytes(0, name, strlen(name)), mask = (1u << DDL__TAG_LIST_BITS) - 1;
+    return DDL__TAG_GROUP + (int32_t)((n & mask) << DDL__TAG_LIST_BITS | (list & mask));
+}
+
 /* Forms a group of ranks of parent, all of which are in here now. The lock is held. */
 static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                   ddl_group **out) {
     ddl_context *c = parent->context;
     uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
-    int32_t tag = DDL__TAG_GROUP + (int32_t)(ddl__mix_bytes(0, name, strlen(name)) & 0x3fffffff);
+    int32_t tag = ddl__form_tag(name, hash);
     int32_t leader = ddl__lowest(ranks, count);
     ddl__formation f = {.fingerprint = hash};
     ddl_group *made = NULL;
@@ -16160,6 +16242,11 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
         status = ddl__form_lead(parent, ranks, count, tag, f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
+        const ddl__unexpected *rival = ddl__rival_offer(parent, leader, tag);
+        if (status == DDL_ERR_MISMATCH && rival != NULL) { /* the leader is told: it gets an answer */
+            tag = rival->tag;
+            status = ddl__form_exchange(parent, leader, tag, false, &f);
+        }
         if (status == DDL_OK) {
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
@@ -16421,10 +16508,6 @@ static bool ddl__bit(const uint8_t *bits, int32_t i) { return (bits[i / 8] >> (i
 static void ddl__bit_set(uint8_t *bits, int32_t i) { bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << (i % 8)); }
 
 /* Nothing more will come from that rank. */
-static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
-    return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
-}
-
 static ddl__agreement *ddl__agreement_find(const ddl_group *g, uint32_t sequence) {
     ddl__agreement *a = g->agreements;
     while (a != NULL && a->sequence != sequence) {
@@ -17142,11 +17225,14 @@ static ddl_status ddl__greet(ddl_context *c) {
     ddl_request *r;
     int64_t timeout_ms = c->world->timeout_ms;
     c->world->timeout_ms = c->settings.init_timeout_ms;
+    /* By dissemination whatever is faster: its links keep the world connected, so that news of a death reaches everybody. */
+    c->world->tuning.forced[DDL_BARRIER] = ddl__algo_find(DDL_BARRIER, "dissemination");
     DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__measure(c));
     c->world->timeout_ms = timeout_ms;
+    c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     if (c->settings.progress_thread) {
         int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
         if (error != 0) {

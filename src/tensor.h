@@ -145,6 +145,40 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
     return DDL_OK;
 }
 
+/* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
+ * shape. Three that do so only together are not found. */
+static bool ddl__dims_meet(const ddl_tensor *t, int32_t i, int32_t j) {
+    uint64_t p = t->strides[i] < 0 ? 0 - (uint64_t)t->strides[i] : (uint64_t)t->strides[i];
+    uint64_t q = t->strides[j] < 0 ? 0 - (uint64_t)t->strides[j] : (uint64_t)t->strides[j];
+    uint64_t gcd = p;
+    for (uint64_t rest = q; rest != 0;) {
+        uint64_t next = gcd % rest;
+        gcd = rest;
+        rest = next;
+    }
+    return gcd == 0 || (q / gcd < (uint64_t)t->shape[i] && p / gcd < (uint64_t)t->shape[j]);
+}
+
+/* An output must have each element in a place of its own: of two values for one place, one would be lost. For tensors
+ * that ddl__tensor_check has seen. */
+static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    bool meet = false;
+    if (ddl__is_contiguous(t) || ddl_tensor_count(t) <= 1) {
+        return DDL_OK;
+    }
+    for (int32_t i = 0; i < t->ndim && !meet; i++) {
+        meet = t->shape[i] > 1 && t->strides[i] == 0;
+        for (int32_t j = 0; j < i && !meet; j++) {
+            meet = t->shape[i] > 1 && t->shape[j] > 1 && ddl__dims_meet(t, i, j);
+        }
+    }
+    return !meet ? DDL_OK
+                 : ddl__error(c, DDL_ERR_ARG,
+                              "%s: the strides of tensor `%s` lead to one element more than once, so it cannot be "
+                              "written to; give it memory for each element",
+                              what, which);
+}
+
 /* >>memory */
 
 /* Stands before the memory of ddl_tensor_alloc. */

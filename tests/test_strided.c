@@ -60,3 +60,41 @@ TEST(one_rank) { run_ranks(1); }
 TEST(two_ranks) { run_ranks(2); }
 TEST(three_ranks) { run_ranks(3); }
 TEST(four_ranks) { run_ranks(4); }
+
+/* Of two values for one place one would be lost: such a view can be read, and not written. */
+static void onto_itself(int rank, int n, void *arg) {
+    static const struct {
+        int64_t shape[3], strides[3];
+        bool meets;
+    } views[] = {
+        {{2, 3, 1}, {0, 1, 0}, true},   {{2, 3, 1}, {1, 0, 0}, true},  {{2, 3, 1}, {2, 1, 7}, true},
+        {{2, 3, 1}, {-2, 1, 1}, true},  {{3, 1, 2}, {1, 0, 2}, true},  {{2, 3, 1}, {3, 1, 0}, false},
+        {{2, 3, 1}, {3, 2, 0}, false},  {{2, 3, 1}, {1, 2, 0}, false}, {{1, 2, 3}, {0, -1, 2}, false},
+        {{2, 3, 1}, {-3, -1, 0}, false}};
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    ddl_group *g = ddl_world(c);
+    for (size_t i = 0; i < sizeof views / sizeof views[0]; i++) {
+        float memory[40] = {0}, plain[6] = {1, 2, 3, 4, 5, 6};
+        ddl_tensor t = ddl_tensor_nd(memory + 20, DDL_F32, 3, views[i].shape);
+        memcpy(t.strides, views[i].strides, sizeof views[i].strides);
+        ddl_status expect = views[i].meets ? DDL_ERR_ARG : DDL_OK;
+        CHECK_EQ(ddl_all_reduce(g, DDL_ARRAY(plain), t, DDL_SUM), expect);
+        CHECK(expect == DDL_OK || strstr(ddl_error(c), "more than once") != NULL);
+        CHECK_EQ(ddl_all_reduce_many(g, &t, 1, DDL_SUM), expect);
+        CHECK_EQ(ddl_all_reduce(g, t, DDL_ARRAY(plain), DDL_SUM), DDL_OK); /* it can be read */
+        if (rank == 0 || !views[i].meets) {                                /* and sent by the root */
+            CHECK_EQ(ddl_broadcast(g, t, 0), DDL_OK);
+        } else {
+            CHECK_EQ(ddl_broadcast(g, t, 0), DDL_ERR_ARG);
+            CHECK_EQ(ddl_broadcast(g, DDL_ARRAY(plain), 0), DDL_OK);
+        }
+    }
+    coll_leave(c);
+}
+
+TEST(outputs_that_overlap_themselves_are_refused) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(2, onto_itself, &job, 30);
+}

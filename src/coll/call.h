@@ -216,9 +216,13 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
     bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
     if (uses_in) {
         DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+        if (d->kind == DDL_BROADCAST && g->rank != out->root) {
+            DDL__TRY(ddl__tensor_check_output(c, &d->in, what, "tensor"));
+        }
     }
     if (uses_out) {
         DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check_output(c, &d->out, what, "out"));
     }
     out->dtype = uses_in ? d->in.dtype : d->out.dtype;
     if (uses_in && uses_out && d->in.dtype != d->out.dtype) {

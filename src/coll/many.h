@@ -135,6 +135,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     DDL__TRY(ddl__group_usable(g, what));
     for (int32_t i = 0; i < count; i++) {
         DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
+        DDL__TRY(ddl__tensor_check_output(c, &tensors[i], what, "tensors"));
         ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
         DDL__TRY(ddl__check_op(g, &call, what));
     }
@@ -304,10 +305,12 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
 }
 
 DDL_API ddl_status ddl_collective_init(ddl_group *group, const ddl_collective *collective, ddl_request **out_request) {
+    if (out_request != NULL) {
+        *out_request = NULL;
+    }
     if (collective == NULL || out_request == NULL) {
         return ddl__refuse_group(group, "ddl_collective_init", collective == NULL ? "collective" : "out_request");
     }
-    *out_request = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_collective_init"));
     ddl_status status = ddl__persistent_make(group, collective, out_request);
     ddl__unlock(group->context);
