@@ -120,7 +120,8 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
- * cannot be passed for an element count. A pointer does not compile. DDL_VIEW(p, count): count elements at p. */
+ * cannot be passed for an element count. A pointer does not compile. DDL_VIEW(p, count): count elements at p.
+ * These macros are for C only. C++ has ddl_array(a) and ddl_view(p, count), at the end of the interface. */
 #ifndef __cplusplus
 #define DDL_DTYPE_OF(lvalue)                                                                                           \
     _Generic((lvalue),                                                                                                 \
@@ -130,8 +131,10 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
         uint8_t: DDL_U8,                                                                                               \
         int32_t: DDL_I32,                                                                                              \
         uint32_t: DDL_U32,                                                                                             \
-        int64_t: DDL_I64,                                                                                              \
-        uint64_t: DDL_U64,                                                                                             \
+        long: DDL_I64,                                                                                                 \
+        unsigned long: DDL_U64,                                                                                        \
+        long long: DDL_I64,                                                                                            \
+        unsigned long long: DDL_U64,                                                                                   \
         _Bool: DDL_BOOL)
 #define DDL_ARRAY(a)                                                                                                   \
     ddl_tensor_1d((a), DDL_DTYPE_OF((a)[0]),                                                                           \
@@ -248,9 +251,10 @@ DDL_API int32_t ddl_feature(const char *name);
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
  * On error *out_context is NULL and nothing is left behind. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
-/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers, never waits for them. Requests end
- * with DDL_ERR_STATE in the threads that wait for them, and are freed: none may be used after this. Groups that the
- * caller created remain to be freed. [one thread] */
+/* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
+ * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
+ * wait for them, and are freed: none may be used after this. Groups that the caller created remain to be freed.
+ * [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -258,7 +262,8 @@ DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
 /* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
 DDL_API ddl_group *ddl_world(ddl_context *context);
 /* The sentence of the calling thread's last error in this context, of any thread's when it had none; "" when there was
- * none at all. Valid until the thread's next error. [any thread] */
+ * none at all. Valid until the thread's next error; of more than 16 threads, the last 16 errors are kept.
+ * [any thread] */
 DDL_API const char *ddl_error(const ddl_context *context);
 /* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
@@ -289,8 +294,10 @@ DDL_API const char *ddl_group_name(const ddl_group *group);
 DDL_API ddl_context *ddl_group_context(const ddl_group *group);
 
 /* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
- * involved. name may be NULL. Blocks. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
- * DDL_ERR_MISMATCH (lists differ). Free with ddl_group_free. [any thread] */
+ * involved. name may be NULL. Blocks. Threads may make groups of one parent at once: those of equal lists need names
+ * that differ, else they cannot be told apart. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
+ * DDL_ERR_MISMATCH (lists of one name differ, found after a second when their lowest rank is the same; else and without
+ * an answer DDL_ERR_TIMEOUT). Free with ddl_group_free. [any thread] */
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group);
 /* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
@@ -520,6 +527,31 @@ DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t
 
 #ifdef __cplusplus
 } /* extern "C" */
+
+/* DDL_ARRAY and DDL_VIEW for C++. A type that has no ddl_dtype does not compile. */
+template <class T> struct ddl_dtype_of;
+#define DDL_DTYPE_CXX(type, value)                                                                                     \
+    template <> struct ddl_dtype_of<type> {                                                                            \
+        static constexpr ddl_dtype dtype = value;                                                                      \
+    };
+DDL_DTYPE_CXX(float, DDL_F32)
+DDL_DTYPE_CXX(double, DDL_F64)
+DDL_DTYPE_CXX(signed char, DDL_I8)
+DDL_DTYPE_CXX(unsigned char, DDL_U8)
+DDL_DTYPE_CXX(int, DDL_I32)
+DDL_DTYPE_CXX(unsigned int, DDL_U32)
+DDL_DTYPE_CXX(long, DDL_I64)
+DDL_DTYPE_CXX(unsigned long, DDL_U64)
+DDL_DTYPE_CXX(long long, DDL_I64)
+DDL_DTYPE_CXX(unsigned long long, DDL_U64)
+DDL_DTYPE_CXX(bool, DDL_BOOL)
+#undef DDL_DTYPE_CXX
+template <class T> inline ddl_tensor ddl_view(const T *p, int64_t count) {
+    return ddl_tensor_1d(p, ddl_dtype_of<T>::dtype, count);
+}
+template <class T, size_t N> inline ddl_tensor ddl_array(const T (&a)[N]) {
+    return ddl_view(a, static_cast<int64_t>(N));
+}
 #endif
 
 #endif /* DDL_API_H */

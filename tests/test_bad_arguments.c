@@ -1,4 +1,4 @@
-/* Every public function with what it cannot take: the status, a sentence that names the function, outputs that are as
+/* Every public function with what it cannot take: the status, a sentence that names the function, buffers that are as
  * they were, and a correct operation right after, on all ranks.
  * tests/run: variants=gcc,asan timeout=60 */
 #include "world.h"
@@ -62,7 +62,7 @@ static void forget(ddl_group *w) { ddl_send(w, ddl_tensor_1d(NULL, DDL_DTYPE_NON
         ddl_request *r_ = (ddl_request *)(uintptr_t)POISON;                                                \
         BAD(ddl_##kind, __VA_ARGS__);                                                                      \
         BAD(ddl_i##kind, __VA_ARGS__, &r_);                                                                \
-        CHECK(r_ == (ddl_request *)(uintptr_t)POISON);                                                     \
+        CHECK(r_ == NULL);                                                                                 \
     } while (0)
 
 static ddl_tensor of_type(ddl_tensor t, int dtype) {
@@ -113,7 +113,7 @@ static void tensors(ddl_group *w, void *arg) {
         ddl_request *two[2];
         memset(two, POISON, sizeof two);
         WRONG(e, ddl_batch, w, transfers, 2, two);
-        CHECK(is_poisoned(two, sizeof two));
+        CHECK(two[0] == NULL && two[1] == NULL);
         WRONG(e, ddl_broadcast, w, t, 0);
         WRONG(e, ddl_all_reduce, w, t, good, DDL_SUM);
         WRONG(e, ddl_all_reduce, w, good, t, DDL_SUM);
@@ -128,7 +128,7 @@ static void tensors(ddl_group *w, void *arg) {
         ddl_estimate_info estimate;
         WRONG(e, ddl_collective_init, w, &d, &r);
         WRONG(e, ddl_estimate, w, &d, &estimate);
-        CHECK(r == (ddl_request *)(uintptr_t)POISON);
+        CHECK(r == NULL);
         CHECK(is_poisoned(&info, sizeof info));
     }
     CHECK_EQ((int)ddl_iprobe(w, DDL_ANY_SOURCE, DDL_ANY_TAG, NULL), (int)DDL_IN_PROGRESS); /* nothing was sent */
@@ -175,7 +175,7 @@ static void messages(ddl_group *w, void *arg) {
     BAD(ddl_batch, w, &(ddl_transfer){1, t, 0, 0}, 1, NULL);
     BAD(ddl_batch, w, &(ddl_transfer){1, t, 0, 0}, -1, rs);
     BAD(ddl_batch, w, &(ddl_transfer){1, t, DDL_ANY_SOURCE, 0}, 1, rs);
-    CHECK(r == (ddl_request *)(uintptr_t)POISON && is_poisoned(&info, sizeof info));
+    CHECK(r == NULL && is_poisoned(&info, sizeof info));
     OK(ddl_batch(w, NULL, 0, NULL));
     CHECK_EQ((int)ddl_send(NULL, t, 0, 0), (int)DDL_ERR_ARG);
     CHECK_EQ((int)ddl_isend(NULL, t, 0, 0, &r), (int)DDL_ERR_ARG);
@@ -262,6 +262,41 @@ static void v_forms(ddl_group *w, void *arg) {
 
 TEST(counts_and_offsets_are_checked) { world_threads(2, v_forms, NULL); }
 
+/* ---- what is too large for any machine: nothing overflows, every rank refuses alike ---- */
+
+static void too_large(ddl_group *w, void *arg) {
+    (void)arg;
+    poison(w);
+    int me = ddl_rank(w), n = ddl_size(w);
+    int64_t whole = INT64_MAX / 2 / 4, part = whole / n; /* elements of f32 */
+    char *low = (char *)(uintptr_t)4096;                 /* never touched */
+    ddl_tensor just = ddl_tensor_1d(low, DDL_F32, part + 1), most = ddl_tensor_1d(low, DDL_F32, whole + 1);
+    ddl_tensor all = of_count(out_of(w), n), own = of_count(in_of(w), 1);
+    const int64_t two[2] = {part + 1, part + 1}, far[2] = {1, 1}, beyond[2] = {0, whole};
+    if (me != 0) { /* who is not root has no tensor that the sizes could be compared with */
+        BAD(ddl_gather, w, just, all, 0);
+        BAD(ddl_gatherv, w, just, all, two, NULL, 0);
+        BAD(ddl_gatherv, w, own, all, far, beyond, 0);
+        BAD(ddl_scatter, w, all, just, 0);
+    } else {
+        for (int i = 0; i < 4; i++) {
+            BAD(ddl_gather, w, own, of_count(all, n + 1), 0);
+        }
+    }
+    BAD_COLL(all_gather, w, just, all);
+    BAD_COLL(reduce_scatter, w, all, just, DDL_SUM);
+    BAD_COLL(all_reduce, w, most, most, DDL_SUM);
+    BAD_COLL(broadcast, w, most, 0);
+    const ddl_kind kinds[] = {DDL_GATHER, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_SCATTER, DDL_ALL_REDUCE, DDL_BROADCAST};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        ddl_collective d = {.kind = kinds[i], .op = DDL_SUM, .in = most, .out = most};
+        ddl_estimate_info estimate;
+        BAD(ddl_estimate, w, &d, &estimate);
+    }
+}
+
+TEST(sizes_do_not_overflow) { world_threads(2, too_large, NULL); }
+
 /* ---- NULL, in every place that must not be ---- */
 
 static void nothing(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
@@ -278,7 +313,7 @@ static void nulls(ddl_group *w, void *arg) {
     poison(w);
     ddl_context *c = ddl_group_context(w);
     ddl_tensor t = in_of(w), o = out_of(w);
-    ddl_request *r = NULL;
+    ddl_request *r = (ddl_request *)(uintptr_t)POISON;
     ddl_op op = POISON;
     ddl_stats stats;
     ddl_collective d = {.kind = DDL_BARRIER}, none = {.kind = DDL_KIND_NONE}, beyond = {.kind = (ddl_kind)17};
@@ -302,6 +337,9 @@ static void nulls(ddl_group *w, void *arg) {
     BAD(ddl_op_free, c, DDL_SUM);
     BAD(ddl_tensor_alloc, c, DDL_F32, 1, (int64_t[]){4}, NULL);
     BAD(ddl_group_create, w, NULL, 1, "x", NULL);
+    ddl_group *group = (ddl_group *)(uintptr_t)POISON;
+    BAD(ddl_group_create, w, NULL, 1, "x", &group);
+    CHECK(group == NULL);
     BAD(ddl_group_set, w, NULL);
     BAD(ddl_agree, w, NULL);
     BAD(ddl_group_shrink, w, NULL);

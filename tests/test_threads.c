@@ -367,3 +367,114 @@ TEST(finalize_ends_the_waits_of_other_threads) {
         ranks_threads(1, finalize_first, &k);
     }
 }
+
+/* A probe that waits counts: its group cannot be freed under it. */
+static void *probe_group(void *p) {
+    job *j = p;
+    ddl_group *w = j->w;
+    if (j->index == 0) {
+        atomic_fetch_add(&at_the_end, 1);
+        OK(ddl_probe(w, DDL_ANY_SOURCE, 3, NULL));
+        return NULL;
+    }
+    while (atomic_load(&at_the_end) == 0) {
+        usleep(1000);
+    }
+    usleep((useconds_t)(100000 * test_slow()));
+    ddl_group *g = w;
+    FAILS(ddl_group_free(&g), DDL_ERR_STATE, "ddl_group_free");
+    int32_t value = 4;
+    OK(ddl_send(w, DDL_VIEW(&value, 1), 0, 3));
+    return NULL;
+}
+
+static void freeing_under_a_probe(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_group *g = NULL;
+    OK(ddl_group_duplicate(w, &g));
+    atomic_store(&at_the_end, 0);
+    together(g, 2, probe_group, NULL);
+    OK(ddl_group_free(&g));
+}
+
+TEST(a_group_is_not_freed_under_a_probe) { world_threads(1, freeing_under_a_probe, NULL); }
+
+/* Finalize while a thread of the leader makes a group that the other rank never comes to. */
+static atomic_int all_left;
+
+static void *form_for_ever(void *p) {
+    job *j = p;
+    ddl_group *g = NULL;
+    atomic_fetch_add(&at_the_end, 1);
+    CHECK_STR(ddl_status_name(ddl_group_create(j->w, (int32_t[]){0, 1, 2}, 3, "never", &g)), "DDL_ERR_STATE");
+    CHECK(g == NULL);
+    return NULL;
+}
+
+static void form_and_finalize(int rank, int n, void *arg) {
+    (void)n;
+    world_member m = {arg, rank, 3};
+    ddl_config config = {.world_size = 3, .rank = rank, .exchange = world_exchange, .exchange_user = &m};
+    config.timeout_ms = (int64_t)(20000 * test_slow());
+    ddl_context *c = NULL;
+    REQUIRE(ddl_init(&config, &c) == DDL_OK);
+    job j = {ddl_world(c), 0, NULL};
+    pthread_t id;
+    if (rank == 0) {
+        REQUIRE(pthread_create(&id, NULL, form_for_ever, &j) == 0);
+        while (atomic_load(&at_the_end) == 0) {
+            usleep(1000);
+        }
+        usleep((useconds_t)(100000 * test_slow()));
+        double start = test_now_s();
+        CHECK_EQ((int)ddl_finalize(&c), (int)DDL_OK);
+        CHECK(test_now_s() - start < 5 * test_slow());
+        pthread_join(id, NULL);
+        atomic_store(&all_left, 1);
+    }
+    while (atomic_load(&all_left) == 0) {
+        usleep(1000);
+    }
+    CHECK_EQ((int)ddl_finalize(&c), (int)DDL_OK);
+}
+
+TEST(finalize_ends_the_making_of_a_group) {
+    world in;
+    memset(&in, 0, sizeof in);
+    pthread_barrier_init(&in.barrier, NULL, 3);
+    atomic_store(&at_the_end, 0);
+    atomic_store(&all_left, 0);
+    ranks_threads(3, form_and_finalize, &in);
+    pthread_barrier_destroy(&in.barrier);
+}
+
+/* Groups of other lists under one name, made at once by two threads of each rank, in another order on each. */
+static void *make_unlike(void *p) {
+    job *j = p;
+    ddl_group *w = j->w, *g = NULL;
+    int me = ddl_rank(w);
+    int32_t count = j->index == 0 ? 3 : 2;
+    if (me >= count) {
+        return NULL;
+    }
+    for (int round = 0; round < 20; round++) {
+        if ((round + me + j->index) % 2 == 0) {
+            usleep(500);
+        }
+        OK(ddl_group_create(w, (int32_t[]){0, 1, 2}, count, NULL, &g));
+        if (g == NULL) {
+            return NULL;
+        }
+        CHECK_EQ(ddl_size(g), count);
+        OK(ddl_group_free(&g));
+    }
+    return NULL;
+}
+
+static void making_unlike(ddl_group *w, void *arg) {
+    (void)arg;
+    together(w, 2, make_unlike, NULL);
+    OK(ddl_barrier(w));
+}
+
+TEST(threads_make_unlike_groups_of_one_name) { world_threads(3, making_unlike, NULL); }

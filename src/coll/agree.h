@@ -72,10 +72,6 @@ static bool ddl__bit(const uint8_t *bits, int32_t i) { return (bits[i / 8] >> (i
 static void ddl__bit_set(uint8_t *bits, int32_t i) { bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << (i % 8)); }
 
 /* Nothing more will come from that rank. */
-static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
-    return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
-}
-
 static ddl__agreement *ddl__agreement_find(const ddl_group *g, uint32_t sequence) {
     ddl__agreement *a = g->agreements;
     while (a != NULL && a->sequence != sequence) {

@@ -125,12 +125,19 @@ static void ddl__form_undo(ddl_group *g) {
     }
 }
 
+/* Name and list: threads may make groups at once, and which list is whose is told apart. That lists differ shows when
+ * the leader's offer of the same name is not taken up: see ddl__rival_offer. */
+static int32_t ddl__form_tag(const char *name, uint64_t list) {
+    uint64_t n = ddl__mix_bytes(0, name, strlen(name)), mask = (1u << DDL__TAG_LIST_BITS) - 1;
+    return DDL__TAG_GROUP + (int32_t)((n & mask) << DDL__TAG_LIST_BITS | (list & mask));
+}
+
 /* Forms a group of ranks of parent, all of which are in here now. The lock is held. */
 static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                   ddl_group **out) {
     ddl_context *c = parent->context;
     uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
-    int32_t tag = DDL__TAG_GROUP + (int32_t)(ddl__mix_bytes(0, name, strlen(name)) & 0x3fffffff);
+    int32_t tag = ddl__form_tag(name, hash);
     int32_t leader = ddl__lowest(ranks, count);
     ddl__formation f = {.fingerprint = hash};
     ddl_group *made = NULL;
@@ -141,6 +148,11 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
         status = ddl__form_lead(parent, ranks, count, tag, f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
+        const ddl__unexpected *rival = ddl__rival_offer(parent, leader, tag);
+        if (status == DDL_ERR_MISMATCH && rival != NULL) { /* the leader is told: it gets an answer */
+            tag = rival->tag;
+            status = ddl__form_exchange(parent, leader, tag, false, &f);
+        }
         if (status == DDL_OK) {
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
@@ -192,6 +204,7 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
     if (out_group == NULL) {
         return ddl__refuse_group(parent, "ddl_group_create", "out_group");
     }
+    *out_group = NULL;
     DDL__TRY(ddl__enter_group(parent, "ddl_group_create"));
     ddl_context *c = parent->context;
     c->doing = "ddl_group_create";
@@ -255,10 +268,10 @@ static ddl_status ddl__split_call(ddl_group *parent, int32_t colour, int32_t key
     if (out_group == NULL) {
         return ddl__refuse_group(parent, what, "out_group");
     }
+    *out_group = NULL;
     DDL__TRY(ddl__enter_group(parent, what));
     ddl_context *c = parent->context;
     c->doing = what;
-    *out_group = NULL;
     ddl_status status = ddl__split(parent, colour, key, out_group);
     c->doing = NULL;
     ddl__unlock(c);

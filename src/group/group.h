@@ -96,6 +96,7 @@ struct ddl_group {
     bool agreeing;
     struct ddl__agreement *agreements;
 
+    int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
 };
 
@@ -273,6 +274,7 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            g->deaths++;
             if (g->cause[0] == 0) {
                 snprintf(g->cause, sizeof g->cause, "%s", text);
             }
@@ -287,7 +289,12 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
  * came through another rank, its own last words may lie unread in a connection that has brought nothing so far. */
 static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
     const ddl__link *l = &g->context->links[g->ranks[group_rank]];
-    return l->life == DDL__LEFT && l->drained;
+    bool settled = ddl__now_ns() - l->missed_ns > DDL__GOODBYE_NS; /* why it left may still come from somebody else */
+    return l->life == DDL__LEFT && l->drained && settled;
+}
+
+static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
+    return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
 
 #endif /* DDL_GROUP_H */

@@ -176,9 +176,9 @@ static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     c->notes = n;
 }
 
-/* Sends a control message: the payload is copied. Without memory it is not sent; what depends on it finds out by its
- * own deadline. */
-static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
+/* Sends a control message: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it is to fail, or
+ * finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what needs it. */
+static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
     ddl__note *n = c->notes;
     if (n != NULL) {
         c->notes = n->next;
@@ -187,7 +187,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     }
     if (n == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
-        return;
+        return DDL_ERR_NOMEM;
     }
     n->out.done = ddl__note_done;
     c->notes_out++;
@@ -198,6 +198,7 @@ static void ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *pa
     if (ddl__post(c, peer, &n->out, &f, n->payload) != DDL_IN_PROGRESS) {
         ddl__note_done(c, &n->out, DDL_OK);
     }
+    return DDL_OK;
 }
 
 /* >>proof */

@@ -13,8 +13,10 @@
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__DATA_GIVEN_UP = 1 /* flag of DATA: the sender's request has ended */
+    DDL__DATA_GIVEN_UP = 1, /* flag of DATA: the sender's request has ended */
+    DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
+#define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
@@ -22,7 +24,7 @@ typedef struct ddl__unexpected {
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
     bool is_offer;
-    uint64_t bytes, cookie;
+    uint64_t bytes, cookie, arrived_ns; /* the last of ddl's own alone */
     unsigned char data[];
 } ddl__unexpected;
 
@@ -101,7 +103,14 @@ static void ddl__offer(ddl_context *c, ddl_request *r) {
     uint8_t payload[8];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, ddl__request_cookie(r));
-    ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload);
+    ddl__toward *flow = &r->group->flows[r->peer];
+    uint32_t credit = flow->p2p_in;
+    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload) < 0) {
+        flow->p2p_in = credit; /* it did not ride along */
+        ddl__request_fail(r, DDL_ERR_NOMEM,
+                          "send of %llu bytes to rank %d of group \"%s\" (tag %d): no memory to offer them",
+                          (unsigned long long)r->bytes, r->peer, r->group->name, r->tag);
+    }
 }
 
 static void ddl__send_start(ddl_context *c, ddl_request *r) {
@@ -174,9 +183,10 @@ static void ddl__p2p_took(ddl_context *c, ddl_group *g, int32_t source, uint64_t
         uint8_t payload[4];
         ddl__writer w = ddl__writer_of(payload, sizeof payload);
         ddl__put_u32(&w, flow->p2p_in);
-        flow->p2p_in = 0;
-        ddl__tell(c, g->ranks[source], (ddl__frame){.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch},
-                  payload, sizeof payload);
+        ddl__frame f = {.type = DDL__FRAME_CREDIT, .group = g->id, .epoch = g->epoch};
+        if (ddl__tell(c, g->ranks[source], f, payload, sizeof payload) == DDL_OK) {
+            flow->p2p_in = 0; /* else it goes with the next message */
+        }
     }
 }
 
@@ -213,19 +223,24 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     return true;
 }
 
-/* Accepts an offer: the data may come. */
-static void ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
+static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
     uint8_t payload[16];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, cookie);
     ddl__put_u64(&w, ddl__request_cookie(r));
+    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
+    if (ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no memory to ask for the "
+                          "data; the message stays to be received", source, r->group->name, r->info.tag);
+        return false;
+    }
     r->remote = cookie;
     r->peer = source;
-    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
-    ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload);
     if (r->total == 0) {
         ddl__recv_done(r); /* no data follows */
     }
+    return true;
 }
 
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
@@ -246,7 +261,7 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
 
 static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
                                        uint64_t cookie, const void *data) {
-    size_t stored = is_offer ? 0 : f->bytes;
+    size_t stored = is_offer ? 0 : (size_t)f->signature; /* of a message to oneself more than a frame's */
     ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
@@ -258,6 +273,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .is_offer = is_offer,
                            .bytes = f->signature,
                            .cookie = cookie};
+    u->arrived_ns = u->tag < 0 ? ddl__now_ns() : 0;
     if (stored > 0) {
         memcpy(u->data, data, stored);
     }
@@ -313,12 +329,16 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
         return;
     }
     if (u->is_offer) {
-        ddl__accept(c, r, u->source, u->cookie);
+        if (!ddl__accept(c, r, u->source, u->cookie)) {
+            return;
+        }
     } else {
         if (u->bytes > 0) {
             memcpy(r->data, u->data, u->bytes);
         }
-        ddl__p2p_took(c, g, u->source, u->bytes);
+        if (u->source != g->rank) {
+            ddl__p2p_took(c, g, u->source, u->bytes);
+        }
         ddl__recv_done(r);
     }
     ddl__unexpected_remove(g, u);
@@ -375,10 +395,9 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
         return DDL_ERR_CORRUPT;
     }
     ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
-    if (r == NULL) {
+    if (r == NULL || !ddl__accept(c, r, source, cookie)) {
         return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
     }
-    ddl__accept(c, r, source, cookie);
     return DDL_OK;
 }
 
@@ -496,8 +515,26 @@ static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     }
 }
 
+/* While a member waits for the leader's number: the leader's offer of a group of the same name and other ranks. See
+ * coll/groups.h for the tags. */
+static ddl__unexpected *ddl__rival_offer(const ddl_group *g, int32_t leader, int32_t tag) {
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = u->next) {
+        if (u->source == leader && u->tag < 0 && u->tag != tag && ((u->tag ^ tag) >> DDL__TAG_LIST_BITS) == 0) {
+            return u;
+        }
+    }
+    return NULL;
+}
+
 static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
-    (void)waited;
+    if (r->is_recv && r->tag < DDL_ANY_TAG && !r->matched && waited > DDL__RIVAL_NS) {
+        const ddl__unexpected *u = ddl__rival_offer(r->group, r->peer, r->tag);
+        if (u != NULL && ddl__now_ns() - u->arrived_ns > DDL__RIVAL_NS) { /* no other thread of ours takes it */
+            ddl__p2p_abandon(c, r);
+            ddl__request_fail(r, DDL_ERR_MISMATCH, "rank %d gave another list of members", r->peer);
+            return;
+        }
+    }
     if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",

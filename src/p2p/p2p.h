@@ -43,14 +43,13 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
-    f.bytes = (uint32_t)r->bytes;
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
     if (to != NULL) {
         if (r->bytes > 0) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
-    } else if (r->bytes > UINT32_MAX || ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+    } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
         ddl__request_fail(r, DDL_ERR_NOMEM,
                           "send of %llu bytes to this rank itself: no memory to keep them until they are "
                           "received; start the receive first",
@@ -82,6 +81,8 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_done(r, DDL_OK);
     } else if (c->aborted) {
         ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
+    } else if (c->finalized) { /* a call of several messages (making a group) is not to wait for its next one */
+        ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
     } else if (r->peer == r->group->rank) {
@@ -120,6 +121,9 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
 /* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
 static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
                                 ddl_request **out_requests, ddl_info *out_infos) {
+    for (int32_t i = 0; out_requests != NULL && i < count; i++) {
+        out_requests[i] = NULL;
+    }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *own[2] = {NULL, NULL};
@@ -203,20 +207,35 @@ DDL_API ddl_status ddl_cancel(ddl_request *request) {
 typedef struct ddl__probing {
     ddl_group *group;
     int32_t peer, tag;
-    bool lost;
+    int32_t deaths; /* that a probe of any rank has reported before this one began */
+    bool alone, lost;
 } ddl__probing;
 
+/* From any rank: each death is told once, as to a receive. The message waited for may have been the dead one's. */
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost =
-        p->peer >= 0 && (c->links[p->group->ranks[p->peer]].life == DDL__DEAD || ddl__is_drained(p->group, p->peer));
+    p->lost = p->peer >= 0 ? ddl__is_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
 static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
-    (void)arg;
     (void)now;
+    ddl__probing *p = arg;
+    p->alone = p->peer < 0 && p->group->size > 1;
+    for (int32_t i = 0; p->alone && i < p->group->size; i++) {
+        p->alone = i == p->group->rank || ddl__is_gone(p->group, i);
+    }
+}
+
+static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
+    ddl_group *g = p->group;
+    if (p->peer >= 0) {
+        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone", what, p->peer);
+    }
+    g->deaths_probed = g->deaths;
+    return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,
+                      p->alone ? "all others are dead or have left the job" : g->cause);
 }
 
 static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {
@@ -226,8 +245,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     ddl_status status = peer == DDL_NO_RANK
                             ? ddl__error(c, DDL_ERR_ARG, "%s: DDL_NO_RANK sends nothing to look for", what)
                             : ddl__p2p_check(g, &t, what);
-    ddl__probing probing = {g, peer, tag, false};
+    ddl__probing probing = {.group = g, .peer = peer, .tag = tag, .deaths = g->deaths_probed};
     ddl__wait w = {ddl__probe_done, ddl__probe_tick, NULL, &probing, ddl__deadline(ddl__now_ns(), g->timeout_ms)};
+    g->outstanding++; /* the group cannot be freed meanwhile */
+    ddl__probe_tick(c, &probing, 0);
     if (status == DDL_OK && !ddl__probe_done(c, &probing)) {
         if (block && !ddl__wait_for(c, &w)) {
             status = ddl__error(c, DDL_ERR_TIMEOUT, "%s: no message from rank %d (tag %d) came before the deadline",
@@ -244,9 +265,10 @@ static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block
     if (status == DDL_OK && u == NULL) {
         status = c->aborted     ? ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text)
                  : c->finalized ? ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what)
-                 : ddl__probe_done(c, &probing) ? ddl__error(c, DDL_ERR_PEER, "%s: rank %d is gone", what, peer)
+                 : ddl__probe_done(c, &probing) ? ddl__probe_lost(&probing, what)
                                                 : DDL_IN_PROGRESS;
     }
+    g->outstanding--;
     ddl__unlock(c);
     return status;
 }
