@@ -13,11 +13,16 @@ enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__T
 
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
-/* Nobody has to be told anything while the progress thread has nothing to wait for. */
+/* With a progress thread, differing calls and long waits are noticed while the program computes; an operation ends by
+ * its deadline only when somebody waits for it. */
 static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
-    (void)c;
     (void)arg;
-    (void)now;
+    for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
+            ddl__request_attend(c, r, now, false);
+        }
+    }
 }
 
 /* One message of ddl's own, blocking. */
@@ -216,11 +221,14 @@ static ddl_status ddl__greet(ddl_context *c) {
     ddl_request *r;
     int64_t timeout_ms = c->world->timeout_ms;
     c->world->timeout_ms = c->settings.init_timeout_ms;
+    /* By dissemination whatever is faster: its links keep the world connected, and news of a death reaches all. */
+    c->world->tuning.forced[DDL_BARRIER] = ddl__algo_find(DDL_BARRIER, "dissemination");
     DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__measure(c));
     c->world->timeout_ms = timeout_ms;
+    c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     if (c->settings.progress_thread) {
         int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
         if (error != 0) {

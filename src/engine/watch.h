@@ -49,6 +49,17 @@ static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_cont
     ddl__group_break(g, status, "%s", text);
 }
 
+/* Passes bad news on, once, over the links that are there: whoever told us may leave before it has connected to all. */
+static void ddl__pass_on(ddl_context *c, const ddl_group *g, int32_t but, const ddl__frame *f, const void *payload) {
+    for (int32_t i = 0; i < g->size; i++) {
+        const ddl__link *l = &c->links[g->ranks[i]];
+        if (i != g->rank && g->ranks[i] != but && l->connected && l->life == DDL__ALIVE) {
+            ddl__frame same = {.type = f->type, .group = f->group, .epoch = f->epoch};
+            ddl__tell(c, g->ranks[i], same, payload, f->bytes);
+        }
+    }
+}
+
 static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
@@ -60,7 +71,8 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     if (r.bad || !known) {
         return DDL_ERR_CORRUPT;
     }
-    if (g != NULL) {
+    if (g != NULL && g->broken == DDL_OK) {
+        ddl__pass_on(c, g, peer, f, payload);
         ddl__group_break(g, (ddl_status)code, "%s", text);
     }
     return DDL_OK;

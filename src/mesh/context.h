@@ -122,6 +122,7 @@ struct ddl_context {
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     int32_t cond_waiters;
+    int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, finalized, aborted, joined;
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 
 #define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
+#define DDL__GOODBYE_NS (250 * DDL__NS_PER_MS) /* from a goodbye to the error of those who still waited for that rank */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
@@ -89,6 +90,7 @@ static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *t
 static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     c->missed_count -= l->life == DDL__MISSED;
     l->life = life;
+    l->missed_ns = ddl__now_ns();
     if (l->pidfd >= 0) {
         close(l->pidfd); /* leaves the epoll set with it */
         l->pidfd = -1;

@@ -118,16 +118,21 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
  * as long as the poll. */
 static void ddl__give_way(ddl_context *c) {
-    uint64_t before = ddl__now_ns();
-    if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0) {
+    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+    if (wanted) {
         ddl__unlock(c);
-        sched_yield();
-        ddl__lock(c);
-    } else {
-        sched_yield();
     }
-    /* Somebody who computes had the core: the next yields would cost a time slice each. A sleeper is woken at once. */
-    if (ddl__now_ns() - before > DDL__LONG_YIELD_NS) {
+    uint64_t before = ddl__now_ns();
+    sched_yield();
+    bool taken = ddl__now_ns() - before > DDL__LONG_YIELD_NS;
+    if (wanted) {
+        ddl__lock(c);
+    }
+    /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
+     * woken at once. */
+    c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
+    if (c->long_yields > 16) {
+        c->long_yields = 0;
         c->busy_waits = DDL__BUSY_WAITS;
     }
 }

@@ -6,6 +6,8 @@
 #include "../group/group.h"
 
 enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
+#define DDL__ATTEND_NS (5 * DDL__NS_PER_MS)
+#define DDL__ABSENT_NS (500 * DDL__NS_PER_MS) /* longer between two looks: nobody waited, or the process was stopped */
 
 typedef enum ddl__request_state {
     DDL__REQUEST_FREE = 0,
@@ -37,7 +39,8 @@ struct ddl_request {
     ddl_status status;
     ddl_info info;
     char *why; /* the error's sentence; NULL: the status text has to do */
-    uint64_t wait_start_ns, next_report_ns;
+    uint64_t attended_ns, waited_ns; /* when somebody last asked for it; how long somebody has waited */
+    uint64_t next_report_ns;
     ddl_request *next; /* free list, or posted receives */
     void *op;          /* of the engine */
     void *kept;        /* a persistent request's own copy of its call */
@@ -196,6 +199,7 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
         ddl__error(r->context, status, "%s", r->why != NULL ? r->why : ddl_status_text(status));
     }
     if (r->persistent) {
+        r->waited_ns = r->next_report_ns = 0;
         r->state = DDL__REQUEST_IDLE;
         return status;
     }
@@ -209,9 +213,7 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 typedef struct ddl__waiting {
     ddl_request **requests;
     int32_t count;
-    int32_t need; /* this many more must be done; what is done at the start counts */
     int32_t at;   /* all before this one are done: a wait for all looks only ahead */
-    uint64_t start_ns;
 } ddl__waiting;
 
 static bool ddl__is_pending(const ddl_request *r) { return r != NULL && r->state == DDL__REQUEST_ACTIVE; }
@@ -256,13 +258,35 @@ static void ddl__report_stall(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__log(&c->base, DDL_LOG_WARN, "stalled for %.1f s: %s", (double)waited / 1e9, line);
 }
 
-static void ddl__request_tick(ddl_context *c, ddl_request *r, uint64_t waited, uint64_t now) {
-    r->ops->tick(c, r, waited);
-    int64_t stall_ms = r->group->stall_ms;
+/* The deadline passed: the request ends with a sentence that says for whom it waited. */
+static void ddl__request_expire(ddl_context *c, ddl_request *r) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    r->ops->explain(c, r, &text);
+    r->ops->abandon(c, r);
+    if (ddl__is_pending(r)) {
+        ddl__request_fail(r, DDL_ERR_TIMEOUT,
+                          "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
+                          "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
+                          line, (double)r->waited_ns / 1e9);
+    }
+}
+
+/* Somebody waits for the request, asks for it again and again, or a progress thread watches it: only that time counts
+ * for reports and deadlines, not the time in which nobody looks, or the program is stopped. */
+static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bool may_expire) {
+    uint64_t gap = now - DDL__MIN(r->attended_ns, now);
+    r->waited_ns += gap < DDL__ABSENT_NS ? gap : 0;
+    r->attended_ns = now;
+    r->ops->tick(c, r, r->waited_ns);
+    int64_t stall_ms = r->group->stall_ms, timeout_ms = r->group->timeout_ms;
     uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
-    if (ddl__is_pending(r) && stall_ms > 0 && waited >= stall && now >= r->next_report_ns) {
+    if (ddl__is_pending(r) && stall_ms > 0 && r->waited_ns >= stall && now >= r->next_report_ns) {
         r->next_report_ns = now + stall;
-        ddl__report_stall(c, r, waited);
+        ddl__report_stall(c, r, r->waited_ns);
+    }
+    if (ddl__is_pending(r) && may_expire && timeout_ms > 0 && r->waited_ns >= (uint64_t)timeout_ms * DDL__NS_PER_MS) {
+        ddl__request_expire(c, r);
     }
 }
 
@@ -270,27 +294,14 @@ static void ddl__wait_tick(ddl_context *c, void *arg, uint64_t now) {
     ddl__waiting *w = arg;
     for (int32_t i = w->at; i < w->count; i++) {
         if (ddl__is_pending(w->requests[i])) {
-            ddl__request_tick(c, w->requests[i], now - w->start_ns, now);
+            ddl__request_attend(c, w->requests[i], now, true);
         }
     }
 }
 
-/* The deadline passed: the requests that still run end with a sentence that says for whom they waited. */
-static void ddl__wait_expire(ddl_context *c, ddl__waiting *w) {
-    for (int32_t i = 0; i < w->count; i++) {
-        ddl_request *r = w->requests[i];
-        if (ddl__is_pending(r)) {
-            char line[DDL__SENTENCE_BYTES];
-            ddl__text text = {line, sizeof line, 0};
-            r->ops->explain(c, r, &text);
-            double waited = (double)(ddl__now_ns() - w->start_ns) / 1e9;
-            r->ops->abandon(c, r);
-            ddl__request_fail(r, DDL_ERR_TIMEOUT,
-                              "%s; the deadline of %.1f s passed. A rank that is slow, stopped or in "
-                              "other code is the usual cause; DDL_TIMEOUT_MS or ddl_group_set change the deadline",
-                              line, waited);
-        }
-    }
+/* What this rank is in, for the stall reports of others. */
+static const char *ddl__wait_name(const ddl_request *r) {
+    return r->op != NULL ? "ddl_wait for a collective" : r->is_recv ? "ddl_recv" : "ddl_send";
 }
 
 /* Waits for all, or for any one. The lock is held. */
@@ -299,23 +310,23 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
-    waiting.start_ns = ddl__now_ns();
-    int64_t timeout_ms = -1;
+    const char *doing = c->doing;
+    uint64_t start = ddl__now_ns();
     for (int32_t i = 0; i < count; i++) {
         if (ddl__is_pending(requests[i])) {
-            int64_t ms = requests[i]->group->timeout_ms;
-            timeout_ms = timeout_ms < 0 ? ms : DDL__MIN(timeout_ms, ms < 0 ? timeout_ms : ms);
+            requests[i]->attended_ns = start;
+            c->doing = c->doing != NULL ? c->doing : ddl__wait_name(requests[i]);
         }
     }
+    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
                    .expect = ddl__wait_expect,
                    .arg = &waiting,
-                   .deadline = ddl__deadline(waiting.start_ns, timeout_ms)};
-    if (!ddl__wait_for(c, &w)) {
-        ddl__wait_expire(c, &waiting);
-    }
-    c->stats.wait_ns += ddl__now_ns() - waiting.start_ns;
+                   .deadline = DDL__NEVER};
+    ddl__wait_for(c, &w);
+    c->doing = doing;
+    c->stats.wait_ns += ddl__now_ns() - start;
 }
 
 /* >>public */
@@ -410,6 +421,17 @@ DDL_API ddl_status ddl_wait(ddl_request **request, ddl_info *out_info) {
     return request == NULL ? DDL_ERR_ARG : ddl_wait_all(request, 1, out_info);
 }
 
+/* A loop of tests is a wait too: who is missing is asked for, and deadlines pass. Not for each call of a tight loop. */
+static void ddl__attend_all(ddl_context *c, ddl__waiting *w) {
+    uint64_t now = ddl__now_ns();
+    for (int32_t i = w->at; i < w->count; i++) {
+        ddl_request *r = w->requests[i];
+        if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
+            ddl__request_attend(c, r, now, true);
+        }
+    }
+}
+
 DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info *out_infos) {
     ddl_context *c;
     DDL__TRY(ddl__enter_requests(requests, count, "ddl_test_all", &c));
@@ -422,6 +444,7 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
         ddl__poll(c, ddl__wait_expect(c, &w));
         ddl__look(c, ddl__now_ns());
     }
+    ddl__attend_all(c, &w);
     ddl_status status = DDL_IN_PROGRESS;
     if (ddl__all_done(c, &w)) {
         status = ddl__report_all(c, requests, count, out_infos);
