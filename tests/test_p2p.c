@@ -637,3 +637,82 @@ static void strided_shorter(ddl_group *w, void *arg) {
 }
 
 TEST(a_shorter_message_into_a_strided_tensor) { world_threads(2, strided_shorter, NULL); }
+
+/* ---- no memory ---- */
+
+static _Atomic size_t largest; /* what was asked for */
+
+static void *take(void *user, size_t bytes) {
+    (void)user;
+    largest = bytes > largest ? bytes : largest;
+    return bytes > UINT32_MAX ? NULL : malloc(bytes);
+}
+
+static void give(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+/* More than 4 GiB to oneself are asked for whole: the allocator that refuses them sees how many. */
+static void self_beyond_4_gib(ddl_group *w, void *arg) {
+    (void)arg;
+    size_t bytes = ((size_t)4 << 30) + 12345;
+    void *at = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+        SKIP("no address space for 4 GiB");
+    }
+    largest = 0;
+    FAILS(ddl_send(w, world_bytes(at, bytes), 0, 0), DDL_ERR_NOMEM, "4294979641 bytes to this rank itself");
+    CHECK(largest > bytes);
+    munmap(at, bytes);
+}
+
+TEST(more_than_four_gibibytes_to_oneself) {
+    ddl_config config = {.allocator = {take, give, NULL}};
+    world_config = &config;
+    world_threads(1, self_beyond_4_gib, NULL);
+    world_config = NULL;
+}
+
+/* ---- probes and deaths ---- */
+
+/* A death is told once to who looks for a message of any rank; when nobody is left, always. */
+static void probe_deaths(ddl_group *w, void *arg) {
+    _Atomic int *told = arg;
+    ddl_info info;
+    int32_t value = 7;
+    OK(ddl_barrier(w));
+    if (ddl_rank(w) == 1) {
+        _exit(0);
+    }
+    if (ddl_rank(w) == 2) {
+        while (*told == 0) {
+            usleep(1000);
+        }
+        OK(ddl_send(w, DDL_VIEW(&value, 1), 0, 5));
+        while (*told == 1) {
+            usleep(1000);
+        }
+        _exit(0);
+    }
+    FAILS(ddl_probe(w, DDL_ANY_SOURCE, 5, &info), DDL_ERR_PEER, "rank 1");
+    CHECK_EQ((int)ddl_iprobe(w, DDL_ANY_SOURCE, 5, &info), (int)DDL_IN_PROGRESS);
+    *told = 1;
+    OK(ddl_probe(w, DDL_ANY_SOURCE, 5, &info));
+    CHECK_EQ(info.source, 2);
+    OK(ddl_recv(w, DDL_VIEW(&value, 1), DDL_ANY_SOURCE, 5, NULL));
+    *told = 2;
+    ddl_status status = DDL_IN_PROGRESS;
+    for (double end = test_now_s() + 5 * test_slow(); status == DDL_IN_PROGRESS && test_now_s() < end;) {
+        status = ddl_iprobe(w, DDL_ANY_SOURCE, 5, &info);
+    }
+    CHECK_EQ((int)status, (int)DDL_ERR_PEER);
+    for (int i = 0; i < 2; i++) {
+        FAILS(ddl_probe(w, DDL_ANY_SOURCE, 5, &info), DDL_ERR_PEER, "all others");
+    }
+}
+
+TEST(probes_of_any_rank_are_told_of_deaths) {
+    _Atomic int *told = ranks_shared(sizeof *told);
+    world_fork(3, probe_deaths, (void *)told, 30);
+}
