@@ -67,12 +67,24 @@ def two_files_of_a_program_include_it():
             good("./prog", cwd=folder)
 
 
+CPP_PROGRAM = '''#include "ddl.h"
+int main() {
+    float a[5] = {};
+    const long long b[3] = {};
+    bool c = true;
+    ddl_tensor t = ddl_array(a), u = ddl_array(b), v = ddl_view(&c, 1);
+    bool good = t.dtype == DDL_F32 && t.shape[0] == 5 && t.data == a && u.dtype == DDL_I64 && v.dtype == DDL_BOOL;
+    return ddl_status_name(DDL_OK)[0] != 'D' || !good;
+}
+'''
+
+
 @test
 def a_cpp_program_uses_the_c_implementation():
     for cc, cpp in (("gcc", "g++"), ("clang", "clang++")):
         with scratch() as folder:
             write(folder, ddl_c=IMPLEMENTATION, two_cpp="")
-            open(f"{folder}/a.cpp", "w").write('#include "ddl.h"\nint main() { return ddl_status_name(DDL_OK)[0] != \'D\'; }\n')
+            open(f"{folder}/a.cpp", "w").write(CPP_PROGRAM)
             compile_c(folder, "ddl", cc)
             good(cpp, "-std=c++17", WARNINGS, f"-I{ROOT}", "-o prog a.cpp ddl.o", LIBS, cwd=folder)
             good("./prog", cwd=folder)
