@@ -35,7 +35,8 @@ def make_test(name):
     def run():
         target = ready(name)
         check(target.corpus.is_dir() and any(target.corpus.iterdir()), f"corpus/{name} is empty: nothing to start from")
-        old = sh(target.program, "-runs=0 -timeout=10", target.corpus, timeout=120)
+        target.failed.mkdir(parents=True, exist_ok=True)
+        old = sh(target.program, target.options(), "-runs=0", target.corpus, timeout=120)
         check(old.returncode == 0, f"what was found once is back:\n{old.stdout[-3000:]}")
         before = target.counts()[0]
         trouble = target.piece(SECONDS, -1)

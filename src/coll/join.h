@@ -402,12 +402,12 @@ static void ddl__context_close(ddl_context *c) {
         c->endpoints[i].table->close(c->endpoints[i].self);
     }
     c->endpoint_count = 0;
+    ddl__requests_free(c); /* before the groups: persistent ones hold plans of theirs */
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
             ddl__group_bury(g);
         }
     }
-    ddl__requests_free(c);
     for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
