@@ -277,7 +277,9 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
         ddl__step_receive(c, op, i);
         return;
     case DDL__COPY:
-        memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
+        if (s->bytes > 0) { /* a barrier has no memory at all */
+            memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
+        }
         break;
     case DDL__REDUCE: {
         char *dst = ddl__dst(op, s), *src = ddl__src(op, s);
