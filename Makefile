@@ -12,9 +12,10 @@ BASE = -std=c11 $(WARN) -I. $(CFLAGS) $(CPPFLAGS)
 LIBS = -lpthread -ldl -lm
 
 # What the tests and benchmarks use, all from Debian or Ubuntu.
-DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables \
-       openmpi-bin libopenmpi-dev mpich libgloo-dev libfabric-dev \
-       qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils
+DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
+       openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev libfabric-dev \
+       qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
+       python3-torch
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
@@ -80,7 +81,7 @@ $B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h
 	    set -x; $(CC) $(BASE) -fPIC -shared -fvisibility=hidden -o $@ plugins/$*/*.c $$flags $(LIBS); \
 	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
 
-demo: $B/ddlrun $B/train_gpt
+demo: $B/ddlrun $B/train_gpt $B/libddl-shm.so
 	$B/ddlrun -n 2 --no-prefix $B/train_gpt --fresh
 
 test:

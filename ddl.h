@@ -51,7 +51,8 @@
  *     DDL_PLUGIN_DIR       implementation file only   a folder, as a string, where plugins are looked for last
  *
  * >>environment
- * Read once by ddl_init. A member of ddl_config that is set wins over its variable. Empty counts as unset.
+ * Read once by ddl_init. A member of ddl_config that is set wins over its variable. Empty counts as unset. A DDL_
+ * variable that nobody reads is warned of.
  *
  *     variable             default   meaning
  *     DDL_LOG              warn      what to log: none, warn, info or debug
@@ -108,10 +109,12 @@
  *
  * Failure. No call exits, aborts, prints (but the log), installs a signal handler or changes the environment. Every
  * wait ends: by success, by its deadline, by a death, by ddl_abort. A wrong argument changes nothing. Ranks that make
- * different calls all get DDL_ERR_MISMATCH, with both calls spelled out and buffers untouched. A rank that died is
- * named by DDL_ERR_PEER on every rank of its groups, all with the same first cause. A collective that fails breaks its
- * group: later ones return the same, until ddl_group_shrink makes a group of those who are left. Groups without the
- * dead rank go on. What a failed operation has written to its output is not defined, except after a mismatch.
+ * different calls all get DDL_ERR_MISMATCH, with both calls spelled out and buffers untouched; a rank whose own part had
+ * already ended (a root that has sent all, a rank of an all_to_allv whose own lengths are right) learns of it at its
+ * next call on the group. A rank that died is named by DDL_ERR_PEER on every rank of its groups, all with the same first
+ * cause. A collective that fails breaks its group: later ones return the same, until ddl_group_shrink makes a group of
+ * those who are left. Groups without the dead rank go on. What a failed operation has written to its output is not
+ * defined, except after a mismatch.
  *
  * Numerics. All ranks get the same bits. The same group, data, counts and algorithm give the same bits on every run;
  * auto chooses by measured figures, so pin it with DDL_ALGO or DDL_TUNE_CACHE, or set deterministic: then the result is
@@ -484,8 +487,10 @@ DDL_API int32_t ddl_feature(const char *name);
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
- * wait for them, and are freed: none may be used after this. Groups that the caller created remain to be freed.
- * [one thread] */
+ * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
+ * after this (a copy of the context, the world, a group, a request) gives DDL_ERR_STATE and a sentence. That holds for
+ * the last 16 contexts of a process; with an allocator of the program's own only until its last group is freed, for
+ * then all memory is given back. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -493,24 +498,35 @@ DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
 /* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
 DDL_API ddl_group *ddl_world(ddl_context *context);
 /* The sentence of the calling thread's last error in this context, of any thread's when it had none; "" when there was
- * none at all. Valid until the thread's next error; of more than 16 threads, the last 16 errors are kept.
- * [any thread] */
+ * none at all. Valid until the thread's next error; of more than 16 threads, the last 16 errors are kept. A call that
+ * is given no context, group or request (NULL for it, a list without one; ddl_part, ddl_tensor_from_dlpack) has nowhere
+ * to keep a sentence: its status says all, and ddl_error tells of an earlier error. [any thread] */
 DDL_API const char *ddl_error(const ddl_context *context);
-/* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
+/* Writes the last collectives, 256 of each group, one line each, oldest first; returns the bytes it needed.
+ * [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 
+/* What went over one transport. Collectives that it runs by itself are no messages. */
+typedef struct ddl_transport_stats {
+    const char *name; /* "tcp"; valid until ddl_finalize. NULL: there is no such transport */
+    uint64_t messages_sent, messages_received;
+    uint64_t bytes_sent, bytes_received;
+    uint64_t peers; /* ranks that are reached by it */
+} ddl_transport_stats;
+#define DDL_STATS_TRANSPORTS 8
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
-    uint64_t wait_ns;           /* time inside blocking waits */
+    uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
     uint64_t memory_bytes;      /* held by this context now, tensors of ddl_tensor_alloc excluded */
     uint64_t memory_peak_bytes; /* the most it ever held */
     uint64_t peers_connected;
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+    ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
@@ -525,10 +541,11 @@ DDL_API const char *ddl_group_name(const ddl_group *group);
 DDL_API ddl_context *ddl_group_context(const ddl_group *group);
 
 /* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
- * involved. name may be NULL. Blocks. Threads may make groups of one parent at once: those of equal lists need names
- * that differ, else they cannot be told apart. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
- * DDL_ERR_MISMATCH (lists of one name differ, found after a second when their lowest rank is the same; else and without
- * an answer DDL_ERR_TIMEOUT). Free with ddl_group_free. [any thread] */
+ * involved. name may be NULL; 63 bytes of it are kept, control characters become '?'. Blocks. Threads may make groups
+ * of one parent at once: those of equal lists need names that differ in what is kept, else they cannot be told apart.
+ * Errors: DDL_ERR_ARG (not a member, a rank twice, out of range), DDL_ERR_MISMATCH (lists of one name differ, found
+ * after a second when their lowest rank is the same; else and without an answer DDL_ERR_TIMEOUT). Free with
+ * ddl_group_free. [any thread] */
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group);
 /* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
@@ -553,13 +570,13 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 
 /* A member that is zero is left as it is. */
 typedef struct ddl_group_options {
-    int64_t timeout_ms;    /* -1: none */
-    int64_t stall_ms;      /* -1: never */
+    int64_t timeout_ms;    /* to 366 days; -1: none */
+    int64_t stall_ms;      /* to 366 days; -1: never */
     const char *algorithm; /* "ring", "auto"; or by operation: "all_reduce=ring,broadcast=tree" */
     int32_t deterministic; /* 1 on, -1 off */
 } ddl_group_options;
 /* Sets options of this rank's handle; algorithm and deterministic must be set alike on all ranks.
- * Errors: DDL_ERR_ARG for an unknown algorithm. [any thread] */
+ * Errors: DDL_ERR_ARG for an unknown algorithm or a number out of range; then nothing is set. [any thread] */
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
 
 /* >>request
@@ -608,7 +625,7 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info);
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
 DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
-/* Sends and receives at once; cannot deadlock on itself. [any thread] */
+/* Sends and receives at once; cannot deadlock on itself. The tensors must not overlap. [any thread] */
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
                                  int32_t source, int32_t recv_tag, ddl_info *out_info);
 /* Waits for a message that could be received; out_info->count is in bytes. The message stays. From DDL_ANY_SOURCE:
@@ -639,7 +656,8 @@ DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t ro
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root);
 /* in (count) of all -> out (count) of all. In place. */
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
-/* The same for many tensors, of any types, as one operation; in place. */
+/* The same for many tensors, of any types, as one operation; in place. They must not overlap; all ranks pass the same
+ * types and counts in the same order. */
 DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op);
 /* One number of each rank in, the reduced number out. */
 DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op);
@@ -669,7 +687,9 @@ DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor o
                                    const int64_t *offsets);
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op);
-/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. */
+/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. Only the two ranks
+ * can see that these differ: one whose own parts had already ended has its DDL_OK and its output, and learns of it at
+ * its next call on the group. */
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets);
@@ -807,6 +827,7 @@ extern "C" {
 /* Sending: the core owns a ddl_message until the transport says sent(). A transport may chain messages through next and
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
+#define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
     const void *payload;
@@ -851,22 +872,31 @@ typedef struct ddl_host {
      * Secrets are never given to a plugin. NULL when the program has none. Non-blocking: see docs/plugins.md. */
     ddl_status (*prove)(const struct ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
                         size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer);
-    /* Passes file descriptors to a rank on the same host and takes those that were passed (shared memory, devices),
-     * over a socket whose other end proved that it is of this job. */
+    /* Passes a file descriptor (shared memory, devices) to a rank on the same host, over a unix socket whose other end
+     * proved that it is of this job; fd -1 passes the tag alone. The descriptor is duplicated before the call returns.
+     * DDL_OK: it is on its way. DDL_ERR_UNSUPPORTED: peer is on another host, or unix sockets cannot be used. */
     ddl_status (*send_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int fd);
+    /* Takes what peer passed with that tag; the descriptor (-1: the tag came alone) is the caller's to close.
+     * DDL_IN_PROGRESS: it has not come; DDL_ERR_UNSUPPORTED: none can come, as in send_fd. */
     ddl_status (*take_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
 
     /* For streams: checks a header and says how long its payload is. When the whole payload has come already, deliver
      * it where it lies; else land it. Returns DDL_ERR_CORRUPT like deliver. [in progress] */
     ddl_status (*measure)(const struct ddl_host *host, int32_t peer, const uint8_t *header,
                           uint64_t *out_payload_bytes);
+
+    /* For transports without connections, whose messages must each show where they come from: 32 bytes that follow
+     * from the data, the job and its secret, so that only members can make them. DDL_ERR_UNSUPPORTED: no secret. */
+    ddl_status (*derive)(const struct ddl_host *host, const void *data, size_t bytes, uint8_t out[32]);
 } ddl_host;
 
 /* >>transport */
 enum {
     DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
     DDL_TRANSPORT_ORDERED = 1u << 1,   /* messages to one peer arrive in order; needed today */
-    DDL_TRANSPORT_ON_REQUEST = 1u << 2 /* used only when DDL_TRANSPORTS names it: for tests and simulations */
+    DDL_TRANSPORT_ON_REQUEST = 1u << 2, /* used only when DDL_TRANSPORTS names it: for tests and simulations */
+    DDL_TRANSPORT_CHEAP_PROGRESS = 1u << 3, /* progress makes no system call: the core looks here first and often */
+    DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
 typedef struct ddl_transport_params {
@@ -880,6 +910,8 @@ typedef struct ddl_transport_params {
     const char *port_range;        /* or NULL */
     const char *master_host;       /* bind to the interface that leads there; NULL: any not loopback */
     int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
+    int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
+    const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -888,24 +920,27 @@ typedef struct ddl_memory_key {
     uint8_t bytes[56];
 } ddl_memory_key;
 
-/* A set of ranks that the transport can serve as a whole, by load and store (see native below). */
-typedef struct ddl_native_params {
+/* A collective that a transport runs by itself, by load and store, for a set of ranks (native_open). Buffers are
+ * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor. */
+typedef struct ddl_native_call {
     uint32_t size;
-    int32_t kind; /* ddl_kind */
-    int32_t dtype, op, root;
-    int32_t rank, group_size;
-    const int32_t *ranks; /* world ranks of the group, in group order */
-    uint64_t group, epoch, sequence, signature;
+    int32_t kind; /* ddl_kind, none of the v-forms */
+    int32_t root; /* rank in the set; 0 where there is none */
+    int32_t element_bytes;
+    uint64_t sequence;  /* of calls on this set: 1, 2, ..., the same on all its ranks */
+    uint64_t signature; /* equal on all ranks when they call the same */
     const void *in;
     void *out;
-    int64_t count;
-    int64_t timeout_ns;
-} ddl_native_params;
+    uint64_t bytes;
+    /* dst = (srcs[0] op srcs[1]) op ..., on bytes bytes; dst may be one of srcs. NULL for kinds that do not reduce. */
+    void (*reduce)(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes);
+    void *reduce_arg;
+} ddl_native_call;
 
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    uint64_t max_payload_bytes; /* of one message; at most 1 MiB is used */
+    uint64_t max_payload_bytes; /* of one message; at least DDL_MESSAGE_PAYLOAD_BYTES, and no more is used */
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
     ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);
@@ -921,7 +956,7 @@ typedef struct ddl_transport {
      * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
-     * Returns how many events there were, negative on a failure of the whole transport. */
+     * Returns how many events there were, negative on a failure of the whole transport: all its links are lost. */
     int32_t (*progress)(void *self, int32_t expect);
     /* Prepares to sleep: DDL_OK when *out_fd turns readable on the next event; DDL_IN_PROGRESS when there is something
      * to do at once. */
@@ -936,7 +971,8 @@ typedef struct ddl_transport {
     ddl_status (*wait)(void *self, int64_t timeout_ns, const int *fds, int32_t fd_count);
     uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
     ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
-    /* Registered memory. put completes (transferred) when the peer's memory holds the data. */
+    /* memory_alloc gives memory that peers reach without a copy, for ddl_tensor_alloc; an error: ordinary memory is
+     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. */
     ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
     void (*memory_free)(void *self, void *memory);
     ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);
@@ -945,20 +981,36 @@ typedef struct ddl_transport {
                       uint64_t offset, uint64_t bytes, void *cookie);
     ddl_status (*put)(void *self, int32_t peer, const void *local, void *local_handle, const ddl_memory_key *key,
                       uint64_t offset, uint64_t bytes, void *cookie);
-    /* Native collectives: native_open says whether this set of ranks can be served (DDL_ERR_UNSUPPORTED: plans are
-     * used); native_start begins one operation, native_test is DDL_IN_PROGRESS until it is done; the mismatch check
-     * (params.signature) and death of a rank (peer_dead) must end it with the right status. */
-    ddl_status (*native_open)(void *self, const int32_t *ranks, int32_t rank, int32_t count, void **out_set);
+    /* Native collectives. native_open says whether this set of world ranks can be served (DDL_ERR_UNSUPPORTED: plans
+     * are used); the core then makes sure that all of them agree. rank is this rank's place in ranks. */
+    ddl_status (*native_open)(void *self, uint64_t group, const int32_t *ranks, int32_t count, int32_t rank,
+                              void **out_set);
+    /* Ends a set whose operations have ended or were cancelled. */
     void (*native_close)(void *self, void *set);
-    ddl_status (*native_start)(void *self, void *set, const ddl_native_params *params, void **out_op);
-    ddl_status (*native_test)(void *self, void *set, void *op);
+    /* About how long one takes; 0: not served, plans are used. The same on all ranks of the set. */
+    uint64_t (*native_cost_ns)(void *self, void *set, int32_t kind, uint64_t bytes);
+    /* Begins the next operation of a set; never blocks. *call is copied. Operations of a set end in order. */
+    ddl_status (*native_start)(void *self, void *set, const ddl_native_call *call, void **out_op);
+    /* Looks at an operation up to `looks` times, without giving the core away: DDL_OK when it has ended and is gone,
+     * DDL_IN_PROGRESS while it waits for rank *out_rank of the set (-1: for several), or DDL_ERR_MISMATCH when that
+     * rank has begun it with another signature; then nothing was written to out, and it waits for native_cancel. */
+    ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
+    /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
+     * touched any more, by no rank. The set serves no further operation. */
+    void (*native_cancel)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
      * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there
-     * is no memory for it, the link is to be dropped, though not before this call has returned. Without them a failed
-     * operation cannot end before its messages have. */
+     * is no memory for it, the link is to be dropped, though not before this call has returned. Without recall the core
+     * hands out copies; without redirect all lands in memory of the core's and is copied from there. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
+    /* Asked for each peer at the start, after add_peer for all, until it is not DDL_IN_PROGRESS: for what has to be set
+     * up together, such as memory that is shared. An error: the peer is reached another way. Both sides of a pair must
+     * come to the same answer. */
+    ddl_status (*ready)(void *self, int32_t peer);
+    /* For people, in ddl-info: in what way data goes to a peer at present, a few words that stay where they are. */
+    const char *(*describe)(void *self, int32_t peer);
 } ddl_transport;
 
 /* >>device
@@ -1321,6 +1373,7 @@ static inline int ddl__op_valid(ddl_op op, ddl_dtype dtype) {
 typedef enum ddl__cpu {
     DDL__CPU_PORTABLE, /* 16-byte vectors in the compiler's generic dialect: SSE2, NEON, VSX or plain scalars */
     DDL__CPU_AVX2,     /* 32-byte vectors, and F16C for f16 */
+    DDL__CPU_AVX512,   /* 64-byte vectors for f32, f64 and bf16; the rest as AVX2, since it gains nothing */
     DDL__CPU_LEVELS
 } ddl__cpu;
 
@@ -1336,7 +1389,10 @@ typedef enum ddl__cpu {
 static inline ddl__cpu ddl__cpu_level(void) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports(DDL__F16C_NAME)) {
-        return DDL__CPU_AVX2;
+        /* BF16 is asked for because bf16 needs it, and because earlier processors lower their clock for 64 bytes. */
+        int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+        return wide ? DDL__CPU_AVX512 : DDL__CPU_AVX2;
     }
 #endif
     return DDL__CPU_PORTABLE;
@@ -1350,15 +1406,17 @@ static inline ddl__cpu ddl__cpu_level(void) {
  * the library has to be fast under the flags of its user. The same macro text serves every width, down to a vector of
  * one element for the end of a buffer, so that all elements of all paths get the same bits by construction.
  *
- * For each element type E there are E_v16 (16 bytes wide), E_v32 and E_v1 (one element), the unsigned vectors of the
- * same shape E_u16, E_u32, E_u1, and E_element. All of them may lie at any address and alias anything. */
+ * For each element type E there are E_v16 (16 bytes wide), E_v32, E_v64 and E_v1 (one element), the unsigned vectors of
+ * the same shape E_u16, E_u32, E_u64, E_u1, and E_element. All of them may lie at any address and alias anything. */
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define DDL__AVX2 __attribute__((target("avx2,f16c")))
-/* Last in each function with 32-byte vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
+#define DDL__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+/* Last in each function with wide vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
  * program runs slower on some processors. */
 #define DDL__LEAVE_avx2 _mm256_zeroupper()
+#define DDL__LEAVE_avx512 _mm256_zeroupper()
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -1370,9 +1428,11 @@ static inline ddl__cpu ddl__cpu_level(void) {
     typedef type E##_v1 DDL__VECTOR(sizeof(type));                                                                     \
     typedef type E##_v16 DDL__VECTOR(16);                                                                              \
     typedef type E##_v32 DDL__VECTOR(32);                                                                              \
+    typedef type E##_v64 DDL__VECTOR(64);                                                                              \
     typedef unsigned_type E##_u1 DDL__VECTOR(sizeof(type));                                                            \
     typedef unsigned_type E##_u16 DDL__VECTOR(16);                                                                     \
-    typedef unsigned_type E##_u32 DDL__VECTOR(32);
+    typedef unsigned_type E##_u32 DDL__VECTOR(32);                                                                     \
+    typedef unsigned_type E##_u64 DDL__VECTOR(64);
 
 DDL__DEFINE_VECTORS(ddl__i8, int8_t, int8_t, uint8_t)
 DDL__DEFINE_VECTORS(ddl__u8, uint8_t, uint8_t, uint8_t)
@@ -1393,8 +1453,26 @@ typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
 /* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
  *
  * Every NaN result becomes the quiet NaN with all bits set, in every float type: which payload an addition keeps
- * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or". */
-#define DDL__CANONICAL_NAN(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+ * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or"; AVX-512
+ * compares into a mask, which compilers turn back into a vector before they "or", so there it is spelled out. */
+#define DDL__CANONICAL_NAN(E, W, r) DDL__CANONICAL_NAN_##W(E, r)
+#define DDL__CANONICAL_NAN_OR(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+#define DDL__CANONICAL_NAN_1(E, r) DDL__CANONICAL_NAN_OR(E, 1, r)
+#define DDL__CANONICAL_NAN_16(E, r) DDL__CANONICAL_NAN_OR(E, 16, r)
+#define DDL__CANONICAL_NAN_32(E, r) DDL__CANONICAL_NAN_OR(E, 32, r)
+#if defined(__x86_64__)
+#define DDL__CANONICAL_NAN_64(E, r) ((r) = E##_canonical_v64(r))
+DDL__AVX512 static inline __attribute__((always_inline)) ddl__f32_v64 ddl__f32_canonical_v64(ddl__f32_v64 r) {
+    __m512i ones = _mm512_set1_epi32(-1);
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)r, (__m512)r, _CMP_UNORD_Q);
+    return (ddl__f32_v64)_mm512_mask_mov_epi32((__m512i)r, nan, ones);
+}
+DDL__AVX512 static inline __attribute__((always_inline)) ddl__f64_v64 ddl__f64_canonical_v64(ddl__f64_v64 r) {
+    __m512i ones = _mm512_set1_epi64(-1);
+    __mmask8 nan = _mm512_cmp_pd_mask((__m512d)r, (__m512d)r, _CMP_UNORD_Q);
+    return (ddl__f64_v64)_mm512_mask_mov_epi64((__m512i)r, nan, ones);
+}
+#endif
 
 /* f = the f16 in the low 16 bits of each word of h. Subnormals become normal by a subtraction that has no subnormal
  * operand, so that flush-to-zero modes do not change the result. After F. Giesen, half_to_float_fast4. */
@@ -1551,6 +1629,25 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__CANONICAL_NAN(ddl__f32, 32, low);                                                                         \
         (r) = (ddl__f16_v16)_mm256_cvtps_ph((__m256)(low), 0);                                                         \
     } while (0)
+
+/* AVX512-BF16 rounds 32 values at once, but takes subnormals for zero and keeps a part of a NaN's payload. Vectors that
+ * hold such a value, which are rare, are rounded by the bits. The instruction puts the low halves before the high
+ * ones; the permutation makes them pairs again. */
+#define DDL__NAN_OR_SUBNORMAL 0xa1
+#define DDL__BF16_PAIRS                                                                                                \
+    (ddl__f32_u64){0x00100000, 0x00110001, 0x00120002, 0x00130003, 0x00140004, 0x00150005, 0x00160006, 0x00170007,     \
+                   0x00180008, 0x00190009, 0x001a000a, 0x001b000b, 0x001c000c, 0x001d000d, 0x001e000e, 0x001f000f}
+#define DDL__BF16_512_CLOSE(W, r, low, high)                                                                           \
+    do {                                                                                                               \
+        __mmask16 low_odd_ = _mm512_fpclass_ps_mask((__m512)(low), DDL__NAN_OR_SUBNORMAL);                             \
+        __mmask16 high_odd_ = _mm512_fpclass_ps_mask((__m512)(high), DDL__NAN_OR_SUBNORMAL);                           \
+        if (__builtin_expect((low_odd_ | high_odd_) != 0, 0)) {                                                        \
+            DDL__BF16_CLOSE(W, r, low, high);                                                                          \
+        } else {                                                                                                       \
+            __m512i both_ = (__m512i)_mm512_cvtne2ps_pbh((__m512)(high), (__m512)(low));                               \
+            (r) = (ddl__bf16_v64)_mm512_permutexvar_epi16((__m512i)DDL__BF16_PAIRS, both_);                            \
+        }                                                                                                              \
+    } while (0)
 #endif
 
 /* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest
@@ -1695,6 +1792,8 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
 #define DDL__BF16_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__BF16_512_APPLY(DO, E, W, r, x, y)                                                                         \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_512_CLOSE)
 #define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 
@@ -1713,6 +1812,10 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         memcpy((p), &one_, sizeof(one_));                                                                              \
     } while (0)
 
+/* The first bytes of a vector, as the variable `rest` says; the others are zero and stay as they are in memory. */
+#define DDL__LOAD_REST(E, W, x, p) ((x) = (E##_v##W)_mm512_maskz_loadu_epi8(rest, (p)))
+#define DDL__STORE_REST(E, W, p, x) _mm512_mask_storeu_epi8((p), rest, (__m512i)(x))
+
 /* Both operands are loaded before the store, which makes dst == a and dst == b safe. */
 #define DDL__STEP(WHAT, APPLY, DO, E, W, at)                                                                           \
     do {                                                                                                               \
@@ -1723,9 +1826,21 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         DDL__STORE_##WHAT(E, W, d + (at), r);                                                                          \
     } while (0)
 
+/* What is less than a vector: single elements by the same text in vectors of width TAIL (a lone half is the low one of
+ * a word whose other half is zero), or where there are masks a part of a vector. */
+#define DDL__REST_portable(E, W, TAIL, APPLY, DO)                                                                      \
+    for (; i < bytes; i += sizeof(E##_element)) {                                                                      \
+        DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                     \
+    }
+#define DDL__REST_avx2 DDL__REST_portable
+#define DDL__REST_avx512(E, W, TAIL, APPLY, DO)                                                                        \
+    if (i < bytes) {                                                                                                   \
+        __mmask64 rest = ((uint64_t)1 << (bytes - i)) - 1;                                                             \
+        DDL__STEP(REST, APPLY, DO, E, W, i);                                                                           \
+    }
+
 /* The one loop of all kernels: four vectors at a time (enough to keep loads and stores busy; more only adds code), then
- * one, then single elements by the same text in vectors of width TAIL. A lone half is the low one of a
- * word whose other half is zero. */
+ * one, then the rest. */
 #define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
     target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
         char *d = dst;                                                                                                 \
@@ -1740,9 +1855,7 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         for (; bytes - i >= (W); i += (W)) {                                                                           \
             DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
         }                                                                                                              \
-        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
-            DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                 \
-        }                                                                                                              \
+        DDL__REST_##L(E, W, TAIL, APPLY, DO)                                                                           \
         DDL__LEAVE_##L;                                                                                                \
     }
 
@@ -1751,47 +1864,6 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__DEFINE_KERNEL(prod, L, target, E, W, TAIL, APPLY, DDL__DO_PROD)                                               \
     DDL__DEFINE_KERNEL(min, L, target, E, W, TAIL, APPLY, DDL__DO_FMIN)                                                \
     DDL__DEFINE_KERNEL(max, L, target, E, W, TAIL, APPLY, DDL__DO_FMAX)
-
-/* All of n buffers at once, for halves: the partial results stay f32 in registers and are rounded once. dst may be any
- * of srcs, since a vector of each is read before the result is written. */
-typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, size_t count);
-
-#define DDL__MANY_STEP(WHAT, F, PARTS, OPEN, CLOSE, DO, E, W, at)                                                      \
-    do {                                                                                                               \
-        E##_v##W x;                                                                                                    \
-        ddl__f32_v##F low, xl, sl;                                                                                     \
-        PARTS(ddl__f32_v##F high, xh, sh;)                                                                             \
-        DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[0] + (at));                                                       \
-        OPEN(W, low, high, x);                                                                                         \
-        for (int k = 1; k < n; k++) {                                                                                  \
-            DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[k] + (at));                                                   \
-            OPEN(W, xl, xh, x);                                                                                        \
-            DO(ddl__f32, F, sl, low, xl);                                                                              \
-            PARTS(DO(ddl__f32, F, sh, high, xh);)                                                                      \
-            low = sl;                                                                                                  \
-            PARTS(high = sh;)                                                                                          \
-        }                                                                                                              \
-        CLOSE(W, x, low, high);                                                                                        \
-        DDL__STORE_##WHAT(E, W, (char *)dst + (at), x);                                                                \
-    } while (0)
-
-#define DDL__DEFINE_MANY(name, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DO)                                \
-    target static void E##_many_##name##_##L(void *dst, const void *const *srcs, int n, size_t count) {                \
-        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
-        for (; bytes - i >= (W); i += (W)) {                                                                           \
-            DDL__MANY_STEP(VECTOR, F, PARTS, OPEN, CLOSE, DO, E, W, i);                                                \
-        }                                                                                                              \
-        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
-            DDL__MANY_STEP(ELEMENT, FTAIL, PARTS, OPEN, CLOSE, DO, E, TAIL, i);                                        \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-    }
-
-#define DDL__MANY_KERNELS(L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE)                                         \
-    DDL__DEFINE_MANY(sum, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_SUM)                            \
-    DDL__DEFINE_MANY(prod, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_PROD)                          \
-    DDL__DEFINE_MANY(min, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMIN)                           \
-    DDL__DEFINE_MANY(max, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMAX)
 
 #define DDL__KERNEL(L, target, E, W, name, DO) DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
 
@@ -1816,7 +1888,6 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
-    DDL__MANY_KERNELS(L, target, ddl__bf16, W, W, 1, 1, DDL__BOTH_PARTS, DDL__BF16_OPEN, DDL__BF16_CLOSE)              \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
@@ -1825,12 +1896,12 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
 
 DDL__LEVEL_KERNELS(portable, , 16)
 DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_APPLY)
-DDL__MANY_KERNELS(portable, , ddl__f16, 16, 16, DDL__F16_TAIL, DDL__F16_TAIL, DDL__BOTH_PARTS, DDL__F16_OPEN,
-                  DDL__F16_CLOSE)
 #if defined(__x86_64__)
 DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
 DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 16, DDL__F16C_APPLY)
-DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 32, 16, 32, DDL__ONE_PART, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__f32, 64, , DDL__DIRECT_FLOAT)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__f64, 64, , DDL__DIRECT_FLOAT)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__bf16, 64, , DDL__BF16_512_APPLY)
 #endif
 
 /* >>dtype/pairs */
@@ -1880,7 +1951,7 @@ DDL__PAIR_KERNELS(i32_i32, int32_t, uint32_t, int32_t, DDL__NO_NAN)
 DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
 
 /* >>dtype/reduce */
-/* dtype/reduce: what the rooms above call: find a kernel, reduce many buffers at once, scale, average.
+/* dtype/reduce: what the rooms above call: find a kernel, scale, average.
  * Must not know: ranks, groups, messages. Every function here is pure: no state, any thread. */
 
 #define DDL__FLOAT_ROW(E, L)                                                                                           \
@@ -1898,11 +1969,12 @@ DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
      [DDL_LXOR] = ddl__u8_lxor_##L}
 #define DDL__PAIR_ROW(name)                                                                                            \
     {[DDL_MIN_INDEX] = ddl__##name##_min_index, [DDL_MAX_INDEX] = ddl__##name##_max_index}
-#define DDL__LEVEL_TABLE(L)                                                                                            \
+/* F: the level of f32, f64 and bf16, L: that of the others. */
+#define DDL__LEVEL_TABLE(F, L)                                                                                         \
     {[DDL_F16] = DDL__FLOAT_ROW(ddl__f16, L),                                                                          \
-     [DDL_BF16] = DDL__FLOAT_ROW(ddl__bf16, L),                                                                        \
-     [DDL_F32] = DDL__FLOAT_ROW(ddl__f32, L),                                                                          \
-     [DDL_F64] = DDL__FLOAT_ROW(ddl__f64, L),                                                                          \
+     [DDL_BF16] = DDL__FLOAT_ROW(ddl__bf16, F),                                                                        \
+     [DDL_F32] = DDL__FLOAT_ROW(ddl__f32, F),                                                                          \
+     [DDL_F64] = DDL__FLOAT_ROW(ddl__f64, F),                                                                          \
      [DDL_I8] = DDL__INTEGER_ROW(ddl__u8, ddl__i8, L),                                                                 \
      [DDL_U8] = DDL__INTEGER_ROW(ddl__u8, ddl__u8, L),                                                                 \
      [DDL_I32] = DDL__INTEGER_ROW(ddl__u32, ddl__i32, L),                                                              \
@@ -1919,9 +1991,10 @@ DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
  * kernel of SUM: the division comes once, at the end (ddl__average). A level this machine lacks must not be run. */
 static inline ddl__reduce_fn ddl__reduce_kernel_at(ddl__cpu level, ddl_dtype dtype, ddl_op op) {
     static const ddl__reduce_fn table[][DDL__DTYPES][DDL__OPS] = {
-        [DDL__CPU_PORTABLE] = DDL__LEVEL_TABLE(portable),
+        [DDL__CPU_PORTABLE] = DDL__LEVEL_TABLE(portable, portable),
 #if defined(__x86_64__)
-        [DDL__CPU_AVX2] = DDL__LEVEL_TABLE(avx2),
+        [DDL__CPU_AVX2] = DDL__LEVEL_TABLE(avx2, avx2),
+        [DDL__CPU_AVX512] = DDL__LEVEL_TABLE(avx512, avx2),
 #endif
     };
     if (!ddl__dtype_known(dtype) || op <= DDL_OP_NONE || op >= DDL__OPS ||
@@ -1946,65 +2019,8 @@ static inline ddl__reduce_fn ddl__divide_kernel_at(ddl__cpu level, ddl_dtype dty
     return dtype == DDL_F32 ? ddl__f32_div_portable : ddl__f64_div_portable;
 }
 
-#define DDL__MANY_ROW(E, L)                                                                                            \
-    {[DDL_SUM] = E##_many_sum_##L, [DDL_PROD] = E##_many_prod_##L, [DDL_MIN] = E##_many_min_##L,                       \
-     [DDL_MAX] = E##_many_max_##L, [DDL_AVG] = E##_many_sum_##L}
-
-/* The kernel that reduces any number of f16 or bf16 buffers. */
-static inline ddl__reduce_many_fn ddl__reduce_many_kernel_at(ddl__cpu level, ddl_dtype half, ddl_op op) {
-    static const ddl__reduce_many_fn table[][2][DDL_AVG + 1] = {
-        [DDL__CPU_PORTABLE] = {DDL__MANY_ROW(ddl__f16, portable), DDL__MANY_ROW(ddl__bf16, portable)},
-#if defined(__x86_64__)
-        [DDL__CPU_AVX2] = {DDL__MANY_ROW(ddl__f16, avx2), DDL__MANY_ROW(ddl__bf16, avx2)},
-#endif
-    };
-    if (!ddl__dtype_is_half(half) || !ddl__op_valid(op, half) || (size_t)level >= sizeof(table) / sizeof(table[0])) {
-        return NULL;
-    }
-    return table[level][half == DDL_BF16][op];
-}
-
 /* Work is cut into pieces whose temporaries stay in the first-level cache, on the stack. */
 enum { DDL__BLOCK_BYTES = 4096, DDL__BLOCK_F32 = DDL__BLOCK_BYTES / 4, DDL__BLOCK_F64 = DDL__BLOCK_BYTES / 8 };
-
-/* One block. The last source is read by the kernel that writes dst, so dst may be any of them. */
-static inline void ddl__reduce_block(char *dst, const void *const *srcs, int n, size_t at, size_t count,
-                                     ddl__reduce_fn kernel) {
-    char sum[DDL__BLOCK_BYTES] __attribute__((aligned(64)));
-    const char *left = (const char *)srcs[0] + at;
-    for (int k = 1; k < n - 1; k++) {
-        kernel(sum, left, (const char *)srcs[k] + at, count);
-        left = sum;
-    }
-    kernel(dst + at, left, (const char *)srcs[n - 1] + at, count);
-}
-
-/* dst = ((srcs[0] op srcs[1]) op srcs[2]) ..., in this order whatever the processor. f16 and bf16 are accumulated in
- * f32 over all n and rounded once. dst may be one of srcs. One source is copied as it is; none, or an op that is not
- * defined for the type, does nothing. */
-static inline void ddl__reduce_n(void *dst, const void *const *srcs, int n, size_t count, ddl_dtype dtype, ddl_op op) {
-    ddl__reduce_fn kernel = ddl__reduce_kernel(dtype, op);
-    size_t size = ddl__dtype_bytes(dtype);
-    if (kernel == NULL || n < 1 || count == 0) {
-        return;
-    }
-    if (n == 1) {
-        memmove(dst, srcs[0], count * size);
-        return;
-    }
-    if (n == 2) {
-        kernel(dst, srcs[0], srcs[1], count);
-        return;
-    }
-    if (ddl__dtype_is_half(dtype)) {
-        ddl__reduce_many_kernel_at(ddl__cpu_level(), dtype, op)(dst, srcs, n, count);
-        return;
-    }
-    size_t step = DDL__BLOCK_BYTES / size;
-    for (size_t i = 0; i < count; i += step) {
-        ddl__reduce_block(dst, srcs, n, i * size, count - i < step ? count - i : step, kernel);
-    }
-}
 
 /* One block: dst = src kernel factors, where kernel multiplies or divides; halves through f32. */
 static inline void ddl__apply_block(char *dst, const char *src, size_t count, ddl_dtype dtype, const void *factors,
@@ -2137,13 +2153,17 @@ typedef enum ddl__step_kind {
     DDL__RECV = 2,        /* peer -> dst */
     DDL__RECV_REDUCE = 3, /* dst = src op what peer sent (DDL__THEIRS_FIRST: what peer sent op src) */
     DDL__COPY = 4,        /* dst = src */
-    DDL__REDUCE = 5       /* dst = src op dst (DDL__DST_FIRST: dst op src) */
+    DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
+    DDL__NATIVE = 6       /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
 typedef enum ddl__space { DDL__IN = 0, DDL__OUT = 1, DDL__TMP = 2 } ddl__space;
 
-enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1 };
+/* DDL__AT_ONCE: a send that does not wait for the fence. */
+enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
+
+#define DDL__EAGER_BYTES 65536 /* to a rank that may not have called yet */
 
 typedef struct ddl__step {
     uint8_t kind, flags, src_space, dst_space;
@@ -2168,6 +2188,7 @@ typedef struct ddl__plan_args {
     int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
+    double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
@@ -2180,7 +2201,8 @@ typedef struct ddl__plan_args {
  * - the rooted kinds and the scans, not fenced: it comes after a message from each rank that this rank ever receives
  *   from. The message that a receive itself waits for counts.
  * A plan that is not fenced sends so little that each send may count on ending before its receiver looks at it; a
- * fenced plan also ends when a send does not end before its receive has been let go. */
+ * fenced plan also ends when a send does not end before its receive has been let go, and sends at most
+ * DDL__EAGER_BYTES to a rank that it has not heard of. */
 typedef struct ddl__plan {
     const char *algorithm;
     ddl__step *steps;
@@ -2531,6 +2553,9 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
     }
     uint32_t index = p->step_count++;
     p->steps[index] = step;
+    if (step.kind == DDL__NATIVE) {
+        return index; /* see ddl__plan_native */
+    }
     if (step.kind != DDL__RECV) {
         ddl__plan_touch(p, index, step.src_space, step.src, step.bytes, false);
     }
@@ -2595,6 +2620,25 @@ static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place
                                         .bytes = span.bytes});
 }
 
+/* A collective of the ranks of this host, by a transport. bytes are those of the smaller tensor, as in ddl_native_call;
+ * it reads all of `from` and writes all of `to`. */
+static uint32_t ddl__plan_native(ddl__planner *p, ddl_kind kind, int32_t root, ddl__place src, ddl__span from,
+                                 ddl__place dst, ddl__span to) {
+    uint32_t step = ddl__plan_add(p, (ddl__step){.kind = DDL__NATIVE,
+                                                 .peer = root,
+                                                 .slot = (uint32_t)kind,
+                                                 .src_space = (uint8_t)src.space,
+                                                 .dst_space = (uint8_t)dst.space,
+                                                 .src = from.at + src.base,
+                                                 .dst = to.at + dst.base,
+                                                 .bytes = DDL__MIN(from.bytes, to.bytes)});
+    if (step != DDL__NO_STEP) {
+        ddl__plan_touch(p, step, (uint8_t)src.space, from.at + src.base, from.bytes, false);
+        ddl__plan_touch(p, step, (uint8_t)dst.space, to.at + dst.base, to.bytes, true);
+    }
+    return step;
+}
+
 /* Source and target may overlap, as with memmove. */
 static uint32_t ddl__plan_copy(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span) {
     return ddl__plan_local(p, DDL__COPY, src, dst, span, 0);
@@ -2618,6 +2662,13 @@ static uint32_t ddl__plan_slots(ddl__planner *p, uint32_t count) {
     uint32_t first = p->next_slot;
     p->next_slot += count;
     return first;
+}
+
+/* What is sent before this rank knows that the receiver has called: see DDL__EAGER_BYTES. */
+static void ddl__plan_at_once(ddl__planner *p, uint32_t send) {
+    if (send != DDL__NO_STEP) {
+        p->steps[send].flags = DDL__AT_ONCE;
+    }
 }
 
 /* A step that does nothing and ends after all receives up to now: then this rank has heard of everybody it hears of. */
@@ -2651,13 +2702,31 @@ static void ddl__plan_fence(ddl__planner *p) {
     p->fenced = true;
 }
 
+/* The fence of what comes from one root: signals up a binomial tree, n - 1 in all. When the root has heard of everybody
+ * it begins; its data brings the others word of everybody. */
+static void ddl__plan_fence_up(ddl__planner *p) {
+    int32_t size = p->args->size, root = p->args->root, v = (p->args->rank - root + size) % size, parent = v & (v - 1);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span signal = {0, 0};
+    for (int64_t bit = 1; bit < size - v && (v & bit) == 0; bit *= 2) {
+        ddl__plan_recv(p, (int32_t)((v + bit + root) % size), slot, ddl__out, signal);
+    }
+    uint32_t heard = p->step_count > 0 ? ddl__plan_join(p) : DDL__NO_STEP;
+    if (v > 0) {
+        ddl__plan_after(p, ddl__plan_send(p, (parent + root) % size, slot, ddl__in, signal), heard);
+    } else {
+        p->gate = heard;
+    }
+    p->fenced = true;
+}
+
 /* Steps that wait for nothing wait for the fence; then waits are counted. */
 static void ddl__plan_count_waits(ddl__planner *p) {
     for (uint32_t i = 0; i < p->edge_count; i++) {
         p->steps[p->edges[i].after].waits++;
     }
     for (uint32_t i = p->gate == DDL__NO_STEP ? p->step_count : p->gate + 1; i < p->step_count; i++) {
-        if (p->steps[i].waits == 0) {
+        if (p->steps[i].waits == 0 && p->steps[i].flags != DDL__AT_ONCE) {
             ddl__plan_after(p, i, p->gate);
             p->steps[i].waits = 1;
         }
@@ -2727,6 +2796,7 @@ typedef struct ddl__terms {
     double crossing; /* how much slower a byte is when all ranks of a host send to others at once */
     double chunk;
     double turns; /* ranks per core */
+    double native;
 } ddl__terms;
 
 static int32_t ddl__host_count(const ddl__plan_args *args) {
@@ -2790,6 +2860,7 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
     t->turns = turns;
+    t->native = args->native_s;
 }
 
 /* What an algorithm can do, and what it needs. */
@@ -3051,26 +3122,43 @@ static double ddl__cost_barrier_tree(const ddl__terms *t) { return 2 * t->rounds
 
 /* broadcast */
 
+/* What the root of two ranks sends while the other one's signal is on its way. Its first message is word of everybody,
+ * so the other may write at once. Returns what remains. */
+static ddl__span ddl__broadcast_head(ddl__planner *p, const ddl__tree *tree, ddl__span whole) {
+    ddl__span head = {0, DDL__MIN(whole.bytes, DDL__EAGER_BYTES)};
+    uint32_t slot = ddl__plan_slots(p, 1);
+    if (tree->parent >= 0) {
+        ddl__plan_recv(p, tree->parent, slot, ddl__out, head);
+    } else {
+        ddl__plan_at_once(p, ddl__plan_send(p, tree->child[0], slot, ddl__in, head));
+    }
+    return (ddl__span){head.bytes, whole.bytes - head.bytes};
+}
+
 /* Whole or in chunks: a rank gives its first child the second chunk while that child passes on the first. */
 static void ddl__algo_broadcast_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
-    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
-}
-
-/* ceil(log2 n) (alpha + M beta): the root sends everything to each of its children. */
-static double ddl__cost_broadcast_tree(const ddl__terms *t) {
-    return t->rounds * (t->latency + t->bytes * t->byte);
-}
-
-/* Pipelined along a line of ranks: the best for large data, the worst for small. */
-static void ddl__algo_broadcast_chain(ddl__planner *p, const ddl__plan_args *args) {
-    ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
-    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
+    ddl__span rest = ddl__whole(args);
+    if (p->fenced && args->size == 2) {
+        rest = ddl__broadcast_head(p, &tree, rest);
+    }
+    if (rest.at == 0 || rest.bytes > 0) {
+        ddl__plan_tree_broadcast(p, args, &tree, rest);
+    }
 }
 
 static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
     double chunks = bytes / t->chunk;
     return chunks < 1 ? 1 : chunks;
+}
+
+/* ceil(log2 n) (alpha + M beta): the root sends everything to each of its children. */
+static double ddl__cost_broadcast_tree(const ddl__terms *t) { return t->rounds * (t->latency + t->bytes * t->byte); }
+
+/* Pipelined along a line of ranks: the best for large data, the worst for small. */
+static void ddl__algo_broadcast_chain(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
+    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
 }
 
 /* k chunks: the last one has to wait for k - 1 others at the root, then passes n - 1 links. */
@@ -3245,6 +3333,12 @@ static void ddl__ring_all_gather(ddl__planner *p, const ddl__ring *ring, const d
     }
 }
 
+/* Reduce-scatter and all-gather of what stands in OUT, for rings of a hierarchy, which are fenced. */
+static void ddl__ring_all_reduce(ddl__planner *p, const ddl__ring *ring, const ddl__cut *piece) {
+    ddl__ring_reduce_scatter(p, ring, piece, (ddl__flow){ddl__out, ddl__out, ddl__out, 0});
+    ddl__ring_all_gather(p, ring, piece, ddl__out, ddl__out);
+}
+
 /* all_reduce. Without a fence, partial results stay in scratch: only the last message of a part's round trip brings
  * word of every rank. */
 static void ddl__algo_all_reduce_ring(ddl__planner *p, const ddl__plan_args *args) {
@@ -3408,8 +3502,7 @@ static void ddl__algo_all_reduce_hierarchy(ddl__planner *p, const ddl__plan_args
     ddl__cut largest = {args, false, ddl__cut_part(&cut, 0), across.size};
     ddl__ring_reduce_scatter(p, &inside, &cut, (ddl__flow){ddl__in, ddl__out, ddl__out, 0});
     uint32_t slot = p->next_slot;
-    ddl__ring_reduce_scatter(p, &across, &piece, (ddl__flow){ddl__out, ddl__out, ddl__out, 0});
-    ddl__ring_all_gather(p, &across, &piece, ddl__out, ddl__out);
+    ddl__ring_all_reduce(p, &across, &piece);
     p->next_slot = slot + 2 * ddl__cut_chunks(&largest) * (uint32_t)across.size;
     ddl__ring_all_gather(p, &inside, &cut, ddl__out, ddl__out);
 }
@@ -4337,6 +4430,56 @@ static void ddl__algo_scatter_tree(ddl__planner *p, const ddl__plan_args *args) 
     }
 }
 
+/* >>algo/native */
+/* algo/native: plans that leave the ranks of one host to a transport which reaches them all by load and store. Within
+ * one host that is the whole plan; across hosts it is the inner level of the hierarchy. The transport reduces in the
+ * order of ranks, keeps "buffers untouched" by comparing signatures before it writes, and never lets a rank end while
+ * another may touch its memory. */
+
+static bool ddl__can_native(const ddl__plan_args *args) { return args->native_s > 0 && ddl__host_count(args) == 1; }
+
+/* The one step has no other to be ordered against: what it touches does not matter. */
+static void ddl__algo_native(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__span block = {0, args->count * args->element_bytes};
+    ddl__plan_native(p, args->kind, args->root, ddl__in, block, args->kind == DDL_BROADCAST ? ddl__in : ddl__out,
+                     block);
+}
+
+static double ddl__cost_native(const ddl__terms *t) { return t->native; }
+
+/* >>algo-native-hierarchy: all_reduce across hosts: native reduce-scatter, the ring of the ranks that have the same
+ * part, native all-gather (BlueConnect, see ring.h). What is left when the ranks of a host cannot share elements evenly
+ * is reduced natively on each of them and goes round the same ring: all bits stay equal, as all rings are alike. */
+static bool ddl__can_native_hierarchy(const ddl__plan_args *args) {
+    return args->native_s > 0 && ddl__can_hierarchy(args);
+}
+
+static void ddl__algo_all_reduce_native_hierarchy(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
+    int64_t block = args->count / inside.size * args->element_bytes;
+    ddl__span even = {0, block * inside.size}, mine = {block * inside.index, block};
+    ddl__span rest = {even.bytes, ddl__whole(args).bytes - even.bytes};
+    uint32_t native = DDL__NO_STEP;
+    if (block > 0) {
+        native = ddl__plan_native(p, DDL_REDUCE_SCATTER, 0, ddl__in, even, ddl__out, mine);
+        ddl__ring_all_reduce(p, &across, &(ddl__cut){args, false, mine, across.size});
+    }
+    if (rest.bytes > 0) { /* one after the other, as operations of a set are */
+        ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_REDUCE, 0, ddl__in, rest, ddl__out, rest), native);
+        native = p->step_count - 1;
+        ddl__ring_all_reduce(p, &across, &(ddl__cut){args, false, rest, across.size});
+    }
+    if (block > 0) {
+        ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_GATHER, 0, ddl__out, mine, ddl__out, even), native);
+    }
+}
+
+/* Inside as measured of the transport, between hosts as in the hierarchy of rings. */
+static double ddl__cost_native_hierarchy(const ddl__terms *t) {
+    double h = t->hosts;
+    return 2 * t->native + 2 * (h - 1) * t->latency + (h - 1) / h * t->bytes * (2 * t->byte + t->reduce / t->per_host);
+}
+
 /* >>algo/table */
 /* algo/table: all algorithms, by kind and name, and how a plan is made by one of them. */
 
@@ -4370,6 +4513,8 @@ static const ddl__algo ddl__algos[] = {
      ddl__cost_all_reduce_double_tree, ddl__peer_twice},
     {"hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
      ddl__cost_all_reduce_hierarchy, ddl__peer_twice},
+    {"native_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_native_hierarchy,
+     ddl__algo_all_reduce_native_hierarchy, ddl__cost_native_hierarchy, ddl__peer_twice},
     {"direct", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_direct, ddl__cost_all_reduce_direct,
      ddl__peer_parts},
     {"all_gather", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_gather, ddl__cost_all_reduce_gather,
@@ -4410,6 +4555,18 @@ static const ddl__algo ddl__algos[] = {
     {"recursive_doubling", DDL_EXSCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_exscan_doubling, ddl__cost_scan_doubling,
      ddl__peer_twice},
     {"chain", DDL_EXSCAN, DDL__RANK_ORDER, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"native", DDL_BARRIER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_BROADCAST, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_REDUCE, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_ALL_REDUCE, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_GATHER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_SCATTER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_ALL_GATHER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_REDUCE_SCATTER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native,
+     ddl__peer_nothing},
+    {"native", DDL_ALL_TO_ALL, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_SCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
@@ -4477,6 +4634,14 @@ static bool ddl__plan_is_empty(const ddl__plan_args *args) {
     }
 }
 
+static void ddl__plan_begin(ddl__planner *p, const ddl__plan_args *args) {
+    if (args->kind == DDL_BROADCAST) {
+        ddl__plan_fence_up(p);
+    } else {
+        ddl__plan_fence(p);
+    }
+}
+
 /* Writes the plan of one rank. Errors: DDL_ERR_NOMEM. Free with ddl__plan_free. */
 static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const ddl__plan_args *args, ddl__plan *out) {
     ddl__planner planner;
@@ -4486,7 +4651,7 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
     } else {
         bool empty = ddl__plan_is_empty(args);
         if (empty || args->fence || ddl__algo_fences(algo, args)) {
-            ddl__plan_fence(&planner);
+            ddl__plan_begin(&planner, args);
         }
         if (!empty) {
             algo->plan(&planner, args);
@@ -4502,7 +4667,6 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
  * choose alike without asking, so nothing here may look at what only this rank knows: its rank, whether its buffers
  * are in place, its lengths of an all_to_allv. */
 
-#define DDL__EAGER_BYTES 65536
 #define DDL__CHUNK_BYTES (256 * 1024)
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
@@ -4569,6 +4733,10 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     common.in_place = false;
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
+    if (forced == NULL && args->native_s > 0) {
+        const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
+        forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
+    }
     if (forced != NULL && ddl__algo_can(forced, &common, tuning->deterministic)) {
         ddl__tune_chunks(tuning, &common, forced, &best);
     }
@@ -4670,6 +4838,39 @@ static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__se
     }
     *tuning = parsed;
     return DDL_OK;
+}
+
+/* >>tune-cache: DDL_TUNE_CACHE. A line is the shape's key and four figures: latency and seconds per byte, inside a host
+ * and between hosts. */
+
+/* What a measurement can come to: outside, a figure is damage, and would make the model's numbers overflow. */
+#define DDL__FIGURE_MIN 1e-12
+#define DDL__FIGURE_MAX 1e7
+
+/* Returns the line's bytes. */
+static size_t ddl__model_write(char *out, size_t cap, uint64_t key, const double figures[4]) {
+    ddl__text line = {out, cap, 0};
+    ddl__text_add(&line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)key, figures[0], figures[1], figures[2],
+                  figures[3]);
+    return line.used;
+}
+
+/* False: it is no such line, or its figures are none. */
+static bool ddl__model_parse(const char *line, uint64_t *out_key, double figures[4]) {
+    size_t digits = strspn(line, "0123456789abcdef");
+    if (digits == 0 || digits > 16 || line[digits] != ' ') { /* strtoull takes 0x as well */
+        return false;
+    }
+    char *at;
+    *out_key = strtoull(line, &at, 16);
+    for (int i = 0; i < 4; i++) {
+        const char *from = at;
+        figures[i] = *from == ' ' ? strtod(from, &at) : 0;
+        if (at == from || !(figures[i] >= DDL__FIGURE_MIN && figures[i] <= DDL__FIGURE_MAX)) { /* a NaN is not */
+            return false;
+        }
+    }
+    return *at == '\n' || *at == 0;
 }
 
 /* >>wire/crc32c */
@@ -4864,12 +5065,11 @@ typedef struct ddl__frame {
 
 /* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
 static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
-    ddl__store_le32(out, DDL__FRAME_MAGIC);
-    ddl__store_le32(out + 4, DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16);
-    ddl__store_le32(out + 8, f->bytes);
-    ddl__store_le32(out + 12, f->source);
-    ddl__store_le32(out + 16, f->group);
-    ddl__store_le32(out + 20, f->epoch);
+    /* In words of 8 bytes, as it is read for the checksum and sent on: what was written in halves is not forwarded. */
+    uint32_t kind = DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16;
+    ddl__store_le64(out, DDL__FRAME_MAGIC | (uint64_t)kind << 32);
+    ddl__store_le64(out + 8, f->bytes | (uint64_t)f->source << 32);
+    ddl__store_le64(out + 16, f->group | (uint64_t)f->epoch << 32);
     ddl__store_le64(out + 24, f->sequence);
     ddl__store_le64(out + 32, f->signature);
     ddl__store_le32(out + 40, f->payload_crc);
@@ -5600,27 +5800,54 @@ static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
     return (ssize_t)used;
 }
 
-/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
-static int32_t ddl__quota_of(const char *folder) {
-    char path[4300], text[64];
-    long long quota = -1, period = -1;
-    snprintf(path, sizeof path, "%s/cpu.max", folder);
-    if (ddl__read_text(path, text, sizeof text) > 0) {
-        (void)sscanf(text, "%lld %lld", &quota, &period);
-    } else { /* version 1 */
-        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &quota);
-        }
-        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &period);
-        }
+/* What /proc/PID/stat tells: `pid (name) state parent ...`. The name may contain anything, parentheses too. */
+typedef struct ddl__process {
+    const char *name; /* in the text */
+    char state;       /* Z, X: it is dead, its parent only has not asked */
+    long parent;
+    uint64_t start; /* field 22: when it began, in ticks since the boot */
+} ddl__process;
+
+/* False: the text is cut or is something else. Ends the name with a 0 inside the text. */
+static bool ddl__process_parse(char *text, ddl__process *out) {
+    char *name = strchr(text, '('), *end = strrchr(text, ')');
+    if (name == NULL || end == NULL || end < name || end[1] != ' ' || end[2] == 0) {
+        return false;
     }
+    *end = 0;
+    out->name = name + 1;
+    out->state = end[2];
+    const char *at = strchr(end + 2, ' ');
+    out->parent = at != NULL ? strtol(at, NULL, 10) : 0;
+    for (int field = 4; at != NULL && field < 22; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    out->start = at != NULL ? strtoull(at, NULL, 10) : 0;
+    return at != NULL;
+}
+
+/* A quota as cores, rounded up; INT32_MAX when it is none: `max`, or -1. */
+static int32_t ddl__quota_parse(const char *quota_text, const char *period_text) {
+    long long quota = strtoll(quota_text, NULL, 10), period = strtoll(period_text, NULL, 10);
     if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
         return INT32_MAX;
     }
     return (int32_t)((quota - 1) / period + 1);
+}
+
+/* The quota of one control group: `100000 100000` in cpu.max, two files in version 1. */
+static int32_t ddl__quota_of(const char *folder) {
+    char path[4300], quota[64], period[64];
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (ddl__read_text(path, quota, sizeof quota) > 0) {
+        return ddl__quota_parse(quota, quota + strcspn(quota, " "));
+    }
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+    if (ddl__read_text(path, quota, sizeof quota) < 0) {
+        return INT32_MAX;
+    }
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+    return ddl__read_text(path, period, sizeof period) < 0 ? INT32_MAX : ddl__quota_parse(quota, period);
 }
 
 /* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.
@@ -5822,6 +6049,13 @@ static ddl_status ddl__env_int(const char *name, int64_t min, int64_t max, int64
                      name, text, (long long)min, (long long)max);
 }
 
+#define DDL__MS_MAX (1000ll * 3600 * 24 * 366) /* a year: deadlines never overflow */
+
+/* 1 to max; and -1, where none is possible. */
+static bool ddl__in_range(int64_t value, bool none, int64_t max) {
+    return value <= max && (value > 0 || (value == -1 && none));
+}
+
 /* A number that the config gives (not 0), else the environment, else *out as it is. none: -1 is allowed. */
 static ddl_status ddl__pick_int(int64_t given, const char *member, const char *name, bool none, int64_t max,
                                 int64_t *out, ddl__sentence *why) {
@@ -5831,14 +6065,14 @@ static ddl_status ddl__pick_int(int64_t given, const char *member, const char *n
         if (text == NULL) {
             return DDL_OK;
         }
-        if (!ddl__parse_int(text, -1, max, &value) || value == 0 || (value < 0 && !none)) {
+        if (!ddl__parse_int(text, -1, max, &value) || !ddl__in_range(value, none, max)) {
             return ddl__fail(
                 why, DDL_ERR_CONFIG,
                 "ddl_init: %s is \"%.60s\", which is not a whole number from 1 to %lld%s. Correct or unset it", name,
                 text, (long long)max, none ? ", or -1 for none" : "");
         }
     }
-    if (value > max || value < -1 || (value < 0 && !none)) {
+    if (!ddl__in_range(value, none, max)) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %lld; 1 to %lld%s is possible, 0 takes %s",
                          member, (long long)value, (long long)max, none ? " or -1 for none" : "", name);
     }
@@ -6012,22 +6246,16 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
 static long ddl__ancestor(const char *program) {
     long pid = (long)getppid();
     for (int depth = 0; depth < 64 && pid > 1; depth++) {
-        char path[64], text[512];
-        snprintf(path, sizeof path, "/proc/%ld/stat", pid); /* pid (program) state parent ... */
-        if (ddl__read_text(path, text, sizeof text) <= 0) {
+        char path[64], text[1024];
+        ddl__process process;
+        snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+        if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
             return 0;
         }
-        char *open = strchr(text, '('), *close = strrchr(text, ')');
-        if (open == NULL || close == NULL) {
-            return 0;
-        }
-        *close = 0;
-        if (strcmp(open + 1, program) == 0) {
+        if (strcmp(process.name, program) == 0) {
             return pid;
         }
-        if (sscanf(close + 1, " %*c %ld", &pid) != 1) {
-            return 0;
-        }
+        pid = process.parent;
     }
     return 0;
 }
@@ -6337,6 +6565,79 @@ static ddl_status ddl__secret_find(ddl__base *base, const ddl_config *config, dd
     return text != NULL ? ddl__secret_set(base, "DDL_SECRET", text, strlen(text), out, why) : DDL_OK;
 }
 
+/* >>settings/unknown */
+/* unknown: DDL_ variables that nobody reads, and which one may have been meant. A misspelt setting that is silently
+ * ignored costs an afternoon. Values are not looked at: one may be a secret. */
+
+enum { DDL__NAME_MAX = 64 };
+
+/* Insertions, deletions and changes of a letter that lead from one name to the other (Levenshtein, by rows). */
+static int32_t ddl__name_distance(const char *a, size_t a_length, const char *b) {
+    int32_t row[DDL__NAME_MAX + 1];
+    size_t b_length = strlen(b);
+    if (a_length > DDL__NAME_MAX || b_length > DDL__NAME_MAX) {
+        return DDL__NAME_MAX;
+    }
+    for (size_t j = 0; j <= b_length; j++) {
+        row[j] = (int32_t)j;
+    }
+    for (size_t i = 0; i < a_length; i++) {
+        int32_t corner = row[0];
+        row[0] = (int32_t)i + 1;
+        for (size_t j = 0; j < b_length; j++) {
+            int32_t changed = corner + (a[i] != b[j]), moved = DDL__MIN(row[j], row[j + 1]) + 1;
+            corner = row[j + 1];
+            row[j + 1] = DDL__MIN(changed, moved);
+        }
+    }
+    return row[b_length];
+}
+
+/* The setting that a name of that length is nearest to; NULL when none is near. */
+static const char *ddl__setting_near(const char *name, size_t length) {
+    const char *near_name = NULL;
+    int32_t least = (int32_t)(length - strlen("DDL_")) / 3 + 1; /* so many letters of it may be wrong */
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        int32_t distance = ddl__name_distance(name, length, ddl__setting_table[i].name);
+        if (distance < least || (near_name == NULL && distance == least)) {
+            least = distance;
+            near_name = ddl__setting_table[i].name;
+        }
+    }
+    return near_name;
+}
+
+/* A line of the environment, NAME=value, that names a setting, neither ours nor of a plugin of ddl's, its benchmarks
+ * or tests. Gives the length of the name, 0 for others. */
+static size_t ddl__setting_unknown(const char *line) {
+    static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_"};
+    size_t length = strcspn(line, "=");
+    if (strncmp(line, "DDL_", 4) != 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(others); i++) {
+        if (strncmp(line + 4, others[i], strlen(others[i])) == 0) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        if (strlen(ddl__setting_table[i].name) == length && strncmp(line, ddl__setting_table[i].name, length) == 0) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+static void ddl__setting_warn(const ddl__base *base, ddl_log_level level, const char *name, size_t length) {
+    const char *near_name = ddl__setting_near(name, length);
+    int shown = (int)DDL__MIN(length, (size_t)DDL__NAME_MAX);
+    if (near_name != NULL) {
+        ddl__log(base, level, "%.*s is no setting of ddl; did you mean %s?", shown, name, near_name);
+    } else {
+        ddl__log(base, level, "%.*s is no setting of ddl; ddl-info lists those that there are", shown, name);
+    }
+}
+
 /* >>settings */
 /* settings: ddl_config made whole with the environment, once, at the start of ddl_init. What comes after asks this
  * struct and not the environment. It must not open a socket, and it never changes the environment. */
@@ -6432,14 +6733,13 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
 }
 
 static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out, ddl__sentence *why) {
-    const int64_t year_ms = 1000ll * 3600 * 24 * 366; /* so that deadlines never overflow */
     out->timeout_ms = 300000;
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
-    DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, year_ms, &out->timeout_ms, why));
-    DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, year_ms,
+    DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
+    DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));
-    DDL__TRY(ddl__pick_int(c->stall_ms, "stall_ms", "DDL_STALL_MS", true, year_ms, &out->stall_ms, why));
+    DDL__TRY(ddl__pick_int(c->stall_ms, "stall_ms", "DDL_STALL_MS", true, DDL__MS_MAX, &out->stall_ms, why));
     DDL__TRY(
         ddl__pick_switch(c->progress_thread, "progress_thread", "DDL_PROGRESS_THREAD", &out->progress_thread, why));
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
@@ -6545,6 +6845,21 @@ static void ddl__text_clean(char *text) {
             *text = '?';
         }
     }
+}
+
+/* Whether the blobs of all ranks follow. */
+static bool ddl__record_is_table(const ddl__record *record, int32_t world, size_t blob_bytes) {
+    return record->kind == DDL__RECORD_TABLE && record->bytes == (uint64_t)world * blob_bytes;
+}
+
+/* A record FAILED becomes an error: text is what followed it, with room for a 0 behind. where: "node1:29500" */
+static ddl_status ddl__record_sentence(const ddl__record *record, char *text, size_t bytes, const char *where,
+                                       ddl__sentence *why) {
+    text[bytes] = 0;
+    ddl__text_clean(text);
+    return text[0] != 0 ? ddl__fail(why, record->status, "%s", text)
+                        : ddl__fail(why, record->status, "ddl_init: rank 0 at %s reported: %s", where,
+                                    ddl_status_text(record->status));
 }
 
 /* Adds "rank 3" or "ranks 3, 5-7" for the ranks whose state is below `least`; after 16 runs "and more". */
@@ -6726,17 +7041,20 @@ static long ddl__socket_uid(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (long)peer.uid : -1;
 }
 
-/* The inode and user of the socket that listens on a port, from a table of /proc/net: state 0A is listening. */
+/* A line of a table of /proc/net: whether its socket listens on the port (state 0A), and its inode and user. */
+static bool ddl__listener_parse(const char *line, int32_t port, unsigned long *out_inode, unsigned *out_uid) {
+    unsigned local, state;
+    return sscanf(line, " %*d: %*[0-9A-F]:%4x %*[0-9A-F]:%*4x %2x %*s %*s %*s %u %*d %lu", &local, &state, out_uid,
+                  out_inode) == 4 &&
+           state == 0x0a && local == (unsigned)port;
+}
+
 static bool ddl__find_listener(const char *path, int32_t port, unsigned long *out_inode, unsigned *out_uid) {
     FILE *file = fopen(path, "re");
     char line[512];
     bool found = false;
     while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
-        unsigned local, state;
-        if (sscanf(line, " %*d: %*[0-9A-F]:%x %*[0-9A-F]:%*x %x %*s %*s %*s %u %*d %lu", &local, &state, out_uid,
-                   out_inode) == 4) {
-            found = state == 0x0a && local == (unsigned)port;
-        }
+        found = ddl__listener_parse(line, port, out_inode, out_uid);
     }
     if (file != NULL) {
         fclose(file);
@@ -7557,7 +7875,7 @@ static ddl_status ddl__listen(ddl__server *server) {
         return ddl__listen_unix(server, &list);
     }
     DDL__TRY(ddl__listen_ports(server, &list));
-    ddl__log(server->base, DDL_LOG_INFO, "rank 0 listens at %s", server->where);
+    ddl__log(server->base, DDL_LOG_DEBUG, "rank 0 listens at %s", server->where);
     return DDL_OK;
 }
 
@@ -7667,13 +7985,10 @@ static ddl_status ddl__client_refused(ddl__client *c, ddl_status status, const c
 static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, uint64_t until_ns) {
     char text[DDL__SENTENCE_BYTES];
     size_t bytes = DDL__MIN((size_t)record->bytes, sizeof text - 1);
-    if (bytes == 0 || ddl__socket_all(c->fd, text, bytes, until_ns) != 1 || text[0] == 0) {
-        return ddl__fail(c->why, record->status, "ddl_init: rank 0 at %s reported: %s", c->where,
-                         ddl_status_text(record->status));
+    if (bytes > 0 && ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
+        bytes = 0;
     }
-    text[bytes] = 0;
-    ddl__text_clean(text);
-    return ddl__fail(c->why, record->status, "%s", text);
+    return ddl__record_sentence(record, text, bytes, c->where, c->why);
 }
 
 static ddl_status ddl__client_version(ddl__client *c, const ddl__auth *auth) {
@@ -7796,7 +8111,7 @@ static ddl_status ddl__client_trade(ddl__client *c) {
     if (answer.kind == DDL__RECORD_FAILED) {
         return ddl__client_failed(c, &answer, ddl__now_ns() + DDL__LEAVE_NS);
     }
-    if (answer.kind != DDL__RECORD_TABLE || answer.bytes != bytes) {
+    if (!ddl__record_is_table(&answer, c->settings->launch.world, c->blob_bytes)) {
         return ddl__fail(c->why, DDL_ERR_CORRUPT, "ddl_init: the answer of rank 0 at %s makes no sense", c->where);
     }
     if (ddl__socket_all(c->fd, c->table, bytes, ddl__now_ns() + DDL__DELIVER_NS) != 1) {
@@ -7959,7 +8274,7 @@ static ddl_status ddl__client_run(ddl__client *c) {
 #define DDL__FILE_NONCE 16
 #define DDL__FILE_MAC 32
 #define DDL__FILE_VERSION 1
-#define DDL__FILE_CLEAN_NS (1 * DDL__NS_PER_S) /* for the others to take their files away */
+#define DDL__FILE_LINGER_NS (1 * DDL__NS_PER_S) /* of rank 0, for the others to take their files away */
 
 enum ddl__file_state { DDL__FILE_RANK, DDL__FILE_OPEN, DDL__FILE_COMPLETE, DDL__FILE_FAILED };
 
@@ -8070,12 +8385,18 @@ static ddl_status ddl__file_write(ddl__file *f, const char *name, uint8_t *bytes
     return status;
 }
 
+/* Whether a file's bytes are whole and of this job's. */
+static bool ddl__file_genuine(const ddl__file *f, const char *name, const uint8_t *bytes, size_t count) {
+    uint8_t mac[DDL__FILE_MAC];
+    ddl__file_mac(f, name, bytes, count - DDL__FILE_MAC, mac);
+    return ddl__ct_equal(mac, bytes + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(bytes) == DDL__FILE_MAGIC;
+}
+
 /* Reads a file of exactly count bytes into out. False: not there, or not what it should be. Without a secret the owner
  * vouches for the content. */
 static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, size_t count) {
     int fd = openat(f->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     struct stat info;
-    uint8_t mac[DDL__FILE_MAC];
     if (fd < 0) {
         return false;
     }
@@ -8089,11 +8410,7 @@ static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, s
         }
     }
     close(fd);
-    if (have != count) {
-        return false;
-    }
-    ddl__file_mac(f, name, out, count - DDL__FILE_MAC, mac);
-    return ddl__ct_equal(mac, out + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(out) == DDL__FILE_MAGIC;
+    return have == count && ddl__file_genuine(f, name, out, count);
 }
 
 /* The head alone, not checked: to see whether the file is worth reading again. A table is long, and so is its MAC. */
@@ -8130,23 +8447,26 @@ static ddl_status ddl__file_put_table(ddl__file *f, uint16_t state) {
     return ddl__file_write(f, "table", f->table, f->table_bytes);
 }
 
-/* Rank 0: takes in the ranks whose file bears our nonce. Returns how many are here. A restarted rank
- * replaces itself. */
+/* Rank 0: takes in the blob of a rank whose file bears our nonce. False: it is of another run. */
+static bool ddl__file_admit(ddl__file *f, int32_t rank, const uint8_t *in) {
+    if (ddl__file_state(f, in) != DDL__FILE_RANK || memcmp(in + DDL__FILE_HEAD, f->nonce, DDL__FILE_NONCE) != 0) {
+        return false;
+    }
+    uint8_t *slot = ddl__file_slot(f, f->table, rank);
+    memcpy(slot, in + 24, DDL__FILE_NONCE);
+    memcpy(slot + DDL__FILE_NONCE, in + DDL__FILE_HEAD + DDL__FILE_NONCE, f->blob_bytes);
+    return true;
+}
+
+/* Rank 0: takes in all that have answered. Returns how many are here. A restarted rank replaces itself. */
 static int32_t ddl__file_collect(ddl__file *f) {
     char name[32];
     int32_t here = 1;
     for (int32_t r = 1; r < f->settings->launch.world; r++) {
         snprintf(name, sizeof name, "rank.%d", r);
-        uint8_t *in = f->scratch;
-        bool fresh = ddl__file_read(f, name, in, ddl__file_rank_bytes(f)) && ddl__file_state(f, in) == DDL__FILE_RANK &&
-                     memcmp(in + DDL__FILE_HEAD, f->nonce, DDL__FILE_NONCE) == 0;
+        bool fresh = ddl__file_read(f, name, f->scratch, ddl__file_rank_bytes(f)) && ddl__file_admit(f, r, f->scratch);
         f->ranks[r] = fresh ? DDL__RANK_HERE : DDL__RANK_AWAY;
-        if (fresh) {
-            uint8_t *slot = ddl__file_slot(f, f->table, r);
-            memcpy(slot, in + 24, DDL__FILE_NONCE);
-            memcpy(slot + DDL__FILE_NONCE, in + DDL__FILE_HEAD + DDL__FILE_NONCE, f->blob_bytes);
-            here++;
-        }
+        here += fresh;
     }
     return here;
 }
@@ -8176,15 +8496,19 @@ static uint64_t ddl__file_pause(uint64_t ms) {
     return DDL__MIN(ms * 2, 50u);
 }
 
-/* Rank 0 leaves an empty place, when the others have taken their files away in time. What stays harms nobody. */
-static void ddl__file_clean(ddl__file *f) {
-    uint64_t until = ddl__now_ns() + DDL__FILE_CLEAN_NS, pause = 1;
-    while (ddl__file_collect(f) > 1 && ddl__now_ns() < until) {
-        pause = ddl__file_pause(pause);
-        ddl__file_refresh(f);
+/* Whoever is last takes the table away, and the folder: a rank that has its own file there still wants to read. nonce
+ * is the table's: a new run may have put up its own. What stays when a rank dies here harms nobody. */
+static void ddl__file_clean(ddl__file *f, const uint8_t nonce[DDL__FILE_NONCE]) {
+    char name[32];
+    uint8_t head[DDL__FILE_HEAD];
+    struct stat info;
+    for (int32_t r = 1; r < f->settings->launch.world; r++) {
+        snprintf(name, sizeof name, "rank.%d", r);
+        if (fstatat(f->folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+            return;
+        }
     }
-    if (ddl__file_read(f, "table", f->scratch, f->table_bytes) &&
-        memcmp(f->scratch + 24, f->nonce, DDL__FILE_NONCE) == 0) {
+    if (ddl__file_peek(f, "table", head) && memcmp(head + 24, nonce, DDL__FILE_NONCE) == 0) {
         (void)unlinkat(f->folder, "table", 0);
     }
     int parent = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -8192,6 +8516,16 @@ static void ddl__file_clean(ddl__file *f) {
         (void)unlinkat(parent, f->name, AT_REMOVEDIR); /* refused while somebody's file is in it */
         close(parent);
     }
+}
+
+/* Rank 0 stays for a moment, so that as a rule the place is empty when it goes on. */
+static void ddl__file_linger(ddl__file *f) {
+    uint64_t until = ddl__now_ns() + DDL__FILE_LINGER_NS, pause = 1;
+    while (ddl__file_collect(f) > 1 && ddl__now_ns() < until) {
+        pause = ddl__file_pause(pause);
+        ddl__file_refresh(f);
+    }
+    ddl__file_clean(f, f->nonce);
 }
 
 static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
@@ -8214,7 +8548,7 @@ static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
     for (int32_t r = 1; r < world; r++) {
         memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
     }
-    ddl__file_clean(f);
+    ddl__file_linger(f);
     return DDL_OK;
 }
 
@@ -8243,13 +8577,12 @@ static ddl_status ddl__file_answer(ddl__file *f, const char *name, const uint8_t
 }
 
 /* The table that was read into f->table concerns this run when our nonce is in our place. DDL_IN_PROGRESS: not yet. */
-static ddl_status ddl__file_take(ddl__file *f, const char *name, uint8_t *blobs) {
+static ddl_status ddl__file_take(ddl__file *f, uint8_t *blobs) {
     int state = ddl__file_state(f, f->table);
     const uint8_t *mine = ddl__file_slot(f, f->table, f->settings->launch.rank);
     if (memcmp(mine, f->nonce, DDL__FILE_NONCE) != 0 || (state != DDL__FILE_COMPLETE && state != DDL__FILE_FAILED)) {
         return DDL_IN_PROGRESS;
     }
-    (void)unlinkat(f->folder, name, 0);
     if (state == DDL__FILE_FAILED) {
         char *text = (char *)f->table + DDL__FILE_HEAD;
         text[DDL__SENTENCE_BYTES - 1] = 0;
@@ -8289,8 +8622,10 @@ static ddl_status ddl__file_follow(ddl__file *f, uint8_t *blobs) {
             memset(f->table, 0, sizeof head); /* so that it is news again */
         }
         if (whole && ddl__file_state(f, f->table) >= 0) {
-            ddl_status status = ddl__file_take(f, name, blobs);
+            ddl_status status = ddl__file_take(f, blobs);
             if (status != DDL_IN_PROGRESS) {
+                (void)unlinkat(f->folder, name, 0);
+                ddl__file_clean(f, f->table + 24); /* when this rank is the last */
                 return status;
             }
             memcpy(f->seen, f->table + 24, DDL__FILE_NONCE);
@@ -8455,6 +8790,8 @@ typedef struct ddl__tcp_conn {
     uint8_t *landing; /* where the rest of the current payload goes */
     uint64_t landing_left;
     void *token;
+    bool acks;     /* acknowledges while it waits: see ddl__tcp_acknowledge */
+    bool owes_ack; /* has read since it last wrote */
     bool cut; /* what is landing has no place any more: read nothing, the connection ends */
 } ddl__tcp_conn;
 
@@ -8468,6 +8805,7 @@ typedef struct ddl__tcp_peer {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
+    bool wanted; /* asked for by connect, also while there is nothing to send */
     bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
     bool ending; /* its control connection has ended: if no data comes either, it has */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
@@ -8535,11 +8873,12 @@ static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
     return n;
 }
 
-static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
+static ssize_t ddl__tcp_sendmsg(ddl__tcp_conn *c, struct iovec *iov, int count) {
+    c->owes_ack = false;
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
     ssize_t n;
     do {
-        n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     return n;
 }
@@ -8597,7 +8936,7 @@ static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
 static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
     while (p->first != NULL) {
         struct iovec iov[2 * DDL__TCP_BATCH];
-        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
+        ssize_t n = ddl__tcp_sendmsg(p->data, iov, ddl__tcp_gather(p, iov));
         if (n < 0) {
             if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
                 return 0;
@@ -8613,7 +8952,7 @@ static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
 static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
     struct iovec iov[2] = {{(char *)(uintptr_t)m->header, DDL_MESSAGE_HEADER_BYTES},
                            {(char *)(uintptr_t)m->payload, m->payload_bytes}};
-    return ddl__tcp_sendmsg(p->data->fd, iov, m->payload_bytes > 0 ? 2 : 1);
+    return ddl__tcp_sendmsg(p->data, iov, m->payload_bytes > 0 ? 2 : 1);
 }
 
 /* Ends all waiting messages with an error. */
@@ -8681,6 +9020,16 @@ static ssize_t ddl__tcp_readv(ddl__tcp *t, ddl__tcp_conn *c, size_t *out_asked) 
     return got;
 }
 
+/* Two small messages in a row make the kernel acknowledge inside the read of the second, which then takes as long as a
+ * send. A rank that has a core to itself and waits anyway acknowledges the first before the second comes. */
+static void ddl__tcp_acknowledge(ddl__tcp_conn *c) {
+    if (c->acks && c->owes_ack) {
+        int now_only = 2; /* even: further ones may be delayed again */
+        c->owes_ack = false;
+        setsockopt(c->fd, IPPROTO_TCP, TCP_QUICKACK, &now_only, sizeof now_only);
+    }
+}
+
 /* Reads until nothing is there. *out_error: 0, an errno, or -1 for the end of the stream. Returns how many reads
  * brought something. */
 static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
@@ -8696,9 +9045,11 @@ static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
         if (got <= 0) {
             bool empty = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
             *out_error = got == 0 ? -1 : empty ? 0 : errno;
+            ddl__tcp_acknowledge(c);
             return events;
         }
         events++;
+        c->owes_ack = true;
         size_t landed = DDL__MIN((size_t)got, (size_t)c->landing_left);
         if (c->landing_left > 0) {
             c->landing += landed;
@@ -8889,7 +9240,7 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (was_ready) {
         p->lost = true;
         t->host->lost(t->host, peer, error > 0 ? error : 0, "its connection ended");
-    } else if (p->first != NULL) {
+    } else if (p->first != NULL || p->wanted) {
         ddl__tcp_retry(t, peer, error);
     }
 }
@@ -8932,6 +9283,7 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     p->trying_ns = 0;
+    c->acks = !ddl__tcp_is_unix(&t->bound) && t->params.local_ranks <= t->params.cores;
     ddl__tcp_set(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0); /* a stopped peer's full window is no cut */
     if (ddl__tcp_wants_control(p)) {
         ddl__tcp_start(t, c->peer);
@@ -9018,27 +9370,38 @@ static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
     }
 }
 
-/* Feeds the handshake with what has come. It is peeked at first, so that bytes behind the handshake stay. */
-static void ddl__tcp_prove(ddl__tcp *t, ddl__tcp_conn *c) {
+/* Feeds the handshake over a socket with what has come. It is peeked at first, so that bytes behind the handshake
+ * stay. *peer: a client's is known, a server's is found out. DDL_ERR_PEER: the socket broke, errno says how (0: its
+ * end). */
+static ddl_status ddl__tcp_handshake(const ddl_host *host, int fd, bool is_client, void **proof, int32_t *peer) {
     uint8_t in[256], out[256];
-    ssize_t n = recv(c->fd, in, sizeof in, MSG_DONTWAIT | MSG_PEEK);
+    ssize_t n = recv(fd, in, sizeof in, MSG_DONTWAIT | MSG_PEEK);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-        ddl__tcp_broken(t, c, n < 0 ? errno : 0);
-        return;
+        errno = n < 0 ? errno : 0;
+        return DDL_ERR_PEER;
     }
     size_t used = 0, out_bytes = 0;
-    int32_t peer = c->peer;
-    ddl_status status = t->host->prove(t->host, &c->proof, c->is_client, c->peer, in, n > 0 ? (size_t)n : 0, &used, out,
-                                       &out_bytes, &peer);
-    if (used > 0 && recv(c->fd, in, used, MSG_DONTWAIT) != (ssize_t)used) {
+    int32_t other = *peer;
+    ddl_status status =
+        host->prove(host, proof, is_client, *peer, in, n > 0 ? (size_t)n : 0, &used, out, &out_bytes, &other);
+    if (used > 0 && recv(fd, in, used, MSG_DONTWAIT) != (ssize_t)used) {
         status = DDL_ERR_SYSTEM;
     }
     /* A fresh socket takes 256 bytes or is broken. */
-    if (out_bytes > 0 && send(c->fd, out, out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out_bytes) {
+    if (out_bytes > 0 && send(fd, out, out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out_bytes) {
         status = DDL_ERR_SYSTEM;
     }
+    *peer = status == DDL_OK ? other : *peer;
+    return status;
+}
+
+static void ddl__tcp_prove(ddl__tcp *t, ddl__tcp_conn *c) {
+    int32_t peer = c->peer;
+    ddl_status status = ddl__tcp_handshake(t->host, c->fd, c->is_client, &c->proof, &peer);
     if (status == DDL_OK) {
         ddl__tcp_proven(t, c, peer);
+    } else if (status == DDL_ERR_PEER) {
+        ddl__tcp_broken(t, c, errno);
     } else if (status < 0 && c->is_client) {
         ddl__tcp_broken(t, c, ECONNREFUSED);
     } else if (status < 0) {
@@ -9296,7 +9659,8 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
 
 static ddl_status ddl__tcp_connect(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    const ddl__tcp_peer *p = &t->peers[peer];
+    ddl__tcp_peer *p = &t->peers[peer];
+    p->wanted = true;
     if (p->reachable && p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     }
@@ -9437,24 +9801,20 @@ static void ddl__tcp_set_port(struct sockaddr_storage *a, int port) {
     }
 }
 
-static bool ddl__tcp_resolve(const char *name, struct sockaddr_storage *out, socklen_t *out_bytes) {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(name, NULL, &hints, &found) != 0) {
-        return false;
+/* 0, or what gai_strerror explains. */
+static int ddl__tcp_resolve(const char *name, struct sockaddr_storage *out, socklen_t *out_bytes) {
+    ddl__addresses found;
+    int error = ddl__resolve(name, &found);
+    if (error == 0) {
+        *out = found.list[0].at.room;
+        *out_bytes = found.list[0].bytes;
     }
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    *out_bytes = found->ai_addrlen;
-    freeaddrinfo(found);
-    return true;
+    return error;
 }
 
 /* The address of this machine on the way to another: what the routing table would use. Nothing is sent. */
-static bool ddl__tcp_route(const char *towards, struct sockaddr_storage *out, socklen_t *out_bytes) {
-    struct sockaddr_storage far;
-    socklen_t far_bytes;
-    if (!ddl__tcp_resolve(towards, &far, &far_bytes)) {
-        return false;
-    }
+static bool ddl__tcp_route(struct sockaddr_storage far, socklen_t far_bytes, struct sockaddr_storage *out,
+                           socklen_t *out_bytes) {
     ddl__tcp_set_port(&far, 9);
     int fd = socket(far.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     *out_bytes = sizeof *out;
@@ -9464,6 +9824,23 @@ static bool ddl__tcp_route(const char *towards, struct sockaddr_storage *out, so
         close(fd);
     }
     return found;
+}
+
+static ddl_status ddl__tcp_towards(ddl__tcp *t, const char *master) {
+    struct sockaddr_storage far;
+    socklen_t far_bytes = 0;
+    int error = ddl__tcp_resolve(master, &far, &far_bytes);
+    if (error != 0) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the name of the master, %s, cannot be resolved: %s; check MASTER_ADDR",
+                     master, gai_strerror(error));
+        return DDL_ERR_CONFIG;
+    }
+    if (!ddl__tcp_route(far, far_bytes, &t->bound, &t->bound_bytes)) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: there is no route to the master %s: %s; check MASTER_ADDR and the network",
+                     master, strerror(errno));
+        return DDL_ERR_CONFIG;
+    }
+    return DDL_OK;
 }
 
 /* Where to listen: the interface that was named, else the one that leads to the master. */
@@ -9478,7 +9855,6 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
         t->bound_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
         return DDL_OK;
     }
-    const char *master = q->master_host != NULL ? q->master_host : "127.0.0.1";
     if (q->interface_name != NULL) {
         ddl__addresses found = {0};
         ddl__interface_addresses(q->interface_name, &found);
@@ -9491,12 +9867,7 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
                      q->interface_name);
         return DDL_ERR_CONFIG;
     }
-    if (!ddl__tcp_route(master, &t->bound, &t->bound_bytes)) {
-        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: there is no route to the master %s; check MASTER_ADDR and the network",
-                     master);
-        return DDL_ERR_CONFIG;
-    }
-    return DDL_OK;
+    return ddl__tcp_towards(t, q->master_host != NULL ? q->master_host : "127.0.0.1");
 }
 
 /* The descriptor, or -1 with errno. Connections of the job before, in TIME_WAIT, hold no port of a range; two that
@@ -9579,9 +9950,11 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
     socklen_t length = 0;
     if (t->params.advertise != NULL && !ddl__tcp_is_unix(&t->bound)) {
         int port = ntohs(((struct sockaddr_in *)&t->bound)->sin_port); /* at the same place in both families */
-        if (!ddl__tcp_resolve(t->params.advertise, &a, &length)) {
-            ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the address to advertise, %s, does not resolve; check DDL_ADVERTISE",
-                         t->params.advertise);
+        int error = ddl__tcp_resolve(t->params.advertise, &a, &length);
+        if (error != 0) {
+            ddl__tcp_log(t, DDL_LOG_WARN,
+                         "tcp: the address to advertise, %s, cannot be resolved: %s; check DDL_ADVERTISE",
+                         t->params.advertise, gai_strerror(error));
             return DDL_ERR_CONFIG;
         }
         ddl__tcp_set_port(&a, port);
@@ -9599,17 +9972,54 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
     return DDL_OK;
 }
 
-/* Takes one of the addresses apart. Returns the bytes it took, 0 when they make no sense. */
-static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, ddl__tcp_peer *p) {
-    if (bytes < 1 || in[0] >= bytes || in[0] > sizeof p->address) {
+/* A family that ranks listen on, whole; a unix socket in the abstract namespace. */
+static bool ddl__tcp_address_ok(const struct sockaddr_storage *a, size_t bytes) {
+    size_t name = offsetof(struct sockaddr_un, sun_path);
+    switch (a->ss_family) {
+    case AF_INET:
+        return bytes == sizeof(struct sockaddr_in);
+    case AF_INET6:
+        return bytes == sizeof(struct sockaddr_in6);
+    default:
+        return ddl__tcp_is_unix(a) && bytes > name + 1 && bytes <= sizeof(struct sockaddr_un) &&
+               ((const char *)a)[name] == 0;
+    }
+}
+
+/* One of the addresses of a rank. Returns the bytes it took, 0 when they make no sense. No address leaves *out as it
+ * is. */
+static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, struct sockaddr_storage *out,
+                                    socklen_t *out_bytes) {
+    struct sockaddr_storage a;
+    size_t length = bytes > 0 ? in[0] : 0;
+    if (length >= bytes || length > sizeof a) {
         return 0;
     }
-    if (in[0] > 0) {
-        memset(&p->address, 0, sizeof p->address);
-        memcpy(&p->address, in + 1, in[0]);
-        p->address_bytes = in[0];
+    if (length > 0) {
+        memset(&a, 0, sizeof a);
+        memcpy(&a, in + 1, length);
+        if (!ddl__tcp_address_ok(&a, length)) {
+            return 0;
+        }
+        *out = a;
+        *out_bytes = (socklen_t)length;
     }
-    return (size_t)in[0] + 1;
+    return length + 1;
+}
+
+/* Of what ddl__tcp_address of another rank gave, the address that this rank is to use. DDL_ERR_CORRUPT: it makes no
+ * sense; DDL_ERR_UNSUPPORTED: it does not lead out of the other's host. */
+static ddl_status ddl__tcp_address_parse(const uint8_t *in, size_t bytes, bool same_host, struct sockaddr_storage *out,
+                                         socklen_t *out_bytes) {
+    *out_bytes = 0;
+    size_t used = ddl__tcp_address_read(in, bytes, out, out_bytes);
+    if (used > 0 && !same_host) {
+        used = ddl__tcp_address_read(in + used, bytes - used, out, out_bytes);
+    }
+    if (used == 0 || *out_bytes == 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    return !same_host && (ddl__tcp_is_unix(out) || ddl__tcp_is_loopback(out)) ? DDL_ERR_UNSUPPORTED : DDL_OK;
 }
 
 static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *address, size_t bytes,
@@ -9617,16 +10027,7 @@ static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *addres
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
     p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
-    size_t used = ddl__tcp_address_read(address, bytes, p);
-    if (used > 0 && !p->same_host) {
-        used += ddl__tcp_address_read((const uint8_t *)address + used, bytes - used, p);
-    }
-    if (used == 0 || p->address_bytes < 3) {
-        return DDL_ERR_CORRUPT;
-    }
-    if (!p->same_host && (ddl__tcp_is_unix(&p->address) || ddl__tcp_is_loopback(&p->address))) {
-        return DDL_ERR_UNSUPPORTED;
-    }
+    DDL__TRY(ddl__tcp_address_parse(address, bytes, p->same_host, &p->address, &p->address_bytes));
     p->reachable = true;
     *out_latency_ns = p->same_host ? 8000 : 25000;
     *out_bytes_per_s = p->same_host ? 3000000000u : 1200000000u;
@@ -9893,8 +10294,10 @@ static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *tran
     if ((transport->flags & DDL_TRANSPORT_ORDERED) == 0) {
         return ddl__plugin_refuse(reason, "its transport does not promise order (DDL_TRANSPORT_ORDERED)");
     }
-    if (transport->max_payload_bytes == 0) {
-        return ddl__plugin_refuse(reason, "its transport says that a message has no payload (max_payload_bytes is 0)");
+    if (transport->max_payload_bytes < DDL_MESSAGE_PAYLOAD_BYTES) {
+        return ddl__plugin_refuse(reason, "its transport takes payloads of at most %llu bytes "
+                                  "(max_payload_bytes); messages have up to %u",
+                                  (unsigned long long)transport->max_payload_bytes, DDL_MESSAGE_PAYLOAD_BYTES);
     }
     return DDL__PLUGIN_USABLE;
 }
@@ -10178,7 +10581,7 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
     case DDL__PLUGIN_USABLE:
         if (ddl__plugin_append(loader, &loader->loaded, candidate) != NULL) {
             const char *version = candidate->plugin->version;
-            ddl__log(loader->base, DDL_LOG_INFO, "plugin %s %s: loaded from %s", candidate->name,
+            ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s %s: loaded from %s", candidate->name,
                      version != NULL ? version : "", path);
         }
         return;
@@ -10186,7 +10589,7 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
         ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s: %s", path, reason);
         return;
     case DDL__PLUGIN_DECLINED:
-        ddl__log(loader->base, DDL_LOG_INFO, "plugin %s: %s", path, reason);
+        ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s: %s", path, reason);
         break;
     case DDL__PLUGIN_REFUSED:
         ddl__log(loader->base, DDL_LOG_WARN, "plugin %s is not used: %s", path, reason);
@@ -10458,14 +10861,16 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
 }
 
 /* >>mesh/context */
-/* mesh, first part: the context, one member of one job. All state hangs off it; there are no globals.
+/* mesh, first part: the context, one member of one job. All state hangs off it. There are no globals,
+ * but for the shells of contexts that ended: see coll/join.h.
  * Rooms above keep their own parts behind pointers that this room only carries. */
 
 enum {
-    DDL__ENDPOINTS_MAX = 8,
+    DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
-    DDL__NOTE_BYTES = 1024 /* payload of a control message */
+    DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
+    DDL__PASS_NAME_BYTES = 16
 };
 
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
@@ -10476,11 +10881,12 @@ typedef struct ddl__outgoing {
     int64_t index;
 } ddl__outgoing;
 
-/* A control message with room for its payload. Reused, never freed before the end. */
+/* A control message with room for its payload. Those of the usual size are reused and never freed before the end. */
 typedef struct ddl__note {
     ddl__outgoing out;
     struct ddl__note *next;
-    uint8_t payload[DDL__NOTE_BYTES];
+    size_t room;
+    uint8_t payload[];
 } ddl__note;
 
 /* Scratch memory that is kept for the next time. */
@@ -10514,8 +10920,10 @@ typedef struct ddl__endpoint {
     const ddl_transport *table;
     void *self;
     ddl_host host; /* host.core is the context */
+    bool only_watches; /* TCP that was not asked for: carries nothing, see DDL_TRANSPORT_BLIND */
     uint32_t address_bytes;
     uint8_t address[256];
+    ddl_transport_stats stats;
 } ddl__endpoint;
 
 typedef enum ddl__life {
@@ -10527,8 +10935,13 @@ typedef enum ddl__life {
 
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
+    ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
+    bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
+    bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
+    bool process_told, board_told, board_taken;
     bool drained; /* left, and its link has ended: nothing more will come */
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
@@ -10538,6 +10951,7 @@ typedef struct ddl__link {
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
     char host_id[64], host_name[32];
+    uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */
 } ddl__link;
 
 /* How a link can end, for missed_how; other texts are possible. */
@@ -10547,6 +10961,12 @@ static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
+
+/* A clock that costs a few nanoseconds, for what is only reported: set right by the real one now and then. */
+typedef struct ddl__clock {
+    uint64_t ticks, ns; /* of one moment */
+    double ns_per_tick;
+} ddl__clock;
 
 /* The last error of one thread. */
 typedef struct ddl__told {
@@ -10573,6 +10993,7 @@ struct ddl_context {
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, finalized, aborted, joined;
+    bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
     int32_t wake_fd, epoll_fd;
@@ -10585,6 +11006,11 @@ struct ddl_context {
     ddl__link *links; /* by world rank */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
+    int32_t pass_fd; /* listens for passed descriptors */
+    int32_t passing_count;
+    uint8_t pass_name[DDL__PASS_NAME_BYTES];
+    struct ddl__passing *passings; /* on their way */
+    struct ddl__passed *passed;    /* have come */
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */
@@ -10596,10 +11022,14 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__clock clock;
+    struct ddl__op *natives; /* operations that a transport runs by itself */
+    uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
     struct ddl__requests *requests;
     struct ddl__ops *ops;
+    uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
     ddl__sentence error; /* the newest, and what each thread was told */
     pthread_mutex_t error_lock;
@@ -10630,15 +11060,57 @@ static ddl_status ddl__said(ddl_context *c, ddl_status status) {
     return status;
 }
 
+/* ddl__tune_parse, and who asked for it. */
+static ddl_status ddl__tune_set(ddl_context *c, ddl__tuning *tuning, const char *text, const char *what) {
+    ddl__sentence why;
+    ddl_status status = ddl__tune_parse(tuning, text, &why);
+    return status < 0 ? ddl__error(c, status, "%s: %s", what, why.text) : status;
+}
+
+/* >>clock */
+
+static inline uint64_t ddl__ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return ddl__now_ns();
+#endif
+}
+
+/* Measures the length of a tick since the last time, unless that is too short ago to tell. */
+static uint64_t ddl__clock_set(ddl_context *c) {
+    uint64_t ticks = ddl__ticks(), ns = ddl__now_ns();
+    if (ns - c->clock.ns > DDL__NS_PER_MS / 2 && ticks > c->clock.ticks) {
+        c->clock.ns_per_tick = (double)(ns - c->clock.ns) / (double)(ticks - c->clock.ticks);
+        c->clock.ticks = ticks;
+        c->clock.ns = ns;
+    }
+    return ns;
+}
+
+/* The time, wrong by a few microseconds at most: the real clock is asked once a millisecond. */
+static inline uint64_t ddl__about_ns(ddl_context *c) {
+    double since = (double)(int64_t)(ddl__ticks() - c->clock.ticks) * c->clock.ns_per_tick;
+    return since > 0 && since < (double)DDL__NS_PER_MS ? c->clock.ns + (uint64_t)(int64_t)since : ddl__clock_set(c);
+}
+
 /* >>lock */
 
-static void ddl__lock(ddl_context *c) {
+/* Mostly nobody else has it. */
+static inline void ddl__lock(ddl_context *c) {
+    if (pthread_mutex_trylock(&c->lock) == 0) {
+        return;
+    }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     pthread_mutex_lock(&c->lock);
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
 /* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {
@@ -10652,12 +11124,12 @@ static void ddl__own_page_make(ddl_context *c) {
     }
 }
 
-static bool ddl__is_forked(const ddl_context *c) {
+static inline bool ddl__is_forked(const ddl_context *c) {
     return c->own_page != NULL ? *c->own_page == 0 : c->pid != getpid();
 }
 
 /* Begins a public call: checks that the context may be used, and locks it. */
-static ddl_status ddl__enter(ddl_context *c) {
+static inline ddl_status ddl__enter(ddl_context *c) {
     if (c == NULL) {
         return DDL_ERR_ARG;
     }
@@ -10671,6 +11143,31 @@ static ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+DDL_API const char *ddl_error(const ddl_context *context) {
+    ddl_context *c = (ddl_context *)(uintptr_t)context;
+    if (c == NULL) {
+        return "";
+    }
+    if (ddl__is_forked(c)) { /* the parent's words, and a lock that may be held for ever */
+        return "the context belongs to the parent process, a child of fork cannot use it; start processes before "
+               "ddl_init, or call ddl_init in the child";
+    }
+    pthread_mutex_lock(&c->error_lock);
+    const ddl__told *found = NULL;
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        const ddl__told *t = &c->told[i];
+        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
+        if (mine || found == NULL || t->number > found->number) {
+            found = t;
+        }
+        if (mine) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&c->error_lock);
+    return found->text;
 }
 
 /* Refuses a call that was given NULL where something must be. c may be NULL too: then there is nowhere to say why. */
@@ -10790,6 +11287,8 @@ static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
  * room that registered for their type. */
 
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
+static ddl_status ddl__host_send_fd(const ddl_host *host, int32_t peer, uint64_t tag, int fd);
+static ddl_status ddl__host_take_fd(const ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
 
 static ddl_context *ddl__core(const ddl_host *host) { return host->core; }
 
@@ -10797,12 +11296,25 @@ static void *ddl__host_alloc(const ddl_host *host, size_t bytes) { return ddl__a
 
 static void ddl__host_free(const ddl_host *host, void *memory) { ddl__free(&ddl__core(host)->base, memory); }
 
+/* While a transport opens that must, a warning may be why it does not. Then the sentence of the error tells it, once;
+ * else it is logged when the next one comes, or when the transport is open. */
+static void ddl__opening_warned(ddl_context *c) {
+    if (c->opening && c->error.text[0] != 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "%s", c->error.text);
+        c->error.text[0] = 0;
+    }
+}
+
+/* The start of a job is one line, ddl__announce's. Only a transport that was asked for may say more, on rank 0. */
 static void ddl__host_log(const ddl_host *host, ddl_log_level level, const char *line) {
     ddl_context *c = ddl__core(host);
-    ddl__log(&c->base, level, "%s", line);
-    /* While transports open, a warning is the best reason there is for why one did not. */
     if (level == DDL_LOG_WARN && !c->joined) {
+        ddl__opening_warned(c);
         ddl__error(c, DDL_ERR_SYSTEM, "%s", line);
+    }
+    if (level != DDL_LOG_WARN || !c->opening) {
+        bool quiet = level == DDL_LOG_INFO && !c->joined && (!c->opening || c->rank != 0);
+        ddl__log(&c->base, quiet ? DDL_LOG_DEBUG : level, "%s", line);
     }
 }
 
@@ -10838,15 +11350,42 @@ static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const ui
     return DDL_OK;
 }
 
+/* A link is used for the first time. Where its transport is blind, the other host is watched from now on. */
+static void ddl__link_used(ddl_context *c, int32_t peer) {
+    ddl__link *l = &c->links[peer];
+    l->connected = true;
+    if (l->watch != NULL && !l->watching) {
+        l->watching = true;
+        l->watch->table->connect(l->watch->self, peer);
+    }
+}
+
+static void ddl__count_sent(ddl_context *c, int32_t peer, uint64_t bytes) {
+    ddl_transport_stats *t = &c->links[peer].endpoint->stats;
+    c->stats.messages_sent++;
+    c->stats.bytes_sent += bytes;
+    t->messages_sent++;
+    t->bytes_sent += bytes;
+}
+
+static void ddl__count_received(ddl_context *c, int32_t peer, uint64_t bytes) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    c->stats.messages_received++;
+    c->stats.bytes_received += bytes;
+    if (e != NULL) {
+        e->stats.messages_received++;
+        e->stats.bytes_received += bytes;
+    }
+}
+
 static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
         ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
                  "closed", f->bytes, peer);
         return DDL_ERR_CORRUPT;
     }
-    c->links[peer].connected = true;
-    c->stats.messages_received++;
-    c->stats.bytes_received += f->bytes;
+    ddl__link_used(c, peer);
+    ddl__count_received(c, peer, f->bytes);
     return c->handlers[f->type].deliver(c, peer, f, payload);
 }
 
@@ -10867,7 +11406,8 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     }
     ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
-    if (status == DDL_OK && h->place != NULL && (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0) {
+    bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
+    if (status == DDL_OK && h->place != NULL && direct) {
         l->target = h->place(c, peer, &l->frame, l);
     }
     if (status == DDL_OK && l->target == NULL) {
@@ -10889,8 +11429,7 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
     ddl__landing *l = token;
     if (l->target != NULL) {
         if (status == DDL_OK) {
-            c->stats.messages_received++;
-            c->stats.bytes_received += l->frame.bytes;
+            ddl__count_received(c, peer, l->frame.bytes);
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
     } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
@@ -10902,10 +11441,6 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
 /* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
 static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
     ddl__endpoint *e = c->links[peer].endpoint;
-    if (!DDL_HAS(e->table, redirect)) {
-        ddl__missed(c, peer, "its transport cannot take back what is landing");
-        return;
-    }
     l->scratch = ddl__scratch_get(c, l->frame.bytes);
     l->target = l->scratch;
     e->table->redirect(e->self, peer, l, l->scratch);
@@ -10918,6 +11453,40 @@ static void ddl__host_sent(const ddl_host *host, ddl_message *message, ddl_statu
     if (out->done != NULL) {
         out->done(ddl__core(host), out, status);
     }
+}
+
+static ddl__note *ddl__note_get(ddl_context *c, size_t bytes);
+static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status);
+
+static ddl_status ddl__send(ddl_context *c, int32_t peer, ddl_message *message) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    ddl_status status = e->table->send(e->self, peer, message);
+    if (status == DDL_IN_PROGRESS) {
+        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
+    }
+    return status;
+}
+
+/* For a transport that cannot give memory back (no recall): it gets a copy, so that the operation may end first. */
+static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message *message) {
+    ddl__note *n = ddl__note_get(c, message->payload_bytes);
+    if (n == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    n->out.done = ddl__note_done;
+    c->notes_out++;
+    memcpy(n->out.message.header, message->header, sizeof message->header);
+    n->out.message.payload = n->payload;
+    n->out.message.payload_bytes = message->payload_bytes;
+    if (message->payload_bytes > 0) {
+        memcpy(n->payload, message->payload, message->payload_bytes);
+    }
+    ddl_status status = ddl__send(c, peer, &n->out.message);
+    if (status == DDL_IN_PROGRESS) {
+        return DDL_OK;
+    }
+    ddl__note_done(c, &n->out, status);
+    return status;
 }
 
 /* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
@@ -10934,14 +11503,10 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     ddl__frame_write(out->message.header, f);
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
-    l->connected = true;
-    c->stats.messages_sent++;
-    c->stats.bytes_sent += f->bytes;
-    ddl_status status = l->endpoint->table->send(l->endpoint->self, peer, &out->message);
-    if (status == DDL_IN_PROGRESS) {
-        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
-    }
-    return status;
+    ddl__link_used(c, peer);
+    ddl__count_sent(c, peer, f->bytes);
+    bool copy = out->done != ddl__note_done && !DDL_HAS(l->endpoint->table, recall);
+    return copy ? ddl__send_copy(c, peer, &out->message) : ddl__send(c, peer, &out->message);
 }
 
 /* Takes a message back from the transport before its memory goes away. */
@@ -10952,25 +11517,39 @@ static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
     }
 }
 
+static ddl__note *ddl__note_get(ddl_context *c, size_t bytes) {
+    ddl__note *n = c->notes;
+    if (n != NULL && bytes <= DDL__NOTE_BYTES) {
+        c->notes = n->next;
+        return n;
+    }
+    size_t room = DDL__MAX(bytes, (size_t)DDL__NOTE_BYTES);
+    n = ddl__alloc(&c->base, sizeof *n + room);
+    if (n != NULL) {
+        n->room = room;
+    }
+    return n;
+}
+
 static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     (void)status;
     ddl__note *n = (ddl__note *)out;
     c->notes_out--;
+    if (n->room > DDL__NOTE_BYTES) {
+        ddl__free(&c->base, n);
+        return;
+    }
     n->next = c->notes;
     c->notes = n;
 }
 
-/* Sends a control message: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it is to fail, or
- * finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what needs it. */
+/* Sends a control message of at most a frame: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it
+ * is to fail, or finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what
+ * needs it. */
 static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
-    ddl__note *n = c->notes;
-    if (n != NULL) {
-        c->notes = n->next;
-    } else {
-        n = ddl__alloc(&c->base, sizeof *n);
-    }
+    ddl__note *n = bytes <= DDL__FRAME_MAX_PAYLOAD ? ddl__note_get(c, bytes) : NULL;
     if (n == NULL) {
-        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message of %zu bytes to rank %d", bytes, peer);
         return DDL_ERR_NOMEM;
     }
     n->out.done = ddl__note_done;
@@ -11041,8 +11620,37 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
     return status;
 }
 
+/* Values for transports that mark each message. Neither the secret nor a key of the handshake can be got from them. */
+static ddl_status ddl__host_derive(const ddl_host *host, const void *data, size_t bytes, uint8_t out[32]) {
+    ddl_context *c = ddl__core(host);
+    static const char label[] = "ddl plugin mark"; /* 16 bytes, as those of the handshake, and none of them */
+    ddl__hmac_key key;
+    ddl__sha256 h;
+    uint8_t job[8];
+    if (c->settings.secret == NULL) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ddl__store_le64(job, c->job);
+    ddl__hmac_key_init(&key, c->settings.secret, c->settings.secret_bytes);
+    ddl__hmac_begin(&h, &key);
+    ddl__sha256_update(&h, label, sizeof label);
+    ddl__sha256_update(&h, job, sizeof job);
+    ddl__sha256_update(&h, data, bytes);
+    ddl__hmac_end(&h, &key, out);
+    ddl__wipe(&key, sizeof key);
+    return DDL_OK;
+}
+
 static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
     ddl_context *c = ddl__core(host);
+    const ddl__link *l = &c->links[peer];
+    if (l->watch != NULL && host == &l->watch->host && system_error == ENOTCONN) {
+        ddl__log(&c->base, DDL_LOG_WARN,
+                 "rank %d on host %s cannot be reached over TCP, which would show the end of its host; a cut link is "
+                 "noticed by deadlines alone. Open the ports (DDL_PORT_RANGE)",
+                 peer, l->host_name);
+        return;
+    }
     ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
              system_error != 0 ? strerror(system_error) : "");
     switch (system_error) {
@@ -11084,8 +11692,314 @@ static ddl_host ddl__host_table(ddl_context *c) {
         .transferred = ddl__host_transferred,
         .lost = ddl__host_lost,
         .prove = ddl__host_prove,
+        .send_fd = ddl__host_send_fd,
+        .take_fd = ddl__host_take_fd,
         .measure = ddl__host_measure,
+        .derive = ddl__host_derive,
     };
+}
+
+/* >>mesh/passing */
+/* mesh: passing file descriptors between the ranks of a host, for memory and devices that plugins share. Each rank
+ * listens on an abstract unix socket with a random name; to pass one, a rank connects, both sides prove that they are
+ * of this job and this user, then the descriptor and a tag go over and the connection ends. Nothing here blocks. */
+
+enum { DDL__PASSINGS_MAX = 256, DDL__PASSING_EVENT = 0x7fffffff };
+#define DDL__PASSING_NS (5 * DDL__NS_PER_S) /* from connecting to the end, else it is given up */
+
+/* A descriptor on its way out or in. */
+typedef struct ddl__passing {
+    struct ddl__passing *next;
+    int fd;       /* the connection; -1: not connected yet */
+    int32_t peer; /* -1 while a stranger */
+    bool is_client, proven;
+    void *proof;
+    uint64_t tag;
+    int passed; /* what goes out; -1: the tag alone */
+    uint64_t since_ns;
+} ddl__passing;
+
+/* One that has come, until it is taken. */
+typedef struct ddl__passed {
+    struct ddl__passed *next;
+    int32_t peer;
+    uint64_t tag;
+    int fd;
+} ddl__passed;
+
+static socklen_t ddl__pass_address(const uint8_t name[DDL__PASS_NAME_BYTES], struct sockaddr_un *out) {
+    memset(out, 0, sizeof *out);
+    out->sun_family = AF_UNIX;
+    memcpy(out->sun_path + 1, "ddl-pass-", 9); /* after a 0: the name is abstract, no file */
+    for (int32_t i = 0; i < DDL__PASS_NAME_BYTES; i++) {
+        snprintf(out->sun_path + 10 + 2 * i, 3, "%02x", name[i]);
+    }
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 10 + 2 * DDL__PASS_NAME_BYTES);
+}
+
+/* Without a listener there is no passing: the name stays all 0, which peers know. */
+static void ddl__pass_open(ddl_context *c) {
+    struct sockaddr_un address;
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PASSING_EVENT}};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ddl__random(c->pass_name, sizeof c->pass_name) < 0 ||
+        bind(fd, (struct sockaddr *)&address, ddl__pass_address(c->pass_name, &address)) != 0 ||
+        listen(fd, DDL__PASSINGS_MAX) != 0 || epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no descriptors can be passed on this host: %s", strerror(errno));
+        memset(c->pass_name, 0, sizeof c->pass_name);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return;
+    }
+    c->pass_fd = fd;
+}
+
+static ddl__passing *ddl__passing_new(ddl_context *c, int32_t peer, bool is_client) {
+    ddl__passing *p = c->passing_count < DDL__PASSINGS_MAX ? ddl__alloc(&c->base, sizeof *p) : NULL;
+    if (p != NULL) {
+        *p = (ddl__passing){.next = c->passings, .fd = -1, .peer = peer, .is_client = is_client, .passed = -1,
+                            .since_ns = ddl__now_ns()};
+        c->passings = p;
+        c->passing_count++;
+    }
+    return p;
+}
+
+static void ddl__passing_free(ddl_context *c, ddl__passing *p) {
+    for (ddl__passing **at = &c->passings; *at != NULL; at = &(*at)->next) {
+        if (*at == p) {
+            *at = p->next;
+            c->passing_count--;
+            break;
+        }
+    }
+    if (p->proof != NULL) {
+        ddl__host_prove(&c->endpoints[0].host, &p->proof, p->is_client, p->peer, NULL, 0, NULL, NULL, NULL, NULL);
+    }
+    if (p->fd >= 0) {
+        close(p->fd);
+    }
+    if (p->passed >= 0) {
+        close(p->passed);
+    }
+    ddl__free(&c->base, p);
+}
+
+static void ddl__pass_watch(ddl_context *c, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PASSING_EVENT}};
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* >>moving */
+
+/* Connects. DDL_IN_PROGRESS: the peer's queue is full, again later. */
+static ddl_status ddl__passing_connect(ddl_context *c, ddl__passing *p) {
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return DDL_ERR_SYSTEM;
+    }
+    socklen_t bytes = ddl__pass_address(c->links[p->peer].pass_name, &address);
+    if (connect(fd, (struct sockaddr *)&address, bytes) != 0 || !ddl__tcp_same_user(fd)) {
+        bool full = errno == EAGAIN;
+        close(fd);
+        return full ? DDL_IN_PROGRESS : DDL_ERR_SYSTEM;
+    }
+    p->fd = fd;
+    ddl__pass_watch(c, fd);
+    return DDL_OK;
+}
+
+static ddl_status ddl__passing_send(const ddl__passing *p) {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {.bytes = {0}};
+    uint8_t tag[8];
+    ddl__store_le64(tag, p->tag);
+    struct iovec iov = {tag, sizeof tag};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (p->passed >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        *head = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(head), &p->passed, sizeof p->passed);
+    }
+    return sendmsg(p->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof tag ? DDL_OK : DDL_ERR_SYSTEM;
+}
+
+/* The descriptors of a message; all but the first are closed: nobody sends more. */
+static int ddl__passed_fd(struct msghdr *message) {
+    int fd = -1;
+    for (struct cmsghdr *head = CMSG_FIRSTHDR(message); head != NULL; head = CMSG_NXTHDR(message, head)) {
+        size_t count = head->cmsg_type == SCM_RIGHTS ? (head->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+        for (size_t i = 0; i < count; i++) {
+            int one;
+            memcpy(&one, CMSG_DATA(head) + i * sizeof one, sizeof one);
+            if (fd < 0) {
+                fd = one;
+            } else {
+                close(one);
+            }
+        }
+    }
+    return fd;
+}
+
+static ddl_status ddl__passing_receive(ddl_context *c, const ddl__passing *p) {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    uint8_t tag[8];
+    struct iovec iov = {tag, sizeof tag};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(p->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return DDL_IN_PROGRESS;
+    }
+    int fd = n > 0 ? ddl__passed_fd(&message) : -1;
+    ddl__passed *passed = n == (ssize_t)sizeof tag ? ddl__alloc(&c->base, sizeof *passed) : NULL;
+    if (passed == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return DDL_ERR_SYSTEM;
+    }
+    *passed = (ddl__passed){.next = c->passed, .peer = p->peer, .tag = ddl__load_le64(tag), .fd = fd};
+    c->passed = passed;
+    return DDL_OK;
+}
+
+/* One step of one passing. DDL_OK: it is done; DDL_IN_PROGRESS, or an error. */
+static ddl_status ddl__passing_step(ddl_context *c, ddl__passing *p) {
+    ddl_status status = p->fd < 0 ? ddl__passing_connect(c, p) : DDL_OK;
+    if (status == DDL_OK && !p->proven) {
+        status = ddl__tcp_handshake(&c->endpoints[0].host, p->fd, p->is_client, &p->proof, &p->peer);
+        p->proven = status == DDL_OK;
+        status = p->proven && !c->links[p->peer].same_host ? DDL_ERR_CORRUPT : status;
+    }
+    if (status != DDL_OK) {
+        return status;
+    }
+    return p->is_client ? ddl__passing_send(p) : ddl__passing_receive(c, p);
+}
+
+static void ddl__pass_accept(ddl_context *c) {
+    int fd;
+    while ((fd = accept4(c->pass_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
+        ddl__passing *p = ddl__tcp_same_user(fd) ? ddl__passing_new(c, -1, false) : NULL;
+        if (p == NULL) {
+            c->stats.strangers_refused++;
+            close(fd);
+            continue;
+        }
+        p->fd = fd;
+        ddl__pass_watch(c, fd);
+    }
+}
+
+/* Moves all passings along. */
+static void ddl__pass_progress(ddl_context *c) {
+    if (c->pass_fd < 0) {
+        return;
+    }
+    ddl__pass_accept(c);
+    uint64_t now = ddl__now_ns();
+    for (ddl__passing *p = c->passings, *next; p != NULL; p = next) {
+        next = p->next;
+        ddl_status status = ddl__passing_step(c, p);
+        if (status == DDL_IN_PROGRESS && now - DDL__MIN(p->since_ns, now) < DDL__PASSING_NS) {
+            continue;
+        }
+        if (status != DDL_OK) {
+            ddl__log(&c->base, DDL_LOG_DEBUG, "a descriptor could not be passed %s rank %d: %s",
+                     p->is_client ? "to" : "from", p->peer, ddl_status_text(status));
+        }
+        ddl__passing_free(c, p);
+    }
+}
+
+/* Is something of this rank's still on its way? What its peer does not take is given up after a while. */
+static bool ddl__pass_is_sending(const ddl_context *c) {
+    const ddl__passing *p = c->passings;
+    while (p != NULL && !p->is_client) {
+        p = p->next;
+    }
+    return p != NULL;
+}
+
+/* >>host */
+
+/* Whether both sides listen. */
+static bool ddl__can_pass(const ddl_context *c, int32_t peer) {
+    static const uint8_t none[DDL__PASS_NAME_BYTES] = {0};
+    const ddl__link *l = &c->links[peer];
+    return c->pass_fd >= 0 && l->same_host && peer != c->rank && memcmp(l->pass_name, none, sizeof none) != 0;
+}
+
+static ddl_status ddl__host_send_fd(const ddl_host *host, int32_t peer, uint64_t tag, int fd) {
+    ddl_context *c = ddl__core(host);
+    if (!ddl__can_pass(c, peer)) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    int copy = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    ddl__passing *p = fd >= 0 && copy < 0 ? NULL : ddl__passing_new(c, peer, true);
+    if (p == NULL) {
+        if (copy >= 0) {
+            close(copy);
+        }
+        return copy < 0 && fd >= 0 ? DDL_ERR_SYSTEM : DDL_ERR_NOMEM;
+    }
+    p->passed = copy;
+    p->tag = tag;
+    return DDL_OK;
+}
+
+/* Takes one that has come off the list. */
+static bool ddl__passed_take(ddl_context *c, int32_t peer, uint64_t tag, int *out_fd) {
+    for (ddl__passed **at = &c->passed; *at != NULL; at = &(*at)->next) {
+        ddl__passed *p = *at;
+        if (p->peer == peer && p->tag == tag) {
+            *out_fd = p->fd;
+            *at = p->next;
+            ddl__free(&c->base, p);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whoever asks waits for it: the listener is looked at too. */
+static ddl_status ddl__host_take_fd(const ddl_host *host, int32_t peer, uint64_t tag, int *out_fd) {
+    ddl_context *c = ddl__core(host);
+    bool here = ddl__passed_take(c, peer, tag, out_fd);
+    if (!here) {
+        ddl__pass_progress(c);
+        here = ddl__passed_take(c, peer, tag, out_fd);
+    }
+    return here ? DDL_OK : ddl__can_pass(c, peer) ? DDL_IN_PROGRESS : DDL_ERR_UNSUPPORTED;
+}
+
+static void ddl__pass_close(ddl_context *c) {
+    while (c->passings != NULL) {
+        ddl__passing_free(c, c->passings);
+    }
+    while (c->passed != NULL) {
+        ddl__passed *p = c->passed;
+        c->passed = p->next;
+        if (p->fd >= 0) {
+            close(p->fd);
+        }
+        ddl__free(&c->base, p);
+    }
+    if (c->pass_fd >= 0) {
+        close(c->pass_fd);
+        c->pass_fd = -1;
+    }
 }
 
 /* >>mesh/board */
@@ -11094,7 +12008,7 @@ static ddl_host ddl__host_table(ddl_context *c) {
  * message may still be in a socket, and most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
- * through /proc, and close their own. Nothing is left behind. Where /proc does not allow it, there is no board. */
+ * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
 
 /* This rank's own board as a descriptor, -1 when there can be none. */
 static int32_t ddl__board_make(int32_t world_size) {
@@ -11107,24 +12021,28 @@ static int32_t ddl__board_make(int32_t world_size) {
     return fd;
 }
 
-/* Maps the board that process pid has as descriptor fd. Size and seals are checked first: a board that could shrink
- * would turn a look at it into SIGBUS. */
-static void ddl__board_open(ddl_context *c, int32_t pid, int32_t fd) {
+/* The board that process pid has as descriptor fd; -1: it cannot be reached. */
+static int ddl__board_reach(int32_t pid, int32_t fd) {
     char path[64];
-    struct stat st;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
-    int own = open(path, O_RDWR | O_CLOEXEC);
-    if (own >= 0 && fstat(own, &st) == 0 && st.st_size == c->world_size &&
-        (fcntl(own, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
-        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Maps a board, and closes the descriptor. Size and seals are checked first: a board that could shrink would turn a
+ * look at it into SIGBUS. */
+static void ddl__board_open(ddl_context *c, int fd) {
+    struct stat st;
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == c->world_size &&
+        (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
     }
-    if (own >= 0) {
-        close(own);
+    if (fd >= 0) {
+        close(fd);
     }
     if (c->board == NULL) {
-        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: %s cannot be shared; deaths of ranks that this one is not "
-                 "connected to are noticed a few seconds late", path);
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: it cannot be shared; deaths of ranks that this one is not "
+                 "connected to are noticed a few seconds late");
     }
 }
 
@@ -11161,6 +12079,7 @@ static bool ddl__board_left(const ddl_context *c, int32_t rank) {
 #define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
 #define DDL__GOODBYE_NS (250 * DDL__NS_PER_MS) /* from a goodbye to the error of those who still waited for that rank */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
+#define DDL__LAST_WORDS_MS 500u /* from the end of a connection that watches to the last words on another transport */
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
@@ -11172,22 +12091,11 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 static uint64_t ddl__process_start(int32_t pid) {
     char path[48], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
+    ddl__process process;
+    if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
         return 0;
     }
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
-    char *at = strrchr(text, ')'); /* the name may contain anything */
-    if (at == NULL || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') {
-        return 0; /* a zombie is dead, its parent only has not asked */
-    }
-    unsigned long long start = 0;
-    for (int field = 2; at != NULL && field < 22; field++) {
-        at = strchr(at + 1, ' ');
-    }
-    return at != NULL && sscanf(at, " %llu", &start) == 1 ? start : 0;
+    return process.state == 'Z' || process.state == 'X' ? 0 : process.start;
 }
 
 /* Where pidfds exist one is kept per rank of this host; -1 falls back to /proc. */
@@ -11215,7 +12123,7 @@ static bool ddl__process_gone(const ddl__link *l) {
 }
 
 static bool ddl__has_process(const ddl_context *c, const ddl__link *l) {
-    return l->same_host && l->pid > 0 && l->pid != c->pid;
+    return l->same_space ? l->pid > 0 && l->pid != c->pid : l->pidfd >= 0;
 }
 
 /* >>death */
@@ -11305,8 +12213,12 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     ddl__free(&c->base, state);
     ddl__text_add(&out, " is cut off: %s", how);
     for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link *l = &c->links[i];
-        if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
+        if (c->links[i].host == host) {
+            ddl__missed(c, i, how); /* all of them first: the cut may be one way, and none is to be told of another */
+        }
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (c->links[i].host == host && c->links[i].life == DDL__MISSED) {
             ddl__dead(c, i, text, -1);
         }
     }
@@ -11315,13 +12227,13 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
 /* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
  * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
 static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
-    uint64_t mates = 0, before_me = 0;
+    uint64_t mates = 0, before_me = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
         mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
         before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
-    return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;
+    return mates == 0 ? least : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS + least;
 }
 
 /* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
@@ -11389,6 +12301,9 @@ static void ddl__reap(ddl_context *c) {
             if (l->endpoint != NULL) {
                 l->endpoint->table->peer_dead(l->endpoint->self, i);
             }
+            if (l->watch != NULL) {
+                l->watch->table->peer_dead(l->watch->self, i);
+            }
         }
     }
 }
@@ -11402,6 +12317,11 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     ddl__get_string(&r, text, sizeof text);
     if (r.bad || rank >= (uint32_t)c->world_size) {
         return DDL_ERR_CORRUPT;
+    }
+    const ddl__link *l = &c->links[rank];
+    if (l->host == c->links[c->rank].host && l->host != c->links[peer].host && ddl__has_process(c, l)) {
+        c->next_look_ns = 0; /* who sits elsewhere may only have lost the cable; here one sees whether it lives */
+        return DDL_OK;
     }
     ddl__dead(c, (int32_t)rank, text, peer);
     return DDL_OK;
@@ -11429,32 +12349,130 @@ static void ddl__say_goodbye(ddl_context *c) {
     }
 }
 
+/* >>mesh/spaces */
+/* mesh: ranks of one host that number processes each on its own, as containers do that share a network and no more.
+ * What others look up in /proc they pass to each other as descriptors when they join: their process, for the detector,
+ * and the goodbye board. It must not know what is done with them. */
+
+enum { DDL__TAG_PROCESS = 0x64646c01, DDL__TAG_BOARD }; /* of passed descriptors */
+
+/* The space in which this process has its number; 0 where /proc does not say. */
+static uint64_t ddl__process_space(void) {
+    struct stat space;
+    return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
+}
+
+static int ddl__process_own(void) {
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, getpid(), 0);
+#else
+    return -1;
+#endif
+}
+
+static bool ddl__can_pass_process(void) {
+    int fd = ddl__process_own();
+    if (fd >= 0) {
+        close(fd);
+    }
+    return fd >= 0;
+}
+
+/* Its end is noticed at once, whatever this rank waits for. */
+static void ddl__link_watch_fd(ddl_context *c, int32_t rank, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
+    c->links[rank].pidfd = fd;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+static void ddl__space_tell(ddl_context *c, int32_t rank, int32_t board_rank) {
+    ddl__link *l = &c->links[rank];
+    int own = l->process_told ? -1 : ddl__process_own();
+    if (own >= 0) {
+        l->process_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_PROCESS, own) == DDL_OK;
+        close(own);
+    }
+    if (board_rank == c->rank && !l->board_told) {
+        l->board_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_BOARD, c->board_fd) == DDL_OK;
+    }
+}
+
+/* Tells the ranks of other spaces, and takes what they tell; *board becomes that of board_rank, when it comes. Returns
+ * how many descriptors are still to come or to go. */
+static int32_t ddl__spaces_settling(ddl_context *c, int32_t board_rank, int *board, int32_t *out_rank) {
+    int32_t open = 0;
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        ddl__link *l = &c->links[rank];
+        if (!l->passes_process) {
+            continue;
+        }
+        ddl__space_tell(c, rank, board_rank);
+        int fd = -1;
+        if (l->pidfd < 0 && ddl__passed_take(c, rank, DDL__TAG_PROCESS, &fd) && fd >= 0) {
+            ddl__link_watch_fd(c, rank, fd);
+        }
+        bool boards = rank == board_rank && !l->board_taken;
+        l->board_taken = l->board_taken || (boards && ddl__passed_take(c, rank, DDL__TAG_BOARD, board));
+        bool waits = l->pidfd < 0 || (rank == board_rank && !l->board_taken) || !l->process_told ||
+                     (board_rank == c->rank && !l->board_told);
+        open += waits;
+        *out_rank = waits ? rank : *out_rank;
+    }
+    return open;
+}
+
 /* >>mesh/wait */
 /* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
  * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than
  * cores must stay fast, and an idle rank must cost nothing. */
 
 enum {
-    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
+    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
     DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
     DDL__BUSY_WAITS = 500,     /* for so many waits */
     DDL__LONG_YIELD_NS = 400000,
     DDL__POLLS_AFTER_SLEEP = 8,
+    DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
+    DDL__LOOKS_SHORTLY = 4096,
+    DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
+    DDL__SPINS_CROWDED = 4,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
-/* Lets one thing happen on every transport. expect: the rank that is waited for most, -1 for none. */
+/* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
+static int32_t ddl__natives_poll(ddl_context *c);
+
+/* A transport says that it is of no use any more: so are the links that it carried. */
+static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
+    for (int32_t r = 0; r < c->world_size; r++) {
+        if (c->links[r].endpoint == e) {
+            ddl__missed(c, r, "the transport to it has failed");
+        }
+    }
+}
+
+/* Lets one thing happen on the transports. expect: the rank that is waited for most, -1 for none. While something is
+ * expected in memory, transports that have to ask the kernel are looked at only now and then. */
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
-    int32_t events = 0;
+    int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
+    const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
+    bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         ddl__endpoint *e = &c->endpoints[i];
-        bool hint = expect >= 0 && c->links[expect].endpoint == e;
-        int32_t n = e->table->progress(e->self, hint ? expect : -1);
-        events += n > 0 ? n : 0;
+        if (all || e == expected || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0) {
+            int32_t n = e->table->progress(e->self, e == expected ? expect : -1);
+            events += n > 0 ? n : 0;
+            if (n < 0) {
+                ddl__transport_failed(c, e);
+            }
+        }
     }
     if (c->closing_count > 0) {
         ddl__reap(c);
+    }
+    if (c->passings != NULL) {
+        ddl__pass_progress(c);
     }
     return events;
 }
@@ -11483,7 +12501,9 @@ static void ddl__drain_wakes(ddl_context *c) {
     int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
         uint64_t count;
-        if (events[i].data.u32 != UINT32_MAX) {
+        if (events[i].data.u32 == DDL__PASSING_EVENT) {
+            ddl__pass_progress(c);
+        } else if (events[i].data.u32 != UINT32_MAX) {
             c->next_look_ns = 0; /* a pidfd: the detector looks at once */
         } else if (read(c->wake_fd, &count, sizeof count) < 0) {
             continue; /* somebody else drained it */
@@ -11522,8 +12542,12 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (c->missed_count > 0) {
         ms = DDL__MIN(ms, 5u);
     }
+    bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
     ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
-    bool own_way = only != NULL && !DDL_HAS(only->table, arm) && DDL_HAS(only->table, wait);
+    bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
+    if (unarmed && !own_way) {
+        ms = DDL__MIN(ms, 1u);
+    }
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
@@ -11539,20 +12563,18 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
-/* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
- * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
- * as long as the poll. */
-static void ddl__give_way(ddl_context *c) {
-    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (wanted) {
+/* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
+ * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
+static void ddl__yield(ddl_context *c, bool unlocked) {
+    uint64_t before = ddl__about_ns(c);
+    if (unlocked) {
         ddl__unlock(c);
     }
-    uint64_t before = ddl__now_ns();
     sched_yield();
-    bool taken = ddl__now_ns() - before > DDL__LONG_YIELD_NS;
-    if (wanted) {
+    if (unlocked) {
         ddl__lock(c);
     }
+    bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
     /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
      * woken at once. */
     c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
@@ -11560,6 +12582,11 @@ static void ddl__give_way(ddl_context *c) {
         c->long_yields = 0;
         c->busy_waits = DDL__BUSY_WAITS;
     }
+}
+
+/* The same, and other threads of this context too. */
+static void ddl__give_way(ddl_context *c) {
+    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
 }
 
 /* How many empty polls come before sleep. */
@@ -11588,9 +12615,39 @@ typedef struct ddl__wait {
     uint64_t deadline;
 } ddl__wait;
 
+/* How many looks at memory come before this core is given away. A look that asks the kernel is as dear as that. */
+static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
+    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+    if (!cheap || wanted || c->busy_waits > 0) {
+        return 1;
+    }
+    return c->local_ranks > c->cores ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+}
+
+/* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
+ * comes at once, and while what it sends is coming. The lock is kept: nobody else polls meanwhile. */
+static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
+    int32_t expect = w->expect(c, w->arg);
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    if (e == NULL || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) == 0 || c->polling || c->natives != NULL) {
+        return false;
+    }
+    int32_t limit = ddl__spin_limit(c, expect);
+    for (int32_t looks = 0, empty = 0; empty < limit && looks < DDL__LOOKS_SHORTLY; looks++) {
+        int32_t events = e->table->progress(e->self, expect);
+        if (events != 0 && w->done(c, w->arg)) {
+            return true;
+        }
+        empty = events != 0 ? 0 : empty + 1;
+    }
+    return false;
+}
+
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0;
+    int32_t empty = 0, spins = 0;
     c->busy_waits -= c->busy_waits > 0;
     for (uint32_t round = 1;; round++) {
         int32_t limit = ddl__poll_limit(c);
@@ -11599,11 +12656,15 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         if (w->done(c, w->arg)) {
             return true;
         }
+        spins = events > 0 ? 0 : spins + 1;
+        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
+            continue;
+        }
         empty = events > 0 ? 0 : empty + 1;
         if (events > 0 && round % 256 != 0) {
             continue;
         }
-        if (empty < limit && round % 64 != 0) {
+        if (empty < limit && empty % 64 != 0) {
             ddl__give_way(c);
             continue;
         }
@@ -11759,26 +12820,51 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
     return al < ah && bl < bh && al < bh && bl < ah;
 }
 
+/* Goes to the next element in C order; offset is in elements. */
+static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset) {
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        offset += t->strides[d];
+        if (++index[d] < t->shape[d]) {
+            break;
+        }
+        offset -= t->shape[d] * t->strides[d];
+        index[d] = 0;
+    }
+    return offset;
+}
+
+/* Whether t has an element in a contiguous tensor. What lies between the elements of t does not count. */
+static bool ddl__tensor_touches(const ddl_tensor *t, const ddl_tensor *contiguous) {
+    const char *low, *high;
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), index[DDL_MAX_DIMS] = {0}, offset = 0;
+    if (!ddl__tensors_overlap(t, contiguous) || ddl__is_contiguous(t)) {
+        return ddl__tensors_overlap(t, contiguous);
+    }
+    ddl__tensor_extent(contiguous, &low, &high);
+    for (int64_t left = ddl_tensor_count(t); left > 0; left--) {
+        const char *at = (const char *)t->data + offset * size;
+        if (at < high && low < at + size) {
+            return true;
+        }
+        offset = ddl__tensor_next(t, index, offset);
+    }
+    return false;
+}
+
 /* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
  * any. */
 static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
     uint64_t size = ddl_dtype_bytes(t->dtype);
-    int64_t index[DDL_MAX_DIMS] = {0};
+    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
     if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
         memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
         return;
     }
     for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
-        int64_t at = 0;
-        for (int32_t d = 0; d < t->ndim; d++) {
-            at += index[d] * t->strides[d];
-        }
         char *element = (char *)t->data + at * (int64_t)size;
         memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
         packed += size;
-        for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
-            index[d] = 0;
-        }
+        at = ddl__tensor_next(t, index, at);
     }
 }
 
@@ -11864,15 +12950,16 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 
 /* >>memory */
 
-/* Stands before the memory of ddl_tensor_alloc. */
+/* Memory of ddl_tensor_alloc: a transport's, which peers reach without a copy, or what follows this record. */
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
     uint64_t counted;
+    const ddl__endpoint *endpoint; /* whose it is; NULL: ours */
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
-static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+static ddl__lent *ddl__lend_own(ddl_context *c, size_t bytes) {
     ddl__base *base = &c->base;
     uint64_t memory = base->memory, peak = base->memory_peak;
     ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(base, sizeof *lent + 64 + bytes);
@@ -11881,6 +12968,30 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
         base->memory = memory;
         base->memory_peak = peak;
         lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+    }
+    return lent;
+}
+
+/* From the first transport that lends some; NULL: none does. */
+static ddl__lent *ddl__lend_shared(ddl_context *c, size_t bytes) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        ddl__lent *lent = DDL_HAS(e->table, memory_alloc) ? ddl__alloc(&c->base, sizeof *lent) : NULL;
+        if (lent != NULL && e->table->memory_alloc(e->self, bytes, &lent->data) == DDL_OK) {
+            lent->endpoint = e;
+            return lent;
+        }
+        ddl__free(&c->base, lent);
+    }
+    return NULL;
+}
+
+static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+    ddl__lent *lent = ddl__lend_shared(c, bytes);
+    if (lent == NULL) {
+        lent = ddl__lend_own(c, bytes);
+    }
+    if (lent != NULL) {
         lent->next = c->lent;
         c->lent = lent;
     }
@@ -11888,6 +12999,9 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    if (lent->endpoint != NULL) {
+        lent->endpoint->table->memory_free(lent->endpoint->self, lent->data);
+    }
     c->base.memory += lent->counted; /* ddl__free takes it off again */
     ddl__free(&c->base, lent);
 }
@@ -12041,19 +13155,38 @@ typedef struct ddl__toward {
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
 } ddl__toward;
 
+/* bench/check.c measures what the mismatch check and the flight recorder cost, by a build without them. Nobody else
+ * defines the macro. */
+#ifdef DDL__BENCH_NO_CHECK
+enum { DDL__CHECKS = 0 };
+#else
+enum { DDL__CHECKS = 1 };
+#endif
+
 /* One line of the flight recorder. */
 typedef struct ddl__flight {
+    uint64_t order; /* among the collectives of all groups of this rank */
     uint32_t sequence;
     int32_t root;
     ddl_op op;
     uint8_t kind, dtype;
     int16_t status; /* DDL_IN_PROGRESS while it runs */
-    int64_t count;
+    uint8_t nature; /* as in ddl__call */
+    int32_t tensors;
+    int64_t count; /* of a v-form the elements of all ranks */
+    uint64_t detail;
     uint64_t call_hash; /* of this call */
     uint64_t signature; /* of this call and all before it: what its frames carry */
     uint64_t start_ns, end_ns;
     const char *algorithm;
 } ddl__flight;
+
+/* What runs collectives of the group by itself: see engine/native.h. */
+typedef struct ddl__native {
+    const ddl_transport *table;
+    void *self, *set; /* set NULL: nothing does */
+    uint64_t sequence; /* of its newest operation */
+} ddl__native;
 
 /* What a peer said it is calling, before we have called that ourselves. */
 typedef struct ddl__announced {
@@ -12098,11 +13231,15 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
+    ddl__native native;
+    struct ddl__fast *fast; /* see coll/fast.h */
     ddl__announced announced;
     uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
     uint32_t doubt_sequence; /* which call */
     uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
+    uint64_t fast_ns;        /* when the last one that went the short way began */
     ddl__flight records[DDL__RECORDS];
+    uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
     struct ddl__agreement *agreements;
@@ -12121,6 +13258,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
+static void ddl__native_close(ddl_group *g);
 static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */
@@ -12228,7 +13366,7 @@ static void ddl__group_bury(ddl_group *g) {
 /* >>checking */
 
 /* Begins a public call on a group; the context is locked on success. what: the call, for the sentence. */
-static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
+static inline ddl_status ddl__enter_group(ddl_group *g, const char *what) {
     if (g == NULL || (g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED)) {
         return DDL_ERR_ARG;
     }
@@ -12272,6 +13410,34 @@ static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g,
     ddl__changed(g->context);
 }
 
+/* What may be the reason for all members. */
+static bool ddl__may_break(ddl_status status) {
+    return status == DDL_ERR_MISMATCH || status == DDL_ERR_TIMEOUT || status == DDL_ERR_NOMEM ||
+           status == DDL_ERR_PEER || status == DDL_ERR_SYSTEM || status == DDL_ERR_UNSUPPORTED ||
+           status == DDL_ERR_INTERNAL;
+}
+
+/* Breaks the group here and at all members, with one sentence. */
+static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
+                                                                       const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES - 128];
+    uint8_t payload[DDL__NOTE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
+    ddl__put_string(&w, text);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
+            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
+            ddl__tell(c, g->ranks[i], f, payload, w.at);
+        }
+    }
+    ddl__group_break(g, status, "%s", text);
+}
+
 /* The peer's epoch and membership; NULL when the frame is of a group that is gone or not yet there. */
 static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_group *g = ddl__group_find(c, f->group);
@@ -12308,6 +13474,16 @@ static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
     return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
 
+/* All others of a group that had others are gone. */
+static bool ddl__is_alone(const ddl_group *g) {
+    bool alone = g->size > 1;
+    for (int32_t i = 0; alone && i < g->size; i++) {
+        alone = i == g->rank || ddl__is_gone(g, i);
+    }
+    return alone;
+}
+static const char ddl__why_alone[] = "all others are dead or have left the job";
+
 /* >>p2p/request */
 /* p2p, first part: requests, and waiting for one, any or all of them.
  * A request knows what it is through its ops table; the engine brings its own. */
@@ -12340,6 +13516,7 @@ struct ddl_request {
     int32_t index;       /* in the pool */
     uint8_t state;
     bool persistent, is_recv;
+    bool unseen; /* no handle of it was given out */
     ddl_context *context;
     ddl_group *group;
     const ddl__request_ops *ops;
@@ -12356,8 +13533,6 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
 
     /* messages */
-    ddl__outgoing out;
-    ddl_tensor tensor;
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
     uint64_t bytes, moved, total; /* total: what the sender says */
@@ -12365,6 +13540,8 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    ddl__outgoing out;
+    ddl_tensor tensor; /* the last: not cleared for a new request. Of one that is not packed only its type is set */
 };
 
 /* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
@@ -12372,7 +13549,7 @@ struct ddl_request {
 typedef struct ddl__requests {
     ddl_request **chunks;
     int32_t chunk_count;
-    ddl_request *free_first, *free_last; /* first in, first out: reuse comes late */
+    ddl_request *free_first, *free_last; /* first in, first out, so that reuse comes late: but for those nobody saw */
 } ddl__requests;
 
 /* >>pool */
@@ -12405,8 +13582,8 @@ static ddl_status ddl__requests_grow(ddl_context *c) {
     return DDL_OK;
 }
 
-static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
-    ddl_context *c = g->context;
+/* Takes a request off the free list as it is. */
+static ddl_status ddl__request_take(ddl_context *c, ddl_request **out) {
     ddl__requests *q = c->requests;
     if (q->free_first == NULL) {
         DDL__TRY(ddl__requests_grow(c));
@@ -12416,18 +13593,39 @@ static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, dd
     if (q->free_first == NULL) {
         q->free_last = NULL;
     }
-    ddl_request fresh = {.magic = DDL__REQUEST_MAGIC,
-                         .generation = r->generation + 1,
-                         .index = r->index,
-                         .state = DDL__REQUEST_ACTIVE,
-                         .context = c,
-                         .group = g,
-                         .ops = ops,
-                         .info = {.source = DDL_NO_RANK, .tag = 0}};
-    *r = fresh;
+    *out = r;
+    return DDL_OK;
+}
+
+/* Puts one back that nobody has seen: it is the next to be taken, while it is in the cache. */
+static void ddl__request_untake(ddl_context *c, ddl_request *r) {
+    ddl__requests *q = c->requests;
+    r->next = q->free_first;
+    q->free_first = r;
+    q->free_last = q->free_last == NULL ? r : q->free_last;
+}
+
+/* Makes a new request of one that was taken. */
+static void ddl__request_init(ddl_group *g, const ddl__request_ops *ops, ddl_request *r) {
+    ddl_context *c = g->context;
+    uint32_t generation = r->generation + 1;
+    int32_t index = r->index;
+    memset(r, 0, offsetof(ddl_request, tensor));
+    r->magic = DDL__REQUEST_MAGIC;
+    r->generation = generation;
+    r->index = index;
+    r->state = DDL__REQUEST_ACTIVE;
+    r->context = c;
+    r->group = g;
+    r->ops = ops;
+    r->info.source = DDL_NO_RANK;
     g->outstanding++;
     c->stats.ops_started++;
-    *out = r;
+}
+
+static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
+    DDL__TRY(ddl__request_take(g->context, out));
+    ddl__request_init(g, ops, *out);
     return DDL_OK;
 }
 
@@ -12445,6 +13643,10 @@ static void ddl__request_release(ddl_request *r) {
     r->packed = NULL;
     r->state = DDL__REQUEST_FREE;
     r->group->outstanding--;
+    if (r->unseen) {
+        ddl__request_untake(c, r);
+        return;
+    }
     r->next = NULL;
     if (q->free_last != NULL) {
         q->free_last->next = r;
@@ -12475,8 +13677,7 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
-    c->stats.ops_completed += status >= 0;
-    c->stats.ops_failed += status < 0;
+    *(status < 0 ? &c->stats.ops_failed : &c->stats.ops_completed) += 1; /* two sums would become one vector */
     if (r->parent != NULL && --r->parent->parts == 0) {
         r->parent->parts_done(c, r->parent);
     }
@@ -12617,6 +13818,15 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
+    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
+    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
+                   .tick = ddl__wait_tick,
+                   .expect = ddl__wait_expect,
+                   .arg = &waiting,
+                   .deadline = DDL__NEVER};
+    if (ddl__wait_shortly(c, &w)) {
+        return;
+    }
     const char *doing = c->doing;
     uint64_t start = ddl__now_ns();
     for (int32_t i = 0; i < count; i++) {
@@ -12625,12 +13835,6 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
             c->doing = c->doing != NULL ? c->doing : ddl__wait_name(requests[i]);
         }
     }
-    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
-    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
-                   .tick = ddl__wait_tick,
-                   .expect = ddl__wait_expect,
-                   .arg = &waiting,
-                   .deadline = DDL__NEVER};
     ddl__wait_for(c, &w);
     c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;
@@ -12864,16 +14068,26 @@ typedef struct ddl__unexpected {
 /* >>sending */
 
 /* Credit for what we took of the peer rides along, so that a conversation needs no messages for it. */
-static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
-    ddl__toward *flow = &r->group->flows[r->peer];
+static ddl__frame ddl__envelope(ddl_group *g, uint8_t type, int32_t peer, int32_t tag, ddl_dtype dtype,
+                                uint64_t bytes) {
+    ddl__toward *flow = &g->flows[peer];
     uint64_t credit = flow->p2p_in;
     flow->p2p_in = 0;
     return (ddl__frame){.type = type,
-                        .flags = (uint16_t)r->tensor.dtype,
-                        .group = r->group->id,
-                        .epoch = r->group->epoch,
-                        .sequence = credit << 32 | (uint32_t)r->tag,
-                        .signature = r->bytes};
+                        .flags = (uint16_t)dtype,
+                        .group = g->id,
+                        .epoch = g->epoch,
+                        .sequence = credit << 32 | (uint32_t)tag,
+                        .signature = bytes};
+}
+
+static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
+}
+
+/* May so many bytes go to a peer before it asks for them? */
+static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) {
+    return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
 }
 
 static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
@@ -12947,19 +14161,17 @@ static void ddl__offer(ddl_context *c, ddl_request *r) {
 }
 
 static void ddl__send_start(ddl_context *c, ddl_request *r) {
-    ddl__toward *flow = &r->group->flows[r->peer];
-    uint64_t cost = r->bytes + DDL__FRAME_BYTES;
     r->out.owner = r;
     if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    if (r->bytes > DDL__P2P_EAGER_BYTES || flow->p2p_out + cost > DDL__WINDOW_BYTES) {
+    if (!ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
         ddl__offer(c, r);
         return;
     }
-    flow->p2p_out += (uint32_t)cost;
+    r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
     r->out.done = ddl__send_done;
     r->matched = true; /* nothing more is asked of the receiver */
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
@@ -13000,11 +14212,16 @@ static void ddl__posted_append(ddl_group *g, ddl_request *r) {
     g->posted_last = r;
 }
 
+/* All sizes are powers of two, and a division takes as long as the rest. */
+static uint64_t ddl__elements(uint64_t bytes, ddl_dtype dtype) {
+    return bytes >> __builtin_ctzll(ddl__dtype_bytes(dtype));
+}
+
 static void ddl__recv_done(ddl_request *r) {
     if (r->packed != NULL) {
         ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
-    r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
+    r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
     ddl__request_done(r, DDL_OK);
 }
 
@@ -13039,6 +14256,14 @@ static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, dd
         source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
 }
 
+static void ddl__recv_in_pieces(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
+    ddl__request_fail(
+        r, DDL_ERR_MISMATCH,
+        "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, which is no whole number of %s; it "
+        "stays to be received as u8",
+        source, r->group->name, tag, (unsigned long long)bytes, ddl_dtype_name(r->tensor.dtype));
+}
+
 /* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
 static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
     r->info.source = source;
@@ -13049,6 +14274,10 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     }
     if (dtype != r->tensor.dtype && dtype != DDL_U8 && r->tensor.dtype != DDL_U8) {
         ddl__recv_other_type(r, source, tag, dtype);
+        return false;
+    }
+    if (bytes % ddl__dtype_bytes(r->tensor.dtype) != 0) {
+        ddl__recv_in_pieces(r, source, tag, bytes);
         return false;
     }
     r->matched = true;
@@ -13213,6 +14442,41 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     return DDL_OK;
 }
 
+/* A message that somebody has asked for, and that does not come whole, goes straight to its place. What is wrong with
+ * one is said when it is whole. */
+static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    uint32_t credit = (uint32_t)(f->sequence >> 32);
+    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->bytes == 0 ||
+        credit > g->flows[g->rank_of[peer]].p2p_out) {
+        return NULL;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    if (r == NULL) {
+        return NULL;
+    }
+    ddl__credit(g, source, credit);
+    r->peer = source;
+    r->landing = landing;
+    landing->owner = r;
+    return r->data;
+}
+
+static void ddl__placed_p2p(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    ddl_request *r = landing->owner; /* NULL: abandoned meanwhile */
+    ddl_group *g = ddl__frame_group(c, peer, &landing->frame);
+    if (g != NULL && status == DDL_OK) {
+        ddl__p2p_took(c, g, g->rank_of[peer], landing->frame.bytes);
+    }
+    if (r != NULL) {
+        r->landing = NULL;
+        if (status == DDL_OK) {
+            ddl__recv_done(r);
+        }
+    }
+}
+
 static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
@@ -13319,13 +14583,24 @@ static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing
 
 /* >>ending early */
 
+/* The rest of what lands in a receive's buffer goes elsewhere. A message that its sender thinks sent is kept: what has
+ * come of it is copied, and when it is whole it waits for another receive. */
+static void ddl__landing_leave(ddl_context *c, ddl_request *r, ddl__landing *l) {
+    r->landing = NULL;
+    l->owner = NULL;
+    ddl__landing_abandon(c, ddl__world_rank(r), l);
+    if (l->frame.type == DDL__FRAME_P2P && l->scratch != NULL) {
+        memcpy(l->scratch, r->data, l->frame.bytes);
+        l->target = NULL;
+        l->frame.sequence = (uint32_t)l->frame.sequence; /* the credit that came with it was taken */
+    }
+}
+
 static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
     if (r->is_recv) {
         ddl__posted_unlink(r->group, r);
         if (r->landing != NULL) {
-            r->landing->owner = NULL;
-            ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
-            r->landing = NULL;
+            ddl__landing_leave(c, r, r->landing);
         }
         return;
     }
@@ -13372,6 +14647,10 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,
+                          ddl__why_alone);
     }
 }
 
@@ -13410,8 +14689,122 @@ static void ddl__p2p_group_free(ddl_group *g) {
     }
 }
 
+/* >>p2p/quick */
+/* p2p, third part: the short way of a blocking message. Over shared memory a small one takes a tenth of a microsecond;
+ * to make and to end a request would be the larger part of it. So what can leave at once leaves without a request, and
+ * what has come is taken without one. All else goes the long way, which finds everything as it was. */
+
+/* A view of which the long way would find nothing to say, in one piece. */
+static bool ddl__is_plain(const ddl_tensor *t) {
+    return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && ddl__is_contiguous(t) && t->shape[0] > 0 &&
+           t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+}
+
+/* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */
+static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_request *r,
+                            ddl_status status) {
+    ddl__outgoing out = r->out; /* a transport that borrows it refers to it by its address, which stays */
+    ddl__request_init(g, &ddl__p2p_ops, r);
+    r->out = out;
+    r->tensor.dtype = t->dtype;
+    r->data = t->data;
+    r->bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
+    r->peer = peer;
+    r->tag = tag;
+    r->matched = r->unseen = true;
+    if (status < 0) {
+        ddl__send_failed(r, status);
+    }
+}
+
+/* Sends a message that fits the receiver's window. False: it is one for the long way. */
+static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_status *out_status) {
+    ddl_context *c = g->context;
+    ddl_request *r;
+    if (!ddl__is_plain(t) || peer < 0 || peer >= g->size || peer == g->rank || tag < 0 || c->aborted) {
+        return false;
+    }
+    uint64_t bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
+    if (!ddl__goes_eagerly(g, peer, bytes) || c->links[g->ranks[peer]].life != DDL__ALIVE ||
+        ddl__request_take(c, &r) < 0) {
+        return false;
+    }
+    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__frame f = ddl__envelope(g, DDL__FRAME_P2P, peer, tag, t->dtype, bytes);
+    f.bytes = (uint32_t)bytes;
+    r->out.done = ddl__send_done;
+    r->out.owner = r;
+    *out_status = ddl__post(c, g->ranks[peer], &r->out, &f, t->data);
+    if (*out_status == DDL_OK) {
+        ddl__request_untake(c, r);
+        c->stats.ops_started++;
+        c->stats.ops_completed++;
+        return true;
+    }
+    ddl__send_adopt(g, t, peer, tag, r, *out_status);
+    ddl__wait_requests(c, &r, 1, false);
+    *out_status = ddl__request_report(&r, NULL);
+    return true;
+}
+
+/* Takes a message that has come, if it is one for such a receive. False: it is not, and the long way says why. */
+static bool ddl__recv_early(ddl_group *g, const ddl_tensor *t, ddl__unexpected *u, ddl_info *out_info) {
+    ddl_context *c = g->context;
+    size_t each = ddl__dtype_bytes(t->dtype);
+    if (u->is_offer || u->dtype != t->dtype || u->bytes > (uint64_t)t->shape[0] * each) {
+        return false;
+    }
+    if (u->bytes > 0) {
+        memcpy(t->data, u->data, u->bytes);
+    }
+    if (u->source != g->rank) {
+        ddl__p2p_took(c, g, u->source, u->bytes);
+    }
+    if (out_info != NULL) {
+        *out_info = (ddl_info){
+            .source = u->source, .tag = u->tag, .count = (int64_t)(u->bytes / each), .status = DDL_OK};
+    }
+    ddl__unexpected_remove(g, u);
+    c->stats.ops_started++;
+    c->stats.ops_completed++;
+    return true;
+}
+
+/* Receives what has come, or waits for it. False: it is something for the long way. */
+static bool ddl__recv_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_info *out_info,
+                            ddl_status *out_status) {
+    ddl_context *c = g->context;
+    ddl_request *r;
+    if (!ddl__is_plain(t) || peer < DDL_ANY_SOURCE || peer >= g->size || tag < DDL_ANY_TAG || c->aborted) {
+        return false;
+    }
+    *out_status = DDL_OK;
+    ddl__unexpected *u = ddl__unexpected_find(g, peer, tag);
+    if (u != NULL) {
+        return ddl__recv_early(g, t, u, out_info);
+    }
+    if ((peer >= 0 && c->links[g->ranks[peer]].life != DDL__ALIVE) || ddl__request_take(c, &r) < 0) {
+        return false;
+    }
+    ddl__request_init(g, &ddl__p2p_ops, r);
+    r->is_recv = r->unseen = true;
+    r->peer = peer;
+    r->tag = tag;
+    r->tensor.dtype = t->dtype;
+    r->data = t->data;
+    r->bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
+    ddl__posted_append(g, r);
+    ddl__wait_requests(c, &r, 1, false);
+    if (r->status == DDL_OK && out_info == NULL) {
+        ddl__request_release(r);
+    } else {
+        *out_status = ddl__request_report(&r, out_info);
+    }
+    return true;
+}
+
 /* >>p2p/p2p */
-/* p2p, third part: the public calls, and checks of what callers pass. */
+/* p2p, fourth part: the public calls, and checks of what callers pass. */
 
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
 static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
@@ -13445,7 +14838,18 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
         return ddl__error(c, DDL_ERR_ARG, "%s: the tag is %d; tags are 0 and up%s", what, t->tag,
                           t->is_send ? "" : ", or DDL_ANY_TAG to receive");
     }
-    return ddl__tensor_check(c, &t->tensor, what, "tensor");
+    DDL__TRY(ddl__tensor_check(c, &t->tensor, what, "tensor"));
+    return t->is_send ? DDL_OK : ddl__tensor_check_output(c, &t->tensor, what, "tensor");
+}
+
+/* What ddl_send_recv receives must not change what it sends meanwhile. A strided tensor is sent from a copy. */
+static ddl_status ddl__p2p_check_apart(ddl_group *g, const ddl_transfer *recv, const ddl_transfer *send,
+                                       const char *what) {
+    bool moves = recv->peer != DDL_NO_RANK && send->peer != DDL_NO_RANK;
+    if (moves && ddl__is_contiguous(&send->tensor) && ddl__tensor_touches(&recv->tensor, &send->tensor)) {
+        return ddl__error(g->context, DDL_ERR_ARG, "%s: `send` and `recv` overlap; they must be apart", what);
+    }
+    return DDL_OK;
 }
 
 /* A message to this rank itself meets its receive at once, or waits as a copy. */
@@ -13508,6 +14912,9 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
     for (int32_t i = 0; i < count; i++) {
         DDL__TRY(ddl__p2p_check(g, &transfers[i], what));
     }
+    if (count == 2 && !transfers[0].is_send && transfers[1].is_send) { /* a batch that is one is checked too */
+        DDL__TRY(ddl__p2p_check_apart(g, &transfers[0], &transfers[1], what));
+    }
     int32_t made = 0;
     ddl_status status = DDL_OK;
     while (made < count && status == DDL_OK) {
@@ -13527,34 +14934,55 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
     return DDL_OK;
 }
 
-/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
+/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. The lock is held. */
+static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                               ddl_request **out_requests, ddl_info *out_infos) {
+    ddl_context *c = g->context;
+    ddl_request *own[2] = {NULL, NULL};
+    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    if (status == DDL_OK && out_requests == NULL) {
+        for (int32_t i = 0; i < count; i++) {
+            own[i]->unseen = true;
+        }
+        ddl__wait_requests(c, own, count, false);
+        status = ddl__report_all(c, own, count, out_infos);
+    }
+    return status;
+}
+
 static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
                                 ddl_request **out_requests, ddl_info *out_infos) {
     for (int32_t i = 0; out_requests != NULL && i < count; i++) {
         out_requests[i] = NULL;
     }
     DDL__TRY(ddl__enter_group(g, what));
-    ddl_context *c = g->context;
-    ddl_request *own[2] = {NULL, NULL};
-    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
-    if (status == DDL_OK && out_requests == NULL) {
-        ddl__wait_requests(c, own, count, false);
-        status = ddl__report_all(c, own, count, out_infos);
-    }
-    ddl__unlock(c);
+    ddl_status status = ddl__p2p_run(g, transfers, count, what, out_requests, out_infos);
+    ddl__unlock(g->context);
     return status;
 }
 
 /* >>public */
 
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
-    ddl_transfer t = {1, tensor, peer, tag};
-    return ddl__p2p_call(group, &t, 1, "ddl_send", NULL, NULL);
+    ddl_status status;
+    DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
+        ddl_transfer t = {1, tensor, peer, tag};
+        status = ddl__p2p_run(group, &t, 1, "ddl_send", NULL, NULL);
+    }
+    ddl__unlock(group->context);
+    return status;
 }
 
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
-    ddl_transfer t = {0, tensor, peer, tag};
-    return ddl__p2p_call(group, &t, 1, "ddl_recv", NULL, out_info);
+    ddl_status status;
+    DDL__TRY(ddl__enter_group(group, "ddl_recv"));
+    if (!ddl__recv_quick(group, &tensor, peer, tag, out_info, &status)) {
+        ddl_transfer t = {0, tensor, peer, tag};
+        status = ddl__p2p_run(group, &t, 1, "ddl_recv", NULL, out_info);
+    }
+    ddl__unlock(group->context);
+    return status;
 }
 
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
@@ -13599,6 +15027,9 @@ DDL_API ddl_status ddl_cancel(ddl_request *request) {
     }
     DDL__TRY(ddl__enter_requests(list, 1, "ddl_cancel", &c));
     ddl_status status = DDL_OK;
+    if (!c->polling) {
+        ddl__poll(c, -1); /* what has come must not be passed over because nobody has looked */
+    }
     if (request->ops != &ddl__p2p_ops || !request->is_recv) {
         status = ddl__error(c, DDL_ERR_ARG, "ddl_cancel: only a receive can be cancelled");
     } else if (request->state != DDL__REQUEST_ACTIVE || request->matched) {
@@ -13631,10 +15062,7 @@ static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
     (void)now;
     ddl__probing *p = arg;
-    p->alone = p->peer < 0 && p->group->size > 1;
-    for (int32_t i = 0; p->alone && i < p->group->size; i++) {
-        p->alone = i == p->group->rank || ddl__is_gone(p->group, i);
-    }
+    p->alone = p->peer < 0 && ddl__is_alone(p->group);
 }
 
 static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
@@ -13644,7 +15072,7 @@ static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
     }
     g->deaths_probed = g->deaths;
     return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,
-                      p->alone ? "all others are dead or have left the job" : g->cause);
+                      p->alone ? ddl__why_alone : g->cause);
 }
 
 static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {
@@ -13690,6 +15118,110 @@ DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_i
     return ddl__probe(group, peer, tag, false, "ddl_iprobe", out_info);
 }
 
+/* >>engine/reduction */
+/* engine: what reduces in a collective: one of our kernels, or a program's own function, for two operands or for as
+ * many as there are ranks. Operands come in the order of ranks, and the brackets open from the left. */
+
+/* A user's op, or a scaled sum. */
+typedef struct ddl__user_op {
+    struct ddl__user_op *next;
+    ddl_op id;
+    bool commutative, freed;
+    int32_t users; /* running operations and persistent requests: a freed op goes with the last */
+    ddl_op_fn fn;  /* NULL: scaled sum */
+    void *user;
+    double factor;
+} ddl__user_op;
+
+/* Ids follow the order of creation alone, for they are compared between ranks: which operations still run, and hold an
+ * op that was freed, differs from rank to rank. */
+typedef struct ddl__ops {
+    ddl__user_op *first;
+    int32_t count;    /* that are not freed */
+    uint32_t created;
+} ddl__ops;
+
+static void ddl__user_op_release(ddl_context *c, ddl__user_op *op) {
+    for (ddl__user_op **at = &c->ops->first; *at != NULL; at = &(*at)->next) {
+        if (*at == op) {
+            *at = op->next;
+            ddl__free(&c->base, op);
+            return;
+        }
+    }
+}
+
+/* One user less. */
+static void ddl__user_op_drop(ddl_context *c, ddl__user_op *op) {
+    if (--op->users == 0 && op->freed) {
+        ddl__user_op_release(c, op);
+    }
+}
+
+typedef struct ddl__reduction {
+    ddl__reduce_fn kernel;
+    const ddl__user_op *user; /* NULL, or a scaled sum: the kernel does it */
+    ddl_dtype dtype;
+    uint32_t element_shift; /* log2 of the bytes of an element */
+} ddl__reduction;
+
+static ddl__reduction ddl__reduction_of(ddl_op op, ddl_dtype dtype, const ddl__user_op *user) {
+    ddl__reduction r = {.kernel = ddl__reduce_kernel(dtype, user != NULL ? DDL_SUM : op),
+                        .user = user != NULL && user->fn != NULL ? user : NULL,
+                        .dtype = dtype};
+    while ((size_t)1 << r.element_shift < ddl_dtype_bytes(dtype)) {
+        r.element_shift++;
+    }
+    return r;
+}
+
+/* dst = a op b, a from the lower ranks; dst may be either. */
+static void ddl__reduce_pair(const ddl__reduction *r, void *dst, const void *a, const void *b, uint64_t bytes) {
+    size_t count = bytes >> r->element_shift;
+    if (count == 0) {
+        return; /* nothing to reduce is none of a program's function's business */
+    }
+    if (r->user != NULL) {
+        r->user->fn(dst, a, b, (int64_t)count, r->dtype, r->user->user);
+    } else {
+        r->kernel(dst, a, b, count);
+    }
+}
+
+/* Our kernels read bytes at any address; a user's function has typed pointers, but a payload begins where the stream of
+ * frames puts it. */
+static void ddl__reduce_aligned(const ddl__reduction *r, char *dst, const char *own, const char *theirs, uint64_t bytes,
+                                bool theirs_first) {
+    char piece[4096] __attribute__((aligned(64))); /* a multiple of every element */
+    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
+        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
+        memcpy(piece, theirs + at, n);
+        ddl__reduce_pair(r, dst + at, theirs_first ? piece : own + at, theirs_first ? own + at : piece, n);
+    }
+}
+
+/* dst = (srcs[0] op srcs[1]) op ...; dst may be any of them, so what is between stays in a piece of our own. The piece
+ * is small: while one source is added the next ones are fetched, which larger pieces lose beyond the caches. */
+static void ddl__reduce_many(const ddl__reduction *r, char *dst, const char *const *srcs, int32_t count,
+                             uint64_t bytes) {
+    char piece[2048] __attribute__((aligned(64)));
+    if (count <= 2) {
+        ddl__reduce_pair(r, dst, srcs[0], srcs[count - 1], count == 2 ? bytes : 0);
+        if (count == 1 && bytes > 0) {
+            memmove(dst, srcs[0], (size_t)bytes);
+        }
+        return;
+    }
+    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
+        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
+        ddl__reduce_pair(r, piece, srcs[0] + at, srcs[1] + at, n);
+        for (int32_t i = 2; i < count - 1; i++) {
+            ddl__reduce_pair(r, piece, piece, srcs[i] + at, n);
+        }
+        ddl__reduce_pair(r, dst + at, piece, srcs[count - 1] + at, n);
+    }
+}
+
 /* >>engine/op */
 /* engine, first part: a collective that runs, and the plans that are kept for the next time.
  * It must not know what a collective means: only steps, memory and messages. */
@@ -13697,6 +15229,9 @@ DDL_API ddl_status ddl_iprobe(ddl_group *group, int32_t peer, int32_t tag, ddl_i
 enum { DDL__CACHED_MAX = 64 };
 
 /* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
+/* What a program's own op is: two that have the same number on two ranks must be alike in this too. */
+typedef enum ddl__nature { DDL__OF_OURS, DDL__SCALED_SUM, DDL__FUNCTION, DDL__FUNCTION_IN_ORDER } ddl__nature;
+
 typedef struct ddl__call {
     ddl_kind kind;
     ddl_op op;
@@ -13707,6 +15242,10 @@ typedef struct ddl__call {
     bool in_place, commutative;
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
+    int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
+    const ddl_tensor *list; /* they; NULL in a record */
+    uint8_t nature;  /* ddl__nature */
+    uint64_t detail; /* hash of what count does not say: lengths of a v-form, the tensors of all_reduce_many */
     uint64_t call_hash, signature; /* see ddl__flight */
 } ddl__call;
 
@@ -13732,13 +15271,21 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
-    ddl__reduce_fn reduce;
-    struct ddl__user_op *user;
+    ddl__reduction reduction;
+    ddl__user_op *user;
     ddl__step_state *steps;
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
-    uint64_t start_ns, asked_ns;
+    uint64_t asked_ns;
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
+    struct ddl__op *native_next; /* of the context's natives */
+    void *native;              /* what a transport runs for the step native_step ... */
+    ddl_status native_refused; /* ... NULL: it could not begin, and why */
+    uint32_t native_step;
+    int32_t native_waits; /* a rank whose part is missing; -1: not known */
+    uint32_t natives_left; /* native steps that have not begun */
+    uint32_t native_parked; /* one that is ready, before its turn; DDL__NO_STEP: none */
+    bool is_native; /* on that list */
 } ddl__op;
 
 typedef struct ddl__cached {
@@ -13753,7 +15300,7 @@ typedef struct ddl__cached {
     int32_t array_count;
     ddl__plan plan;
     uint32_t *recvs; /* receiving steps, sorted by (peer, slot) */
-    uint32_t recv_count;
+    uint32_t recv_count, native_count;
     double estimate_s;
     uint64_t algorithm_hash;
     ddl__op *spare; /* ops with all their arrays, for the next runs */
@@ -13767,14 +15314,49 @@ typedef struct ddl__early {
     unsigned char data[];
 } ddl__early;
 
+/* Elements of a call; of a v-form those of all ranks together. */
+static int64_t ddl__call_elements(const ddl_group *g, const ddl__call *call) {
+    int64_t total = call->count;
+    for (int32_t i = 0; i < g->size && call->counts != NULL; i++) {
+        total += call->counts[i];
+    }
+    return total;
+}
+
+/* "as 3+4+3": what the ranks have, as far as it fits, and a digest of it all. */
+static void ddl__describe_counts(const ddl_group *g, const ddl__call *call, ddl__text *text) {
+    for (int32_t i = 0; i < DDL__MIN(g->size, 8) && call->counts != NULL; i++) {
+        ddl__text_add(text, "%s%lld", i > 0 ? "+" : " as ", (long long)call->counts[i]);
+    }
+    ddl__text_add(text, "%s", call->counts != NULL && g->size > 8 ? "+..." : "");
+    if (call->detail != 0) {
+        ddl__text_add(text, " (#%08x)", (unsigned)call->detail);
+    }
+}
+
+/* The tensors of all_reduce_many, as far as it fits, and a digest of all. */
+static void ddl__describe_list(const ddl__call *call, ddl__text *text) {
+    ddl__text_add(text, "%d tensors", call->tensors);
+    for (int32_t i = 0; i < DDL__MIN(call->tensors, 6) && call->list != NULL; i++) {
+        ddl__text_add(text, "%s%lld x %s", i > 0 ? " + " : ": ", (long long)ddl_tensor_count(&call->list[i]),
+                      ddl_dtype_name(call->list[i].dtype));
+    }
+    ddl__text_add(text, "%s (#%08x)", call->list != NULL && call->tensors > 6 ? " + ..." : "", (unsigned)call->detail);
+}
+
 static void ddl__describe_call(const ddl_group *g, const ddl__call *call, const char *algorithm, ddl__text *text) {
-    (void)g;
-    ddl__text_add(text, "%s(", ddl__kind_name(call->kind));
-    if (call->kind != DDL_BARRIER) {
-        ddl__text_add(text, "%lld x %s", (long long)call->count, ddl_dtype_name(call->dtype));
+    static const char *const natures[] = {"", "a scaled sum", "a function", "a function, not commutative"};
+    ddl__text_add(text, "%s%s(", ddl__kind_name(call->kind), call->tensors > 0 ? "_many" : "");
+    if (call->tensors > 0) {
+        ddl__describe_list(call, text);
+    } else if (call->kind != DDL_BARRIER) {
+        ddl__text_add(text, "%lld x %s", (long long)ddl__call_elements(g, call), ddl_dtype_name(call->dtype));
+    }
+    if (ddl__kind_is_v(call->kind)) {
+        ddl__describe_counts(g, call, text);
     }
     if (call->op >= 256) {
-        ddl__text_add(text, ", op %d", call->op);
+        ddl__text_add(text, ", op %d, %s", call->op, natures[call->nature]);
     } else if (call->op != DDL_OP_NONE) {
         ddl__text_add(text, ", %s", ddl__op_name(call->op));
     }
@@ -13897,6 +15479,7 @@ static ddl_status ddl__cached_index(ddl_context *c, ddl__cached *e) {
         return DDL_ERR_NOMEM;
     }
     for (uint32_t i = 0; i < plan->step_count; i++) {
+        e->native_count += plan->steps[i].kind == DDL__NATIVE;
         if (!ddl__is_recv(&plan->steps[i])) {
             continue;
         }
@@ -13936,6 +15519,16 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
     return DDL_OK;
 }
 
+/* How long the group's transport takes for a call by itself; 0: it does not serve it. */
+static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
+    const ddl__native *n = &g->native;
+    if (n->set == NULL || ddl__kind_is_v(call->kind)) {
+        return 0;
+    }
+    uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
+    return (double)n->table->native_cost_ns(n->self, n->set, (int32_t)call->kind, bytes) * 1e-9;
+}
+
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
     return (ddl__plan_args){.kind = call->kind,
                             .size = g->size,
@@ -13949,7 +15542,8 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                             .offsets = call->offsets,
                             .recv_counts = call->recv_counts,
                             .recv_offsets = call->recv_offsets,
-                            .host_of = g->host_of};
+                            .host_of = g->host_of,
+                            .native_s = ddl__native_seconds(g, call)};
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
@@ -14021,25 +15615,231 @@ static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cach
                                    : status;
 }
 
+/* >>engine/native */
+/* engine: collectives that a transport runs by itself, by load and store, for the ranks of one host (plugin.h,
+ * native_*). In a plan such a collective is one step. The ranks of a group agree on whether they have it when the group
+ * is made, because all must choose alike. */
+
+static void ddl__step_finish(ddl__op *op, uint32_t i);
+static void ddl__op_run(ddl_context *c, ddl__op *op);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
+
+/* >>set */
+
+/* The ranks of a group that are on this host, in group order, as world ranks. Returns how many; *out_rank: which of
+ * them is this one. */
+static int32_t ddl__native_ranks(const ddl_group *g, int32_t *out, int32_t *out_rank) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (g->host_of[i] == g->host_of[g->rank]) {
+            *out_rank = i == g->rank ? count : *out_rank;
+            out[count++] = g->ranks[i];
+        }
+    }
+    return count;
+}
+
+/* The endpoint through which this rank reaches all of them, if it can run collectives; else NULL. */
+static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count) {
+    ddl__endpoint *all = NULL;
+    for (int32_t i = 0; i < count; i++) {
+        ddl__endpoint *e = c->links[ranks[i]].endpoint;
+        if (ranks[i] == c->rank) {
+            continue;
+        }
+        if (e == NULL || (all != NULL && e != all)) {
+            return NULL;
+        }
+        all = e;
+    }
+    return all != NULL && DDL_HAS(all->table, native_open) ? all : NULL;
+}
+
+/* Opens this rank's part. False: plans are used; that all ranks do the same is for the caller to see to. */
+static bool ddl__native_open(ddl_group *g) {
+    ddl_context *c = g->context;
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
+    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0;
+    ddl__endpoint *e = ddl__native_endpoint(c, ranks, count);
+    uint64_t id = (uint64_t)g->epoch << 32 | g->id;
+    void *set = NULL;
+    if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
+        g->native = (ddl__native){.table = e->table, .self = e->self, .set = set};
+        g->settings_version++;
+    }
+    ddl__free(&c->base, ranks);
+    return set != NULL;
+}
+
+static void ddl__native_close(ddl_group *g) {
+    if (g->native.set != NULL) {
+        g->native.table->native_close(g->native.self, g->native.set);
+        g->native.set = NULL;
+        g->settings_version++;
+    }
+}
+
+/* >>operation */
+
+/* As a transport calls it. */
+static void ddl__native_reduce(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes) {
+    if (src_count == 2) {
+        ddl__reduce_pair(arg, dst, srcs[0], srcs[1], bytes);
+    } else {
+        ddl__reduce_many(arg, dst, (const char *const *)srcs, src_count, bytes);
+    }
+}
+
+static void ddl__native_unlist(ddl_context *c, ddl__op *op) {
+    ddl__op **at = &c->natives;
+    while (*at != op) {
+        at = &(*at)->native_next;
+    }
+    *at = op->native_next;
+    op->native = NULL;
+    op->is_native = false;
+}
+
+/* The group's rank of a rank of its set. */
+static int32_t ddl__native_rank(const ddl_group *g, int32_t rank) {
+    for (int32_t i = 0; rank >= 0 && i < g->size; i++) {
+        if (g->host_of[i] == g->host_of[g->rank] && rank-- == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* On this rank alone, as far as is known: the others wait for it, so that they have to be told. The operation is still
+ * listed: what others may write to is taken away from them (ddl__native_abandon). */
+static void ddl__native_failed(ddl_context *c, const ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    ddl__break_everywhere(c, g, ddl__may_break(status) ? status : DDL_ERR_INTERNAL,
+                          "the transport of rank %d %s %s: %s", g->rank,
+                          op->native == NULL ? "cannot begin" : "failed in", ddl__kind_name(op->call.kind),
+                          ddl_status_text(status));
+}
+
+/* Looks at one. True: it moved, and op may be gone. */
+static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
+    ddl_group *g = op->group;
+    int32_t rank = -1;
+    if (g->doubt_ns != 0) {
+        return false; /* it cannot end any more: the group breaks as soon as the other call is spelled out */
+    }
+    ddl_status status = op->native == NULL ? op->native_refused
+                                           : g->native.table->native_test(g->native.self, g->native.set, op->native,
+                                                                          looks, &rank);
+    op->native_waits = ddl__native_rank(g, rank);
+    if (status == DDL_IN_PROGRESS) {
+        return false;
+    }
+    if (status == DDL_ERR_MISMATCH) {
+        ddl__mismatch_seen(c, g, ddl__native_rank(g, rank), op->sequence);
+        return true;
+    }
+    if (status < 0) {
+        ddl__native_failed(c, op, status);
+        return true;
+    }
+    ddl__native_unlist(c, op);
+    ddl__step_finish(op, op->native_step);
+    ddl__op_run(c, op);
+    return true;
+}
+
+static int32_t ddl__natives_poll(ddl_context *c) {
+    int32_t moved = 0;
+    for (ddl__op *op = c->natives, *next; op != NULL; op = next) {
+        next = op->native_next;
+        if (ddl__native_look(c, op, 1)) {
+            return moved + 1; /* the list may be another one now */
+        }
+    }
+    return moved;
+}
+
+/* From now on it is looked at. Operations of a set end in order. `status` is that of native_start: what could not
+ * begin fails at the next look, as other steps are being started here. */
+static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_status status, void *native) {
+    op->native = status == DDL_OK ? native : NULL;
+    op->native_refused = status;
+    op->native_step = step;
+    op->native_next = NULL;
+    op->native_waits = -1;
+    op->is_native = true;
+    ddl__op **end = &c->natives;
+    while (*end != NULL) {
+        end = &(*end)->native_next;
+    }
+    *end = op;
+}
+
+static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = &op->cached->plan.steps[i];
+    ddl_group *g = op->group;
+    char *in = op->base[s->src_space], *out = op->base[s->dst_space];
+    ddl_native_call call = {.size = sizeof call,
+                            .kind = (int32_t)s->slot,
+                            .root = s->peer,
+                            .element_bytes = op->cached->element_bytes,
+                            .sequence = ++g->native.sequence,
+                            .signature = op->call.signature + i,
+                            .in = in != NULL ? in + s->src : NULL,
+                            .out = out != NULL ? out + s->dst : NULL,
+                            .bytes = (uint64_t)s->bytes,
+                            .reduce = ddl__native_reduce,
+                            .reduce_arg = &op->reduction};
+    void *native = NULL;
+    ddl_status status = g->native.table->native_start(g->native.self, g->native.set, &call, &native);
+    ddl__native_list(c, op, i, status, native);
+    op->natives_left--;
+}
+
+/* Operations of a set begin in the same order on all ranks: those of a group in the order of its calls, whatever
+ * becomes ready first. */
+static bool ddl__native_has_turn(const ddl__op *op) {
+    for (const ddl__op *o = op->group->ops; o != NULL; o = o->next) {
+        if (o->natives_left > 0 && (int32_t)(o->sequence - op->sequence) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Begins a native step, or leaves it until earlier calls have begun theirs; those that waited for this one follow. */
+static void ddl__step_native(ddl_context *c, ddl__op *op, uint32_t i) {
+    if (!ddl__native_has_turn(op)) {
+        op->native_parked = i;
+        return;
+    }
+    ddl__native_begin(c, op, i);
+    for (ddl__op *next = op; next != NULL && next->natives_left == 0;) {
+        next = NULL;
+        for (ddl__op *o = op->group->ops; o != NULL; o = o->next) {
+            next = o->native_parked != DDL__NO_STEP && ddl__native_has_turn(o) ? o : next;
+        }
+        if (next != NULL) {
+            i = next->native_parked;
+            next->native_parked = DDL__NO_STEP;
+            ddl__native_begin(c, next, i);
+        }
+    }
+}
+
+/* Takes an operation's memory back from the transport and from all ranks. */
+static void ddl__native_abandon(ddl_context *c, ddl__op *op) {
+    if (op->native != NULL) {
+        op->group->native.table->native_cancel(op->group->native.self, op->group->native.set, op->native);
+    }
+    if (op->is_native) {
+        ddl__native_unlist(c, op);
+    }
+}
+
 /* >>engine/run */
 /* engine, second part: running steps. A step starts when all it waits for have finished; data that comes earlier is
  * kept. One loop per op, no recursion: a finished step only queues those that it made ready. */
-
-/* A user's op, or a scaled sum. */
-typedef struct ddl__user_op {
-    bool used, commutative;
-    int32_t users; /* running operations */
-    bool freed;
-    ddl_op_fn fn; /* NULL: scaled sum */
-    void *user;
-    double factor;
-} ddl__user_op;
-
-/* One user less; the id of a freed op is free for another one when the last is gone. */
-static void ddl__user_op_drop(ddl__user_op *user) {
-    user->users--;
-    user->used = !(user->freed && user->users == 0);
-}
 
 /* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
 enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
@@ -14057,31 +15857,6 @@ static char *ddl__at(const ddl__op *op, int32_t space, int64_t offset) {
 static char *ddl__src(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->src_space, s->src); }
 
 static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->dst_space, s->dst); }
-
-/* dst = a op b, a from the lower ranks. */
-static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
-    size_t count = bytes / (uint64_t)op->cached->element_bytes;
-    if (count == 0) {
-        return; /* nothing to reduce is none of a program's function's business */
-    }
-    if (op->user != NULL && op->user->fn != NULL) {
-        op->user->fn(dst, a, b, (int64_t)count, op->call.dtype, op->user->user);
-    } else {
-        op->reduce(dst, a, b, count);
-    }
-}
-
-/* Our kernels read bytes at any address; a user's function has typed pointers, but a payload begins where the stream of
- * frames puts it. */
-static void ddl__op_reduce_aligned(const ddl__op *op, char *dst, const char *own, const char *theirs, uint64_t bytes,
-                                   bool theirs_first) {
-    char piece[4096] __attribute__((aligned(64))); /* a multiple of every element */
-    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
-        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
-        memcpy(piece, theirs + at, n);
-        ddl__op_reduce(op, dst + at, theirs_first ? piece : own + at, theirs_first ? own + at : piece, n);
-    }
-}
 
 static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     uint32_t size = op->cached->plan.step_count;
@@ -14194,7 +15969,8 @@ static void ddl__flow_caught_up(ddl_context *c, ddl_group *g) {
 
 static bool ddl__step_held(ddl_context *c, ddl__op *op, const ddl__step *s, ddl__step_state *st) {
     ddl__toward *flow = &op->group->flows[s->peer];
-    if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
+    bool fenced = op->cached->plan.fenced && s->flags != DDL__AT_ONCE;
+    if (fenced || (int32_t)(flow->started - op->sequence) >= 0) {
         return false;
     }
     uint32_t cost = (uint32_t)s->bytes + DDL__AHEAD_BYTES;
@@ -14263,11 +16039,11 @@ static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, 
     }
     bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
     if (op->user != NULL && (uintptr_t)data % (uint64_t)DDL__MIN(op->cached->element_bytes, 8) != 0) {
-        ddl__op_reduce_aligned(op, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
+        ddl__reduce_aligned(&op->reduction, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
         return;
     }
     const char *own = ddl__src(op, s) + offset;
-    ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
+    ddl__reduce_pair(&op->reduction, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
 }
 
 static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
@@ -14304,9 +16080,12 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     case DDL__REDUCE: {
         char *dst = ddl__dst(op, s), *src = ddl__src(op, s);
         bool dst_first = (s->flags & DDL__DST_FIRST) != 0;
-        ddl__op_reduce(op, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
+        ddl__reduce_pair(&op->reduction, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
         break;
     }
+    case DDL__NATIVE:
+        ddl__step_native(c, op, i);
+        return;
     }
     ddl__step_finish(op, i);
 }
@@ -14336,6 +16115,8 @@ static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     op->left = plan->step_count;
     op->ready_first = op->ready_count = op->cursor = 0;
+    op->natives_left = op->cached->native_count;
+    op->native_parked = DDL__NO_STEP;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         st->out.done = ddl__step_sent;
@@ -14447,8 +16228,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
             st->early = ddl__scratch_get(c, (size_t)s->bytes);
         }
         if (st->early == NULL) {
-            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
-                             op->group->rank);
+            ddl__break_everywhere(c, op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
+                                  op->group->rank);
             return DDL_OK;
         }
         memcpy(st->early + st->moved, payload, f->bytes);
@@ -14461,7 +16242,7 @@ static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, co
                                   const void *payload) {
     ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
     if (e == NULL) {
-        ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
+        ddl__break_everywhere(c, g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
         return DDL_OK;
     }
     e->next = NULL;
@@ -14492,9 +16273,9 @@ static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, d
     uint32_t sequence = (uint32_t)(f->sequence >> 32);
     ddl__flow_started(c, g, g->rank_of[peer], sequence);
     ddl__op *op = ddl__op_find(g, sequence);
-    ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
+    ddl__flight *record = op == NULL && DDL__CHECKS ? ddl__record_of(g, sequence) : NULL;
     uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
-    if (ours != f->signature) {
+    if (DDL__CHECKS && ours != f->signature) {
         ddl__mismatch_seen(c, g, g->rank_of[peer], sequence);
         return;
     }
@@ -14569,18 +16350,31 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* >>start and end */
 
-static void ddl__record_start(ddl_group *g, const ddl__op *op) {
-    g->records[op->sequence % DDL__RECORDS] = (ddl__flight){.sequence = op->sequence,
-                                                            .root = op->call.root,
-                                                            .op = op->call.op,
-                                                            .kind = (uint8_t)op->call.kind,
-                                                            .dtype = (uint8_t)op->call.dtype,
-                                                            .status = DDL_IN_PROGRESS,
-                                                            .count = op->call.count,
-                                                            .call_hash = op->call.call_hash,
-                                                            .signature = op->call.signature,
-                                                            .start_ns = op->start_ns,
-                                                            .algorithm = op->cached->plan.algorithm};
+/* The newest call of a group, which is about to begin. */
+static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
+    g->records[g->sequence % DDL__RECORDS] = (ddl__flight){.order = ++g->context->called,
+                                                           .sequence = g->sequence,
+                                                           .root = call->root,
+                                                           .op = call->op,
+                                                           .kind = (uint8_t)call->kind,
+                                                           .dtype = (uint8_t)call->dtype,
+                                                           .status = DDL_IN_PROGRESS,
+                                                           .nature = call->nature,
+                                                           .tensors = call->tensors,
+                                                           .count = ddl__call_elements(g, call),
+                                                           .detail = call->detail,
+                                                           .call_hash = call->call_hash,
+                                                           .signature = call->signature,
+                                                           .start_ns = now,
+                                                           .algorithm = algorithm};
+}
+
+static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now) {
+    ddl__flight *record = ddl__record_of(g, sequence);
+    if (record != NULL) {
+        record->status = (int16_t)status;
+        record->end_ns = now;
+    }
 }
 
 /* Takes the op off its group and gives its memory back for the next run. */
@@ -14592,16 +16386,14 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
             break;
         }
     }
-    ddl__flight *record = ddl__record_of(g, op->sequence);
-    if (record != NULL) {
-        record->status = (int16_t)status;
-        record->end_ns = ddl__now_ns();
+    if (DDL__CHECKS) {
+        ddl__record_end(g, op->sequence, status, ddl__now_ns());
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);
     op->packed_in = op->packed_out = NULL;
     if (op->user != NULL) {
-        ddl__user_op_drop(op->user);
+        ddl__user_op_drop(c, op->user);
         op->user = NULL;
     }
     op->request->op = NULL;
@@ -14643,6 +16435,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
 /* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
 static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl_group *g = op->group;
+    ddl__native_abandon(c, op);
     for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         const ddl__step *s = ddl__op_step(op, i);
@@ -14666,22 +16459,42 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
 
 static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
     ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
+                      .count = r->count, .tensors = r->tensors, .nature = r->nature, .detail = r->detail};
     ddl__describe_call(g, &call, r->algorithm, text);
 }
 
-/* What this rank called before, from the flight recorder: with the call itself it tells where the program was. */
-static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
-    for (uint32_t back = 1; back <= 2; back++) {
-        ddl__flight *r = sequence > back ? ddl__record_of(g, sequence - back) : NULL;
-        if (r != NULL) {
-            ddl__text_add(text, "%s", back == 1 ? " (before it: " : ", ");
-            ddl__describe_record(g, r, text);
+/* The collective of any group that this rank called last before one; NULL: none is known. */
+static ddl__flight *ddl__record_before(ddl_context *c, uint64_t order, ddl_group **out_group) {
+    ddl__flight *last = NULL;
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        uint32_t s = g->magic == DDL__GROUP_MAGIC ? g->sequence : 0;
+        ddl__flight *r = NULL;
+        while (s > 0 && (r = ddl__record_of(g, s)) != NULL && r->order >= order) {
+            s--;
+        }
+        if (s > 0 && r != NULL && (last == NULL || r->order > last->order)) {
+            last = r;
+            *out_group = g;
         }
     }
-    if (text->used > 0) {
-        ddl__text_add(text, ")");
+    return last;
+}
+
+/* What this rank called before, oldest first, from the flight recorder: with the call itself it tells where the program
+ * was. */
+static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
+    ddl_group *groups[2] = {NULL, NULL};
+    const ddl__flight *own = ddl__record_of(g, sequence);
+    ddl__flight *last = own != NULL ? ddl__record_before(g->context, own->order, &groups[1]) : NULL;
+    ddl__flight *calls[2] = {last != NULL ? ddl__record_before(g->context, last->order, &groups[0]) : NULL, last};
+    for (int32_t i = 0; i < 2; i++) {
+        if (calls[i] != NULL) {
+            ddl__text_add(text, "%s\"%s\" #%u ", text->used == 0 ? " (before it: " : ", ", groups[i]->name,
+                          calls[i]->sequence);
+            ddl__describe_record(groups[i], calls[i], text);
+        }
     }
+    ddl__text_add(text, "%s", text->used > 0 ? ")" : "");
 }
 
 /* Ends all collectives of a group that broke. */
@@ -14696,8 +16509,8 @@ static void ddl__ops_fail_all(ddl_group *g) {
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\"%s: %s", call, sequence, g->name,
-                          before, g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s%s", call, sequence, g->name,
+                          g->broken_text, before);
     }
 }
 
@@ -14733,6 +16546,9 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
+    ddl__native_close(g);
+    ddl__free(&c->base, g->fast);
+    g->fast = NULL;
     while (g->early != NULL) {
         ddl__early *e = g->early;
         g->early = e->next;
@@ -14773,27 +16589,6 @@ typedef struct ddl__answer {
 
 /* >>telling the group */
 
-/* Breaks the group here and at all members, with one sentence. */
-static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
-                                                                       const char *format, ...) {
-    char text[DDL__SENTENCE_BYTES - 128];
-    uint8_t payload[DDL__NOTE_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
-    ddl__put_string(&w, text);
-    for (int32_t i = 0; i < g->size; i++) {
-        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
-            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
-            ddl__tell(c, g->ranks[i], f, payload, w.at);
-        }
-    }
-    ddl__group_break(g, status, "%s", text);
-}
-
 /* Passes bad news on, once, over the links that are there: whoever told us may leave before it has connected to all. */
 static void ddl__pass_on(ddl_context *c, const ddl_group *g, int32_t but, const ddl__frame *f, const void *payload) {
     for (int32_t i = 0; i < g->size; i++) {
@@ -14811,9 +16606,7 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     char text[DDL__SENTENCE_BYTES];
     int32_t code = -(int32_t)ddl__get_u32(&r);
     ddl__get_string(&r, text, sizeof text);
-    bool known = code == DDL_ERR_MISMATCH || code == DDL_ERR_TIMEOUT || code == DDL_ERR_NOMEM || code == DDL_ERR_PEER ||
-                 code == DDL_ERR_INTERNAL;
-    if (r.bad || !known) {
+    if (r.bad || !ddl__may_break((ddl_status)code)) {
         return DDL_ERR_CORRUPT;
     }
     if (g != NULL && g->broken == DDL_OK) {
@@ -14832,7 +16625,12 @@ static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *o
         return NULL;
     }
     ddl__text text = {out, bytes, 0};
-    ddl__describe_record(g, r, &text);
+    const ddl__op *op = ddl__op_find(g, sequence);
+    if (op != NULL) { /* which knows more of it */
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    } else {
+        ddl__describe_record(g, r, &text);
+    }
     return r;
 }
 
@@ -14856,6 +16654,9 @@ static void ddl__ask(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequen
 /* True when a receive from the peer is still to come. */
 static bool ddl__op_waits_for(const ddl__op *op, int32_t peer) {
     const ddl__cached *e = op->cached;
+    if (op->is_native) {
+        return op->native_waits == peer;
+    }
     for (uint32_t i = 0; i < e->recv_count; i++) {
         const ddl__step *s = ddl__op_step(op, e->recvs[i]);
         if (s->peer == peer && !op->steps[e->recvs[i]].arrived) {
@@ -14870,7 +16671,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
         op->answers = ddl__alloc_array(&c->base, (size_t)op->group->size, sizeof *op->answers);
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
-        if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
+        if (i != op->group->rank && (all || op->is_native || ddl__op_waits_for(op, i))) {
             ddl__ask(c, op->group, i, op->sequence);
         }
     }
@@ -14980,10 +16781,13 @@ static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint6
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
-    ddl__announced a = g->announced;
+    if (g->announced.sequence != op->sequence || g->announced.signature == op->call.signature) {
+        return;
+    }
+    ddl__announced a = g->announced; /* what is said to others may bring a newer one */
     char ours[160];
     const ddl__flight *own = ddl__own_call(g, op->sequence, ours, sizeof ours);
-    if (own != NULL && a.sequence == op->sequence && a.signature != op->call.signature) {
+    if (own != NULL) {
         ddl__mismatch_found(c, g, own, ours, a.peer, a.call_hash, a.call);
     }
 }
@@ -15096,14 +16900,12 @@ static const ddl__request_ops ddl__coll_ops = {ddl__coll_abandon, ddl__coll_expl
 
 enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
 
-typedef struct ddl__ops {
-    ddl__user_op slots[DDL__OPS_MAX];
-} ddl__ops;
-
 static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
-    int32_t slot = op - DDL__OPS_FIRST;
-    bool known = slot >= 0 && slot < DDL__OPS_MAX && c->ops->slots[slot].used && !c->ops->slots[slot].freed;
-    return known ? &c->ops->slots[slot] : NULL;
+    ddl__user_op *user = op >= DDL__OPS_FIRST ? c->ops->first : NULL;
+    while (user != NULL && (user->id != op || user->freed)) {
+        user = user->next;
+    }
+    return user;
 }
 
 static bool ddl__kind_reduces(ddl_kind kind) {
@@ -15143,10 +16945,14 @@ static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what)
             return ddl__error(c, DDL_ERR_ARG, "%s: op %d was not created, or was freed", what, call->op);
         }
         call->commutative = user->commutative;
+        call->nature = user->fn == NULL ? DDL__SCALED_SUM : user->commutative ? DDL__FUNCTION : DDL__FUNCTION_IN_ORDER;
         return user->fn != NULL || ddl__op_valid(DDL_SUM, call->dtype)
                    ? DDL_OK
                    : ddl__error(c, DDL_ERR_ARG, "%s: a scaled sum of %s makes no sense", what,
                                 ddl_dtype_name(call->dtype));
+    }
+    if (call->op <= DDL_OP_NONE || call->op > DDL_MAX_INDEX) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d is no op", what, call->op);
     }
     bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
     if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
@@ -15273,24 +17079,49 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
     return DDL_OK;
 }
 
-static uint64_t ddl__call_hash(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+/* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
+static uint64_t ddl__counts_hash(const ddl_group *g, const int64_t *counts) {
+    uint64_t h = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        h = ddl__mix(h, (uint64_t)counts[i]);
+    }
+    return h;
+}
+
+static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached) {
     uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
-    /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
-    if (call->counts == NULL) {
-        h = ddl__mix(h, (uint64_t)call->count);
-    } else if (call->kind != DDL_ALL_TO_ALLV) {
-        h = ddl__mix_bytes(h, call->counts, (size_t)g->size * sizeof *call->counts);
-    }
+    h = ddl__mix(h, (uint64_t)call->count);
+    h = ddl__mix(h, call->detail);
+    h = ddl__mix(h, (uint64_t)(uint32_t)call->tensors << 8 | call->nature);
     h = ddl__mix(h, cached->algorithm_hash);
     return h != 0 ? h : 1; /* 0 means none */
 }
 
+/* What a caller asks for: a ddl_collective that copies no tensors, for that would take as long as 8 bytes need through
+ * shared memory. What a kind does not use may be NULL; a broadcast has `in` alone. */
+typedef struct ddl__asked {
+    ddl_kind kind;
+    ddl_op op;
+    int32_t root;
+    const ddl_tensor *in, *out;
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
+    int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
+    const ddl_tensor *list;
+    uint64_t detail;
+} ddl__asked;
+
+static ddl__asked ddl__asked_of(const ddl_collective *d) {
+    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out,
+                      .counts = d->counts, .offsets = d->offsets, .recv_counts = d->recv_counts,
+                      .recv_offsets = d->recv_offsets};
+}
+
 /* Checks a collective and fills the call. Nothing has happened yet when it fails. */
-static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__call *out, const char *what) {
+static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
-    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0, .in = d->in,
-                       .out = d->kind == DDL_BROADCAST ? d->in : d->out};
+    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -15303,23 +17134,25 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         out->commutative = true;
         return DDL_OK;
     }
+    out->in = *d->in;
+    out->out = d->kind == DDL_BROADCAST ? *d->in : *d->out;
     bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
     if (uses_in) {
-        DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+        DDL__TRY(ddl__tensor_check(c, d->in, what, "in"));
         if (d->kind == DDL_BROADCAST && g->rank != out->root) {
-            DDL__TRY(ddl__tensor_check_output(c, &d->in, what, "tensor"));
+            DDL__TRY(ddl__tensor_check_output(c, d->in, what, "tensor"));
         }
     }
     if (uses_out) {
-        DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
-        DDL__TRY(ddl__tensor_check_output(c, &d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check(c, d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check_output(c, d->out, what, "out"));
     }
-    out->dtype = uses_in ? d->in.dtype : d->out.dtype;
-    if (uses_in && uses_out && d->in.dtype != d->out.dtype) {
+    out->dtype = uses_in ? d->in->dtype : d->out->dtype;
+    if (uses_in && uses_out && d->in->dtype != d->out->dtype) {
         return ddl__error(c, DDL_ERR_ARG, "%s: `in` is of type %s, `out` of type %s; they must be of one type", what,
-                          ddl_dtype_name(d->in.dtype), ddl_dtype_name(d->out.dtype));
+                          ddl_dtype_name(d->in->dtype), ddl_dtype_name(d->out->dtype));
     }
-    int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
+    int64_t in_count = uses_in ? ddl_tensor_count(d->in) : 0, out_count = uses_out ? ddl_tensor_count(d->out) : 0;
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
     out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
@@ -15328,6 +17161,7 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
         out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
         DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
+        out->detail = d->kind != DDL_ALL_TO_ALLV ? ddl__counts_hash(g, out->counts) : 0;
     } else {
         DDL__TRY(ddl__check_counts(g, out, in_count, out_count, what));
     }
@@ -15394,8 +17228,7 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
 
 static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
-    g->signature = op->call.signature = ddl__mix(g->signature, op->call.call_hash);
-    op->start_ns = ddl__now_ns();
+    g->signature = op->call.signature = DDL__CHECKS ? ddl__mix(g->signature, op->call.call_hash) : 0;
     op->asked_ns = 0;
     op->running = false;
     op->next = g->ops;
@@ -15403,11 +17236,15 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     if (op->answers != NULL) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
-    ddl__record_start(g, op);
+    if (DDL__CHECKS) {
+        ddl__record_start(g, &op->call, op->cached->plan.algorithm, ddl__now_ns());
+    }
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
-    ddl__announced_check(c, g, op);
-    if (g->broken != DDL_OK || !ddl__early_agrees(c, g, op)) {
+    if (DDL__CHECKS) {
+        ddl__announced_check(c, g, op);
+    }
+    if (g->broken != DDL_OK || (DDL__CHECKS && !ddl__early_agrees(c, g, op))) {
         return;
     }
     ddl__op_run(c, op);
@@ -15416,9 +17253,9 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     }
 }
 
-/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
-static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
-                                ddl_request *r) {
+/* Makes a checked call an op of request r, with all steps at their beginning. On error nothing has changed. */
+static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                  ddl_request *r, ddl__op **out) {
     ddl_context *c = g->context;
     ddl__op *op = ddl__op_new(c, cached);
     if (op == NULL) {
@@ -15428,12 +17265,13 @@ static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached
     op->request = r;
     op->cached = cached;
     op->call = *call;
-    op->call.call_hash = ddl__call_hash(g, call, cached);
-    op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
+    op->call.call_hash = DDL__CHECKS ? ddl__call_hash(call, cached) : 1;
+    op->call.counts = cached->arrays; /* the caller's are its own again */
+    op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
-    op->reduce = ddl__kind_reduces(call->kind)
-                     ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
-                     : NULL;
+    if (ddl__kind_reduces(call->kind)) {
+        op->reduction = ddl__reduction_of(call->op, call->dtype, user);
+    }
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         op->user = NULL;
@@ -15447,7 +17285,16 @@ static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached
     r->op = op;
     r->state = DDL__REQUEST_ACTIVE;
     ddl__op_reset(op);
-    ddl__op_launch(c, g, op);
+    *out = op;
+    return DDL_OK;
+}
+
+/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
+static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                ddl_request *r) {
+    ddl__op *op;
+    DDL__TRY(ddl__op_prepare(g, call, cached, user, r, &op));
+    ddl__op_launch(g->context, g, op);
     return DDL_OK;
 }
 
@@ -15470,7 +17317,7 @@ static void ddl__glance(ddl_group *g) {
 }
 
 /* Checks, makes a request and starts it. */
-static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
+static ddl_status ddl__coll_begin(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out) {
     ddl__call call;
     DDL__TRY(ddl__group_usable(g, what));
     DDL__TRY(ddl__call_make(g, d, &call, what));
@@ -15485,17 +17332,214 @@ static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const c
     return DDL_OK;
 }
 
+/* >>coll/fast */
+/* coll: the short way of a blocking collective that a transport runs by itself: shared memory is done with a small one
+ * before the long way, by plan, op and request, has begun. A call that is not over soon becomes an op after all, and
+ * nothing is different from then on: deadline, stall report, death and mismatch are found by the long way. */
+
+enum {
+    DDL__FAST_LOOKS = 400,       /* in one go, while every rank can have a core: a microsecond or two */
+    DDL__FAST_LOOKS_CROWDED = 24, /* while ranks share cores: the missing one may need this one */
+    DDL__FAST_YIELDS = 64
+};
+
+/* The last call of a group that went this way. The same call again needs no check and no planning. */
+typedef struct ddl__fast {
+    uint32_t settings_version; /* of the group, when it was checked */
+    ddl_kind kind; /* as the caller asked for it */
+    ddl_op op;
+    int32_t root;
+    ddl_tensor in, out;
+    ddl__call call;
+    ddl__reduction reduction;
+    ddl_native_call native;
+    const char *algorithm;
+} ddl__fast;
+
+static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
+    return memcmp(a->shape, b->shape, sizeof a->shape) == 0 && memcmp(a->strides, b->strides, sizeof a->strides) == 0;
+}
+
+static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
+    return a->data == b->data && a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
+           (a->ndim == 1 ? a->shape[0] == b->shape[0] && a->strides[0] == b->strides[0] : ddl__same_shape(a, b));
+}
+
+static inline bool ddl__fast_knows(const ddl_group *g, const ddl__asked *d) {
+    const ddl__fast *f = g->fast;
+    return f != NULL && f->settings_version == g->settings_version && f->kind == d->kind && f->op == d->op &&
+           f->root == d->root && (d->in == NULL || ddl__same_view(&f->in, d->in)) &&
+           (d->out == NULL || ddl__same_view(&f->out, d->out));
+}
+
+/* Nothing on the group that a new call has to be compared with, or to wait for. */
+static inline bool ddl__fast_quiet(const ddl_group *g) {
+    return g->native.set != NULL && g->broken == DDL_OK && g->ops == NULL && g->early == NULL && g->doubt_ns == 0 &&
+           g->wants == 0 && g->announced.sequence != g->sequence + 1 && !g->context->aborted;
+}
+
+/* What is done after the transport has done its part, or before, is left to the long way. */
+static bool ddl__fast_serves(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+    const ddl__plan *plan = &cached->plan;
+    return plan->step_count == 1 && plan->steps[0].kind == DDL__NATIVE && call->op != DDL_AVG &&
+           call->op < DDL__OPS_FIRST && (!ddl__uses_in(g, call) || ddl__is_contiguous(&call->in)) &&
+           (!ddl__uses_out(g, call) || ddl__is_contiguous(&call->out));
+}
+
+/* Checks a call and keeps it. False: it goes the long way, which also says what is wrong with it. */
+static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what) {
+    ddl_context *c = g->context;
+    ddl__cached *cached;
+    ddl__call call;
+    if (ddl__kind_is_v(d->kind) || ddl__call_make(g, d, &call, what) < 0) {
+        return false;
+    }
+    ddl__call_settle_place(g, &call);
+    if (ddl__cached_get(g, &call, &cached) < 0 || !ddl__fast_serves(g, &call, cached)) {
+        return false;
+    }
+    ddl__fast *f = g->fast != NULL ? g->fast : ddl__alloc(&c->base, sizeof *f);
+    if (f == NULL) {
+        return false;
+    }
+    const ddl__step *s = &cached->plan.steps[0];
+    bool takes = call.kind == DDL_BROADCAST;
+    call.call_hash = ddl__call_hash(&call, cached);
+    *f = (ddl__fast){.settings_version = g->settings_version, .kind = d->kind, .op = d->op, .root = d->root,
+                     .call = call, .algorithm = cached->plan.algorithm};
+    f->in = d->in != NULL ? *d->in : f->in;
+    f->out = d->out != NULL ? *d->out : f->out;
+    f->native = (ddl_native_call){.size = sizeof f->native,
+                                  .kind = (int32_t)call.kind,
+                                  .root = call.root,
+                                  .element_bytes = (int32_t)ddl_dtype_bytes(call.dtype),
+                                  .in = ddl__uses_in(g, &call) ? call.in.data : NULL,
+                                  .out = takes ? call.in.data : ddl__uses_out(g, &call) ? call.out.data : NULL,
+                                  .bytes = (uint64_t)s->bytes};
+    if (ddl__kind_reduces(call.kind)) {
+        f->reduction = ddl__reduction_of(call.op, call.dtype, NULL);
+        f->native.reduce = ddl__native_reduce;
+        f->native.reduce_arg = &f->reduction;
+    }
+    g->fast = f;
+    return true;
+}
+
+/* It takes longer, or it failed: an op is made that goes on from there. `begun` is what native_start said. */
+static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, void *native, const char *what) {
+    ddl_context *c = g->context;
+    ddl__cached *cached;
+    ddl__op *op;
+    ddl_request *r = NULL;
+    ddl_status status = ddl__cached_get(g, &f->call, &cached);
+    status = status == DDL_OK ? ddl__request_new(g, &ddl__coll_ops, &r) : status;
+    status = status == DDL_OK ? ddl__op_prepare(g, &f->call, cached, NULL, r, &op) : status;
+    if (status < 0) {
+        if (r != NULL) {
+            ddl__request_release(r);
+        }
+        if (native != NULL) {
+            g->native.table->native_cancel(g->native.self, g->native.set, native);
+        }
+        ddl__break_everywhere(c, g, status, "rank %d has no memory to go on with %s", g->rank, what);
+        return ddl__group_usable(g, what);
+    }
+    op->sequence = g->sequence;
+    op->call.signature = g->signature;
+    op->asked_ns = 0;
+    op->running = false;
+    op->next = g->ops;
+    g->ops = op;
+    op->ready_count = op->natives_left = 0; /* its step has begun: later calls need not wait for that */
+    if (op->answers != NULL) {
+        memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
+    }
+    ddl__native_list(c, op, 0, begun, native);
+    c->doing = what;
+    ddl__wait_requests(c, &r, 1, false);
+    status = ddl__request_report(&r, NULL);
+    c->doing = NULL;
+    return status;
+}
+
+/* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
+static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns) {
+    ddl_context *c = g->context;
+    bool crowded = c->local_ranks > c->cores;
+    int32_t looks = crowded ? DDL__FAST_LOOKS_CROWDED : DDL__FAST_LOOKS, rank = -1;
+    *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
+    for (int32_t round = 0;; round++) {
+        ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, looks, &rank);
+        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
+            return status;
+        }
+        ddl__yield(c, false);
+        *out_end_ns = ddl__about_ns(c);
+    }
+}
+
+/* What need not be known before the others see the arrival is done while their answer is on its way. */
+static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
+    ddl_context *c = g->context;
+    void *native = NULL;
+    uint64_t end_ns;
+    g->sequence++;
+    g->signature = DDL__CHECKS ? ddl__mix(g->signature, f->call.call_hash) : 0;
+    f->native.signature = f->call.signature = g->signature;
+    f->native.sequence = ++g->native.sequence;
+    ddl_status begun = g->native.table->native_start(g->native.self, g->native.set, &f->native, &native);
+    g->fast_ns = ddl__about_ns(c);
+    if (DDL__CHECKS) {
+        ddl__record_start(g, &f->call, f->algorithm, g->fast_ns);
+    }
+    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns) != DDL_OK) {
+        return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
+    }
+    if (DDL__CHECKS) {
+        ddl__record_end(g, g->sequence, DDL_OK, end_ns);
+    }
+    c->stats.ops_started++;
+    c->stats.ops_completed++;
+    return DDL_OK;
+}
+
+/* Goes the short way when that is possible. A rank that only sends would never learn that its group is broken: what has
+ * come is looked at once a millisecond, by the clock of the call before this one. */
+static bool ddl__fast_try(ddl_group *g, const ddl__asked *d, const char *what, ddl_status *out_status) {
+    ddl_context *c = g->context;
+    if (!ddl__fast_quiet(g)) {
+        return false;
+    }
+    if (!c->polling && g->fast_ns - DDL__MIN(g->glanced_ns, g->fast_ns) > DDL__NS_PER_MS) {
+        ddl__glance(g);
+        if (!ddl__fast_quiet(g)) {
+            return false;
+        }
+    }
+    if (!ddl__fast_knows(g, d) && !ddl__fast_learn(g, d, what)) {
+        return false;
+    }
+    *out_status = ddl__fast_run(g, g->fast, what);
+    return true;
+}
+
 /* A public call: begins, and waits when it is blocking (out_request NULL). */
-static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out_request) {
     if (out_request != NULL) {
         *out_request = NULL;
     }
     DDL__TRY(ddl__enter_group(g, what));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
+    ddl_status status;
+    if (out_request == NULL && ddl__fast_try(g, d, what, &status)) {
+        ddl__unlock(c);
+        return status;
+    }
     c->doing = what;
     ddl__glance(g);
-    ddl_status status = ddl__coll_begin(g, d, what, &r);
+    status = ddl__coll_begin(g, d, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
     } else if (status == DDL_OK) {
@@ -15507,195 +17551,195 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const ch
     return status;
 }
 
-static ddl_status ddl__coll_icall(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
+static ddl_status ddl__coll_icall(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out_request) {
     return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
 }
 
 /* >>coll/coll */
-/* coll, second part: the public collectives. Each fills in a ddl_collective; the rest is alike for all. */
+/* coll, second part: the public collectives. Each says what it asks for; the rest is alike for all. */
 
 DDL_API ddl_status ddl_barrier(ddl_group *group) {
-    ddl_collective d = {.kind = DDL_BARRIER};
-    return ddl__coll_call(group, &d, "ddl_barrier", NULL);
+    ddl__asked ask = {.kind = DDL_BARRIER};
+    return ddl__coll_call(group, &ask, "ddl_barrier", NULL);
 }
 
 DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_BARRIER};
-    return ddl__coll_icall(group, &d, "ddl_ibarrier", out_request);
+    ddl__asked ask = {.kind = DDL_BARRIER};
+    return ddl__coll_icall(group, &ask, "ddl_ibarrier", out_request);
 }
 
 DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return ddl__coll_call(group, &d, "ddl_broadcast", NULL);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &tensor, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_broadcast", NULL);
 }
 
 DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_ibroadcast", out_request);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &tensor, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_ibroadcast", out_request);
 }
 
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root) {
-    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return ddl__coll_call(group, &d, "ddl_reduce", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE, .in = &in, .out = &out, .op = op, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_reduce", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_ireduce", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE, .in = &in, .out = &out, .op = op, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce", out_request);
 }
 
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_all_reduce", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_all_reduce", NULL);
 }
 
 DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                    ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iall_reduce", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iall_reduce", out_request);
 }
 
 DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
-    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return ddl__coll_call(group, &d, "ddl_gather", NULL);
+    ddl__asked ask = {.kind = DDL_GATHER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_gather", NULL);
 }
 
 DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_igather", out_request);
+    ddl__asked ask = {.kind = DDL_GATHER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_igather", out_request);
 }
 
 DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
-    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return ddl__coll_call(group, &d, "ddl_scatter", NULL);
+    ddl__asked ask = {.kind = DDL_SCATTER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_scatter", NULL);
 }
 
 DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                 ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_iscatter", out_request);
+    ddl__asked ask = {.kind = DDL_SCATTER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_iscatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return ddl__coll_call(group, &d, "ddl_all_gather", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &out};
+    return ddl__coll_call(group, &ask, "ddl_all_gather", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return ddl__coll_icall(group, &d, "ddl_iall_gather", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &out};
+    return ddl__coll_icall(group, &ask, "ddl_iall_gather", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_reduce_scatter", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTER, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_reduce_scatter", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                        ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_ireduce_scatter", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTER, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce_scatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return ddl__coll_call(group, &d, "ddl_all_to_all", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALL, .in = &in, .out = &out};
+    return ddl__coll_call(group, &ask, "ddl_all_to_all", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return ddl__coll_icall(group, &d, "ddl_iall_to_all", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALL, .in = &in, .out = &out};
+    return ddl__coll_icall(group, &ask, "ddl_iall_to_all", out_request);
 }
 
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_scan", NULL);
+    ddl__asked ask = {.kind = DDL_SCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_scan", NULL);
 }
 
 DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iscan", out_request);
+    ddl__asked ask = {.kind = DDL_SCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iscan", out_request);
 }
 
 DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_exscan", NULL);
+    ddl__asked ask = {.kind = DDL_EXSCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_exscan", NULL);
 }
 
 DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iexscan", out_request);
+    ddl__asked ask = {.kind = DDL_EXSCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iexscan", out_request);
 }
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                const int64_t *offsets, int32_t root) {
-    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_call(group, &d, "ddl_gatherv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_icall(group, &d, "ddl_igatherv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root) {
-    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_call(group, &d, "ddl_scatterv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_icall(group, &d, "ddl_iscatterv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                    const int64_t *offsets) {
-    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return ddl__coll_call(group, &d, "ddl_all_gatherv", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    return ddl__coll_call(group, &ask, "ddl_all_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return ddl__coll_icall(group, &d, "ddl_iall_gatherv", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    return ddl__coll_icall(group, &ask, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return ddl__coll_call(group, &d, "ddl_reduce_scatterv", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_reduce_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_ireduce_scatterv", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return ddl__coll_call(group, &d, "ddl_all_to_allv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_all_to_allv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                     const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                     const int64_t *recv_offsets, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return ddl__coll_icall(group, &d, "ddl_iall_to_allv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_iall_to_allv", out_request);
 }
 
 /* >>scalar */
@@ -15705,24 +17749,36 @@ DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op
         return ddl__refuse_group(group, "ddl_all_reduce_scalar", "value");
     }
     ddl_tensor t = ddl_tensor_1d(value, DDL_F64, 1);
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
-    return ddl__coll_call(group, &d, "ddl_all_reduce_scalar", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_all_reduce_scalar", NULL);
 }
 
 /* >>ops */
 
+/* The next id; after 2^31 of them it begins anew, past those that are still there. */
+static ddl_op ddl__op_id(ddl_context *c) {
+    ddl_op id;
+    do {
+        id = DDL__OPS_FIRST + (ddl_op)(c->ops->created++ % (uint32_t)(INT32_MAX - DDL__OPS_FIRST));
+    } while (ddl__user_op_of(c, id) != NULL);
+    return id;
+}
+
 static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
     DDL__TRY(ddl__enter(c));
-    ddl_status status =
-        ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
-    for (int32_t i = 0; i < DDL__OPS_MAX; i++) {
-        if (!c->ops->slots[i].used) {
-            c->ops->slots[i] = op;
-            c->ops->slots[i].used = true;
-            *out_op = DDL__OPS_FIRST + i;
-            status = DDL_OK;
-            break;
-        }
+    ddl_status status = DDL_OK;
+    ddl__user_op *made = c->ops->count < DDL__OPS_MAX ? ddl__alloc(&c->base, sizeof *made) : NULL;
+    if (made != NULL) {
+        *made = op;
+        made->id = ddl__op_id(c);
+        made->next = c->ops->first;
+        c->ops->first = made;
+        c->ops->count++;
+        *out_op = made->id;
+    } else if (c->ops->count == DDL__OPS_MAX) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
+    } else {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: no memory for an op");
     }
     ddl__unlock(c);
     return status;
@@ -15750,7 +17806,10 @@ DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op) {
         status = ddl__error(context, DDL_ERR_ARG, "ddl_op_free: op %d was not created, or was freed before", op);
     } else {
         user->freed = true;
-        user->used = user->users > 0;
+        context->ops->count--;
+        if (user->users == 0) {
+            ddl__user_op_release(context, user);
+        }
     }
     ddl__unlock(context);
     return status;
@@ -15764,6 +17823,7 @@ enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
 /* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
 typedef struct ddl__many {
     int32_t count;
+    uint64_t detail; /* hash of the types and lengths of all */
     ddl_request *parts[DDL__DTYPES_USED];
     char *packed[DDL__DTYPES_USED];
     ddl_tensor tensors[];
@@ -15875,8 +17935,9 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
     }
     ddl__many_pack(m, dtype, m->packed[dtype], false);
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
-    DDL__TRY(ddl__coll_begin(r->group, &d, "ddl_all_reduce_many", &m->parts[dtype]));
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op,
+                      .tensors = m->count, .list = m->tensors, .detail = m->detail};
+    DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
         r->parts++;
@@ -15884,16 +17945,73 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
     return DDL_OK;
 }
 
+/* Types and lengths, in the order of the list. Every part carries it, so that lists that differ meet in the first. */
+static uint64_t ddl__many_hash(const ddl_tensor *tensors, int32_t count) {
+    uint64_t h = (uint64_t)count;
+    for (int32_t i = 0; i < count; i++) {
+        h = ddl__mix(ddl__mix(h, (uint64_t)tensors[i].dtype), (uint64_t)ddl_tensor_count(&tensors[i]));
+    }
+    return h;
+}
+
+static int ddl__tensors_by_place(const void *a, const void *b) {
+    const char *low[2], *high;
+    ddl__tensor_extent(*(const ddl_tensor *const *)a, &low[0], &high);
+    ddl__tensor_extent(*(const ddl_tensor *const *)b, &low[1], &high);
+    return low[0] < low[1] ? -1 : low[0] > low[1];
+}
+
+/* Two tensors of one list may lie between each other's elements, but each element has one result. */
+static ddl_status ddl__many_check_apart(ddl_group *g, const ddl_tensor *tensors, int32_t count, const char *what) {
+    ddl_context *c = g->context;
+    const ddl_tensor **sorted = ddl__scratch_get(c, (size_t)count * sizeof *sorted + 1);
+    if (sorted == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        sorted[i] = &tensors[i];
+    }
+    qsort(sorted, (size_t)count, sizeof *sorted, ddl__tensors_by_place);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        for (int32_t j = i + 1; j < count && ddl__tensors_overlap(sorted[i], sorted[j]) && status == DDL_OK; j++) {
+            bool plain = ddl__is_contiguous(sorted[j]);
+            if (plain || ddl__is_contiguous(sorted[i])) {
+                bool touch = ddl__tensor_touches(sorted[plain ? i : j], sorted[plain ? j : i]);
+                status = touch ? ddl__error(c, DDL_ERR_ARG, "%s: tensors %d and %d of the list overlap; each must have "
+                                                            "memory of its own", what, (int)(sorted[i] - tensors),
+                                            (int)(sorted[j] - tensors))
+                               : DDL_OK;
+            }
+        }
+    }
+    ddl__scratch_put(c, sorted);
+    return status;
+}
+
+/* Each tensor, and the elements of all of one type together. */
+static ddl_status ddl__many_check(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op, const char *what) {
+    int64_t elements[DDL__DTYPES_USED] = {0};
+    for (int32_t i = 0; i < count; i++) {
+        const ddl_tensor *t = &tensors[i];
+        DDL__TRY(ddl__tensor_check(g->context, t, what, "tensors"));
+        DDL__TRY(ddl__tensor_check_output(g->context, t, what, "tensors"));
+        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = t->dtype, .op = op};
+        DDL__TRY(ddl__check_op(g, &call, what));
+        int64_t most = DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(t->dtype) / g->size;
+        if (ddl_tensor_count(t) > most - elements[t->dtype]) {
+            return ddl__too_large(g, what);
+        }
+        elements[t->dtype] += ddl_tensor_count(t);
+    }
+    return ddl__many_check_apart(g, tensors, count, what);
+}
+
 static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                   const char *what, ddl_request **out) {
     ddl_context *c = g->context;
     DDL__TRY(ddl__group_usable(g, what));
-    for (int32_t i = 0; i < count; i++) {
-        DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
-        DDL__TRY(ddl__tensor_check_output(c, &tensors[i], what, "tensors"));
-        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
-        DDL__TRY(ddl__check_op(g, &call, what));
-    }
+    DDL__TRY(ddl__many_check(g, tensors, count, op, what));
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
     ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
@@ -15904,6 +18022,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->kept = m;
     r->parts_done = ddl__many_done;
     m->count = count;
+    m->detail = ddl__many_hash(tensors, count);
     if (count > 0) {
         memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
     }
@@ -15967,8 +18086,7 @@ DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tens
 
 /* >>persistent */
 
-/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan, and the op of the user,
- * whose id is not given to another op meanwhile. */
+/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan and the op of the user. */
 typedef struct ddl__kept {
     ddl__call call;
     ddl__cached *cached;
@@ -16028,10 +18146,9 @@ static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
 
 static void ddl__persistent_release(ddl_context *c, ddl_request *r) {
     ddl__kept *k = r->kept;
-    (void)c;
     ddl__persistent_unpin(k);
     if (k->user != NULL) {
-        ddl__user_op_drop(k->user);
+        ddl__user_op_drop(c, k->user);
     }
 }
 
@@ -16041,8 +18158,9 @@ static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__col
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
+    ddl__asked ask = ddl__asked_of(d);
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
-    DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
+    DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
@@ -16108,7 +18226,8 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;
-    ddl_status status = ddl__call_make(group, collective, &call, "ddl_estimate");
+    ddl__asked ask = ddl__asked_of(collective);
+    ddl_status status = ddl__call_make(group, &ask, &call, "ddl_estimate");
     if (status == DDL_OK) {
         ddl__plan_args args = ddl__call_args(group, &call);
         ddl__choice choice = ddl__tune_choose(&group->tuning, &args);
@@ -16131,25 +18250,52 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
 /* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the
  * lowest rank gives it out, everybody answers, and nobody uses the group before all have it. */
 
-enum { DDL__TAG_GROUP = INT32_MIN };
+enum { DDL__TAG_GROUP = INT32_MIN, DDL__FORMATION_BYTES = 20 };
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
     uint64_t fingerprint;
     uint32_t id;
     int32_t verdict; /* a ddl_status */
+    int32_t native;  /* 1: a transport can run collectives of the new group by itself; at the end: on all ranks */
 } ddl__formation;
+
+/* On the wire: fingerprint u64, id u32, verdict u32, native u32. */
+static void ddl__formation_write(const ddl__formation *f, uint8_t out[DDL__FORMATION_BYTES]) {
+    ddl__writer w = ddl__writer_of(out, DDL__FORMATION_BYTES);
+    ddl__put_u64(&w, f->fingerprint);
+    ddl__put_u32(&w, f->id);
+    ddl__put_u32(&w, (uint32_t)f->verdict);
+    ddl__put_u32(&w, (uint32_t)f->native);
+}
+
+static ddl__formation ddl__formation_read(const uint8_t in[DDL__FORMATION_BYTES]) {
+    ddl__reader r = ddl__reader_of(in, DDL__FORMATION_BYTES);
+    ddl__formation f = {.fingerprint = ddl__get_u64(&r)};
+    f.id = ddl__get_u32(&r);
+    f.verdict = (int32_t)ddl__get_u32(&r);
+    f.native = (int32_t)ddl__get_u32(&r);
+    return f;
+}
 
 /* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
-    ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
+    uint8_t wire[DDL__FORMATION_BYTES] = {0};
+    ddl_transfer t = {send, ddl_tensor_1d(wire, DDL_U8, DDL__FORMATION_BYTES), peer, tag};
     ddl_request *r = NULL;
     ddl_info info;
+    if (send) {
+        ddl__formation_write(f, wire);
+    }
     DDL__TRY(ddl__p2p_make(parent, &t, &r));
     ddl__p2p_start(parent->context, r);
     ddl__wait_requests(parent->context, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, &info));
-    if (!send && (info.count != (int64_t)sizeof *f || f->verdict > 0)) {
+    if (send) {
+        return DDL_OK;
+    }
+    *f = ddl__formation_read(wire);
+    if (info.count != DDL__FORMATION_BYTES || f->verdict > 0) {
         return ddl__error(parent->context, DDL_ERR_CORRUPT, "rank %d sent what is no part of making a group; build all "
                           "ranks with the same ddl.h", peer);
     }
@@ -16185,27 +18331,28 @@ static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const ch
 }
 
 /* What a member says to the leader's number. Answers to an earlier attempt, which failed, are passed over. */
-static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, const ddl__formation *mine) {
+static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, ddl__formation *mine) {
     ddl__formation f;
     do {
         DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
     } while (f.id != mine->id);
+    mine->native = mine->native != 0 && f.native == 1;
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
 /* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls)
  * the others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
-                                 ddl__formation mine, ddl_group *made) {
+                                 ddl__formation *mine, ddl_group *made) {
     ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t round = 0; round < 3; round++) {
         for (int32_t i = 0; i < count; i++) {
             if (ranks[i] == parent->rank || (round == 1 && verdict == DDL_ERR_TIMEOUT)) {
                 continue; /* one deadline is enough: the rest is told, not asked */
             }
-            ddl__formation f = mine;
+            ddl__formation f = *mine;
             f.verdict = verdict;
-            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, &mine)
+            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, mine)
                                            : ddl__form_exchange(parent, ranks[i], tag, true, &f);
             verdict = verdict < 0 ? verdict : status;
         }
@@ -16239,6 +18386,7 @@ static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32
         g->tuning = parent->tuning;
         g->user_holds = true;
         c->refs++;
+        ddl__native_open(g);
     }
     return g;
 }
@@ -16262,7 +18410,10 @@ static int32_t ddl__form_tag(const char *name, uint64_t list) {
 static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                   ddl_group **out) {
     ddl_context *c = parent->context;
-    uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
+    uint64_t hash = parent->id;
+    for (int32_t i = 0; i < count; i++) {
+        hash = ddl__mix(hash, (uint64_t)ranks[i]);
+    }
     int32_t tag = ddl__form_tag(name, hash);
     int32_t leader = ddl__lowest(ranks, count);
     ddl__formation f = {.fingerprint = hash};
@@ -16271,7 +18422,8 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
         made = ddl__form_local(parent, ranks, count, f.id, name);
-        status = ddl__form_lead(parent, ranks, count, tag, f, made);
+        f.native = made != NULL && made->native.set != NULL;
+        status = ddl__form_lead(parent, ranks, count, tag, &f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
         const ddl__unexpected *rival = ddl__rival_offer(parent, leader, tag);
@@ -16283,6 +18435,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
+            f.native = made != NULL && made->native.set != NULL;
             f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
@@ -16293,6 +18446,9 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (status < 0) {
         ddl__form_undo(made);
         return ddl__form_error(parent, status, name);
+    }
+    if (f.native == 0) {
+        ddl__native_close(made); /* one of the ranks cannot */
     }
     *out = made;
     return DDL_OK;
@@ -16336,7 +18492,10 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
     c->doing = "ddl_group_create";
     ddl_status status = ddl__check_members(parent, ranks, count);
     if (status == DDL_OK) {
-        status = ddl__group_form(parent, ranks, count, name != NULL ? name : "", out_group);
+        char shown[sizeof parent->name]; /* it becomes part of sentences */
+        snprintf(shown, sizeof shown, "%s", name != NULL ? name : "");
+        ddl__text_clean(shown);
+        status = ddl__group_form(parent, ranks, count, shown, out_group);
     }
     c->doing = NULL;
     ddl__unlock(c);
@@ -16344,14 +18503,20 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
 }
 
 /* An all_gather of two numbers per rank. The lock is held. */
-static ddl_status ddl__gather_pairs(ddl_group *g, int32_t mine[2], int32_t *out) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER,
-                        .in = ddl_tensor_1d(mine, DDL_I32, 2),
-                        .out = ddl_tensor_1d(out, DDL_I32, 2 * (int64_t)g->size)};
+static ddl_status ddl__gather_pairs(ddl_group *g, int32_t first, int32_t second, int32_t *out) {
+    uint8_t mine[8], *all = (uint8_t *)out;
+    ddl__store_le32(mine, (uint32_t)first);
+    ddl__store_le32(mine + 4, (uint32_t)second);
+    ddl_tensor in = ddl_tensor_1d(mine, DDL_U8, 8), to = ddl_tensor_1d(all, DDL_U8, 8 * (int64_t)g->size);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &to};
     ddl_request *r;
-    DDL__TRY(ddl__coll_begin(g, &d, "ddl_group_split", &r));
+    DDL__TRY(ddl__coll_begin(g, &ask, "ddl_group_split", &r));
     ddl__wait_requests(g->context, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, NULL));
+    for (int32_t i = 0; i < 2 * g->size; i++) {
+        out[i] = (int32_t)ddl__load_le32(all + 4 * (size_t)i);
+    }
+    return DDL_OK;
 }
 
 /* The ranks of a colour by (key, rank), by insertion. */
@@ -16377,8 +18542,8 @@ static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl
     if (pairs == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
     }
-    int32_t mine[2] = {colour, key}, *members = pairs + 2 * (size_t)parent->size;
-    ddl_status status = ddl__gather_pairs(parent, mine, pairs);
+    int32_t *members = pairs + 2 * (size_t)parent->size;
+    ddl_status status = ddl__gather_pairs(parent, colour, key, pairs);
     if (status == DDL_OK && colour >= 0) {
         char name[64];
         snprintf(name, sizeof name, "%.40s/%d", parent->name, colour);
@@ -16437,6 +18602,24 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
     return status;
 }
 
+static ddl_status ddl__check_options(ddl_group *g, const ddl_group_options *o) {
+    ddl_context *c = g->context;
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } numbers[] = {{"timeout_ms", o->timeout_ms, DDL__MS_MAX},
+                   {"stall_ms", o->stall_ms, DDL__MS_MAX},
+                   {"deterministic", o->deterministic, 1}};
+    for (size_t i = 0; i < DDL__COUNT_OF(numbers); i++) {
+        if (numbers[i].value != 0 && !ddl__in_range(numbers[i].value, true, numbers[i].most)) {
+            return ddl__error(c, DDL_ERR_ARG,
+                              "ddl_group_set: %s is %lld; 1 to %lld or -1 is possible, 0 leaves it as it is",
+                              numbers[i].name, (long long)numbers[i].value, (long long)numbers[i].most);
+        }
+    }
+    return DDL_OK;
+}
+
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
     if (options == NULL) {
         return ddl__refuse_group(group, "ddl_group_set", "options");
@@ -16444,11 +18627,10 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
     DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
     ddl_context *c = group->context;
     ddl__tuning tuning = group->tuning;
-    ddl_status status = DDL_OK;
-    if (options->algorithm != NULL) {
+    ddl_status status = ddl__check_options(group, options);
+    if (status == DDL_OK && options->algorithm != NULL) {
         memset(tuning.forced, 0, sizeof tuning.forced);
-        status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
-        status = status < 0 ? ddl__said(c, status) : status;
+        status = ddl__tune_set(c, &tuning, options->algorithm, "ddl_group_set");
     }
     if (status == DDL_OK) {
         tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;
@@ -16496,6 +18678,7 @@ DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group !=
  * iteration. */
 
 enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
+enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 
 /* What is agreed on. A number of the sequence that ranks use for different purposes ends in DDL_ERR_MISMATCH. */
 typedef enum ddl__purpose {
@@ -16599,8 +18782,12 @@ static void ddl__value_copy(const ddl_group *g, ddl__value *to, const ddl__value
 
 static void ddl__agree_tell(ddl_group *g, int32_t rank, uint32_t sequence, uint8_t kind, int32_t round,
                             const ddl__value *value) {
-    uint8_t payload[DDL__NOTE_BYTES];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    size_t bytes = DDL__AGREE_FIXED_BYTES + ddl__agree_bytes(g);
+    uint8_t *payload = ddl__scratch_get(g->context, bytes);
+    if (payload == NULL) {
+        return; /* as lost: whoever misses it asks again */
+    }
+    ddl__writer w = ddl__writer_of(payload, bytes);
     ddl__put_u8(&w, kind);
     ddl__put_u8(&w, value->purpose);
     ddl__put_u32(&w, (uint32_t)round);
@@ -16610,6 +18797,7 @@ static void ddl__agree_tell(ddl_group *g, int32_t rank, uint32_t sequence, uint8
     ddl__put_bytes(&w, value->gone, ddl__agree_bytes(g));
     ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch, .sequence = sequence};
     ddl__tell(g->context, g->ranks[rank], f, payload, w.at);
+    ddl__scratch_put(g->context, payload);
 }
 
 static void ddl__agree_tell_all(ddl_group *g, const ddl__agreement *a, uint8_t kind, int32_t round) {
@@ -16683,20 +18871,16 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
     if (g == NULL) {
         return DDL_OK;
     }
-    uint8_t gone[DDL__NOTE_BYTES];
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint8_t kind = ddl__get_u8(&r);
-    ddl__value v = {.purpose = ddl__get_u8(&r), .gone = gone};
+    ddl__value v = {.purpose = ddl__get_u8(&r)};
     int32_t round = (int32_t)ddl__get_u32(&r);
     v.verdict = (int32_t)ddl__get_u32(&r);
     v.flag = ddl__get_u32(&r);
     v.id = ddl__get_u32(&r);
-    size_t bytes = ddl__agree_bytes(g);
-    if (bytes > sizeof gone || kind < DDL__AGREE_JOIN || kind > DDL__AGREE_DECIDE || round < -1 || round >= g->size) {
-        return DDL_ERR_CORRUPT;
-    }
-    ddl__get_bytes(&r, gone, bytes);
-    if (r.bad || v.verdict > 0) {
+    v.gone = (uint8_t *)(uintptr_t)ddl__get_view(&r, ddl__agree_bytes(g)); /* it is only read */
+    if (r.bad || v.verdict > 0 || kind < DDL__AGREE_JOIN || kind > DDL__AGREE_DECIDE || round < -1 ||
+        round >= g->size) {
         return DDL_ERR_CORRUPT;
     }
     ddl__agree_heard(g, g->rank_of[peer], (uint32_t)f->sequence, kind, round, &v);
@@ -16907,10 +19091,6 @@ static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     if (c->aborted) {
         return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
     }
-    if (ddl__agree_bytes(g) > DDL__NOTE_BYTES - 64) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: groups of more than %d ranks cannot agree", what,
-                          8 * (DDL__NOTE_BYTES - 64));
-    }
     c->doing = what;
     g->agreeing = true;
     g->outstanding++; /* it is not freed while we wait */
@@ -16960,6 +19140,9 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     return status;
 }
 
+/* What a survivor has of the new group; the agreement keeps what all have. */
+enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 };
+
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
     ddl_context *c = g->context;
@@ -17007,8 +19190,13 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
                               left, g->size, g->name);
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, made != NULL, &a);
-        bool all_have_it = status == DDL_OK && a->value.flag != 0;
+        uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
+                         (made != NULL && made->native.set != NULL ? DDL__MADE_NATIVE : 0u);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
+        bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
+        if (made != NULL && status == DDL_OK && (a->value.flag & DDL__MADE_NATIVE) == 0) {
+            ddl__native_close(made);
+        }
         if (all_have_it && ddl__count_left(g, a->value.gone) == left) {
             *out = made;
             return DDL_OK;
@@ -17046,6 +19234,7 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
  * With DDL_TUNE_CACHE they are kept in a file, and later runs of the same shape choose exactly alike. */
 
 enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
+enum { DDL__FIGURES = 5 }; /* latency and time per byte, near and far; and whether they were kept */
 
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
@@ -17088,8 +19277,8 @@ static ddl_status ddl__measure_trip(ddl_group *g, int32_t peer, bool first, void
 /* Rounds to a power of sqrt(2), by halving and doubling: libm is not linked. */
 static double ddl__round_figure(double value) {
     const double root = 1.4142135623730951;
-    double figure = 1e-12;
-    while (figure * 1.189207115 < value && figure < 1e6) {
+    double figure = DDL__FIGURE_MIN;
+    while (figure * 1.189207115 < value && figure < DDL__FIGURE_MAX / 10) {
         figure *= root;
     }
     return figure;
@@ -17109,12 +19298,33 @@ static bool ddl__measure_pair(const ddl_context *c, bool near_link, int32_t *out
     return false;
 }
 
-static ddl_status ddl__world_broadcast(ddl_context *c, void *data, int64_t bytes, int32_t root) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = ddl_tensor_1d(data, DDL_U8, bytes), .root = root};
+/* Figures travel as the bits of doubles. */
+static void ddl__figures_write(const double *figures, int32_t count, uint8_t *out) {
+    for (int32_t i = 0; i < count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &figures[i], sizeof bits);
+        ddl__store_le64(out + 8 * i, bits);
+    }
+}
+
+static void ddl__figures_read(const uint8_t *in, int32_t count, double *out_figures) {
+    for (int32_t i = 0; i < count; i++) {
+        uint64_t bits = ddl__load_le64(in + 8 * i);
+        memcpy(&out_figures[i], &bits, sizeof bits);
+    }
+}
+
+static ddl_status ddl__figures_broadcast(ddl_context *c, double *figures, int32_t count, int32_t root) {
+    uint8_t wire[8 * DDL__FIGURES] = {0};
+    ddl_tensor t = ddl_tensor_1d(wire, DDL_U8, 8 * (int64_t)count);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &t, .root = root};
     ddl_request *r;
-    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    ddl__figures_write(figures, count, wire);
+    DDL__TRY(ddl__coll_begin(c->world, &ask, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, NULL));
+    ddl__figures_read(wire, count, figures);
+    return DDL_OK;
 }
 
 /* Latency and bandwidth of one kind of link; figures[0] seconds, figures[1] seconds per byte. */
@@ -17140,7 +19350,7 @@ static ddl_status ddl__measure_links(ddl_context *c, bool near_link, double figu
         figures[0] = ddl__round_figure(small);
         figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
     }
-    return ddl__world_broadcast(c, figures, 2 * (int64_t)sizeof *figures, a);
+    return ddl__figures_broadcast(c, figures, 2, a);
 }
 
 /* >>cache */
@@ -17159,12 +19369,12 @@ static uint64_t ddl__model_key(const ddl_context *c) {
 
 static bool ddl__model_load(const ddl_context *c, const char *path, double figures[4]) {
     FILE *file = fopen(path, "re");
+    char line[160];
     bool found = false;
-    unsigned long long key;
+    uint64_t key, mine = ddl__model_key(c);
     double f[4];
-    while (file != NULL && !found &&
-           fscanf(file, "%llx %lg %lg %lg %lg\n", &key, &f[0], &f[1], &f[2], &f[3]) == 5) {
-        found = key == ddl__model_key(c);
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        found = ddl__model_parse(line, &key, f) && key == mine;
     }
     if (found) {
         memcpy(figures, f, sizeof f);
@@ -17178,10 +19388,9 @@ static bool ddl__model_load(const ddl_context *c, const char *path, double figur
 /* One appended line: writers of other jobs cannot tear it. */
 static void ddl__model_save(const ddl_context *c, const char *path, const double figures[4]) {
     char line[160];
-    int n = snprintf(line, sizeof line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)ddl__model_key(c), figures[0],
-                     figures[1], figures[2], figures[3]);
+    size_t bytes = ddl__model_write(line, sizeof line, ddl__model_key(c), figures);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0 || write(fd, line, (size_t)n) != n) {
+    if (fd < 0 || write(fd, line, bytes) != (ssize_t)bytes) {
         ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept",
                  path, strerror(errno));
     }
@@ -17194,13 +19403,13 @@ static void ddl__model_save(const ddl_context *c, const char *path, const double
 
 static ddl_status ddl__measure(ddl_context *c) {
     ddl__cost_model *m = &c->tuning.model;
-    double figures[5] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
+    double figures[DDL__FIGURES] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
     const char *path = c->settings.tune_cache;
     if (path != NULL && c->rank == 0) {
         figures[4] = ddl__model_load(c, path, figures) ? 1 : 0;
     }
     if (path != NULL) {
-        DDL__TRY(ddl__world_broadcast(c, figures, (int64_t)sizeof figures, 0));
+        DDL__TRY(ddl__figures_broadcast(c, figures, DDL__FIGURES, 0));
     }
     if (figures[4] == 0) {
         DDL__TRY(ddl__measure_links(c, true, figures));
@@ -17249,20 +19458,42 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
+/* Whether a transport runs the world's collectives by itself: all ranks, or none. */
+static ddl_status ddl__native_agree(ddl_group *world) {
+    int32_t all = ddl__native_open(world);
+    ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_MIN};
+    ddl_request *r;
+    ddl__native set = world->native;
+    world->native.set = NULL; /* not to be used before all are known to have it */
+    ddl_status status = ddl__coll_begin(world, &ask, "ddl_init", &r);
+    if (status == DDL_OK) {
+        ddl__wait_requests(world->context, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    world->native = set;
+    world->settings_version++;
+    if (status < 0 || all == 0) {
+        ddl__native_close(world);
+    }
+    return status;
+}
+
 static ddl_status ddl__greet(ddl_context *c) {
     if (c->world_size == 1) {
         return DDL_OK;
     }
-    ddl_collective d = {.kind = DDL_BARRIER};
+    ddl__asked ask = {.kind = DDL_BARRIER};
     ddl_request *r;
     int64_t timeout_ms = c->world->timeout_ms;
     c->world->timeout_ms = c->settings.init_timeout_ms;
     /* By dissemination whatever is faster: its links keep the world connected, and news of a death reaches all. */
     c->world->tuning.forced[DDL_BARRIER] = ddl__algo_find(DDL_BARRIER, "dissemination");
-    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    DDL__TRY(ddl__coll_begin(c->world, &ask, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__measure(c));
+    DDL__TRY(ddl__native_agree(c->world));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     if (c->settings.progress_thread) {
@@ -17281,20 +19512,72 @@ static ddl_status ddl__greet(ddl_context *c) {
 /* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the
  * world. */
 
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128,
+       DDL__CORES_MAX = 1 << 20 };
 
-/* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
+/* What a rank tells the others about itself. */
 typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
-    uint64_t pid_start;
+    int32_t passes_process; /* 1: to ranks of other spaces */
+    uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
+    uint8_t pass_name[DDL__PASS_NAME_BYTES];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
         uint8_t address[DDL__ADDRESS_BYTES];
     } transports[DDL__BLOB_TRANSPORTS];
 } ddl__blob;
+
+/* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
+ * all-gather. */
+enum {
+    DDL__BLOB_AT_HOST = 6 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES,
+    DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
+    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
+};
+
+static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
+    ddl__writer w = ddl__writer_of(out, DDL__BLOB_BYTES);
+    ddl__put_u32(&w, b->magic);
+    ddl__put_u32(&w, (uint32_t)b->version);
+    ddl__put_u32(&w, (uint32_t)b->pid);
+    ddl__put_u32(&w, (uint32_t)b->cores);
+    ddl__put_u32(&w, (uint32_t)b->board_fd);
+    ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u64(&w, b->pid_start);
+    ddl__put_u64(&w, b->pid_space);
+    ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
+    ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
+    ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
+        ddl__put_u32(&w, b->transports[i].bytes);
+        ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
+
+static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
+    ddl__reader r = ddl__reader_of(in, DDL__BLOB_BYTES);
+    b->magic = ddl__get_u32(&r);
+    b->version = (int32_t)ddl__get_u32(&r);
+    b->pid = (int32_t)ddl__get_u32(&r);
+    b->cores = (int32_t)ddl__get_u32(&r);
+    b->board_fd = (int32_t)ddl__get_u32(&r);
+    b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->pid_start = ddl__get_u64(&r);
+    b->pid_space = ddl__get_u64(&r);
+    ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
+    ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
+    ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
+        b->transports[i].bytes = ddl__get_u32(&r);
+        ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
 
 /* >>transports */
 
@@ -17310,7 +19593,8 @@ static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char 
     return NULL;
 }
 
-static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted) {
+/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
     if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
         return DDL_OK;
     }
@@ -17325,12 +19609,15 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .advertise = c->settings.advertise,
                                    .port_range = c->settings.port_range,
                                    .master_host = c->settings.place.host,
-                                   .authenticated = c->settings.secret != NULL};
+                                   .authenticated = c->settings.secret != NULL,
+                                   .asked = wanted,
+                                   .detail = detail};
     size_t bytes = DDL__ADDRESS_BYTES;
     e->plugin = plugin;
     e->table = plugin->transport;
     e->host = ddl__host_table(c);
     c->error.text[0] = 0;
+    c->opening = wanted;
     ddl_status status = e->table->open(&e->host, &params, &e->self);
     if (status == DDL_OK) {
         status = e->table->address(e->self, e->address, &bytes);
@@ -17338,6 +19625,10 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
             e->table->close(e->self);
         }
     }
+    if (status == DDL_OK) {
+        ddl__opening_warned(c);
+    }
+    c->opening = false;
     if (status < 0 && !wanted) {
         ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
         return DDL_OK;
@@ -17353,6 +19644,22 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
     return DDL_OK;
 }
 
+/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
+static ddl_status ddl__watch_open(ddl_context *c) {
+    bool blind = false, there = false;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
+        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
+    }
+    int32_t before = c->endpoint_count;
+    if (!blind || there || c->settings.secret == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
+    c->endpoints[before].only_watches = c->endpoint_count > before;
+    return DDL_OK;
+}
+
 /* Opens the transports that were asked for, in that order; else all that there are. */
 static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
@@ -17360,26 +19667,28 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
             const ddl_transport *t = p->plugin->transport;
             if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
-                DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
             }
         }
-        return ddl__endpoint_open(c, &ddl__tcp_plugin, true);
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
     }
     for (const char *at = list; *at != 0;) {
-        size_t length = strcspn(at, ",");
-        const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        char detail[64];
+        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
         if (plugin == NULL) {
             return ddl__error(
                 c, DDL_ERR_PLUGIN,
                 "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
                 "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
                 "looked for)",
-                (int)DDL__MIN(length, 40u), at);
+                (int)DDL__MIN(name, 40u), at);
         }
-        DDL__TRY(ddl__endpoint_open(c, plugin, true));
+        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
         at += length + (at[length] == ',');
     }
-    return DDL_OK;
+    return ddl__watch_open(c);
 }
 
 static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
@@ -17387,9 +19696,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = c->cores;
+    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->board_fd = c->board_fd;
+    b->passes_process = ddl__can_pass_process();
     b->pid_start = ddl__process_start(b->pid);
+    b->pid_space = ddl__process_space();
+    memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
     snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
     if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
         snprintf(b->host_name, sizeof b->host_name, "?");
@@ -17405,7 +19717,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
     if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
-        memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
+        memchr(b->host_name, 0, sizeof b->host_name) == NULL || b->cores < 1 || b->cores > DDL__CORES_MAX) {
         return ddl__error(c, DDL_ERR_CORRUPT,
                           "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
                           DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
@@ -17418,43 +19730,146 @@ static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t ra
     return DDL_OK;
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
-static void ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b) {
-    ddl__link *l = &c->links[rank];
-    double best = 0;
+/* What a transport offers towards a rank. */
+typedef struct ddl__reach {
+    bool reaches;
+    bool gave_up; /* it did, until memory or the like was to be shared */
+    uint64_t latency_ns, bytes_per_s; /* its own guess */
+} ddl__reach;
+
+/* Tells each transport that both ranks have about the rank. offers: of this rank, by endpoint. */
+static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, ddl__reach *offers) {
     for (int32_t i = 0; i < c->endpoint_count; i++) {
-        ddl__endpoint *e = &c->endpoints[i];
-        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
-            uint64_t latency_ns = 1, bytes_per_s = 1;
-            if (b->transports[k].bytes == 0 || b->transports[k].bytes > DDL__ADDRESS_BYTES ||
-                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) != 0 ||
+        const ddl__endpoint *e = &c->endpoints[i];
+        offers[i] = (ddl__reach){.latency_ns = 1, .bytes_per_s = 1};
+        bool watched = c->links[rank].same_space || c->links[rank].passes_process;
+        if ((e->table->flags & DDL_TRANSPORT_LOCAL) != 0 && !watched) {
+            continue; /* its end would go unnoticed: memory has none */
+        }
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && !offers[i].reaches; k++) {
+            offers[i].reaches =
+                b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
+                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
                 e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
-                                   &latency_ns, &bytes_per_s) != DDL_OK) {
-                continue;
-            }
-            double cost = (double)latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(bytes_per_s, 1u);
-            if (l->endpoint == NULL || (c->settings.transports == NULL && cost < best)) {
-                best = cost;
-                l->endpoint = e;
-                l->latency_ns = latency_ns;
-                l->bytes_per_s = bytes_per_s;
-            }
+                                   &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
         }
     }
 }
 
-static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *table) {
+/* Asks transports that set something up together with their peers. Returns how many answers are still open. */
+static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
+    int32_t open = 0;
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        for (int32_t i = 0; i < c->endpoint_count; i++) {
+            const ddl__endpoint *e = &c->endpoints[i];
+            ddl__reach *o = &offers[rank * DDL__ENDPOINTS_MAX + i];
+            ddl_status status = o->reaches && DDL_HAS(e->table, ready) ? e->table->ready(e->self, rank) : DDL_OK;
+            o->gave_up = o->gave_up || (o->reaches && status < 0);
+            o->reaches = o->reaches && status >= 0;
+            open += status == DDL_IN_PROGRESS;
+            *out_rank = status == DDL_IN_PROGRESS ? rank : *out_rank;
+        }
+    }
+    return open;
+}
+
+/* A rank of this host whose process has ended, -1: none. */
+static int32_t ddl__links_gone(const ddl_context *c) {
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        const ddl__link *l = &c->links[rank];
+        if (rank != c->rank && ddl__has_process(c, l) && ddl__process_gone(l)) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+/* Waits until shared memory and the like stand, or have been given up by both sides, and until those whom this rank has
+ * told so have heard it: it may end now. When another has ended, its last words, and what others make of them, get time
+ * to come: they tell more. *board: see ddl__spaces_settling. */
+static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t board_rank, int *board) {
+    uint64_t deadline = ddl__now_ns() + (uint64_t)DDL__MAX(c->settings.init_timeout_ms, 0) * DDL__NS_PER_MS;
+    uint64_t gone_ns = 0;
+    int32_t rank = 0, gone = -1;
+    for (uint32_t round = 1;; round++) {
+        int32_t open = ddl__spaces_settling(c, board_rank, board, &rank);
+        open += ddl__links_settling(c, offers, &rank);
+        if (open == 0 && !ddl__pass_is_sending(c)) {
+            return DDL_OK;
+        }
+        struct pollfd wake = {.fd = c->epoll_fd, .events = POLLIN};
+        ddl__pass_progress(c);
+        poll(&wake, gone < 0 ? 1u : 0u, 2);
+        uint64_t now = ddl__now_ns();
+        if (gone < 0 && round % 32 == 0 && (gone = ddl__links_gone(c)) >= 0) {
+            gone_ns = now;
+        }
+        bool lost = gone >= 0 && now - gone_ns > 250 * DDL__NS_PER_MS;
+        rank = lost ? gone : rank;
+        if (lost || (c->settings.init_timeout_ms >= 0 && now > deadline)) {
+            const ddl__link *l = &c->links[rank];
+            return ddl__error(c, lost ? DDL_ERR_PEER : DDL_ERR_TIMEOUT,
+                              "ddl_init: rank %d (pid %d on host %s) %s before memory was shared with it", rank,
+                              l->pid, l->host_name, lost ? "ended" : "did not answer within the deadline");
+        }
+    }
+}
+
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
+    ddl__link *l = &c->links[rank];
+    double best = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        double cost =
+            (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
+        bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
+        if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
+            best = cost;
+            l->endpoint = &c->endpoints[i];
+            l->latency_ns = offers[i].latency_ns;
+            l->bytes_per_s = offers[i].bytes_per_s;
+        }
+    }
+    for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
+        if (offers[i].gave_up) {
+            return ddl__error(c, DDL_ERR_SYSTEM,
+                              "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
+                              "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
+                              "DDL_TRANSPORTS to go on without)",
+                              c->endpoints[i].plugin->name, c->rank, rank, l->host_name);
+        }
+    }
+    for (int32_t i = 0; i < c->endpoint_count && l->endpoint != NULL && !l->same_host; i++) {
+        bool blind = (l->endpoint->table->flags & DDL_TRANSPORT_BLIND) != 0;
+        if (blind && offers[i].reaches && c->endpoints[i].plugin == &ddl__tcp_plugin) {
+            l->watch = &c->endpoints[i];
+        }
+    }
+    if (l->endpoint == NULL) {
+        return ddl__error(c, DDL_ERR_CONFIG,
+                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
+                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
+    }
+    return DDL_OK;
+}
+
+/* Who and where a rank is. Hosts are numbered by first appearance: ranks below have their numbers already. */
+static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table) {
     ddl__link *l = &c->links[rank];
     const ddl__blob *b = &table[rank];
-    DDL__TRY(ddl__blob_check(c, b, rank));
     snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
     ddl__text_clean(l->host_id); /* it is part of sentences */
     snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
     ddl__text_clean(l->host_name);
+    memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
-    l->pidfd = -1;
     l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
+    l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
+    l->passes_process = l->same_host && !l->same_space && b->passes_process == 1 &&
+                        table[c->rank].passes_process == 1 && ddl__can_pass(c, rank);
     l->host = 0;
     for (int32_t i = 0; i < rank; i++) {
         if (strcmp(c->links[i].host_id, l->host_id) == 0) {
@@ -17465,25 +19880,31 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
-    if (rank == c->rank) {
-        return DDL_OK;
+}
+
+/* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
+static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
+    for (int32_t i = 0; i < c->world_size; i++) {
+        DDL__TRY(ddl__blob_check(c, &table[i], i));
     }
-    ddl__link_choose(c, rank, b);
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, table[c->rank].host_name);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link_name(c, i, table);
     }
-    if (ddl__has_process(c, l)) {
-        l->pidfd = ddl__process_open(l->pid, l->pid_start);
-        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
-        if (l->pidfd >= 0) {
-            epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, l->pidfd, &event);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (i != c->rank) {
+            ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
         }
     }
     return DDL_OK;
+}
+
+/* The end of a process on this host is noticed at once. */
+static void ddl__link_watch(ddl_context *c, int32_t rank) {
+    ddl__link *l = &c->links[rank];
+    int fd = rank != c->rank && ddl__has_process(c, l) ? ddl__process_open(l->pid, l->pid_start) : -1;
+    if (fd >= 0) {
+        ddl__link_watch_fd(c, rank, fd);
+    }
 }
 
 /* Ranks per core on the fullest host, the same on all ranks: the table is. */
@@ -17502,33 +19923,59 @@ static int32_t ddl__crowding(const ddl_context *c, const ddl__blob *table) {
     return worst;
 }
 
-static ddl_status ddl__meet(ddl_context *c) {
-    ddl__blob mine;
-    ddl__blob *table = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *table);
-    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *c->links);
-    if (table == NULL || c->links == NULL) {
-        ddl__free(&c->base, table);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
-    }
+/* From the table of what all ranks told: links, and what is shared inside the host. */
+static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
+    DDL__TRY(ddl__links_read(c, table, offers));
     for (int32_t i = 0; i < c->world_size; i++) {
-        c->links[i].pidfd = -1;
+        ddl__link_watch(c, i);
     }
+    int32_t first = 0;
+    while (!c->links[first].same_host) {
+        first++;
+    }
+    int board = c->links[first].same_space ? ddl__board_reach(table[first].pid, table[first].board_fd) : -1;
+    ddl_status status = ddl__links_settle(c, offers, first, &board);
+    ddl__board_open(c, board);
+    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
+        status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
+    }
+    c->tuning.model.oversubscription = ddl__crowding(c, table);
+    return status;
+}
+
+/* Tells the others about this rank, and reads what they told. wire: a blob of each rank. */
+static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *table) {
+    ddl__blob mine;
+    uint8_t told[DDL__BLOB_BYTES];
+    uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
-    uint64_t strangers = 0;
-    ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
+    ddl__blob_write(&mine, told);
+    ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
-    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
-        status = ddl__link_make(c, i, table);
+    for (int32_t i = 0; status == DDL_OK && i < c->world_size; i++) {
+        ddl__blob_read(wire + (size_t)i * DDL__BLOB_BYTES, &table[i]);
     }
-    if (status == DDL_OK) {
-        int32_t first = 0;
-        while (!c->links[first].same_host) {
-            first++;
-        }
-        ddl__board_open(c, table[first].pid, table[first].board_fd);
-        c->tuning.model.oversubscription = ddl__crowding(c, table);
+    return status;
+}
+
+static ddl_status ddl__meet(ddl_context *c) {
+    size_t world = (size_t)c->world_size;
+    ddl__blob *table = ddl__alloc_array(&c->base, world, sizeof *table);
+    uint8_t *wire = ddl__alloc_array(&c->base, world, DDL__BLOB_BYTES);
+    ddl__reach *offers = ddl__alloc_array(&c->base, world * DDL__ENDPOINTS_MAX, sizeof *offers);
+    ddl_status status = DDL_OK;
+    c->links = ddl__alloc_array(&c->base, world, sizeof *c->links);
+    if (table == NULL || wire == NULL || offers == NULL || c->links == NULL) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
     }
+    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
+        c->links[i].pidfd = -1;
+    }
+    status = status == DDL_OK ? ddl__blobs_exchange(c, wire, table) : status;
+    status = status == DDL_OK ? ddl__links_make(c, table, offers) : status;
+    ddl__free(&c->base, offers);
+    ddl__free(&c->base, wire);
     ddl__free(&c->base, table);
     return status;
 }
@@ -17536,7 +19983,7 @@ static ddl_status ddl__meet(ddl_context *c) {
 /* >>init */
 
 static void ddl__register_handlers(ddl_context *c) {
-    c->handlers[DDL__FRAME_P2P] = (ddl__handler){.deliver = ddl__on_p2p};
+    c->handlers[DDL__FRAME_P2P] = (ddl__handler){ddl__on_p2p, ddl__place_p2p, ddl__placed_p2p};
     c->handlers[DDL__FRAME_RTS] = (ddl__handler){.deliver = ddl__on_rts};
     c->handlers[DDL__FRAME_CTS] = (ddl__handler){.deliver = ddl__on_cts};
     c->handlers[DDL__FRAME_DATA] = (ddl__handler){ddl__on_data, ddl__place_data, ddl__placed_data};
@@ -17590,6 +20037,29 @@ static ddl_status ddl__load_plugins(ddl_context *c) {
     return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
 }
 
+/* DDL_<NAME>_... belongs to plugin <name>. */
+static bool ddl__is_plugin_setting(const ddl_context *c, const char *variable) {
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        size_t length = strlen(p->name);
+        if (strncasecmp(variable + 4, p->name, length) == 0 && variable[4 + length] == '_') {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One rank of a host says it, the others only to who wants to know everything. */
+static void ddl__warn_of_unknown(const ddl_context *c) {
+    const ddl__launch *l = &c->settings.launch;
+    bool first = l->local_rank >= 0 ? l->local_rank == 0 : l->rank == 0;
+    for (char **line = environ; line != NULL && *line != NULL; line++) {
+        size_t length = ddl__setting_unknown(*line);
+        if (length > 0 && !ddl__is_plugin_setting(c, *line)) {
+            ddl__setting_warn(&c->base, first ? DDL_LOG_WARN : DDL_LOG_DEBUG, *line, length);
+        }
+    }
+}
+
 static ddl_status ddl__world_make(ddl_context *c) {
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
     if (ranks == NULL) {
@@ -17611,11 +20081,13 @@ static ddl_status ddl__join(ddl_context *c) {
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
-        DDL__TRY(ddl__tune_parse(&c->tuning, c->settings.algorithm, &c->error));
+        DDL__TRY(ddl__tune_set(c, &c->tuning, c->settings.algorithm, "ddl_init: DDL_ALGO, or algorithm of ddl_config"));
     }
     DDL__TRY(ddl__load_plugins(c));
+    ddl__warn_of_unknown(c);
     if (c->world_size > 1) {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
+        ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));
     }
     DDL__TRY(ddl__meet(c));
@@ -17624,19 +20096,20 @@ static ddl_status ddl__join(ddl_context *c) {
     return ddl__greet(c);
 }
 
-/* Frees all that a context holds. Nothing is waited for. */
+/* Frees what is left of a closed context: the handles. */
 static void ddl__context_destroy(ddl_context *c) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
         ddl_group *next = g->next;
         ddl__free(&c->base, g);
         g = next;
     }
-    if (c->epoll_fd >= 0) {
-        close(c->epoll_fd);
+    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
+        ddl__free(&c->base, c->requests->chunks[i]);
     }
-    if (c->wake_fd >= 0) {
-        close(c->wake_fd);
+    if (c->requests != NULL) {
+        ddl__free(&c->base, c->requests->chunks);
     }
+    ddl__free(&c->base, c->requests);
     ddl__free(&c->base, c->groups);
     ddl__free(&c->base, c->ops);
     pthread_mutex_destroy(&c->lock);
@@ -17649,13 +20122,10 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&base, c);
 }
 
-/* Requests that nobody waited for go too. Those with parts first: they free their parts. */
+/* Requests that nobody waited for end too. Those with parts first: they free their parts. */
 static void ddl__requests_free(ddl_context *c) {
     ddl__requests *q = c->requests;
-    if (q == NULL) {
-        return;
-    }
-    for (int32_t pass = 0; pass < 2; pass++) {
+    for (int32_t pass = 0; q != NULL && pass < 2; pass++) {
         for (int32_t i = 0; i < q->chunk_count * DDL__REQUESTS_CHUNK; i++) {
             ddl_request *r = &q->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
             if (r->state != DDL__REQUEST_FREE && (pass == 1 || r->ops->release != NULL)) {
@@ -17663,16 +20133,31 @@ static void ddl__requests_free(ddl_context *c) {
             }
         }
     }
-    for (int32_t i = 0; i < q->chunk_count; i++) {
-        ddl__free(&c->base, q->chunks[i]);
-    }
-    ddl__free(&c->base, q->chunks);
-    ddl__free(&c->base, q);
-    c->requests = NULL;
 }
 
-/* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
+static void ddl__context_close_fds(ddl_context *c) {
+    if (c->epoll_fd >= 0) {
+        close(c->epoll_fd);
+    }
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    c->epoll_fd = c->wake_fd = -1;
+}
+
+/* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
 static void ddl__context_close(ddl_context *c) {
+    ddl__pass_close(c);
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__native_close(g);
+        }
+    }
+    while (c->lent != NULL) {
+        ddl__lent *lent = c->lent;
+        c->lent = lent->next;
+        ddl__lent_free(c, lent);
+    }
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         c->endpoints[i].table->close(c->endpoints[i].self);
     }
@@ -17701,14 +20186,35 @@ static void ddl__context_close(ddl_context *c) {
         c->landings = l->next;
         ddl__free(&c->base, l);
     }
-    ddl__scratch_free_all(c);
-    while (c->lent != NULL) {
-        ddl__lent *lent = c->lent;
-        c->lent = lent->next;
-        ddl__lent_free(c, lent);
+    while (c->ops != NULL && c->ops->first != NULL) {
+        ddl__user_op_release(c, c->ops->first);
     }
+    ddl__scratch_free_all(c);
     ddl__loader_close(&c->loader);
     ddl__settings_free(&c->base, &c->settings);
+    ddl__context_close_fds(c);
+}
+
+/* The only variable of ddl's that belongs to no context: the shells of the contexts that ended last. A handle of one of
+ * them, the context's own or its world, groups and requests, is still memory that says so. */
+enum { DDL__ENDED = 16 };
+static struct ddl__ended {
+    _Atomic(ddl_context *) last[DDL__ENDED];
+    atomic_uint count;
+} ddl__ended;
+
+/* The last handle that the caller had to free is gone. A program that brought its own allocator gets all memory back
+ * now: it may end with the program's use of ddl. */
+static void ddl__context_end(ddl_context *c) {
+    if (c->base.allocator.free == NULL) {
+        /* relaxed: any slot will do */
+        uint32_t slot = atomic_fetch_add_explicit(&ddl__ended.count, 1, memory_order_relaxed) % DDL__ENDED;
+        /* release: whoever takes this shell out sees all of it; acquire: so do we with the older one */
+        c = atomic_exchange_explicit(&ddl__ended.last[slot], c, memory_order_acq_rel);
+    }
+    if (c != NULL) {
+        ddl__context_destroy(c);
+    }
 }
 
 static void ddl__init_failed(const ddl_config *config, const ddl__base *base, const ddl__sentence *why) {
@@ -17741,9 +20247,10 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->base = base;
     c->settings = settings;
     c->pid = getpid();
+    c->clock = (ddl__clock){ddl__ticks(), ddl__now_ns(), 0};
     ddl__own_page_make(c);
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = c->board_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -17797,7 +20304,7 @@ static void ddl__context_unref(ddl_context *c) {
     int32_t refs = --c->refs;
     ddl__unlock(c);
     if (refs == 0) {
-        ddl__context_destroy(c);
+        ddl__context_end(c);
     }
 }
 
@@ -17923,27 +20430,6 @@ DDL_API int32_t ddl_feature(const char *name) {
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
 
-DDL_API const char *ddl_error(const ddl_context *context) {
-    ddl_context *c = (ddl_context *)(uintptr_t)context;
-    if (c == NULL) {
-        return "";
-    }
-    pthread_mutex_lock(&c->error_lock);
-    const ddl__told *found = NULL;
-    for (int32_t i = 0; i < DDL__TOLD; i++) {
-        const ddl__told *t = &c->told[i];
-        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
-        if (mine || found == NULL || t->number > found->number) {
-            found = t;
-        }
-        if (mine) {
-            break;
-        }
-    }
-    pthread_mutex_unlock(&c->error_lock);
-    return found->text;
-}
-
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {
         return ddl__refuse(context, "ddl_stats_get", "out_stats");
@@ -17952,8 +20438,16 @@ DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     *out_stats = context->stats;
     out_stats->memory_bytes = context->base.memory;
     out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->endpoint_count; i++) {
+        out_stats->transports[i] = context->endpoints[i].stats;
+        out_stats->transports[i].name = context->endpoints[i].plugin->name;
+    }
     for (int32_t i = 0; i < context->world_size; i++) {
-        out_stats->peers_connected += context->links[i].connected;
+        const ddl__link *l = &context->links[i];
+        out_stats->peers_connected += l->connected;
+        if (l->endpoint != NULL) {
+            out_stats->transports[l->endpoint - context->endpoints].peers++;
+        }
     }
     ddl__unlock(context);
     return DDL_OK;
@@ -17969,24 +20463,38 @@ DDL_API ddl_status ddl_progress(ddl_context *context) {
     return DDL_OK;
 }
 
+/* The oldest record that was not shown yet, of all groups; each keeps its own place. */
+static ddl__flight *ddl__record_next(ddl_context *c, ddl_group **out_group) {
+    ddl__flight *oldest = NULL;
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        ddl__flight *r = g->magic == DDL__GROUP_MAGIC ? ddl__record_of(g, g->shown + 1) : NULL;
+        if (r != NULL && (oldest == NULL || r->order < oldest->order)) {
+            oldest = r;
+            *out_group = g;
+        }
+    }
+    if (oldest != NULL) {
+        (*out_group)->shown++;
+    }
+    return oldest;
+}
+
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes) {
     if (ddl__enter(context) < 0) {
         return 0;
     }
     ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
     for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
-        uint32_t first = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
-        for (uint32_t s = first + 1; g->magic == DDL__GROUP_MAGIC && s <= g->sequence; s++) {
-            ddl__flight *r = ddl__record_of(g, s);
-            if (r != NULL) {
-                ddl__text_add(&text, "%s #%u ", g->name, s);
-                ddl__describe_record(g, r, &text);
-                bool runs = r->status == DDL_IN_PROGRESS;
-                uint64_t end = runs ? ddl__now_ns() : r->end_ns;
-                ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
-                              (double)(end - r->start_ns) / 1e3);
-            }
-        }
+        g->shown = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
+    }
+    ddl_group *g = NULL;
+    for (ddl__flight *r = ddl__record_next(context, &g); r != NULL; r = ddl__record_next(context, &g)) {
+        bool runs = r->status == DDL_IN_PROGRESS;
+        uint64_t end = DDL__MAX(runs ? ddl__now_ns() : r->end_ns, r->start_ns); /* one clock is wrong by a little */
+        ddl__text_add(&text, "%s #%u ", g->name, r->sequence);
+        ddl__describe_record(g, r, &text);
+        ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
+                      (double)(end - r->start_ns) / 1e3);
     }
     ddl__unlock(context);
     return text.used;

@@ -1,23 +1,31 @@
 /* How fast the reduction kernels are, beside the loop a user would write, compiled with everything the compiler has.
  *
  *     cc -O3 -march=native -DPLAIN -c bench/kernels.c -o /tmp/plain.o
- *     cc -O1 -D_GNU_SOURCE bench/kernels.c /tmp/plain.o -o /tmp/kernels && /tmp/kernels
+ *     cc -O2 -D_GNU_SOURCE -I. bench/kernels.c /tmp/plain.o -o /tmp/kernels -lpthread -ldl && /tmp/kernels
  *
- * -O1 on purpose: the kernels must not depend on the user's flags. Arguments: `kernels all` prints every type and op.
- * GB/s counts the bytes of dst only (each kernel also reads twice as much); the best of several runs. */
+ * Arguments: `kernels all` prints every type and op. GB/s counts the bytes of dst only (each kernel also reads twice as
+ * much). Loops that are compared take turns; each figure is the best of its rounds, because other work on the machine
+ * only ever adds time. The last lines hold the figures against what docs/design.md asks for. */
 #include <stddef.h>
 #include <stdint.h>
 
-void plain_f32(void *dst, const void *a, const void *b, size_t count);
-void plain_f64(void *dst, const void *a, const void *b, size_t count);
-void plain_i8(void *dst, const void *a, const void *b, size_t count);
-void plain_i32(void *dst, const void *a, const void *b, size_t count);
-void plain_i64(void *dst, const void *a, const void *b, size_t count);
+typedef void (*sum_fn)(void *dst, const void *a, const void *b, size_t count);
+
+/* The rows of a table: kernels of this build, and loops of the other file. A loop that is missing has no fn. */
+typedef struct plain_loops {
+    sum_fn f32, f64, i8, i32, i64;
+    sum_fn f16, bf16; /* widen, add, round with the processor's own instructions: no care for NaN and subnormals */
+} plain_loops;
+extern const plain_loops plain;
 
 #ifdef PLAIN
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define PLAIN_SUM(name, type)                                                                                          \
-    void plain_##name(void *dst, const void *a, const void *b, size_t count) {                                         \
+    static void plain_##name(void *dst, const void *a, const void *b, size_t count) {                                  \
         type *d = dst;                                                                                                 \
         const type *x = a, *y = b;                                                                                     \
         for (size_t i = 0; i < count; i++) {                                                                           \
@@ -30,15 +38,59 @@ PLAIN_SUM(i8, uint8_t)
 PLAIN_SUM(i32, uint32_t)
 PLAIN_SUM(i64, uint64_t)
 
+#if defined(__F16C__)
+/* Whole vectors only. */
+static void plain_f16(void *dst, const void *a, const void *b, size_t count) {
+    for (size_t i = 0; i + 8 <= count; i += 8) {
+        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)a + i)));
+        __m256 y = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)b + i)));
+        _mm_storeu_si128((__m128i *)((uint16_t *)dst + i), _mm256_cvtps_ph(_mm256_add_ps(x, y), 0));
+    }
+}
+#else
+#define plain_f16 NULL
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+static void plain_bf16(void *dst, const void *a, const void *b, size_t count) {
+    uint16_t pairs[32];
+    for (uint16_t i = 0; i < 32; i++) {
+        pairs[i] = (uint16_t)(i / 2 + i % 2 * 16);
+    }
+    __m512i order = _mm512_loadu_si512(pairs), mask = _mm512_set1_epi32((int)0xffff0000);
+    for (size_t i = 0; i + 32 <= count; i += 32) {
+        __m512i x = _mm512_loadu_si512((const uint16_t *)a + i), y = _mm512_loadu_si512((const uint16_t *)b + i);
+        __m512 low = _mm512_add_ps((__m512)_mm512_slli_epi32(x, 16), (__m512)_mm512_slli_epi32(y, 16));
+        __m512 high = _mm512_add_ps((__m512)_mm512_and_si512(x, mask), (__m512)_mm512_and_si512(y, mask));
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        _mm512_storeu_si512((uint16_t *)dst + i, _mm512_permutexvar_epi16(order, both));
+    }
+}
+#else
+#define plain_bf16 NULL
+#endif
+
+const plain_loops plain = {plain_f32, plain_f64, plain_i8, plain_i32, plain_i64, plain_f16, plain_bf16};
+
 #else
 
-#include "../src/dtype/reduce.h"
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_BYTES = 64 << 20 };
+enum { MAX_BYTES = 64 << 20, ROUNDS = 15, ROWS = 8 };
+static const size_t sizes[] = {8, 64, 1 << 10, 4 << 10, 8 << 10, 64 << 10, 1 << 20, 8 << 20, MAX_BYTES};
+enum { SIZES = sizeof(sizes) / sizeof(sizes[0]), FIRST_COMPARED = 2 };
+static const char *const level_names[] = {"portable", "avx2", "avx512"};
 static char *dst, *a, *b;
+
+typedef struct row {
+    char label[40];
+    sum_fn fn;
+    double s[SIZES]; /* seconds of a call */
+} row;
 
 static double now_s(void) {
     struct timespec t;
@@ -46,75 +98,151 @@ static double now_s(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Seconds per call, the best of 20 rounds of a few ms: other work on the machine only ever adds time. */
-static double seconds(ddl__reduce_fn fn, char *d, size_t count, size_t bytes) {
-    double best = 1e9;
-    int calls = (int)((3e-3 * 8e9) / (double)(bytes + 64)) + 1;
-    for (int round = 0; round < 20; round++) {
-        double start = now_s();
-        for (int i = 0; i < calls; i++) {
-            fn(d, a, b, count);
-            __asm__ volatile("" ::: "memory");
-        }
-        double each = (now_s() - start) / calls;
-        best = each < best ? each : best;
+/* A few ms of calls. */
+static double seconds(sum_fn fn, char *d, size_t count, size_t bytes) {
+    int calls = (int)(2e7 / (double)(bytes + 64)) + 1;
+    double start = now_s();
+    for (int i = 0; i < calls; i++) {
+        fn(d, a, b, count);
+        __asm__ volatile("" ::: "memory");
     }
-    return best;
+    return (now_s() - start) / calls;
 }
 
-static const size_t sizes[] = {8, 64, 1000, 8 << 10, 64 << 10, 1 << 20, MAX_BYTES};
-enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
-
-static void print_row(const char *label, ddl__reduce_fn fn, size_t element, char *d) {
-    printf("%-24s", label);
+static void measure(row *rows, int row_count, size_t element, char *d) {
     for (int i = 0; i < SIZES; i++) {
-        double s = seconds(fn, d, sizes[i] / element, sizes[i]);
+        for (int r = 0; r < row_count; r++) {
+            rows[r].s[i] = 1e9;
+        }
+        for (int round = 0; round < ROUNDS; round++) {
+            for (int r = 0; r < row_count; r++) {
+                double s = seconds(rows[r].fn, d, sizes[i] / element, sizes[i]);
+                rows[r].s[i] = s < rows[r].s[i] ? s : rows[r].s[i];
+            }
+        }
+    }
+}
+
+static void print_row(const row *r) {
+    printf("%-22s", r->label);
+    for (int i = 0; i < SIZES; i++) {
         if (sizes[i] <= 64) {
-            printf(" %7.1f ns", s * 1e9);
+            printf(" %6.1f ns", r->s[i] * 1e9);
         } else {
-            printf(" %10.2f", (double)sizes[i] / s * 1e-9);
+            printf(" %8.2f", (double)sizes[i] / r->s[i] * 1e-9);
         }
     }
     printf("\n");
+}
+
+static const char *size_name(size_t bytes) {
+    static char text[24];
+    int unit = bytes >= 1 << 20 ? 20 : bytes >= 1 << 10 ? 10 : 0;
+    snprintf(text, sizeof(text), "%zu%s", bytes >> unit, unit == 20 ? " MiB" : unit == 10 ? " KiB" : " B");
+    return text;
 }
 
 static void print_header(const char *what) {
-    printf("\n%-24s", what);
+    printf("\n%-22s", what);
     for (int i = 0; i < SIZES; i++) {
-        printf(" %8zu B", sizes[i]);
+        printf(sizes[i] <= 64 ? " %9s" : " %8s", size_name(sizes[i]));
     }
     printf("\n");
 }
 
+/* Small whole numbers, of the type: a kernel may take longer for NaN and subnormals. */
 static void fill(ddl_dtype dtype) {
-    for (size_t i = 0; i < MAX_BYTES / 4; i++) {
-        float x = (float)(i % 1000) * 0.25f, y = 1.5f;
-        ((float *)(void *)a)[i] = dtype == DDL_F32 ? x : 0;
-        ((float *)(void *)b)[i] = dtype == DDL_F32 ? y : 0;
+    size_t size = ddl__dtype_bytes(dtype);
+    for (size_t i = 0; i < MAX_BYTES / size; i++) {
+        float x = (float)(i % 250), y = 2;
+        char *p = a + i * size, *q = b + i * size;
+        if (dtype == DDL_F32) {
+            memcpy(p, &x, 4);
+            memcpy(q, &y, 4);
+        } else if (ddl__dtype_is_half(dtype)) {
+            uint16_t h = dtype == DDL_F16 ? ddl__f16_from_f32(x) : ddl__bf16_from_f32(x);
+            uint16_t k = dtype == DDL_F16 ? ddl__f16_from_f32(y) : ddl__bf16_from_f32(y);
+            memcpy(p, &h, 2);
+            memcpy(q, &k, 2);
+        } else {
+            memset(p, 0, size);
+            memset(q, 0, size);
+        }
     }
 }
 
-static void compare_with_plain(int in_place) {
-    static const struct {
-        const char *name;
-        ddl_dtype dtype;
-        ddl__reduce_fn plain;
-    } rows[] = {{"f32", DDL_F32, plain_f32}, {"f64", DDL_F64, plain_f64}, {"i8", DDL_I8, plain_i8},
-                {"i32", DDL_I32, plain_i32}, {"i64", DDL_I64, plain_i64}, {"f16", DDL_F16, NULL},
-                {"bf16", DDL_BF16, NULL}};
-    print_header(in_place ? "sum in place, GB/s" : "sum, GB/s");
-    for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-        size_t element = ddl__dtype_bytes(rows[r].dtype);
-        char label[64];
-        char *d = in_place ? a : dst;
-        fill(rows[r].dtype);
-        if (rows[r].plain != NULL) {
-            snprintf(label, sizeof(label), "%s plain -O3 native", rows[r].name);
-            print_row(label, rows[r].plain, element, d);
+static row *add_row(row *rows, int *count, const char *type, const char *what, sum_fn fn) {
+    row *r = &rows[*count];
+    snprintf(r->label, sizeof(r->label), "%s %s", type, what);
+    r->fn = fn;
+    *count += fn != NULL;
+    return r;
+}
+
+/* Prints the table of one type; out_plain and out_best are its first and last row. */
+static void compare(ddl_dtype dtype, sum_fn loop, int in_place, row *out_plain, row *out_best) {
+    row rows[ROWS];
+    int count = 0;
+    const char *type = ddl__dtype_name(dtype);
+    add_row(rows, &count, type, ddl__dtype_is_half(dtype) ? "bare instructions" : "plain -O3 native", loop);
+    for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+        char what[24];
+        snprintf(what, sizeof(what), "kernel %s", level_names[level]);
+        add_row(rows, &count, type, what, ddl__reduce_kernel_at(level, dtype, DDL_SUM));
+    }
+    fill(dtype);
+    measure(rows, count, ddl__dtype_bytes(dtype), in_place ? a : dst);
+    for (int r = 0; r < count; r++) {
+        print_row(&rows[r]);
+    }
+    *out_plain = rows[0];
+    *out_best = rows[count - 1];
+}
+
+/* Speed of one row over that of another, at its least over the sizes from one on. */
+static double least_ratio(const row *mine, const row *other, int from, int *out_size) {
+    double least = 1e9;
+    for (int i = from; i < SIZES; i++) {
+        if (other->s[i] / mine->s[i] < least) {
+            least = other->s[i] / mine->s[i];
+            *out_size = i;
         }
-        for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
-            snprintf(label, sizeof(label), "%s kernel %s", rows[r].name, level ? "avx2" : "portable");
-            print_row(label, ddl__reduce_kernel_at(level, rows[r].dtype, DDL_SUM), element, d);
+    }
+    return least;
+}
+
+static void verdict(const char *what, const row *mine, const row *other, int from, double floor) {
+    int at = 0;
+    double least = least_ratio(mine, other, from, &at);
+    printf("%-64s least %.2f at %-7s (asked %.2f: %s)\n", what, least, size_name(sizes[at]), floor,
+           least >= floor ? "reached" : "not reached");
+}
+
+static void compare_all(int in_place) {
+    enum { F32, F16, BF16, TYPES = 7 };
+    const struct {
+        ddl_dtype dtype;
+        sum_fn loop;
+    } types[TYPES] = {{DDL_F32, plain.f32}, {DDL_F16, plain.f16}, {DDL_BF16, plain.bf16}, {DDL_F64, plain.f64},
+                      {DDL_I8, plain.i8},   {DDL_I32, plain.i32}, {DDL_I64, plain.i64}};
+    row loops[TYPES], best[TYPES];
+    print_header(in_place ? "sum in place, GB/s" : "sum, GB/s");
+    for (int t = 0; t < TYPES; t++) {
+        compare(types[t].dtype, types[t].loop, in_place, &loops[t], &best[t]);
+    }
+    printf("\n");
+    verdict("f32 kernel / plain loop", &best[F32], &loops[F32], FIRST_COMPARED, 0.9);
+    for (int t = F16; t <= BF16; t++) {
+        char what[80];
+        const char *name = ddl__dtype_name(types[t].dtype);
+        snprintf(what, sizeof(what), "%s kernel / f32 kernel, per byte", name);
+        verdict(what, &best[t], &best[F32], FIRST_COMPARED, 0.5);
+        snprintf(what, sizeof(what), "%s kernel / f32 kernel, per byte, from 64 KiB on", name);
+        verdict(what, &best[t], &best[F32], FIRST_COMPARED + 3, 0.5);
+        if (types[t].loop != NULL) {
+            int at = 0;
+            printf("%s: what the bare instructions reach of f32 per byte at their least: %.2f\n", name,
+                   least_ratio(&loops[t], &best[F32], FIRST_COMPARED, &at));
         }
     }
 }
@@ -122,28 +250,32 @@ static void compare_with_plain(int in_place) {
 static void every_kernel(void) {
     print_header("best level, GB/s");
     for (ddl_dtype dtype = DDL_F16; dtype < DDL__DTYPES; dtype++) {
+        fill(dtype);
         for (ddl_op op = DDL_SUM; op < DDL__OPS; op++) {
-            if (ddl__op_valid(op, dtype)) {
-                char label[64];
-                snprintf(label, sizeof(label), "%s %s", ddl__dtype_name(dtype), ddl__op_name(op));
-                print_row(label, ddl__reduce_kernel(dtype, op), ddl__dtype_bytes(dtype), dst);
+            row r[1];
+            int count = 0;
+            add_row(r, &count, ddl__dtype_name(dtype), ddl__op_name(op), ddl__reduce_kernel(dtype, op));
+            measure(r, count, ddl__dtype_bytes(dtype), dst);
+            if (count > 0) {
+                print_row(r);
             }
         }
     }
 }
 
-/* What reduce_n, scale and average cost, per byte of the result, on 1 MiB. */
+/* What reduce_many, scale and average cost, per byte of the result, on 1 MiB. */
 static void whole_functions(void) {
     static const ddl_dtype dtypes[] = {DDL_F32, DDL_F64, DDL_F16, DDL_BF16, DDL_I32, DDL_I64};
-    const void *srcs[4] = {a, b, a + (1 << 20), b + (1 << 20)};
-    fill(DDL_F16);
-    printf("\n1 MiB, GB/s of result    reduce_n(4)      scale    average\n");
+    const char *srcs[4] = {a, b, a + (2 << 20), b + (2 << 20)};
+    printf("\n1 MiB, GB/s of result  reduce_many(4)      scale    average\n");
     for (size_t k = 0; k < sizeof(dtypes) / sizeof(dtypes[0]); k++) {
         size_t bytes = 1 << 20, count = bytes / ddl__dtype_bytes(dtypes[k]);
         double best[3] = {1e9, 1e9, 1e9};
+        ddl__reduction sum = ddl__reduction_of(DDL_SUM, dtypes[k], NULL);
+        fill(dtypes[k]);
         for (int round = 0; round < 60; round++) {
             double t0 = now_s();
-            ddl__reduce_n(dst, srcs, 4, count, dtypes[k], DDL_SUM);
+            ddl__reduce_many(&sum, dst, srcs, 4, bytes);
             double t1 = now_s();
             ddl__scale(dst, a, count, dtypes[k], 0.3);
             double t2 = now_s();
@@ -153,24 +285,25 @@ static void whole_functions(void) {
                 best[i] = each[i] < best[i] ? each[i] : best[i];
             }
         }
-        printf("%-24s %11.2f %10.2f %10.2f\n", ddl__dtype_name(dtypes[k]), (double)bytes / best[0] * 1e-9,
+        printf("%-22s %14.2f %10.2f %10.2f\n", ddl__dtype_name(dtypes[k]), (double)bytes / best[0] * 1e-9,
                (double)bytes / best[1] * 1e-9, (double)bytes / best[2] * 1e-9);
     }
 }
 
 int main(int argc, char **argv) {
-    dst = aligned_alloc(64, MAX_BYTES);
-    a = aligned_alloc(64, MAX_BYTES);
-    b = aligned_alloc(64, MAX_BYTES);
+    /* Not a power of two apart: that slows any loop over three buffers on processors that guess the way of their first
+     * level from a few bits of the address. */
+    dst = aligned_alloc(4096, MAX_BYTES + 3 * 4096);
+    a = aligned_alloc(4096, MAX_BYTES + 5 * 4096);
+    b = aligned_alloc(4096, MAX_BYTES + 8 * 4096);
     if (dst == NULL || a == NULL || b == NULL) {
         fprintf(stderr, "kernels: no memory for three buffers of %d bytes\n", MAX_BYTES);
         return 1;
     }
     memset(dst, 0, MAX_BYTES);
-    fill(DDL_F32);
-    compare_with_plain(0);
+    compare_all(0);
     if (argc > 1 && strcmp(argv[1], "all") == 0) {
-        compare_with_plain(1);
+        compare_all(1);
         every_kernel();
     }
     whole_functions();

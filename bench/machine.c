@@ -3,6 +3,7 @@
  * beat one socket exchange, a large one cannot beat the stream rate.
  *
  *     cc -O2 -march=native -o machine bench/machine.c && ./machine
+ *     ./machine all_reduce RANKS BYTES...    what an all_reduce in shared memory has to move at the least, and nothing else
  *
  * Medians; each block takes well under a second. */
 #define _GNU_SOURCE
@@ -27,14 +28,18 @@
 typedef enum wait_mode { WAIT_SPIN, WAIT_YIELD, WAIT_POLL } wait_mode;
 static const char *const wait_names[] = {"spin", "sched_yield", "poll"};
 
-/* Shared by the two processes: a barrier and the figures of both. */
+enum { RANKS_MAX = 64, ROUNDS_MAX = 4096 };
+
+/* Shared by the processes: a barrier and the figures of all. */
 typedef struct common {
     _Atomic int arrived;
     _Atomic int turn;
-    double ns[2][4096];
+    double ns[RANKS_MAX][ROUNDS_MAX];
+    double began[RANKS_MAX][ROUNDS_MAX];
 } common;
 
 static common *shared;
+static int members = 2; /* that meet */
 
 static void die(const char *what) {
     perror(what);
@@ -61,7 +66,7 @@ static double median(double *values, int count) {
 /* Seq-cst defaults: this barrier is outside of what is measured. */
 static void meet(void) {
     int turn = shared->turn;
-    if (++shared->arrived == 2) {
+    if (++shared->arrived == members) {
         shared->arrived = 0;
         shared->turn = turn + 1;
         return;
@@ -273,12 +278,105 @@ static void memories(void) {
     free(src);
 }
 
-int main(void) {
+/* Where ranks see each other's memory, each has to read its part of all buffers and to write it to all. Nothing is added
+ * here: a part goes from one buffer to the next, block by block. */
+static void move_part(char *const *buffers, int ranks, int rank, size_t bytes) {
+    char held[16384];
+    size_t part = bytes / (size_t)ranks / 64 * 64, at = part * (size_t)rank;
+    size_t end = rank == ranks - 1 ? bytes : at + part;
+    for (size_t n; at < end; at += n) {
+        n = end - at < sizeof held ? end - at : sizeof held;
+        memcpy(held, buffers[0] + at, n);
+        for (int j = 1; j < ranks; j++) {
+            memcpy(buffers[j - 1] + at, buffers[j] + at, n);
+        }
+        memcpy(buffers[ranks - 1] + at, held, n);
+    }
+}
+
+/* Each rewrites its buffer before each round, as in peers/measure.h. */
+static void play_limit(char *const *buffers, int ranks, int rank, size_t bytes, int rounds) {
+    for (int i = -2; i < rounds; i++) {
+        memset(buffers[rank], i & 127, bytes);
+        meet();
+        double start = now_ns();
+        move_part(buffers, ranks, rank, bytes);
+        if (i >= 0) {
+            shared->ns[rank][i] = now_ns();
+            shared->began[rank][i] = start;
+        }
+        meet();
+    }
+}
+
+/* The slowest rank's time, as in peers/measure.h; where ranks share cores, and so work one after the other, from the first
+ * that begins to the last that ends. */
+static double limit_round(int ranks, int i) {
+    double first = shared->began[0][i], last = shared->ns[0][i], slowest = last - first;
+    for (int j = 1; j < ranks; j++) {
+        double own = shared->ns[j][i] - shared->began[j][i];
+        slowest = own > slowest ? own : slowest;
+        first = shared->began[j][i] < first ? shared->began[j][i] : first;
+        last = shared->ns[j][i] > last ? shared->ns[j][i] : last;
+    }
+    return ranks > sysconf(_SC_NPROCESSORS_ONLN) ? last - first : slowest;
+}
+
+/* Prints a line as the peers do: microseconds, median and least over rounds. */
+static void limit_of(int ranks, size_t bytes) {
+    char *buffers[RANKS_MAX];
+    int rounds = bytes <= 1u << 20 ? 60 : 15, rank = ranks - 1;
+    for (int j = 0; j < ranks; j++) {
+        buffers[j] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (buffers[j] == MAP_FAILED) {
+            die("mmap");
+        }
+        madvise(buffers[j], bytes, MADV_HUGEPAGE);
+    }
+    while (rank > 0 && fork() != 0) {
+        rank--;
+    }
+    play_limit(buffers, ranks, rank, bytes, rounds);
+    if (rank > 0) {
+        _exit(0);
+    }
+    for (int i = 0; i < rounds; i++) {
+        shared->ns[0][i] = limit_round(ranks, i);
+    }
+    double middle = median(shared->ns[0], rounds);
+    printf("all_reduce %d %zu %.4f %.4f\n", ranks, bytes, middle / 1e3, shared->ns[0][0] / 1e3);
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+    for (int j = 0; j < ranks; j++) {
+        munmap(buffers[j], bytes);
+    }
+}
+
+/* Of small data the time to meet would be all there is. */
+static int limits(int argc, char **argv) {
+    members = atoi(argv[2]);
+    if (members < 2 || members > RANKS_MAX) {
+        fprintf(stderr, "usage: %s [all_reduce RANKS BYTES...], 2 to %d ranks\n", argv[0], (int)RANKS_MAX);
+        return 2;
+    }
+    for (int i = 3; i < argc; i++) {
+        size_t bytes = (size_t)strtoull(argv[i], NULL, 10);
+        if (bytes >= 32u << 10) {
+            limit_of(members, bytes);
+        }
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         die("mmap");
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc > 2 && strcmp(argv[1], "all_reduce") == 0) {
+        return limits(argc, argv);
+    }
     char control[64] = "?";
     FILE *file = fopen("/proc/sys/net/ipv4/tcp_congestion_control", "r");
     if (file != NULL) {

@@ -253,8 +253,10 @@ DDL_API int32_t ddl_feature(const char *name);
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
- * wait for them, and are freed: none may be used after this. Groups that the caller created remain to be freed.
- * [one thread] */
+ * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
+ * after this (a copy of the context, the world, a group, a request) gives DDL_ERR_STATE and a sentence. That holds for
+ * the last 16 contexts of a process; with an allocator of the program's own only until its last group is freed, for
+ * then all memory is given back. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -262,24 +264,35 @@ DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason);
 /* The group of all ranks. Owned by the context. NULL for NULL. [any thread] */
 DDL_API ddl_group *ddl_world(ddl_context *context);
 /* The sentence of the calling thread's last error in this context, of any thread's when it had none; "" when there was
- * none at all. Valid until the thread's next error; of more than 16 threads, the last 16 errors are kept.
- * [any thread] */
+ * none at all. Valid until the thread's next error; of more than 16 threads, the last 16 errors are kept. A call that
+ * is given no context, group or request (NULL for it, a list without one; ddl_part, ddl_tensor_from_dlpack) has nowhere
+ * to keep a sentence: its status says all, and ddl_error tells of an earlier error. [any thread] */
 DDL_API const char *ddl_error(const ddl_context *context);
-/* Writes the last operations of every group, one line each, oldest first; returns the bytes it needed. [any thread] */
+/* Writes the last collectives, 256 of each group, one line each, oldest first; returns the bytes it needed.
+ * [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 
+/* What went over one transport. Collectives that it runs by itself are no messages. */
+typedef struct ddl_transport_stats {
+    const char *name; /* "tcp"; valid until ddl_finalize. NULL: there is no such transport */
+    uint64_t messages_sent, messages_received;
+    uint64_t bytes_sent, bytes_received;
+    uint64_t peers; /* ranks that are reached by it */
+} ddl_transport_stats;
+#define DDL_STATS_TRANSPORTS 8
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
-    uint64_t wait_ns;           /* time inside blocking waits */
+    uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
     uint64_t memory_bytes;      /* held by this context now, tensors of ddl_tensor_alloc excluded */
     uint64_t memory_peak_bytes; /* the most it ever held */
     uint64_t peers_connected;
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+    ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
@@ -294,10 +307,11 @@ DDL_API const char *ddl_group_name(const ddl_group *group);
 DDL_API ddl_context *ddl_group_context(const ddl_group *group);
 
 /* Makes a group of ranks of parent, in the order given. Only the members call, all with the same list; others are not
- * involved. name may be NULL. Blocks. Threads may make groups of one parent at once: those of equal lists need names
- * that differ, else they cannot be told apart. Errors: DDL_ERR_ARG (not a member, a rank twice, out of range),
- * DDL_ERR_MISMATCH (lists of one name differ, found after a second when their lowest rank is the same; else and without
- * an answer DDL_ERR_TIMEOUT). Free with ddl_group_free. [any thread] */
+ * involved. name may be NULL; 63 bytes of it are kept, control characters become '?'. Blocks. Threads may make groups
+ * of one parent at once: those of equal lists need names that differ in what is kept, else they cannot be told apart.
+ * Errors: DDL_ERR_ARG (not a member, a rank twice, out of range), DDL_ERR_MISMATCH (lists of one name differ, found
+ * after a second when their lowest rank is the same; else and without an answer DDL_ERR_TIMEOUT). Free with
+ * ddl_group_free. [any thread] */
 DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                     ddl_group **out_group);
 /* Splits: ranks that give the same colour form a group, ordered by key, then by rank. colour < 0 takes part and gets
@@ -322,13 +336,13 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 
 /* A member that is zero is left as it is. */
 typedef struct ddl_group_options {
-    int64_t timeout_ms;    /* -1: none */
-    int64_t stall_ms;      /* -1: never */
+    int64_t timeout_ms;    /* to 366 days; -1: none */
+    int64_t stall_ms;      /* to 366 days; -1: never */
     const char *algorithm; /* "ring", "auto"; or by operation: "all_reduce=ring,broadcast=tree" */
     int32_t deterministic; /* 1 on, -1 off */
 } ddl_group_options;
 /* Sets options of this rank's handle; algorithm and deterministic must be set alike on all ranks.
- * Errors: DDL_ERR_ARG for an unknown algorithm. [any thread] */
+ * Errors: DDL_ERR_ARG for an unknown algorithm or a number out of range; then nothing is set. [any thread] */
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
 
 /* >>request
@@ -377,7 +391,7 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info);
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
 DDL_API ddl_status ddl_irecv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_request **out_request);
-/* Sends and receives at once; cannot deadlock on itself. [any thread] */
+/* Sends and receives at once; cannot deadlock on itself. The tensors must not overlap. [any thread] */
 DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest, int32_t send_tag, ddl_tensor recv,
                                  int32_t source, int32_t recv_tag, ddl_info *out_info);
 /* Waits for a message that could be received; out_info->count is in bytes. The message stays. From DDL_ANY_SOURCE:
@@ -408,7 +422,8 @@ DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t ro
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root);
 /* in (count) of all -> out (count) of all. In place. */
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op);
-/* The same for many tensors, of any types, as one operation; in place. */
+/* The same for many tensors, of any types, as one operation; in place. They must not overlap; all ranks pass the same
+ * types and counts in the same order. */
 DDL_API ddl_status ddl_all_reduce_many(ddl_group *group, const ddl_tensor *tensors, int32_t tensor_count, ddl_op op);
 /* One number of each rank in, the reduced number out. */
 DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op op);
@@ -438,7 +453,9 @@ DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor o
                                    const int64_t *offsets);
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op);
-/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. */
+/* Here the arrays are each rank's own: send_counts[r] of this rank is recv_counts[this rank] of r. Only the two ranks
+ * can see that these differ: one whose own parts had already ended has its DDL_OK and its output, and learns of it at
+ * its next call on the group. */
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets);

@@ -256,7 +256,7 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
     case DDL__PLUGIN_USABLE:
         if (ddl__plugin_append(loader, &loader->loaded, candidate) != NULL) {
             const char *version = candidate->plugin->version;
-            ddl__log(loader->base, DDL_LOG_INFO, "plugin %s %s: loaded from %s", candidate->name,
+            ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s %s: loaded from %s", candidate->name,
                      version != NULL ? version : "", path);
         }
         return;
@@ -264,7 +264,7 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
         ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s: %s", path, reason);
         return;
     case DDL__PLUGIN_DECLINED:
-        ddl__log(loader->base, DDL_LOG_INFO, "plugin %s: %s", path, reason);
+        ddl__log(loader->base, DDL_LOG_DEBUG, "plugin %s: %s", path, reason);
         break;
     case DDL__PLUGIN_REFUSED:
         ddl__log(loader->base, DDL_LOG_WARN, "plugin %s is not used: %s", path, reason);

@@ -51,7 +51,8 @@
  *     DDL_PLUGIN_DIR       implementation file only   a folder, as a string, where plugins are looked for last
  *
  * >>environment
- * Read once by ddl_init. A member of ddl_config that is set wins over its variable. Empty counts as unset.
+ * Read once by ddl_init. A member of ddl_config that is set wins over its variable. Empty counts as unset. A DDL_
+ * variable that nobody reads is warned of.
  *
  *     variable             default   meaning
  *     DDL_LOG              warn      what to log: none, warn, info or debug
@@ -108,10 +109,12 @@
  *
  * Failure. No call exits, aborts, prints (but the log), installs a signal handler or changes the environment. Every
  * wait ends: by success, by its deadline, by a death, by ddl_abort. A wrong argument changes nothing. Ranks that make
- * different calls all get DDL_ERR_MISMATCH, with both calls spelled out and buffers untouched. A rank that died is
- * named by DDL_ERR_PEER on every rank of its groups, all with the same first cause. A collective that fails breaks its
- * group: later ones return the same, until ddl_group_shrink makes a group of those who are left. Groups without the
- * dead rank go on. What a failed operation has written to its output is not defined, except after a mismatch.
+ * different calls all get DDL_ERR_MISMATCH, with both calls spelled out and buffers untouched; a rank whose own part had
+ * already ended (a root that has sent all, a rank of an all_to_allv whose own lengths are right) learns of it at its
+ * next call on the group. A rank that died is named by DDL_ERR_PEER on every rank of its groups, all with the same first
+ * cause. A collective that fails breaks its group: later ones return the same, until ddl_group_shrink makes a group of
+ * those who are left. Groups without the dead rank go on. What a failed operation has written to its output is not
+ * defined, except after a mismatch.
  *
  * Numerics. All ranks get the same bits. The same group, data, counts and algorithm give the same bits on every run;
  * auto chooses by measured figures, so pin it with DDL_ALGO or DDL_TUNE_CACHE, or set deterministic: then the result is

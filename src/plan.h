@@ -10,13 +10,17 @@ typedef enum ddl__step_kind {
     DDL__RECV = 2,        /* peer -> dst */
     DDL__RECV_REDUCE = 3, /* dst = src op what peer sent (DDL__THEIRS_FIRST: what peer sent op src) */
     DDL__COPY = 4,        /* dst = src */
-    DDL__REDUCE = 5       /* dst = src op dst (DDL__DST_FIRST: dst op src) */
+    DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
+    DDL__NATIVE = 6       /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
 typedef enum ddl__space { DDL__IN = 0, DDL__OUT = 1, DDL__TMP = 2 } ddl__space;
 
-enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1 };
+/* DDL__AT_ONCE: a send that does not wait for the fence. */
+enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
+
+#define DDL__EAGER_BYTES 65536 /* to a rank that may not have called yet */
 
 typedef struct ddl__step {
     uint8_t kind, flags, src_space, dst_space;
@@ -41,6 +45,7 @@ typedef struct ddl__plan_args {
     int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
+    double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
@@ -53,7 +58,8 @@ typedef struct ddl__plan_args {
  * - the rooted kinds and the scans, not fenced: it comes after a message from each rank that this rank ever receives
  *   from. The message that a receive itself waits for counts.
  * A plan that is not fenced sends so little that each send may count on ending before its receiver looks at it; a
- * fenced plan also ends when a send does not end before its receive has been let go. */
+ * fenced plan also ends when a send does not end before its receive has been let go, and sends at most
+ * DDL__EAGER_BYTES to a rank that it has not heard of. */
 typedef struct ddl__plan {
     const char *algorithm;
     ddl__step *steps;
@@ -404,6 +410,9 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
     }
     uint32_t index = p->step_count++;
     p->steps[index] = step;
+    if (step.kind == DDL__NATIVE) {
+        return index; /* see ddl__plan_native */
+    }
     if (step.kind != DDL__RECV) {
         ddl__plan_touch(p, index, step.src_space, step.src, step.bytes, false);
     }
@@ -468,6 +477,25 @@ static uint32_t ddl__plan_local(ddl__planner *p, ddl__step_kind kind, ddl__place
                                         .bytes = span.bytes});
 }
 
+/* A collective of the ranks of this host, by a transport. bytes are those of the smaller tensor, as in ddl_native_call;
+ * it reads all of `from` and writes all of `to`. */
+static uint32_t ddl__plan_native(ddl__planner *p, ddl_kind kind, int32_t root, ddl__place src, ddl__span from,
+                                 ddl__place dst, ddl__span to) {
+    uint32_t step = ddl__plan_add(p, (ddl__step){.kind = DDL__NATIVE,
+                                                 .peer = root,
+                                                 .slot = (uint32_t)kind,
+                                                 .src_space = (uint8_t)src.space,
+                                                 .dst_space = (uint8_t)dst.space,
+                                                 .src = from.at + src.base,
+                                                 .dst = to.at + dst.base,
+                                                 .bytes = DDL__MIN(from.bytes, to.bytes)});
+    if (step != DDL__NO_STEP) {
+        ddl__plan_touch(p, step, (uint8_t)src.space, from.at + src.base, from.bytes, false);
+        ddl__plan_touch(p, step, (uint8_t)dst.space, to.at + dst.base, to.bytes, true);
+    }
+    return step;
+}
+
 /* Source and target may overlap, as with memmove. */
 static uint32_t ddl__plan_copy(ddl__planner *p, ddl__place src, ddl__place dst, ddl__span span) {
     return ddl__plan_local(p, DDL__COPY, src, dst, span, 0);
@@ -491,6 +519,13 @@ static uint32_t ddl__plan_slots(ddl__planner *p, uint32_t count) {
     uint32_t first = p->next_slot;
     p->next_slot += count;
     return first;
+}
+
+/* What is sent before this rank knows that the receiver has called: see DDL__EAGER_BYTES. */
+static void ddl__plan_at_once(ddl__planner *p, uint32_t send) {
+    if (send != DDL__NO_STEP) {
+        p->steps[send].flags = DDL__AT_ONCE;
+    }
 }
 
 /* A step that does nothing and ends after all receives up to now: then this rank has heard of everybody it hears of. */
@@ -524,13 +559,31 @@ static void ddl__plan_fence(ddl__planner *p) {
     p->fenced = true;
 }
 
+/* The fence of what comes from one root: signals up a binomial tree, n - 1 in all. When the root has heard of everybody
+ * it begins; its data brings the others word of everybody. */
+static void ddl__plan_fence_up(ddl__planner *p) {
+    int32_t size = p->args->size, root = p->args->root, v = (p->args->rank - root + size) % size, parent = v & (v - 1);
+    uint32_t slot = ddl__plan_slots(p, 1);
+    ddl__span signal = {0, 0};
+    for (int64_t bit = 1; bit < size - v && (v & bit) == 0; bit *= 2) {
+        ddl__plan_recv(p, (int32_t)((v + bit + root) % size), slot, ddl__out, signal);
+    }
+    uint32_t heard = p->step_count > 0 ? ddl__plan_join(p) : DDL__NO_STEP;
+    if (v > 0) {
+        ddl__plan_after(p, ddl__plan_send(p, (parent + root) % size, slot, ddl__in, signal), heard);
+    } else {
+        p->gate = heard;
+    }
+    p->fenced = true;
+}
+
 /* Steps that wait for nothing wait for the fence; then waits are counted. */
 static void ddl__plan_count_waits(ddl__planner *p) {
     for (uint32_t i = 0; i < p->edge_count; i++) {
         p->steps[p->edges[i].after].waits++;
     }
     for (uint32_t i = p->gate == DDL__NO_STEP ? p->step_count : p->gate + 1; i < p->step_count; i++) {
-        if (p->steps[i].waits == 0) {
+        if (p->steps[i].waits == 0 && p->steps[i].flags != DDL__AT_ONCE) {
             ddl__plan_after(p, i, p->gate);
             p->steps[i].waits = 1;
         }

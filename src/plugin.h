@@ -23,6 +23,7 @@ extern "C" {
 /* Sending: the core owns a ddl_message until the transport says sent(). A transport may chain messages through next and
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
+#define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
     const void *payload;
@@ -67,22 +68,31 @@ typedef struct ddl_host {
      * Secrets are never given to a plugin. NULL when the program has none. Non-blocking: see docs/plugins.md. */
     ddl_status (*prove)(const struct ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
                         size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer);
-    /* Passes file descriptors to a rank on the same host and takes those that were passed (shared memory, devices),
-     * over a socket whose other end proved that it is of this job. */
+    /* Passes a file descriptor (shared memory, devices) to a rank on the same host, over a unix socket whose other end
+     * proved that it is of this job; fd -1 passes the tag alone. The descriptor is duplicated before the call returns.
+     * DDL_OK: it is on its way. DDL_ERR_UNSUPPORTED: peer is on another host, or unix sockets cannot be used. */
     ddl_status (*send_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int fd);
+    /* Takes what peer passed with that tag; the descriptor (-1: the tag came alone) is the caller's to close.
+     * DDL_IN_PROGRESS: it has not come; DDL_ERR_UNSUPPORTED: none can come, as in send_fd. */
     ddl_status (*take_fd)(const struct ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
 
     /* For streams: checks a header and says how long its payload is. When the whole payload has come already, deliver
      * it where it lies; else land it. Returns DDL_ERR_CORRUPT like deliver. [in progress] */
     ddl_status (*measure)(const struct ddl_host *host, int32_t peer, const uint8_t *header,
                           uint64_t *out_payload_bytes);
+
+    /* For transports without connections, whose messages must each show where they come from: 32 bytes that follow
+     * from the data, the job and its secret, so that only members can make them. DDL_ERR_UNSUPPORTED: no secret. */
+    ddl_status (*derive)(const struct ddl_host *host, const void *data, size_t bytes, uint8_t out[32]);
 } ddl_host;
 
 /* >>transport */
 enum {
     DDL_TRANSPORT_LOCAL = 1u << 0,  /* reaches ranks of the same host only */
     DDL_TRANSPORT_ORDERED = 1u << 1,   /* messages to one peer arrive in order; needed today */
-    DDL_TRANSPORT_ON_REQUEST = 1u << 2 /* used only when DDL_TRANSPORTS names it: for tests and simulations */
+    DDL_TRANSPORT_ON_REQUEST = 1u << 2, /* used only when DDL_TRANSPORTS names it: for tests and simulations */
+    DDL_TRANSPORT_CHEAP_PROGRESS = 1u << 3, /* progress makes no system call: the core looks here first and often */
+    DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
 typedef struct ddl_transport_params {
@@ -96,6 +106,8 @@ typedef struct ddl_transport_params {
     const char *port_range;        /* or NULL */
     const char *master_host;       /* bind to the interface that leads there; NULL: any not loopback */
     int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
+    int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
+    const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -104,24 +116,27 @@ typedef struct ddl_memory_key {
     uint8_t bytes[56];
 } ddl_memory_key;
 
-/* A set of ranks that the transport can serve as a whole, by load and store (see native below). */
-typedef struct ddl_native_params {
+/* A collective that a transport runs by itself, by load and store, for a set of ranks (native_open). Buffers are
+ * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor. */
+typedef struct ddl_native_call {
     uint32_t size;
-    int32_t kind; /* ddl_kind */
-    int32_t dtype, op, root;
-    int32_t rank, group_size;
-    const int32_t *ranks; /* world ranks of the group, in group order */
-    uint64_t group, epoch, sequence, signature;
+    int32_t kind; /* ddl_kind, none of the v-forms */
+    int32_t root; /* rank in the set; 0 where there is none */
+    int32_t element_bytes;
+    uint64_t sequence;  /* of calls on this set: 1, 2, ..., the same on all its ranks */
+    uint64_t signature; /* equal on all ranks when they call the same */
     const void *in;
     void *out;
-    int64_t count;
-    int64_t timeout_ns;
-} ddl_native_params;
+    uint64_t bytes;
+    /* dst = (srcs[0] op srcs[1]) op ..., on bytes bytes; dst may be one of srcs. NULL for kinds that do not reduce. */
+    void (*reduce)(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes);
+    void *reduce_arg;
+} ddl_native_call;
 
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    uint64_t max_payload_bytes; /* of one message; at most 1 MiB is used */
+    uint64_t max_payload_bytes; /* of one message; at least DDL_MESSAGE_PAYLOAD_BYTES, and no more is used */
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
     ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);
@@ -137,7 +152,7 @@ typedef struct ddl_transport {
      * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
-     * Returns how many events there were, negative on a failure of the whole transport. */
+     * Returns how many events there were, negative on a failure of the whole transport: all its links are lost. */
     int32_t (*progress)(void *self, int32_t expect);
     /* Prepares to sleep: DDL_OK when *out_fd turns readable on the next event; DDL_IN_PROGRESS when there is something
      * to do at once. */
@@ -152,7 +167,8 @@ typedef struct ddl_transport {
     ddl_status (*wait)(void *self, int64_t timeout_ns, const int *fds, int32_t fd_count);
     uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
     ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
-    /* Registered memory. put completes (transferred) when the peer's memory holds the data. */
+    /* memory_alloc gives memory that peers reach without a copy, for ddl_tensor_alloc; an error: ordinary memory is
+     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. */
     ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
     void (*memory_free)(void *self, void *memory);
     ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);
@@ -161,20 +177,36 @@ typedef struct ddl_transport {
                       uint64_t offset, uint64_t bytes, void *cookie);
     ddl_status (*put)(void *self, int32_t peer, const void *local, void *local_handle, const ddl_memory_key *key,
                       uint64_t offset, uint64_t bytes, void *cookie);
-    /* Native collectives: native_open says whether this set of ranks can be served (DDL_ERR_UNSUPPORTED: plans are
-     * used); native_start begins one operation, native_test is DDL_IN_PROGRESS until it is done; the mismatch check
-     * (params.signature) and death of a rank (peer_dead) must end it with the right status. */
-    ddl_status (*native_open)(void *self, const int32_t *ranks, int32_t rank, int32_t count, void **out_set);
+    /* Native collectives. native_open says whether this set of world ranks can be served (DDL_ERR_UNSUPPORTED: plans
+     * are used); the core then makes sure that all of them agree. rank is this rank's place in ranks. */
+    ddl_status (*native_open)(void *self, uint64_t group, const int32_t *ranks, int32_t count, int32_t rank,
+                              void **out_set);
+    /* Ends a set whose operations have ended or were cancelled. */
     void (*native_close)(void *self, void *set);
-    ddl_status (*native_start)(void *self, void *set, const ddl_native_params *params, void **out_op);
-    ddl_status (*native_test)(void *self, void *set, void *op);
+    /* About how long one takes; 0: not served, plans are used. The same on all ranks of the set. */
+    uint64_t (*native_cost_ns)(void *self, void *set, int32_t kind, uint64_t bytes);
+    /* Begins the next operation of a set; never blocks. *call is copied. Operations of a set end in order. */
+    ddl_status (*native_start)(void *self, void *set, const ddl_native_call *call, void **out_op);
+    /* Looks at an operation up to `looks` times, without giving the core away: DDL_OK when it has ended and is gone,
+     * DDL_IN_PROGRESS while it waits for rank *out_rank of the set (-1: for several), or DDL_ERR_MISMATCH when that
+     * rank has begun it with another signature; then nothing was written to out, and it waits for native_cancel. */
+    ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
+    /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
+     * touched any more, by no rank. The set serves no further operation. */
+    void (*native_cancel)(void *self, void *set, void *op);
     /* An operation that failed or was cancelled wants its memory back while a message is under way. recall: on return
      * the message is not referred to any more (what must still be sent of it is copied first); sent() is not called.
      * redirect: the rest of what is landing with this token goes to new_landing + what has landed already; NULL: there
-     * is no memory for it, the link is to be dropped, though not before this call has returned. Without them a failed
-     * operation cannot end before its messages have. */
+     * is no memory for it, the link is to be dropped, though not before this call has returned. Without recall the core
+     * hands out copies; without redirect all lands in memory of the core's and is copied from there. */
     void (*recall)(void *self, int32_t peer, ddl_message *message);
     void (*redirect)(void *self, int32_t peer, void *token, void *new_landing);
+    /* Asked for each peer at the start, after add_peer for all, until it is not DDL_IN_PROGRESS: for what has to be set
+     * up together, such as memory that is shared. An error: the peer is reached another way. Both sides of a pair must
+     * come to the same answer. */
+    ddl_status (*ready)(void *self, int32_t peer);
+    /* For people, in ddl-info: in what way data goes to a peer at present, a few words that stay where they are. */
+    const char *(*describe)(void *self, int32_t peer);
 } ddl_transport;
 
 /* >>device

@@ -6,6 +6,7 @@
 #include "settings/launch.h"
 #include "settings/machine.h"
 #include "settings/secret.h"
+#include "settings/unknown.h"
 
 typedef struct ddl__settings {
     ddl__launch launch;       /* rank, world, local_rank, local_world */
@@ -98,14 +99,13 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
 }
 
 static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out, ddl__sentence *why) {
-    const int64_t year_ms = 1000ll * 3600 * 24 * 366; /* so that deadlines never overflow */
     out->timeout_ms = 300000;
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
-    DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, year_ms, &out->timeout_ms, why));
-    DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, year_ms,
+    DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
+    DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));
-    DDL__TRY(ddl__pick_int(c->stall_ms, "stall_ms", "DDL_STALL_MS", true, year_ms, &out->stall_ms, why));
+    DDL__TRY(ddl__pick_int(c->stall_ms, "stall_ms", "DDL_STALL_MS", true, DDL__MS_MAX, &out->stall_ms, why));
     DDL__TRY(
         ddl__pick_switch(c->progress_thread, "progress_thread", "DDL_PROGRESS_THREAD", &out->progress_thread, why));
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));

@@ -76,26 +76,51 @@ static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
     return al < ah && bl < bh && al < bh && bl < ah;
 }
 
+/* Goes to the next element in C order; offset is in elements. */
+static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset) {
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        offset += t->strides[d];
+        if (++index[d] < t->shape[d]) {
+            break;
+        }
+        offset -= t->shape[d] * t->strides[d];
+        index[d] = 0;
+    }
+    return offset;
+}
+
+/* Whether t has an element in a contiguous tensor. What lies between the elements of t does not count. */
+static bool ddl__tensor_touches(const ddl_tensor *t, const ddl_tensor *contiguous) {
+    const char *low, *high;
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), index[DDL_MAX_DIMS] = {0}, offset = 0;
+    if (!ddl__tensors_overlap(t, contiguous) || ddl__is_contiguous(t)) {
+        return ddl__tensors_overlap(t, contiguous);
+    }
+    ddl__tensor_extent(contiguous, &low, &high);
+    for (int64_t left = ddl_tensor_count(t); left > 0; left--) {
+        const char *at = (const char *)t->data + offset * size;
+        if (at < high && low < at + size) {
+            return true;
+        }
+        offset = ddl__tensor_next(t, index, offset);
+    }
+    return false;
+}
+
 /* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
  * any. */
 static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
     uint64_t size = ddl_dtype_bytes(t->dtype);
-    int64_t index[DDL_MAX_DIMS] = {0};
+    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
     if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
         memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
         return;
     }
     for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
-        int64_t at = 0;
-        for (int32_t d = 0; d < t->ndim; d++) {
-            at += index[d] * t->strides[d];
-        }
         char *element = (char *)t->data + at * (int64_t)size;
         memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
         packed += size;
-        for (int32_t d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) {
-            index[d] = 0;
-        }
+        at = ddl__tensor_next(t, index, at);
     }
 }
 
@@ -181,15 +206,16 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 
 /* >>memory */
 
-/* Stands before the memory of ddl_tensor_alloc. */
+/* Memory of ddl_tensor_alloc: a transport's, which peers reach without a copy, or what follows this record. */
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
     uint64_t counted;
+    const ddl__endpoint *endpoint; /* whose it is; NULL: ours */
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
-static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+static ddl__lent *ddl__lend_own(ddl_context *c, size_t bytes) {
     ddl__base *base = &c->base;
     uint64_t memory = base->memory, peak = base->memory_peak;
     ddl__lent *lent = bytes > SIZE_MAX - 128 ? NULL : ddl__alloc(base, sizeof *lent + 64 + bytes);
@@ -198,6 +224,30 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
         base->memory = memory;
         base->memory_peak = peak;
         lent->data = (void *)(((uintptr_t)(lent + 1) + 63) & ~(uintptr_t)63);
+    }
+    return lent;
+}
+
+/* From the first transport that lends some; NULL: none does. */
+static ddl__lent *ddl__lend_shared(ddl_context *c, size_t bytes) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        ddl__lent *lent = DDL_HAS(e->table, memory_alloc) ? ddl__alloc(&c->base, sizeof *lent) : NULL;
+        if (lent != NULL && e->table->memory_alloc(e->self, bytes, &lent->data) == DDL_OK) {
+            lent->endpoint = e;
+            return lent;
+        }
+        ddl__free(&c->base, lent);
+    }
+    return NULL;
+}
+
+static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
+    ddl__lent *lent = ddl__lend_shared(c, bytes);
+    if (lent == NULL) {
+        lent = ddl__lend_own(c, bytes);
+    }
+    if (lent != NULL) {
         lent->next = c->lent;
         c->lent = lent;
     }
@@ -205,6 +255,9 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    if (lent->endpoint != NULL) {
+        lent->endpoint->table->memory_free(lent->endpoint->self, lent->data);
+    }
     c->base.memory += lent->counted; /* ddl__free takes it off again */
     ddl__free(&c->base, lent);
 }

@@ -6,7 +6,6 @@
 
 #include "algo/table.h"
 
-#define DDL__EAGER_BYTES 65536
 #define DDL__CHUNK_BYTES (256 * 1024)
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
@@ -73,6 +72,10 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     common.in_place = false;
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
+    if (forced == NULL && args->native_s > 0) {
+        const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
+        forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
+    }
     if (forced != NULL && ddl__algo_can(forced, &common, tuning->deterministic)) {
         ddl__tune_chunks(tuning, &common, forced, &best);
     }
@@ -174,6 +177,39 @@ static ddl_status ddl__tune_parse(ddl__tuning *tuning, const char *text, ddl__se
     }
     *tuning = parsed;
     return DDL_OK;
+}
+
+/* >>tune-cache: DDL_TUNE_CACHE. A line is the shape's key and four figures: latency and seconds per byte, inside a host
+ * and between hosts. */
+
+/* What a measurement can come to: outside, a figure is damage, and would make the model's numbers overflow. */
+#define DDL__FIGURE_MIN 1e-12
+#define DDL__FIGURE_MAX 1e7
+
+/* Returns the line's bytes. */
+static size_t ddl__model_write(char *out, size_t cap, uint64_t key, const double figures[4]) {
+    ddl__text line = {out, cap, 0};
+    ddl__text_add(&line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)key, figures[0], figures[1], figures[2],
+                  figures[3]);
+    return line.used;
+}
+
+/* False: it is no such line, or its figures are none. */
+static bool ddl__model_parse(const char *line, uint64_t *out_key, double figures[4]) {
+    size_t digits = strspn(line, "0123456789abcdef");
+    if (digits == 0 || digits > 16 || line[digits] != ' ') { /* strtoull takes 0x as well */
+        return false;
+    }
+    char *at;
+    *out_key = strtoull(line, &at, 16);
+    for (int i = 0; i < 4; i++) {
+        const char *from = at;
+        figures[i] = *from == ' ' ? strtod(from, &at) : 0;
+        if (at == from || !(figures[i] >= DDL__FIGURE_MIN && figures[i] <= DDL__FIGURE_MAX)) { /* a NaN is not */
+            return false;
+        }
+    }
+    return *at == '\n' || *at == 0;
 }
 
 #endif /* DDL_TUNE_H */

@@ -17,6 +17,9 @@
 
 #include <stdbool.h>
 
+/* TEST_LENT=1: the buffers of this thread's rank are tensor memory of its context, which others may reach. */
+static _Thread_local ddl_context *coll_lender;
+
 /* ---- joining ---- */
 
 typedef struct coll_job {
@@ -35,7 +38,8 @@ static inline ddl_context *coll_join(int rank, int n, const coll_job *job) {
     char place[64], error[1024] = "";
     ddl_config config = job->config;
     ddl_context *c = NULL;
-    snprintf(place, sizeof place, "tcp://127.0.0.1:%d", job->port);
+    const char *master = getenv("MASTER_ADDR"); /* of ranks that are threads there is none */
+    snprintf(place, sizeof place, "tcp://%s:%d", master != NULL ? master : "127.0.0.1", job->port);
     config.world_size = n;
     config.rank = rank;
     config.rendezvous = place;
@@ -50,6 +54,7 @@ static inline ddl_context *coll_join(int rank, int n, const coll_job *job) {
         test__fail(__FILE__, __LINE__, "ddl_init of rank %d of %d: %s", rank, n, error);
         return NULL;
     }
+    coll_lender = getenv("TEST_LENT") != NULL ? c : NULL;
     return c;
 }
 
@@ -185,7 +190,7 @@ typedef struct coll_buffer {
     unsigned char *memory, *expect;
     size_t bytes;
     int64_t count;
-    ddl_tensor tensor;
+    ddl_tensor tensor, lent; /* lent: where memory comes from a context */
 } coll_buffer;
 
 enum { COLL_GUARD = 64 };
@@ -206,7 +211,13 @@ static inline void coll_buffer_make(coll_buffer *b, ddl_dtype dtype, int64_t cou
     size_t span = (size_t)(layout == COLL_EVERY_OTHER ? 2 * count : layout == COLL_TRANSPOSED ? (rows + 1) * columns : count);
     b->count = count;
     b->bytes = span * size + (size_t)2 * COLL_GUARD;
-    b->memory = (unsigned char *)malloc(b->bytes);
+    if (coll_lender != NULL) {
+        int64_t bytes = (int64_t)b->bytes;
+        CHECK_EQ(ddl_tensor_alloc(coll_lender, DDL_U8, 1, &bytes, &b->lent), DDL_OK);
+        b->memory = (unsigned char *)b->lent.data;
+    } else {
+        b->memory = (unsigned char *)malloc(b->bytes);
+    }
     b->expect = (unsigned char *)malloc(b->bytes);
     memset(b->memory, 0xCB, b->bytes);
     b->tensor = ddl_tensor_1d(b->memory + COLL_GUARD, dtype, count);
@@ -224,7 +235,11 @@ static inline void coll_buffer_make(coll_buffer *b, ddl_dtype dtype, int64_t cou
 }
 
 static inline void coll_buffer_free(coll_buffer *b) {
-    free(b->memory);
+    if (coll_lender != NULL && b->memory != NULL) {
+        CHECK_EQ(ddl_tensor_free(coll_lender, &b->lent), DDL_OK);
+    } else {
+        free(b->memory);
+    }
     free(b->expect);
     b->memory = b->expect = NULL;
 }

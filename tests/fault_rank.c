@@ -9,7 +9,20 @@
 
 enum { COUNT = 50000 };
 
-static float in[COUNT], out[COUNT];
+static float ordinary_in[COUNT], ordinary_out[COUNT];
+static float *in = ordinary_in, *out = ordinary_out;
+
+/* Every other round uses tensor memory, which a transport may show to all. */
+static ddl_status lend(ddl_context *c, ddl_tensor *tensors) {
+    int64_t count = COUNT;
+    ddl_status status = ddl_tensor_alloc(c, DDL_F32, 1, &count, &tensors[0]);
+    return status < 0 ? status : ddl_tensor_alloc(c, DDL_F32, 1, &count, &tensors[1]);
+}
+
+static void use(const ddl_tensor *tensors, int lent) {
+    in = lent ? tensors[0].data : ordinary_in;
+    out = lent ? tensors[1].data : ordinary_out;
+}
 
 static ddl_status reduce(ddl_group *g, int64_t count, int64_t salt) {
     int32_t n = ddl_size(g), me = ddl_rank(g);
@@ -32,13 +45,17 @@ static ddl_status work(ddl_context *c, long rounds) {
     ddl_group *world = ddl_world(c), *half = NULL;
     int me = ddl_rank(world), n = ddl_size(world);
     int32_t flag = 1;
+    ddl_tensor tensors[2] = {{0}, {0}};
     ddl_status status = ddl_barrier(world);
+    status = status < 0 ? status : lend(c, tensors);
     if (rounds < 0 && status == DDL_OK) {
         printf("running\n");
         fflush(stdout);
     }
     for (long i = 0; i != rounds && status == DDL_OK; i++) {
+        use(tensors, i / 4 % 2 == 1);
         status = reduce(world, i % 4 == 3 ? COUNT : 1 + i % 100, i);
+        status = status < 0 ? status : ddl_broadcast(world, ddl_tensor_1d(out, DDL_F32, 1 + i % 4 * 1000), (int)(i % n));
     }
     if (status == DDL_OK) {
         status = ddl_send_recv(world, ddl_tensor_1d(in, DDL_F32, COUNT), (me + 1) % n, 1, ddl_tensor_1d(out, DDL_F32, COUNT),
@@ -49,6 +66,8 @@ static ddl_status work(ddl_context *c, long rounds) {
     status = status < 0 ? status : ddl_agree(world, &flag);
     status = status < 0 ? status : ddl_barrier(world);
     ddl_group_free(&half);
+    ddl_tensor_free(c, &tensors[0]);
+    ddl_tensor_free(c, &tensors[1]);
     return status;
 }
 

@@ -33,6 +33,19 @@ static inline int fault_runs(int normal, int torture) {
     return s != NULL ? atoi(s) : fault_torture() ? torture : normal;
 }
 
+/* Where the plugins that were built lie; an absolute path. */
+static inline const char *fault_plugins(void) {
+    static char here[4096];
+    const char *build = getenv("TEST_BUILD");
+    return build != NULL ? build : realpath("build", here) != NULL ? here : "";
+}
+
+static inline bool fault_has_plugin(const char *name) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/libddl-%s.so", fault_plugins(), name);
+    return access(path, R_OK) == 0;
+}
+
 /* Open descriptors of this process, less the one that reads the folder. */
 static inline int fault_fds(void) {
     int count = 0;

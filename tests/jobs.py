@@ -6,6 +6,8 @@
     with two_hosts() as hosts:             skips where it cannot be (not root, no `ip`)
         job = Job(program(), "correct", hosts=hosts, layout="AABB")
 
+    in_machine("two-hosts", "both", program, files=[program])     an emulated machine with RDMA devices
+
 Every job is killed at the end, whatever happens: use `with`. Its output is shown when a check fails."""
 import contextlib
 import os
@@ -21,6 +23,7 @@ import time
 
 from harness import BUILD, ROOT, check, good, sh, skip
 
+VM = ROOT / "tests" / "vm"
 SECRET = "a secret that only tests have"
 SLOW = float(os.environ.get("TEST_SLOW", 1))
 
@@ -38,14 +41,36 @@ def program():
     source = ROOT / "tests" / "two_hosts_rank.c"
     if not target.exists() or target.stat().st_mtime < max(f.stat().st_mtime for f in (source, library)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        good("gcc -std=c11 -Wall -Wextra -Werror -g", f"-I{ROOT}", "-o", target, source, library, "-lpthread -ldl")
+        made = f"{target}.{os.getpid()}.tmp"  # another test may make it at the same time
+        good("gcc -std=c11 -Wall -Wextra -Werror -g", f"-I{ROOT}", "-o", made, source, library, "-lpthread -ldl")
+        os.replace(made, target)
     return target
 
 
+def in_machine(net, *command, netem="", files=(), seconds=110, **env):
+    """What a command prints in the emulated machine of tests/vm. Skips where that cannot be booted."""
+    for needed in ("qemu-system-x86_64", "busybox", "cpio", "dpkg-query"):
+        if not shutil.which(needed):
+            skip(f"{needed} is not installed (make deps)")
+    env = {"DDL_SECRET": SECRET, "DDL_LOG": "info", "DDL_INIT_TIMEOUT_MS": 60000, **env}
+    words = [VM / "rdma-vm", "--net", net, "--timeout", int(seconds * SLOW)]
+    words += ["--netem", netem] if netem else []
+    for name, value in env.items():
+        words += ["--env", f"{name}={value}"]
+    done = sh([*words, "--file", *files, "--", *command], timeout=(seconds + 120) * SLOW)
+    missing = re.search(r"rdma-vm: (missing packages.*|could not download.*|no linux-image.*)", done.stdout)
+    if done.returncode == 125 and missing:
+        skip(missing[1])
+    check(done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
 def free_port():
-    """Free on 127.0.0.1 now, and below the ephemeral ports, so that no connection takes it meanwhile."""
+    """Free on 127.0.0.1 now, and below the ephemeral ports, so that no connection takes it meanwhile. tests/run gives
+    programs that it runs at once different ports (TEST_PORTS)."""
+    first = int(os.environ.get("TEST_PORTS", 20000))
     while True:
-        port = random.randrange(20000, 32000)
+        port = random.randrange(first, first + 3000)
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
@@ -160,6 +185,14 @@ class Hosts:
                 good(f"ip -n {self.name[side]} addr add {address}/24 dev {self.device[side]}")
             good(f"ip -n {self.name[side]} link set lo up")
             good(f"ip -n {self.name[side]} link set {self.device[side]} up")
+        self.wait_for_carrier()
+
+    def wait_for_carrier(self):
+        """The kernel tells up to a second late, and libfabric takes no interface that it says is down."""
+        end = time.monotonic() + 3
+        while time.monotonic() < end and any(self.run(side, f"cat /sys/class/net/{self.device[side]}/operstate") != "up\n"
+                                             for side in "AB"):
+            time.sleep(0.05)
 
     def remove(self):
         for side in "AB":
@@ -183,6 +216,30 @@ class Hosts:
 
     def link(self, state, side="A"):
         good(f"ip -n {self.name[side]} link set {self.device[side]} {state}")
+
+    def shape(self, words):
+        """Both ways through the cable, in the words of tc."""
+        for side in "AB":
+            shaped = sh(self.into(side), f"tc qdisc add dev {self.device[side]} root {words}")
+            if shaped.returncode:
+                skip(f"tc cannot do {words} here: {shaped.stdout.strip()[:100]}")
+
+    @contextlib.contextmanager
+    def spread(self, **env):
+        """The environment in which a test program spreads its forked ranks over both sides (ranks.h)."""
+        stand_ins = [subprocess.Popen(self.into(side) + ["env", f"DDL_INTERFACE={self.device[side]}",
+                                                         f"MASTER_ADDR={self.address['A']}", "sleep", "1000"])
+                     for side in "AB"]
+        try:
+            for p in stand_ins:
+                while b"DDL_INTERFACE" not in pathlib.Path("/proc", str(p.pid), "environ").read_bytes():
+                    check(p.poll() is None, "a process that stands for a host has ended")
+                    time.sleep(0.02)
+            yield dict(os.environ, TEST_HOSTS=" ".join(str(p.pid) for p in stand_ins), **env)
+        finally:
+            for p in stand_ins:
+                p.kill()
+                p.wait()
 
     def names(self, side, text):
         """/etc/hosts of one side."""
@@ -209,3 +266,53 @@ def two_hosts():
     finally:
         hosts.remove()
         signal.signal(signal.SIGTERM, before)
+
+
+def cut(hosts):
+    time.sleep(0.5)
+    hosts.link("down")
+    return time.monotonic()
+
+
+def drop_rule(hosts, side, verdict, match):
+    """What comes in on one side and matches."""
+    if not shutil.which("nft"):
+        skip("needs nft (nftables; make deps)")
+    for words in ("add table inet ddl", "add chain inet ddl in { type filter hook input priority 0 ; }",
+                  f"add rule inet ddl in {match} {verdict}"):
+        done = sh(hosts.into(side), ["nft", words])
+        if done.returncode:
+            skip(f"nft does not work here: {done.stdout.strip()[:100]}")
+
+
+# ---------------------------------------------------------------------------------------- who is said to be dead
+
+
+def causes(job, ranks):
+    """The status and cause that each of the ranks reports: what the broken group says, without the calls of the rank."""
+    found = {}
+    for rank in ranks:
+        lines = job.lines(rank, "error")
+        job.check(lines, f"rank {rank} reports no error")
+        at, status, text = re.fullmatch(r"(\S+) (\w+): (.*)", lines[0]).groups()
+        text = re.sub(r" \(before it: .*$", "", re.sub(r"^.*? group \"\w+\": ", "", text))
+        found[rank] = (float(at), status, text)
+    return found
+
+
+def check_causes(job, ranks, named, since, limit):
+    """All of them report DDL_ERR_PEER in time, for one cause, and it names one or more of the ranks in `named`. The
+    operation that failed may differ: who had all its parts was in the next one already."""
+    found = causes(job, ranks)
+    texts = {re.sub(r'^.*? of group "world"( \(before it: .*?\))?: ', "", text) for _, _, text in found.values()}
+    job.check({status for _, status, _ in found.values()} == {"DDL_ERR_PEER"}, f"not all say DDL_ERR_PEER: {found}")
+    job.check(len(texts) == 1, f"ranks {ranks} report different causes: {texts}")
+    text = texts.pop()
+    mentioned = {int(n) for n in re.findall(r"\brank (\d+)", text)}
+    for several in re.findall(r"\branks ((?:[\d-]+(?:, )?)+)", text):
+        mentioned |= {n for a, b in re.findall(r"(\d+)(?:-(\d+))?", several) for n in range(int(a), int(b or a) + 1)}
+    job.check(mentioned and mentioned <= set(named), f"the cause names {mentioned}, not of {named}: {text}")
+    slowest = max(at for at, _, _ in found.values()) - since
+    job.check(slowest < within(limit), f"the last of {ranks} reported after {slowest:.1f} s, {limit} s are promised")
+    print(f"     ranks {ranks} after {slowest:.2f} s: {text}")
+    return text

@@ -12,7 +12,10 @@
  *     ranks_wait(&r, 20);                      then look at r.status[i] (as from waitpid) and r.timed_out
  *
  * A forked rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and DDL_SECRET in its
- * environment, as from a launcher. Threads share one environment: give them ranks_port() and a secret by config. */
+ * environment, as from a launcher. Threads share one environment: give them ranks_port() and a secret by config.
+ *
+ * TEST_HOSTS="PID PID" spreads forked ranks over hosts: rank i enters the network, mounts and host name of the i-th of
+ * these processes, counted round, and takes over its DDL_*, FI_* and MASTER_ADDR. jobs.py has them (Hosts.spread). */
 #ifndef TEST_RANKS_H
 #define TEST_RANKS_H
 
@@ -20,7 +23,9 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -47,11 +52,13 @@ static inline void *ranks_shared(size_t bytes) {
     return p;
 }
 
-/* A TCP port free on 127.0.0.1 now. Below the ephemeral range, so that no outgoing connection takes it meanwhile. */
+/* A TCP port free on 127.0.0.1 now. Below the ephemeral range, so that no outgoing connection takes it meanwhile;
+ * tests/run gives programs that it runs at once different ports (TEST_PORTS). */
 static inline int ranks_port(void) {
     static int next;
-    for (int tries = 0; tries < 12000; tries++) {
-        int port = 20000 + (int)((unsigned)getpid() * 31u + (unsigned)next++) % 12000;
+    const char *first = getenv("TEST_PORTS");
+    for (int tries = 0; tries < 3000; tries++) {
+        int port = (first ? atoi(first) : 20000) + (int)((unsigned)getpid() * 31u + (unsigned)next++) % 3000;
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         struct sockaddr_in a;
         memset(&a, 0, sizeof a);
@@ -97,6 +104,55 @@ static inline void ranks_env(const ranks *r, int rank) {
     setenv("DDL_SECRET", r->secret, 1);
 }
 
+/* Makes what this process is told by `pid`'s variables its own. */
+static inline void ranks__take_variables(int pid) {
+    static char text[1 << 17]; /* putenv keeps pointers into it */
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/environ", pid);
+    FILE *file = fopen(path, "r");
+    size_t bytes = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
+    for (char *at = text; at < text + bytes; at += strlen(at) + 1) {
+        if (strncmp(at, "DDL_", 4) == 0 || strncmp(at, "FI_", 3) == 0 || strncmp(at, "MASTER_ADDR=", 12) == 0) {
+            putenv(at);
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+}
+
+static inline int ranks__enter_namespace(int pid, const char *name) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/%s", pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc = fd >= 0 ? setns(fd, 0) : -1;
+    if (rc != 0) {
+        fprintf(stderr, "ranks: entering %s: %s\n", path, strerror(errno));
+    }
+    close(fd);
+    return rc;
+}
+
+/* Mounts come last: the host's /proc may be another, and this program's folder may not be there. */
+static inline void ranks__enter_host(int n, int rank) {
+    const char *list = getenv("TEST_HOSTS");
+    int pid[8] = {0}, hosts = 0;
+    for (char *end; list != NULL && *list != 0 && hosts < 8; list = end + strspn(end, " ")) {
+        pid[hosts++] = (int)strtol(list, &end, 10);
+    }
+    if (hosts == 0) {
+        return;
+    }
+    int host = pid[rank % hosts];
+    ranks__take_variables(host);
+    ranks__set("LOCAL_RANK", rank / hosts);
+    ranks__set("LOCAL_WORLD_SIZE", (n - rank % hosts + hosts - 1) / hosts);
+    if (ranks__enter_namespace(host, "net") != 0 || ranks__enter_namespace(host, "uts") != 0 ||
+        ranks__enter_namespace(host, "mnt") != 0) {
+        _exit(1);
+    }
+}
+
 /* exit() rather than _exit(): the leak checker looks at each rank too. */
 static inline void ranks__child(const ranks *r, int rank, ranks_fn fn, void *arg, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -106,6 +162,7 @@ static inline void ranks__child(const ranks *r, int rank, ranks_fn fn, void *arg
     setpgid(0, 0);
     test__rank = rank;
     ranks_env(r, rank);
+    ranks__enter_host(r->n, rank);
     fn(rank, r->n, arg);
     fflush(NULL);
     exit(0);

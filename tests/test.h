@@ -28,6 +28,15 @@
 #include <time.h>
 #include <unistd.h>
 
+/* 1 where a sanitizer watches: for tests whose size or tricks are for the plain build alone. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#define TEST_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define TEST_SANITIZED 0
+#endif
+
 /* ---- what a test writes ---- */
 
 #define TEST(name)                                                                                         \

@@ -197,13 +197,14 @@ TEST(shrinking_ends_with_the_living_whoever_dies_meanwhile) {
 }
 
 static void lose_the_majority(int rank, int n, void *arg) {
-    (void)n;
-    (void)arg;
+    shared *s = (shared *)arg;
     ddl_context *c = join();
     REQUIRE(c != NULL);
     ddl_group *left = NULL;
     CHECK_EQ(fault_all_reduces(ddl_world(c), 6), DDL_OK);
+    __atomic_add_fetch(&s->running, 1, __ATOMIC_SEQ_CST);
     if (rank < 3) {
+        until(&s->running, n); /* nobody is still in the last of them */
         raise(SIGKILL);
     }
     int32_t flag = rank;
@@ -219,7 +220,7 @@ static void lose_the_majority(int rank, int n, void *arg) {
 
 TEST(a_minority_does_not_go_on) {
     ranks r;
-    ranks_start(&r, RANKS, lose_the_majority, NULL);
+    ranks_start(&r, RANKS, lose_the_majority, ranks_shared(sizeof(shared)));
     ranks_wait(&r, 30);
     judge_ends(&r, 7);
 }

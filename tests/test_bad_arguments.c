@@ -141,6 +141,39 @@ TEST(tensors_are_checked_everywhere) {
 
 /* ---- ranks, tags, roots, ops, sizes, overlaps ---- */
 
+/* `count` elements of the outputs, `stride` apart, from the one at `first`. */
+static ddl_tensor apart(ddl_group *w, int first, int count, int stride) {
+    ddl_tensor t = of_count(out_of(w), count);
+    t.data = &outs[me_of(w)][first];
+    t.strides[0] = stride;
+    return t;
+}
+
+/* Receives into one element twice, and what is received over what is sent. */
+static void messages_that_meet(ddl_group *w) {
+    int peer = (ddl_rank(w) + 1) % ddl_size(w);
+    ddl_request *r = (ddl_request *)(uintptr_t)POISON, *rs[2];
+    ddl_tensor twice = out_of(w), t = in_of(w);
+    twice.ndim = 2;
+    twice.shape[0] = twice.shape[1] = 2;
+    twice.strides[0] = 0;
+    twice.strides[1] = 1;
+    BAD(ddl_recv, w, twice, peer, 0, NULL);
+    BAD(ddl_recv, w, twice, DDL_ANY_SOURCE, 0, NULL);
+    BAD(ddl_irecv, w, twice, peer, 0, &r);
+    BAD(ddl_send_recv, w, t, peer, 0, twice, peer, 0, NULL);
+    BAD(ddl_batch, w, &(ddl_transfer){0, twice, peer, 0}, 1, rs);
+    CHECK(r == NULL);
+    BAD(ddl_send_recv, w, apart(w, 0, 3, 1), peer, 0, apart(w, 0, 3, 1), peer, 0, NULL);
+    BAD(ddl_send_recv, w, apart(w, 0, 3, 1), peer, 0, apart(w, 2, 2, 1), peer, 0, NULL);
+    BAD(ddl_send_recv, w, apart(w, 2, 2, 1), peer, 0, apart(w, 0, 3, 1), peer, 0, NULL);
+    BAD(ddl_send_recv, w, apart(w, 2, 1, 1), peer, 0, apart(w, 0, 3, 2), peer, 0, NULL);
+    OK(ddl_send_recv(w, apart(w, 1, 1, 1), peer, 0, apart(w, 0, 2, 2), peer, 0, NULL)); /* between its elements */
+    OK(ddl_send_recv(w, apart(w, 0, 2, 2), peer, 0, apart(w, 0, 2, 2), peer, 0, NULL)); /* sent from a copy */
+    OK(ddl_send_recv(w, apart(w, 0, 2, 1), peer, 0, apart(w, 0, 2, 1), DDL_NO_RANK, 0, NULL));
+    OK(ddl_recv(w, apart(w, 0, 2, 1), peer, 0, NULL));
+}
+
 static void messages(ddl_group *w, void *arg) {
     (void)arg;
     poison(w);
@@ -176,6 +209,7 @@ static void messages(ddl_group *w, void *arg) {
     BAD(ddl_batch, w, &(ddl_transfer){1, t, 0, 0}, -1, rs);
     BAD(ddl_batch, w, &(ddl_transfer){1, t, DDL_ANY_SOURCE, 0}, 1, rs);
     CHECK(r == NULL && is_poisoned(&info, sizeof info));
+    messages_that_meet(w);
     OK(ddl_batch(w, NULL, 0, NULL));
     CHECK_EQ((int)ddl_send(NULL, t, 0, 0), (int)DDL_ERR_ARG);
     CHECK_EQ((int)ddl_isend(NULL, t, 0, 0, &r), (int)DDL_ERR_ARG);
@@ -211,6 +245,8 @@ static void collectives(ddl_group *w, void *arg) {
         BAD(ddl_all_reduce_scalar, w, &value, ops[i]);
         CHECK_EQ(value, 3.0);
     }
+    FAILS(ddl_all_reduce(w, one, out, 99), DDL_ERR_ARG, "ddl_all_reduce: 99 is no op");
+    FAILS(ddl_all_reduce(w, one, out, -1), DDL_ERR_ARG, "ddl_all_reduce: -1 is no op");
     BAD_COLL(all_reduce, w, one, of_count(out, 1), DDL_SUM);
     BAD_COLL(all_reduce, w, ints64, out, DDL_SUM);
     BAD_COLL(all_gather, w, one, of_count(all_out, 2 * n - 1));
@@ -390,7 +426,7 @@ TEST(configurations_are_checked) {
         ddl_config config;
         const char *says;
     } bad[] = {{{.world_size = -1}, "world_size"},         {{.world_size = 2, .rank = 2}, "rank"},
-               {{.world_size = 2, .rank = -1}, "rank"},    {{.world_size = 1, .algorithm = "nonsense"}, "nonsense"},
+               {{.world_size = 2, .rank = -1}, "rank"},    {{.world_size = 1, .algorithm = "nonsense"}, "ddl_init: DDL_ALGO"},
                {{.world_size = 2, .transports = "carrier-pigeon", .rendezvous = "tcp://127.0.0.1:1"}, "carrier-pigeon"},
                {{.world_size = 1, .plugins = "no-such-plugin"}, "no-such-plugin"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -405,3 +441,32 @@ TEST(configurations_are_checked) {
         CHECK_STR(error, bad[i].says);
     }
 }
+
+static char unknown_lines[4][300];
+static int unknown_count;
+
+static void keep_line(void *user, ddl_log_level level, const char *line) {
+    (void)user;
+    if (level == DDL_LOG_WARN) {
+        snprintf(unknown_lines[unknown_count++ % 4], sizeof unknown_lines[0], "%s", line);
+    }
+}
+
+/* Said once, by one rank of the host, and without the value. */
+static void misspelt(int rank, int n, void *arg) {
+    (void)arg;
+    (void)n;
+    ddl_config config = {.log = keep_line};
+    ddl_context *c = NULL;
+    setenv("DDL_TIMEOUT_M", "hidden", 1);
+    setenv("DDL_BENCH_QUICK", "1", 1);
+    CHECK_EQ((int)ddl_init(&config, &c), (int)DDL_OK);
+    CHECK_EQ(unknown_count, rank == 0 ? 1 : 0);
+    if (rank == 0) {
+        CHECK_STR(unknown_lines[0], "DDL_TIMEOUT_M is no setting of ddl; did you mean DDL_TIMEOUT_MS?");
+        CHECK(strstr(unknown_lines[0], "hidden") == NULL);
+    }
+    CHECK_EQ((int)ddl_finalize(&c), (int)DDL_OK);
+}
+
+TEST(a_variable_that_nobody_reads_is_warned_of) { ranks_fork(2, misspelt, NULL, 30); }

@@ -5,7 +5,7 @@ import os
 import pathlib
 import subprocess
 
-from harness import ROOT, WARNINGS, check, good, main, scratch, test
+from harness import ROOT, WARNINGS, check, good, main, scratch, skip, test
 
 # A library of two ranks and one operation: broadcast through a mapped file. FAKE=short leaves out the last element,
 # FAKE=stale delivers what the first round delivered.
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     mode = getenv("FAKE");
     bell = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     box = (float *)(bell + 16);
-    bench_peer peer = {rank, 2, &rank, meet, run};
+    bench_peer peer = {rank, 2, &rank, meet, run, NULL, NULL};
     return bench_main(&peer, argc, argv);
 }
 """
@@ -122,7 +122,8 @@ def results_of(compare, ours, theirs, size=8):
 @test
 def floors_hold_ratios_of_medians():
     compare = load_compare()
-    floors = [("openmpi", "*", 0, 1000, 1.0), ("openmpi", "all_reduce", 0, 8, 2.0), ("gloo", "*", 0, 1000, 9.0)]
+    floors = [("ddl", "openmpi", "*", 0, 0, 1000, 1.0), ("ddl", "openmpi", "all_reduce", 2, 0, 8, 2.0),
+              ("ddl", "openmpi", "all_reduce", 4, 0, 8, 99.0), ("ddl", "gloo", "*", 0, 0, 1000, 9.0)]
     missed, held = compare.check_floors(results_of(compare, [10, 11, 900], [22, 23, 1]), floors)
     check((missed, held) == ([], 1), f"22 / 11 reaches 2: {missed}")
     missed, held = compare.check_floors(results_of(compare, [10, 12, 12], [22, 23, 1]), floors)
@@ -132,14 +133,61 @@ def floors_hold_ratios_of_medians():
 
 
 @test
+def floors_hold_for_each_column_of_ours():
+    compare = load_compare()
+    floors = [("ddl", "openmpi", "*", 0, 0, 1000, 1.0), ("ddl-tensor", "openmpi", "*", 0, 0, 1000, 4.0)]
+    results = results_of(compare, [10], [30])
+    results.add("all_reduce", 2, "ddl-tensor", {8: (10, 10)})
+    missed, held = compare.check_floors(results, floors)
+    check(held == 2 and len(missed) == 1 and "ddl-tensor is 3.00" in missed[0], f"{missed}")
+
+
+@test
+def ceilings_hold_differences_in_microseconds():
+    compare = load_compare()
+    ceilings = [("ddl", "openmpi", "all_reduce", 0, 0, 8, 1.0)]
+    check(compare.check_ceilings(results_of(compare, [10.9], [10]), ceilings) == ([], 1), "0.9 us more are allowed")
+    missed, held = compare.check_ceilings(results_of(compare, [11.1], [10]), ceilings)
+    check(held == 1 and len(missed) == 1 and "11.10 us" in missed[0], f"{missed}")
+    check(compare.check_ceilings(results_of(compare, [99], [10], size=9), ceilings) == ([], 0), "outside of all")
+
+
+@test
+def bare_libfabric_is_right():
+    """Also where blocks of the ring are empty or its last segment is short; the program checks its results."""
+    compare = load_compare()
+    peer = compare.FiRdm()
+    try:
+        peer.build()
+    except compare.Skip as reason:
+        skip(str(reason))
+    sizes = [4, 8, 300000, 1048580]
+    for ranks in (2, 3, 4):
+        for op in peer.only_ops:
+            figures, _ = compare.run_once(peer, op, ranks, sizes)
+            check(sorted(figures) == sizes, f"{op} at {ranks} ranks gave {figures}")
+
+
+@test
+def the_machines_limit_is_measured():
+    compare = load_compare()
+    peer = compare.Limit()
+    peer.build()
+    for ranks in (2, 3):
+        figures, _ = compare.run_once(peer, "all_reduce", ranks, [8, 32 << 10, 100001])
+        check(sorted(figures) == [32 << 10, 100001], f"at {ranks} ranks {figures}")
+        check(all(0 < least <= median for median, least in figures.values()), f"{figures}")
+
+
+@test
 def floors_are_read_from_a_file():
     compare = load_compare()
     with scratch() as folder:
         path = pathlib.Path(folder, "floors")
         path.write_text("# peer op from to ratio\nopenmpi * 0 32K 1.5\n\ngloo all_reduce 1M 1G 2 # large\n")
-        want = [("openmpi", "*", 0, 32768, 1.5), ("gloo", "all_reduce", 1 << 20, 1 << 30, 2.0)]
-        check(compare.read_floors(path) == want)
-    check(compare.read_floors(None) == compare.FLOORS)
+        want = [("ddl", "openmpi", "*", 0, 0, 32768, 1.5), ("ddl", "gloo", "all_reduce", 0, 1 << 20, 1 << 30, 2.0)]
+        check(compare.read_floors(path, "tcp") == want)
+    check(compare.read_floors(None, "shm") == compare.FLOORS["shm"])
 
 
 @test
@@ -148,7 +196,7 @@ def a_library_that_is_not_there_is_skipped_with_its_reason():
     path = os.environ["PATH"]
     try:
         os.environ["PATH"] = "/nowhere"
-        compare.PEERS["openmpi"].build()
+        compare.TRANSPORTS["tcp"]["openmpi"].build()
         check(False, "built without a compiler")
     except compare.Skip as reason:
         check("not installed" in str(reason) and "libopenmpi-dev" in str(reason), str(reason))

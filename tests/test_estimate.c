@@ -1,7 +1,6 @@
 /* ddl_estimate: plausible times, real names, the algorithm that is then used; DDL_ALGO and ddl_group_set decide it, and what
  * they do not know is refused with a list of what they do.
  * tests/run: variants=gcc,asan timeout=60 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 static ddl_collective sum_of(int64_t count) {

@@ -7,6 +7,7 @@ import concurrent.futures
 import os
 import shutil
 import sys
+import tempfile
 import time
 
 from harness import BUILD, ROOT, check, main, sh, skip, test
@@ -14,7 +15,7 @@ from harness import BUILD, ROOT, check, main, sh, skip, test
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 import campaign  # noqa: E402
 
-SECONDS = 4
+SECONDS = 2
 TORTURE = bool(os.environ.get("TEST_TORTURE"))
 TORTURE_RUNS = int(float(os.environ.get("TEST_FUZZ_RUNS", "1e8")))
 
@@ -67,7 +68,42 @@ if TORTURE:
 
 @test
 def there_are_fuzz_targets():
-    check(len(campaign.targets()) >= 7, "fuzz targets are missing")
+    check(len(campaign.targets()) >= 14, "fuzz targets are missing")
+
+
+@test
+def every_target_is_in_the_record():
+    """RUNS.md has a line for each, with the kind that the target says it is."""
+    text = (campaign.FUZZ / "RUNS.md").read_text()
+    for name in campaign.targets():
+        kind = campaign.Target(name, BUILD / "fuzz").kind
+        check(f"\n| {name} | {kind} | " in text, f"RUNS.md has no line for {name} as a {kind}")
+        check(campaign.recorded(name)[0] > 0, f"RUNS.md tells no executions of {name}")
+
+
+@test
+def counts_go_on_from_the_record():
+    """Without its file a target begins with what RUNS.md tells; with one, with the larger of both."""
+    target = campaign.Target("frame", tempfile.mkdtemp(dir=BUILD))
+    runs, findings = campaign.recorded("frame")
+    check(runs > 0 and target.counts()[:2] == (runs, findings), f"{target.counts()}")
+    target.add(5, 0, 1)
+    check(target.counts()[0] == runs + 5, f"{target.counts()}")
+    target.count_file.write_text("7 0 1\n")
+    check(target.counts()[0] == runs, f"{target.counts()}")
+    shutil.rmtree(target.build)
+
+
+@test
+def a_fuzzer_that_was_stopped_has_found_nothing():
+    """By the clock an input took too long, but not when it is tried again. A crash is a crash."""
+    target = ready("frame")
+    target.failed.mkdir(parents=True, exist_ok=True)
+    late = target.failed / "frame-timeout-0"
+    late.write_bytes(b"quick")
+    check(target.was_stopped(f"Test unit written to {late}\nERROR: libFuzzer: timeout after 10 seconds"), "not seen")
+    check(not late.exists(), "an input that is none was kept")
+    check(not target.was_stopped("Test unit written to build/fuzz/failed/frame-crash-0\n"), "a crash was forgiven")
 
 
 @test

@@ -99,6 +99,29 @@ static void refused(ddl_group *w, void *arg) {
 
 TEST(lists_that_make_no_sense_are_refused) { world_threads(2, refused, NULL); }
 
+/* A name is part of sentences, which go to terminals and logs. */
+static void named(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_group *g, *child;
+    OK(ddl_group_create(w, (int32_t[]){0, 1}, 2, "a\nb\033[2J\177", &g));
+    CHECK(strcmp(ddl_group_name(g), "a?b?[2J?") == 0);
+    FAILS(ddl_send(g, DDL_VIEW(&(float){1}, 1), 7, 0), DDL_ERR_ARG, "a?b?[2J?");
+    FAILS(ddl_group_create(g, (int32_t[]){0, 9}, 2, "x", &child), DDL_ERR_ARG, "a?b?[2J?");
+    OK(ddl_group_free(&g));
+    char text[200];
+    memset(text, 'n', sizeof text - 1);
+    text[sizeof text - 1] = 0;
+    OK(ddl_group_create(w, (int32_t[]){0, 1}, 2, text, &g));
+    CHECK(strlen(ddl_group_name(g)) == 63 && memcmp(ddl_group_name(g), text, 63) == 0);
+    OK(ddl_barrier(g));
+    OK(ddl_group_free(&g));
+    OK(ddl_group_create(w, (int32_t[]){0, 1}, 2, "caf\xc3\xa9", &g)); /* other letters stay */
+    CHECK(strcmp(ddl_group_name(g), "caf\xc3\xa9") == 0);
+    OK(ddl_group_free(&g));
+}
+
+TEST(names_are_fit_to_be_shown) { world_threads(2, named, NULL); }
+
 /* Same leader, other members or another order: all that wait for the leader are told, after a second. */
 static void differing(ddl_group *w, void *arg) {
     (void)arg;
@@ -243,7 +266,23 @@ static void options(ddl_group *w, void *arg) {
     (void)arg;
     ddl_group *g, *child;
     OK(ddl_group_duplicate(w, &g));
-    FAILS(ddl_group_set(g, &(ddl_group_options){.algorithm = "nonsense"}), DDL_ERR_ARG, "nonsense");
+    FAILS(ddl_group_set(g, &(ddl_group_options){.algorithm = "nonsense"}), DDL_ERR_ARG,
+          "ddl_group_set: no operation has an algorithm \"nonsense\"");
+    static const struct {
+        ddl_group_options options;
+        const char *says;
+    } bad[] = {{{.timeout_ms = -7}, "ddl_group_set: timeout_ms is -7; 1 to"},
+               {{.timeout_ms = INT64_MAX}, "timeout_ms is 9223372036854775807"},
+               {{.timeout_ms = INT64_MIN}, "timeout_ms is -9223372036854775808"},
+               {{.stall_ms = -9}, "ddl_group_set: stall_ms is -9; 1 to"},
+               {{.stall_ms = INT64_MAX}, "stall_ms is 9223372036854775807"},
+               {{.deterministic = 77}, "ddl_group_set: deterministic is 77; 1 to 1 or -1"},
+               {{.deterministic = -2}, "deterministic is -2"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        FAILS(ddl_group_set(g, &bad[i].options), DDL_ERR_ARG, bad[i].says);
+    }
+    OK(ddl_group_set(g, &(ddl_group_options){.timeout_ms = -1, .stall_ms = -1}));
+    OK(ddl_group_set(g, &(ddl_group_options){.timeout_ms = 20000, .stall_ms = 10000}));
     FAILS(ddl_group_set(g, &(ddl_group_options){.algorithm = "all_reduce=ring,walk=ring"}), DDL_ERR_ARG, "walk");
     FAILS(ddl_group_set(g, NULL), DDL_ERR_ARG, "ddl_group_set: options");
     float one[1000], sum[1000];
@@ -397,3 +436,43 @@ TEST(sixty_groups_at_once) {
     world_threads(2, at_once, NULL);
     world_threads(4, at_once, NULL);
 }
+
+/* Collectives of three groups by turns: the record and the sentence of an error have them in the order of the calls. */
+static const char *after(const char *text, const char *part) {
+    const char *at = text != NULL ? strstr(text, part) : NULL;
+    CHECK_STR(text != NULL ? text : "", part);
+    return at != NULL ? at + strlen(part) : NULL;
+}
+
+static void by_turns(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_group *a, *b;
+    int32_t x[4] = {1, 2, 3, 4}, count = ddl_rank(w) + 3;
+    static char records[2][16384];
+    char *record = records[ddl_rank(w)];
+    OK(ddl_group_duplicate(w, &a));
+    OK(ddl_group_duplicate(w, &b));
+    OK(ddl_broadcast(a, DDL_VIEW(x, 1), 0));
+    OK(ddl_broadcast(b, DDL_VIEW(x, 2), 0));
+    OK(ddl_broadcast(a, DDL_VIEW(x, 3), 0));
+    OK(ddl_broadcast(w, DDL_VIEW(x, 4), 0));
+    CHECK_EQ((int)ddl_all_reduce(a, DDL_VIEW(x, count), DDL_VIEW(x, count), DDL_SUM), (int)DDL_ERR_MISMATCH);
+    const char *sentence = ddl_error(ddl_group_context(w));
+    const char *before = after(sentence, "in the same order (before it: \"world/0\" #2 broadcast(3 x i32");
+    before = after(before, "\"world\" #");
+    before = after(before, "broadcast(4 x i32");
+    CHECK(before != NULL && before[strlen(before) - 1] == ')'); /* the last words */
+    CHECK(ddl_flight_record(ddl_group_context(w), record, sizeof records[0]) < sizeof records[0]);
+    const char *at = after(record, "world #1 ");
+    at = after(at, "broadcast(1 x i32");
+    at = after(at, "broadcast(2 x i32");
+    at = after(at, "broadcast(3 x i32");
+    at = after(at, "broadcast(4 x i32");
+    at = after(at, "all_reduce(");
+    after(at, "DDL_ERR_MISMATCH");
+    OK(ddl_barrier(b));
+    OK(ddl_group_free(&a));
+    OK(ddl_group_free(&b));
+}
+
+TEST(what_was_called_is_told_in_order) { world_threads(2, by_turns, NULL); }

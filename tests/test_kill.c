@@ -1,6 +1,7 @@
-/* A rank is killed by SIGKILL in the middle of every collective, algorithm and kind of message. Every survivor gets
- * DDL_ERR_PEER naming that rank, all with the same cause, within a second; the survivors shrink and go on.
- * tests/run: timeout=180
+/* A rank is killed by SIGKILL in the middle of every collective, algorithm and kind of message, over sockets and over
+ * shared memory. Every survivor gets DDL_ERR_PEER naming that rank, all with the same cause, within a second; nobody has
+ * believed half of a result; the survivors shrink and go on.
+ * tests/run: timeout=240
  * FAULT_RUNS sets the number of kills, TEST_SEED repeats a run. */
 #define TEST_TIMEOUT_S 3000
 #include "faults.h"
@@ -53,46 +54,158 @@ static const scenario scenarios[] = {
 };
 enum { SCENARIOS = sizeof scenarios / sizeof scenarios[0] };
 
+/* Run by the shared memory itself, beside the plans above. */
+static const scenario natives[] = {
+    {"barrier=native", DDL_BARRIER},
+    {"broadcast=native", DDL_BROADCAST},
+    {"reduce=native", DDL_REDUCE},
+    {"all_reduce=native", DDL_ALL_REDUCE},
+    {"gather=native", DDL_GATHER},
+    {"scatter=native", DDL_SCATTER},
+    {"all_gather=native", DDL_ALL_GATHER},
+    {"reduce_scatter=native", DDL_REDUCE_SCATTER},
+    {"all_to_all=native", DDL_ALL_TO_ALL},
+    {"scan=native", DDL_SCAN},
+    {"exscan=native", DDL_EXSCAN},
+    {NULL, DDL_KIND_NONE},
+    {NULL, DDL_KIND_NONE},
+};
+enum { NATIVES = sizeof natives / sizeof natives[0] };
+
 /* What parent and ranks share. */
 typedef struct shared {
     const scenario *what;
     int64_t count;
     int victim;
-    int secret;          /* 0: unix sockets, no job secret */
+    int secret;   /* 0: unix sockets, no job secret */
+    int shm;      /* by shared memory and nothing else; then: */
+    int lent;     /* buffers are tensor memory, which the others see */
+    int cma;      /* ranks may read each other's ordinary memory */
+    int blocking; /* the blocking calls; by requests otherwise */
+    int turn;     /* rounds with the same root */
     volatile int running; /* ranks that are in the loop */
     volatile double noticed[RANKS];
     char sentence[RANKS][1100];
 } shared;
 
-static ddl_collective make_call(const scenario *s, float *in, float *out, int64_t count, int32_t round) {
-    int64_t whole = RANKS * count;
-    bool many_in = s->kind == DDL_SCATTER || s->kind == DDL_REDUCE_SCATTER || s->kind == DDL_ALL_TO_ALL;
-    bool many_out = s->kind == DDL_GATHER || s->kind == DDL_ALL_GATHER || s->kind == DDL_ALL_TO_ALL;
-    return (ddl_collective){.kind = s->kind,
+/* ---- collectives ---- */
+
+enum { SAMPLES = 64 }; /* elements of a result that are looked at */
+
+static bool many_in(ddl_kind kind) { return kind == DDL_SCATTER || kind == DDL_REDUCE_SCATTER || kind == DDL_ALL_TO_ALL; }
+static bool many_out(ddl_kind kind) { return kind == DDL_GATHER || kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL; }
+
+static ddl_collective make_call(const shared *s, float *in, float *out, int32_t round) {
+    ddl_kind kind = s->what->kind;
+    int64_t in_count = many_in(kind) ? RANKS * s->count : s->count, out_count = many_out(kind) ? RANKS * s->count : s->count;
+    return (ddl_collective){.kind = kind,
                             .op = DDL_SUM,
-                            .root = round % RANKS,
-                            .in = ddl_tensor_1d(in, DDL_F32, many_in ? whole : count),
-                            .out = ddl_tensor_1d(out, DDL_F32, many_out ? whole : count)};
+                            .root = round / s->turn % RANKS,
+                            .in = ddl_tensor_1d(kind == DDL_BROADCAST ? out : in, DDL_F32, in_count),
+                            .out = ddl_tensor_1d(out, DDL_F32, out_count)};
+}
+
+/* Element i of what rank 0 gives; rank r gives r + 1 times that. */
+static double base_value(int64_t i) { return (double)(i % 61 + 1); }
+
+/* Element i of the result; negative: nothing is written. */
+static double expected(const shared *s, int rank, int root, int64_t i) {
+    ddl_kind kind = s->what->kind;
+    int64_t from = i / s->count, within = i % s->count, mine = rank * s->count + within;
+    switch (kind) {
+    case DDL_BARRIER: return -1;
+    case DDL_BROADCAST: return base_value(i) * (root + 1);
+    case DDL_SCATTER: return base_value(mine) * (root + 1);
+    case DDL_GATHER: return rank == root ? base_value(within) * (double)(from + 1) : -1;
+    case DDL_ALL_GATHER: return base_value(within) * (double)(from + 1);
+    case DDL_ALL_TO_ALL: return base_value(mine) * (double)(from + 1);
+    case DDL_REDUCE: return rank == root ? base_value(i) * RANKS * (RANKS + 1) / 2 : -1;
+    case DDL_REDUCE_SCATTER: return base_value(mine) * RANKS * (RANKS + 1) / 2;
+    case DDL_SCAN: return base_value(i) * (rank + 1) * (rank + 2) / 2;
+    case DDL_EXSCAN: return rank > 0 ? base_value(i) * rank * (rank + 1) / 2 : -1;
+    default: return base_value(i) * RANKS * (RANKS + 1) / 2;
+    }
+}
+
+static int64_t sample(const shared *s, int k) {
+    int64_t all = many_out(s->what->kind) ? RANKS * s->count : s->count;
+    return all * k / SAMPLES;
+}
+
+static void set_samples(const shared *s, int rank, const ddl_collective *d, float *out) {
+    for (int k = 0; k < SAMPLES; k++) {
+        bool gives = d->kind == DDL_BROADCAST && rank == d->root;
+        out[sample(s, k)] = gives ? (float)(base_value(sample(s, k)) * (rank + 1)) : -1.0f;
+    }
+}
+
+static void check_samples(const shared *s, int rank, const ddl_collective *d, const float *out) {
+    for (int k = 0; k < SAMPLES; k++) {
+        int64_t i = sample(s, k);
+        double should = expected(s, rank, d->root, i);
+        if ((double)out[i] < should || (double)out[i] > should) {
+            test__fail(__FILE__, __LINE__, "%s, root %d: element %lld is %g, expected %g", s->what->algorithm, d->root,
+                       (long long)i, (double)out[i], should);
+            return;
+        }
+    }
+}
+
+static ddl_status call_blocking(ddl_group *g, const ddl_collective *d) {
+    switch (d->kind) {
+    case DDL_BARRIER: return ddl_barrier(g);
+    case DDL_BROADCAST: return ddl_broadcast(g, d->in, d->root);
+    case DDL_REDUCE: return ddl_reduce(g, d->in, d->out, d->op, d->root);
+    case DDL_ALL_REDUCE: return ddl_all_reduce(g, d->in, d->out, d->op);
+    case DDL_GATHER: return ddl_gather(g, d->in, d->out, d->root);
+    case DDL_SCATTER: return ddl_scatter(g, d->in, d->out, d->root);
+    case DDL_ALL_GATHER: return ddl_all_gather(g, d->in, d->out);
+    case DDL_REDUCE_SCATTER: return ddl_reduce_scatter(g, d->in, d->out, d->op);
+    case DDL_ALL_TO_ALL: return ddl_all_to_all(g, d->in, d->out);
+    case DDL_SCAN: return ddl_scan(g, d->in, d->out, d->op);
+    default: return ddl_exscan(g, d->in, d->out, d->op);
+    }
+}
+
+static ddl_status call_by_request(ddl_group *g, const ddl_collective *d) {
+    ddl_request *r = NULL;
+    ddl_status status = ddl_collective_init(g, d, &r);
+    status = status < 0 ? status : ddl_start(r);
+    status = status < 0 ? status : ddl_wait(&r, NULL);
+    CHECK_EQ(ddl_request_free(&r), DDL_OK);
+    return status;
+}
+
+/* What was asked for is what runs. */
+static void check_algorithm(ddl_group *g, const shared *s) {
+    static char record[65536];
+    const char *name = strchr(s->what->algorithm, '=') + 1;
+    record[0] = 0;
+    ddl_flight_record(ddl_group_context(g), record, sizeof record);
+    CHECK_STR(record, name);
 }
 
 /* Collectives until one fails. */
 static ddl_status collectives_until_error(ddl_group *g, const shared *s, float *in, float *out) {
+    int rank = ddl_rank(g);
+    for (int64_t i = 0; i < RANKS * s->count; i++) {
+        in[i] = (float)(base_value(i) * (rank + 1));
+    }
     for (int32_t round = 0;; round++) {
-        ddl_collective d = make_call(s->what, in, out, s->count, round);
-        ddl_request *r = NULL;
-        ddl_status status = ddl_collective_init(g, &d, &r);
-        status = status < 0 ? status : ddl_start(r);
-        if (status == DDL_OK) {
-            status = ddl_wait(&r, NULL);
-        }
+        ddl_collective d = make_call(s, in, out, round);
+        set_samples(s, rank, &d, out);
+        ddl_status status = s->blocking ? call_blocking(g, &d) : call_by_request(g, &d);
         if (status < 0) {
-            ddl_status freed = ddl_request_free(&r);
-            CHECK_EQ(freed, DDL_OK);
             return status;
         }
-        CHECK_EQ(ddl_request_free(&r), DDL_OK);
+        check_samples(s, rank, &d, out);
+        if (round == 0) {
+            check_algorithm(g, s);
+        }
     }
 }
+
+/* ---- messages ---- */
 
 /* Messages of everybody with everybody until one fails; those that other survivors do not answer any more stay. */
 static ddl_status messages_until_error(ddl_group *g, const shared *s, float *in, float *out) {
@@ -114,6 +227,8 @@ static ddl_status messages_until_error(ddl_group *g, const shared *s, float *in,
     }
 }
 
+/* ---- one rank ---- */
+
 static void survive(ddl_context *c, shared *s, int rank) {
     ddl_group *world = ddl_world(c), *left = NULL;
     float sum = 1;
@@ -134,15 +249,34 @@ static void survive(ddl_context *c, shared *s, int rank) {
     CHECK_EQ(ddl_group_free(&left), DDL_OK);
 }
 
-static void victim_or_survivor(int rank, int n, void *arg) {
-    shared *s = (shared *)arg;
-    static float in[RANKS * ELEMENTS_MAX], out[RANKS * ELEMENTS_MAX];
-    int fds = fault_fds();
-    ddl_context *c;
+static void settings(const shared *s) {
+    setenv("DDL_LOG", "none", 1);
     if (!s->secret) {
         unsetenv("DDL_SECRET");
     }
-    setenv("DDL_LOG", "none", 1);
+    if (s->shm) {
+        setenv("DDL_TRANSPORTS", "shm", 1);
+        setenv("DDL_PLUGIN_PATH", fault_plugins(), 1);
+        setenv("DDL_SHM_CMA", s->cma ? "1" : "0", 1);
+    }
+}
+
+static ddl_tensor buffer(ddl_context *c, const shared *s) {
+    static float ordinary[2][RANKS * ELEMENTS_MAX];
+    static int next;
+    int64_t count = RANKS * ELEMENTS_MAX;
+    ddl_tensor t = ddl_tensor_1d(ordinary[next++ % 2], DDL_F32, count);
+    if (s->lent) {
+        CHECK_EQ(ddl_tensor_alloc(c, DDL_F32, 1, &count, &t), DDL_OK);
+    }
+    return t;
+}
+
+static void victim_or_survivor(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    int fds = fault_fds();
+    ddl_context *c;
+    settings(s);
     char why[1024] = "";
     ddl_config config = {.timeout_ms = 20000, .error_text = why, .error_bytes = sizeof why};
     ddl_status status = ddl_init(&config, &c);
@@ -154,21 +288,33 @@ static void victim_or_survivor(int rank, int n, void *arg) {
     CHECK_EQ(ddl_size(world), n);
     ddl_group_options options = {.algorithm = s->what->algorithm};
     CHECK_EQ(ddl_group_set(world, &options), DDL_OK);
+    ddl_tensor in = buffer(c, s), out = buffer(c, s);
     __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
-    status = s->what->algorithm != NULL ? collectives_until_error(world, s, in, out)
-                                        : messages_until_error(world, s, in, out);
+    status = s->what->algorithm != NULL ? collectives_until_error(world, s, in.data, out.data)
+                                        : messages_until_error(world, s, in.data, out.data);
     s->noticed[rank] = test_now_s();
     snprintf(s->sentence[rank], sizeof s->sentence[rank], "%s", ddl_error(c));
     CHECK_EQ(status, DDL_ERR_PEER);
     survive(c, s, rank);
+    if (s->lent) {
+        CHECK_EQ(ddl_tensor_free(c, &in), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &out), DDL_OK);
+    }
     double start = test_now_s();
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
     CHECK(test_now_s() - start < 2 * test_slow());
     CHECK_EQ(fault_fds(), fds);
 }
 
-/* The part of a sentence that tells the cause: "rank 2 (pid ...) is dead: ...". */
-static const char *cause_of(const char *sentence) {
+/* ---- killing ---- */
+
+/* The part of a sentence that tells the cause: "rank 2 (pid ...) is dead: ...". What the rank called before is its own,
+ * and is cut off. */
+static const char *cause_of(char *sentence) {
+    char *before = strstr(sentence, " (before it: ");
+    if (before != NULL) {
+        *before = 0;
+    }
     for (const char *at = strstr(sentence, "rank "); at != NULL; at = strstr(at + 1, "rank ")) {
         int rank, pid;
         if (sscanf(at, "rank %d (pid %d", &rank, &pid) == 2) {
@@ -178,7 +324,7 @@ static const char *cause_of(const char *sentence) {
     return sentence;
 }
 
-static void judge(const shared *s, const ranks *r, double killed, double *times, int *time_count) {
+static void judge(shared *s, const ranks *r, double killed, double *times, int *time_count) {
     const char *first = NULL;
     char expected[32];
     snprintf(expected, sizeof expected, "rank %d (pid ", s->victim);
@@ -196,13 +342,24 @@ static void judge(const shared *s, const ranks *r, double killed, double *times,
     }
 }
 
-static void one_kill(shared *s, uint64_t *random, double *times, int *time_count) {
-    static const int64_t counts[] = {2, 16384, ELEMENTS_MAX};
+/* Two of three collectives over shared memory are native: small, staged, or in each other's tensors. */
+static void choose(shared *s, uint64_t *random, int shm) {
+    static const int64_t counts[] = {2, 512, 16384, ELEMENTS_MAX};
+    bool native = shm && fault_random(random) % 3 != 0;
     memset(s, 0, sizeof *s);
-    s->what = &scenarios[fault_random(random) % SCENARIOS];
-    s->count = counts[fault_random(random) % 3];
+    s->shm = shm;
+    s->what = native ? &natives[fault_random(random) % NATIVES] : &scenarios[fault_random(random) % SCENARIOS];
+    s->count = counts[fault_random(random) % 4];
     s->victim = (int)(fault_random(random) % RANKS);
     s->secret = fault_random(random) % 4 != 0;
+    s->lent = shm && fault_random(random) % 2 != 0;
+    s->cma = fault_random(random) % 3 != 0;
+    s->blocking = fault_random(random) % 2 != 0;
+    s->turn = fault_random(random) % 2 != 0 ? 1 : 50;
+}
+
+static void one_kill(shared *s, uint64_t *random, int shm, double *times, int *time_count) {
+    choose(s, random, shm);
     unsigned delay = (unsigned)(fault_random(random) % 20000);
     ranks r;
     ranks_start(&r, RANKS, victim_or_survivor, s);
@@ -218,23 +375,35 @@ static void one_kill(shared *s, uint64_t *random, double *times, int *time_count
     CHECK(!r.timed_out);
     judge(s, &r, killed, times, time_count);
     if (test__now->failures != before || getenv("FAULT_SHOW") != NULL) {
-        printf("  kill of rank %d after %u us in %s, %lld elements, %s\n", s->victim, delay,
+        printf("  kill of rank %d after %u us in %s, %lld elements, %s%s%s%s\n", s->victim, delay,
                s->what->algorithm != NULL ? s->what->algorithm : "messages", (long long)s->count,
-               s->secret ? "tcp" : "unix sockets");
+               s->secret ? "a secret" : "no secret", s->blocking ? ", blocking" : "", s->lent ? ", tensor memory" : "",
+               s->shm && s->cma ? ", process_vm_readv" : "");
     }
 }
 
-TEST(every_survivor_names_the_rank_that_was_killed_and_goes_on) {
-    uint64_t random = fault_seed("kills");
+static void kills(const char *what, int shm) {
+    uint64_t random = fault_seed(what);
     int runs = fault_runs(40, 200), time_count = 0;
     shared *s = (shared *)ranks_shared(sizeof *s);
     double *times = (double *)calloc((size_t)(runs * RANKS), sizeof *times);
     for (int i = 0; i < runs && test__now->failures < 20; i++) {
-        one_kill(s, &random, times, &time_count);
+        one_kill(s, &random, shm, times, &time_count);
     }
     double p50 = fault_percentile(times, time_count, 0.5), p99 = fault_percentile(times, time_count, 0.99);
-    printf("  %d survivors: noticed after %.1f ms (median), %.1f ms (99 %%), %.1f ms (longest)\n", time_count, p50 * 1e3,
-           p99 * 1e3, fault_percentile(times, time_count, 1) * 1e3);
+    printf("  %d kills, %d survivors: noticed after %.1f ms (median), %.1f ms (99 %%), %.1f ms (longest)\n", runs,
+           time_count, p50 * 1e3, p99 * 1e3, fault_percentile(times, time_count, 1) * 1e3);
+    CHECK_EQ(time_count, runs * (RANKS - 1));
     CHECK(p99 < 1.0 * test_slow());
     free(times);
+    munmap(s, sizeof *s);
+}
+
+TEST(every_survivor_names_the_rank_that_was_killed_and_goes_on) { kills("kills", 0); }
+
+TEST(so_it_does_over_shared_memory) {
+    if (!fault_has_plugin("shm")) {
+        SKIP("libddl-shm.so is not built; make plugins builds it");
+    }
+    kills("kills over shared memory", 1);
 }

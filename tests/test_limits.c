@@ -1,7 +1,6 @@
 /* Promises about size: how fast 64 ranks meet, how much memory each takes, what waiting costs, and that collectives of
  * 16 ranks are right.
- * tests/run: variants=gcc timeout=300 */
-#define DDL_IMPLEMENTATION
+ * tests/run: variants=gcc timeout=300 alone=yes */
 #define TEST_TIMEOUT_S 200
 #include "coll.h"
 

@@ -58,6 +58,7 @@ static const char plugin_source[] =
     "#ifndef SIZE\n#define SIZE sizeof(ddl_plugin)\n#endif\n"
     "#ifndef TSIZE\n#define TSIZE sizeof(ddl_transport)\n#endif\n"
     "#ifndef FLAGS\n#define FLAGS DDL_TRANSPORT_ORDERED\n#endif\n"
+    "#ifndef PAYLOAD\n#define PAYLOAD (1 << 20)\n#endif\n"
     "#ifndef SEND\n#define SEND send_\n#endif\n"
     "#ifndef TABLE\n#define TABLE NAME\n#endif\n"
     "#ifndef SYMBOL\n#define SYMBOL NAME\n#endif\n"
@@ -73,7 +74,7 @@ static const char plugin_source[] =
     "static int32_t progress_(void *s, int32_t e) { (void)s; (void)e; return 0; }\n"
     "static ddl_status arm_(void *s, int *fd) { (void)s; (void)fd; return DDL_IN_PROGRESS; }\n"
     "static void dead_(void *s, int32_t p) { (void)s; (void)p; }\n"
-    "static const ddl_transport t = {.size = TSIZE, .flags = FLAGS, .max_payload_bytes = 1024, .open = open_,\n"
+    "static const ddl_transport t = {.size = TSIZE, .flags = FLAGS, .max_payload_bytes = PAYLOAD, .open = open_,\n"
     "  .close = close_, .address = address_, .add_peer = add_, .send = SEND, .progress = progress_, .arm = arm_,\n"
     "  .peer_dead = dead_};\n"
     "#ifdef OFFERS_NOTHING\n#define T 0\n#else\n#define T &t\n#endif\n"
@@ -327,7 +328,7 @@ static void t_dead(void *s, int32_t p) { (void)s, (void)p; }
 static const ddl_plugin *folded_entry(const ddl_host *host) {
     /* Sleeps its own way: wait instead of arm. */
     static const ddl_transport transport = {
-        .size = sizeof transport, .flags = DDL_TRANSPORT_ORDERED, .max_payload_bytes = 1, .open = t_open,
+        .size = sizeof transport, .flags = DDL_TRANSPORT_ORDERED, .max_payload_bytes = 1 << 20, .open = t_open,
         .close = t_close, .address = t_address, .add_peer = t_add, .send = t_send, .progress = t_progress,
         .wait = t_wait, .peer_dead = t_dead};
     static const ddl_plugin table = {sizeof table, DDL_PLUGIN_ABI, "alpha", "folded", "", &transport, NULL};
@@ -453,6 +454,11 @@ IN_FOLDER(another_abi) {
     expect_broken("older", "built for plugin ABI 0, this program has 1");
     plugin("newer", "-DABI=2");
     expect_broken("newer", "built for plugin ABI 2, this program has 1");
+}
+
+IN_FOLDER(payloads_that_are_too_small) {
+    plugin("cart", "-DPAYLOAD=65536");
+    expect_broken("cart", "payloads of at most 65536 bytes");
 }
 
 IN_FOLDER(missing_symbols) {

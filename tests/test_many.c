@@ -1,6 +1,5 @@
 /* all_reduce_many: tensors of any types and strides as one operation, none at all, several in flight, and its errors.
  * tests/run: variants=gcc,asan timeout=60 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 enum { TENSORS = 40 };
@@ -89,6 +88,34 @@ static void averages(int rank, int n, void *arg) {
     CHECK_EQ(ddl_all_reduce_many(ddl_world(c), list, 3, DDL_SUM), DDL_ERR_ARG);
     CHECK_EQ(ddl_all_reduce_many(ddl_world(c), NULL, 3, DDL_SUM), DDL_ERR_ARG);
     CHECK_EQ(ddl_all_reduce_many(ddl_world(c), list, -1, DDL_SUM), DDL_ERR_ARG);
+    /* Each alone is possible, all together wrap around: to -2 elements, to 3, and to a count of bytes that is small. */
+    unsigned char one = 7;
+    ddl_tensor most = ddl_tensor_1d(&one, DDL_U8, INT64_MAX), three = ddl_tensor_1d(&one, DDL_U8, 3);
+    ddl_tensor huge[3] = {most, most, three}, wide[4];
+    for (int i = 0; i < 4; i++) {
+        wide[i] = ddl_tensor_1d(&one, DDL_F64, INT64_MAX / 8 - (i == 3 ? 1 : 0));
+    }
+    ddl_request *r = NULL;
+    CHECK_EQ(ddl_all_reduce_many(ddl_world(c), huge, 2, DDL_MAX), DDL_ERR_ARG);
+    CHECK_STR(ddl_error(c), "larger than");
+    CHECK_EQ(ddl_all_reduce_many(ddl_world(c), huge, 3, DDL_MAX), DDL_ERR_ARG);
+    CHECK_EQ(ddl_iall_reduce_many(ddl_world(c), wide, 4, DDL_SUM, &r), DDL_ERR_ARG);
+    CHECK(r == NULL && one == 7);
+    /* Two of the list in the same memory: whole, in part, or under two types. Side by side and in between is fine. */
+    float m[12] = {0};
+    ddl_tensor left = ddl_tensor_nd(m, DDL_F32, 2, (const int64_t[]){4, 1}), right = left;
+    left.strides[0] = right.strides[0] = 3; /* columns of a matrix of three */
+    right.data = m + 1;
+    ddl_tensor over[][3] = {{DDL_VIEW(m, 6), DDL_VIEW(m + 8, 4), DDL_VIEW(m + 5, 2)},
+                            {DDL_VIEW(m, 6), DDL_ARRAY(d), DDL_VIEW(m, 6)},
+                            {DDL_VIEW(m, 2), DDL_ARRAY(d), ddl_tensor_1d(m, DDL_I32, 2)},
+                            {left, DDL_ARRAY(d), DDL_VIEW(m + 3, 1)}};
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(ddl_all_reduce_many(ddl_world(c), over[i], 3, DDL_SUM), DDL_ERR_ARG);
+        CHECK_STR(ddl_error(c), "tensors 0 and 2 of the list overlap");
+    }
+    ddl_tensor apart[] = {left, DDL_VIEW(m + 2, 1), right, DDL_VIEW(m + 11, 1)};
+    CHECK_EQ(ddl_all_reduce_many(ddl_world(c), apart, 4, DDL_SUM), DDL_OK);
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
     coll_leave(c);
 }
@@ -104,8 +131,8 @@ static void differs(int rank, int n, void *arg) {
     ddl_tensor list[] = {DDL_ARRAY(a), DDL_VIEW(b, rank == 1 ? 3 : 4)};
     ddl_status status = ddl_all_reduce_many(ddl_world(c), list, 2, DDL_SUM);
     CHECK_EQ(status, DDL_ERR_MISMATCH);
-    CHECK_STR(ddl_error(c), "3 x f64");
-    CHECK_STR(ddl_error(c), "4 x f64");
+    CHECK_STR(ddl_error(c), "all_reduce_many(2 tensors: 8 x f32 + 3 x f64 (#");
+    CHECK_STR(ddl_error(c), "all_reduce_many(2 tensors: 8 x f32 + 4 x f64 (#");
     CHECK_EQ(a[7], 8);
     CHECK_EQ(b[3], 4);
     coll_leave(c);

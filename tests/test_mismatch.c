@@ -3,7 +3,6 @@
  * A rank whose part of its call had ended in order learns it at its next call.
  * tests/run: variants=gcc,asan timeout=240 */
 #define TEST_TIMEOUT_S 110
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 typedef struct pair {
@@ -13,10 +12,17 @@ typedef struct pair {
 } pair;
 
 static const char *const kind_names[] = {"?", "barrier", "broadcast", "reduce", "all_reduce", "gather", "scatter",
-                                         "all_gather", "reduce_scatter", "all_to_all", "scan", "exscan"};
+                                         "all_gather", "reduce_scatter", "all_to_all", "scan", "exscan", "gatherv",
+                                         "scatterv", "all_gatherv", "reduce_scatterv", "all_to_allv"};
 
+/* A v-form has the same count everywhere. */
 static coll_case plain_case(ddl_kind kind, int64_t count) {
+    static int64_t counts[16];
     coll_case k = {.kind = kind, .dtype = DDL_F32, .op = coll_reduces(kind) ? DDL_SUM : DDL_OP_NONE, .count = count};
+    for (int i = 0; i < 16 && kind >= DDL_GATHERV; i++) {
+        counts[i] = count;
+        k.counts = counts;
+    }
     return k;
 }
 
@@ -118,8 +124,8 @@ static void add(const coll_case *common, const coll_case *deviant, const char *o
 /* All ordered pairs of kinds. */
 static void kinds_by_kinds(int n, int64_t count) {
     job.count = 0;
-    for (int a = DDL_BARRIER; a <= DDL_EXSCAN; a++) {
-        for (int b = DDL_BARRIER; b <= DDL_EXSCAN; b++) {
+    for (int a = DDL_BARRIER; a <= DDL_ALL_TO_ALLV; a++) {
+        for (int b = DDL_BARRIER; b <= DDL_ALL_TO_ALLV; b++) {
             coll_case one = plain_case((ddl_kind)a, count), two = plain_case((ddl_kind)b, count);
             if (a != b) {
                 add(&one, &two, kind_names[a], kind_names[b]);
@@ -239,24 +245,136 @@ TEST(a_rank_far_ahead) {
     ranks_fork(2, far_ahead, &j, 20);
 }
 
-/* An op of the user does not become a sum, and reduce_scatterv with other counts is another call. */
-static void v_counts(int rank, int n, void *arg) {
+/* ---- what the count of elements does not say ---- */
+
+/* The call of rank 1 differs from the others' in `which`. All get the sentence, with two calls that do not look alike. */
+static void unlike(int rank, int n, void *arg, void (*call)(ddl_group *g, bool deviates)) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
-    float in[12] = {0}, out[6] = {0};
-    int64_t counts[3] = {4, 4, 4};
-    if (rank == 2) {
-        counts[0] = 3;
-        counts[1] = 5;
+    call(ddl_world(c), rank == 1);
+    const char *one = strstr(ddl_error(c), " called "), *two = one != NULL ? strstr(one + 8, " called ") : NULL;
+    const char *end = one != NULL ? strstr(one, ", but") : NULL, *stop = two != NULL ? strstr(two, ". All") : NULL;
+    if (end == NULL || stop == NULL || (end - one == stop - two && memcmp(one, two, (size_t)(end - one)) == 0)) {
+        test__fail(__FILE__, __LINE__, "the two calls look alike: %s", ddl_error(c));
     }
-    CHECK_EQ(ddl_reduce_scatterv(ddl_world(c), DDL_ARRAY(in), DDL_VIEW(out, counts[rank]), counts, DDL_SUM),
-             DDL_ERR_MISMATCH);
-    CHECK_STR(ddl_error(c), "reduce_scatterv");
     coll_leave(c);
 }
 
-TEST(counts_of_v_forms) {
-    coll_job j;
-    coll_job_make(&j);
-    ranks_fork(3, v_counts, &j, 20);
+static float v_in[12], v_out[12];
+
+static void v_call(ddl_group *g, ddl_kind kind, bool deviates) {
+    int64_t counts[3] = {4, 4, 4};
+    counts[0] -= deviates;
+    counts[1] += deviates; /* the same in all, and on this rank another part than the others believe */
+    int64_t own = counts[ddl_rank(g)];
+    ddl_tensor all_in = DDL_ARRAY(v_in), all_out = DDL_ARRAY(v_out), in = DDL_VIEW(v_in, own), out = DDL_VIEW(v_out, own);
+    memset(v_out, 0x7f, sizeof v_out);
+    ddl_status status = kind == DDL_GATHERV          ? ddl_gatherv(g, in, all_out, counts, NULL, 0)
+                        : kind == DDL_SCATTERV       ? ddl_scatterv(g, all_in, out, counts, NULL, 0)
+                        : kind == DDL_ALL_GATHERV    ? ddl_all_gatherv(g, in, all_out, counts, NULL)
+                                                     : ddl_reduce_scatterv(g, all_in, out, counts, DDL_SUM);
+    status = status == DDL_OK ? ddl_barrier(g) : status; /* the root of a small scatterv may have ended */
+    CHECK_EQ(status, DDL_ERR_MISMATCH);
+    /* the root of a scatterv has ended, and its record has the digest of the counts alone */
+    CHECK_STR(ddl_error(ddl_group_context(g)), kind == DDL_SCATTERV ? "as 3+5+4 (#" : "as 4+4+4 (#");
+    CHECK_STR(ddl_error(ddl_group_context(g)), kind_names[kind]);
 }
+
+static void gatherv_call(ddl_group *g, bool deviates) { v_call(g, DDL_GATHERV, deviates); }
+static void scatterv_call(ddl_group *g, bool deviates) { v_call(g, DDL_SCATTERV, deviates); }
+static void all_gatherv_call(ddl_group *g, bool deviates) { v_call(g, DDL_ALL_GATHERV, deviates); }
+static void reduce_scatterv_call(ddl_group *g, bool deviates) { v_call(g, DDL_REDUCE_SCATTERV, deviates); }
+
+/* Lists of all_reduce_many with the same elements in all, cut in another way, or of other types. */
+static void lists(ddl_group *g, const ddl_tensor *usual, int usual_count, const ddl_tensor *other, int other_count,
+                  bool deviates) {
+    CHECK_EQ(ddl_all_reduce_many(g, deviates ? other : usual, deviates ? other_count : usual_count, DDL_SUM),
+             DDL_ERR_MISMATCH);
+    CHECK_STR(ddl_error(ddl_group_context(g)), "all_reduce_many");
+}
+
+static void list_cut_call(ddl_group *g, bool deviates) {
+    float a[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, before[9];
+    memcpy(before, a, sizeof a);
+    ddl_tensor usual[] = {DDL_VIEW(a, 4), DDL_VIEW(a + 4, 5)}, other[] = {DDL_VIEW(a, 5), DDL_VIEW(a + 5, 4)};
+    lists(g, usual, 2, other, 2, deviates);
+    CHECK(memcmp(a, before, sizeof a) == 0);
+}
+
+static void list_types_call(ddl_group *g, bool deviates) {
+    float a[3] = {1, 1, 1};
+    int32_t b[3] = {1, 1, 1};
+    ddl_tensor usual[] = {DDL_ARRAY(a), DDL_ARRAY(b)}, other[] = {DDL_ARRAY(b), DDL_ARRAY(a)};
+    lists(g, usual, 2, other, 2, deviates);
+    CHECK(a[0] == 1 && b[0] == 1);
+}
+
+static void list_shorter_call(ddl_group *g, bool deviates) {
+    float a[3] = {1, 1, 1};
+    int32_t b[3] = {1, 1, 1};
+    ddl_tensor usual[] = {DDL_ARRAY(a), DDL_ARRAY(b)};
+    lists(g, usual, 2, usual, 1, deviates);
+    CHECK(a[0] == 1 && b[0] == 1); /* it is one operation: no part of it has happened */
+}
+
+static void list_or_tensor_call(ddl_group *g, bool deviates) {
+    float a[8] = {1};
+    ddl_tensor whole = DDL_ARRAY(a), halves[] = {DDL_VIEW(a, 4), DDL_VIEW(a + 4, 4)};
+    ddl_status status = deviates ? ddl_all_reduce(g, whole, whole, DDL_SUM) : ddl_all_reduce_many(g, halves, 2, DDL_SUM);
+    CHECK_EQ(status, DDL_ERR_MISMATCH);
+    CHECK(a[0] == 1);
+}
+
+static void keep_first(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+    (void)b;
+    (void)user;
+    memmove(dst, a, (size_t)count * ddl_dtype_bytes(dtype));
+}
+
+/* The first op of a program has the same number everywhere, whatever it is. */
+static void op_or_scaled_sum_call(ddl_group *g, bool deviates) {
+    ddl_context *c = ddl_group_context(g);
+    float a = 1, b = 2;
+    ddl_op op;
+    ddl_status status =
+        deviates ? ddl_op_create_scaled_sum(c, 0.5, &op) : ddl_op_create(c, keep_first, NULL, 1, &op);
+    CHECK_EQ(status, DDL_OK);
+    CHECK_EQ(ddl_all_reduce(g, DDL_VIEW(&a, 1), DDL_VIEW(&b, 1), op), DDL_ERR_MISMATCH);
+    CHECK_STR(ddl_error(c), "a scaled sum");
+    CHECK(b == 2);
+}
+
+static void (*const unlike_calls[])(ddl_group *, bool) = {
+    gatherv_call,    scatterv_call,   all_gatherv_call,  reduce_scatterv_call,  list_cut_call,
+    list_types_call, list_shorter_call, list_or_tensor_call, op_or_scaled_sum_call};
+
+typedef struct unlike_job {
+    coll_job job;
+    int which;
+} unlike_job;
+
+static void unlike_main(int rank, int n, void *arg) {
+    const unlike_job *j = (const unlike_job *)arg;
+    unlike(rank, n, (void *)(uintptr_t)&j->job, unlike_calls[j->which]);
+}
+
+static void run_unlike(int which, int n) {
+    unlike_job j = {.which = which};
+    coll_job_make(&j.job);
+    ranks_fork(n, unlike_main, &j, 20);
+}
+
+TEST(counts_of_v_forms) {
+    for (int i = 0; i < 4; i++) {
+        run_unlike(i, 3);
+    }
+}
+
+TEST(lists_of_all_reduce_many) {
+    for (int i = 4; i < 8; i++) {
+        run_unlike(i, 2);
+        run_unlike(i, 3);
+    }
+}
+
+TEST(ops_of_a_program_of_another_nature) { run_unlike(8, 2); }

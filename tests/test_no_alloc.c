@@ -1,7 +1,6 @@
 /* Nothing is allocated on the path of an operation that is repeated: the context's allocator counts. And when there is no
  * memory, calls fail cleanly and the context goes on.
  * tests/run: variants=gcc,asan timeout=60 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* A message that is too long to be sent at once, and no memory to offer it: an error at once.
+/* A message that is too long to be sent at once, and no memory to offer it or to ask for it: an error at once.
  * tests/run: variants=gcc,asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "world.h"
@@ -54,5 +54,78 @@ TEST(an_offer_without_memory_is_an_error) {
     ddl_config config = {.allocator = {take, give, NULL}};
     world_config = &config;
     world_fork(2, unable, NULL, 30);
+    world_config = NULL;
+}
+
+/* The control message of the next call finds no memory. Spare ones are kept away from it; the caller gives them back. */
+static ddl__note *no_notes(ddl_context *c) {
+    ddl__note *spare = c->notes;
+    c->notes = NULL;
+    empty = 1;
+    return spare;
+}
+
+static void notes_back(ddl_context *c, ddl__note *spare) {
+    CHECK_EQ(empty, 0); /* it was asked for */
+    while (spare != NULL) {
+        ddl__note *n = spare;
+        spare = n->next;
+        n->next = c->notes;
+        c->notes = n;
+    }
+}
+
+static void check_refused(ddl_group *w, ddl_status status, const unsigned char *in, double start) {
+    CHECK_EQ((int)status, (int)DDL_ERR_NOMEM);
+    CHECK_STR(ddl_error(ddl_group_context(w)), "receive from rank 1");
+    CHECK_STR(ddl_error(ddl_group_context(w)), "no memory to ask for the data; the message stays");
+    CHECK(test_now_s() - start < 2 * test_slow());
+    CHECK(in[0] == 0 && in[BYTES - 1] == 0);
+}
+
+/* An offer that cannot be accepted: the receive ends at once, the message stays, and the next receive gets it. Once the
+ * offer is there when the receive begins, once the receive waits for it. */
+static void unaccepted(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_context *c = ddl_group_context(w);
+    unsigned char *at = calloc(1, BYTES);
+    int32_t value = 0;
+    ddl_info info;
+    if (ddl_rank(w) == 1) {
+        world_fill(at, 1, 5, BYTES);
+        OK(ddl_send(w, world_bytes(at, BYTES), 0, 1)); /* connects, and fills what is kept for the next time */
+        for (int round = 0; round < 2; round++) {
+            OK(ddl_recv(w, DDL_VIEW(&value, 1), 0, 0, NULL));
+            OK(ddl_send(w, world_bytes(at, BYTES), 0, 5));
+        }
+    } else {
+        OK(ddl_recv(w, world_bytes(at, BYTES), 1, 1, NULL));
+        for (int round = 0; round < 2; round++) {
+            memset(at, 0, BYTES);
+            double start = test_now_s();
+            ddl_request *r = NULL;
+            if (round == 1) {
+                OK(ddl_irecv(w, world_bytes(at, BYTES), 1, 5, &r));
+            }
+            OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0));
+            if (round == 0) {
+                OK(ddl_probe(w, 1, 5, &info));
+                CHECK_EQ(info.count, BYTES);
+            }
+            ddl__note *spare = no_notes(c);
+            ddl_status status = round == 0 ? ddl_recv(w, world_bytes(at, BYTES), 1, 5, NULL) : ddl_wait(&r, NULL);
+            notes_back(c, spare);
+            check_refused(w, status, at, start);
+            OK(ddl_recv(w, world_bytes(at, BYTES), 1, 5, NULL));
+            CHECK_EQ(world_wrong(at, 1, 5, BYTES), 0);
+        }
+    }
+    free(at);
+}
+
+TEST(an_offer_that_cannot_be_accepted_stays) {
+    ddl_config config = {.allocator = {take, give, NULL}};
+    world_config = &config;
+    world_fork(2, unaccepted, NULL, 30);
     world_config = NULL;
 }

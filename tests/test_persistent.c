@@ -1,6 +1,5 @@
 /* Persistent collectives: planned once, started often, with new data each time; several at once; misuse is refused.
  * tests/run: variants=gcc,asan timeout=60 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 /* Makes a request, and starts it again with other values in the same memory. */
@@ -174,9 +173,10 @@ static void set_op(void *dst, const void *a, const void *b, int64_t count, ddl_d
     }
 }
 
-/* A persistent request keeps its op: one that is freed meanwhile still runs, and its id goes to no other. */
+/* A persistent request keeps its op: one that is freed meanwhile still runs, and its id goes to no other. Ids follow the
+ * order of creation whatever a rank still holds: rank 0 alone frees its request, and all make the same ops. */
 static void keeps_op(int rank, int n, void *arg) {
-    enum { OTHERS = 63 };
+    enum { OTHERS = 64 };
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     float seven = 7, eight = 8, a[4] = {1, 2, 3, 4}, b[4];
@@ -187,9 +187,21 @@ static void keeps_op(int rank, int n, void *arg) {
     REQUIRE(ddl_collective_init(ddl_world(c), &d, &r) == DDL_OK);
     CHECK_EQ(ddl_op_free(c, op), DDL_OK);
     CHECK_EQ(ddl_all_reduce(ddl_world(c), DDL_ARRAY(a), DDL_ARRAY(b), op), DDL_ERR_ARG); /* new calls cannot have it */
+    ddl_request *mine = NULL; /* of another op, freed too */
+    ddl_op held;
+    REQUIRE(ddl_op_create(c, set_op, &seven, 1, &held) == DDL_OK);
+    d.op = held;
+    REQUIRE(ddl_collective_init(ddl_world(c), &d, &mine) == DDL_OK);
+    CHECK_EQ(ddl_op_free(c, held), DDL_OK);
+    if (rank == 0) {
+        CHECK_EQ(ddl_request_free(&mine), DDL_OK);
+    }
     for (int i = 0; i < OTHERS; i++) {
         CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[i]), DDL_OK);
-        CHECK(others[i] != op);
+        CHECK(others[i] != op && others[i] != held);
+        a[0] = 2;
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), DDL_ARRAY(a), DDL_ARRAY(b), others[i]), DDL_OK);
+        CHECK_EQ(b[0], 8);
     }
     CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[OTHERS]), DDL_ERR_NOMEM);
     for (int run = 0; run < 3; run++) {
@@ -199,7 +211,12 @@ static void keeps_op(int rank, int n, void *arg) {
         CHECK(b[0] == 7 && b[3] == 7);
     }
     CHECK_EQ(ddl_request_free(&r), DDL_OK);
-    CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[OTHERS]), DDL_OK); /* now the id is free */
+    CHECK_EQ(ddl_op_free(c, others[3]), DDL_OK);
+    CHECK_EQ(ddl_op_create(c, set_op, &eight, 1, &others[OTHERS]), DDL_OK);
+    CHECK(others[OTHERS] > others[OTHERS - 1]); /* a freed id does not come back */
+    if (rank != 0) {
+        CHECK_EQ(ddl_request_free(&mine), DDL_OK);
+    }
     coll_leave(c);
 }
 

@@ -1,7 +1,6 @@
 /* Reductions: every type with every op, averages, scaled sums, ops of the user, kept order, and the promise that all ranks
  * get the same bits, in rank order when asked for.
  * tests/run: variants=gcc,asan timeout=120 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 static const ddl_kind reducing[] = {DDL_REDUCE, DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_SCAN, DDL_EXSCAN};

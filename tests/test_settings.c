@@ -594,3 +594,42 @@ TEST(another_network_namespace_is_another_host) {
     CHECK(strcmp(here, there) != 0);
     CHECK_EQ(strcspn(here, "/"), strcspn(there, "/")); /* the boot id is the same */
 }
+
+/* What is warned of, and what was probably meant. */
+TEST(unknown_variables_are_seen) {
+    static const struct {
+        const char *line, *meant; /* "": known; NULL: unknown, and like none */
+    } cases[] = {
+        {"DDL_TIMEOUT_M=5", "DDL_TIMEOUT_MS"},
+        {"DDL_TIMEOUTMS=5", "DDL_TIMEOUT_MS"},
+        {"DDL_TIMOUT_MS=5", "DDL_TIMEOUT_MS"},
+        {"DDL_ALGORITHM=ring", NULL},
+        {"DDL_ALGOS=ring", "DDL_ALGO"},
+        {"DDL_TRANSPORT=tcp", "DDL_TRANSPORTS"},
+        {"DDL_SECRET_FLIE=x", "DDL_SECRET_FILE"},
+        {"DDL_LOGS", "DDL_LOG"},
+        {"DDL_=1", NULL},
+        {"DDL_SOMETHING_ELSE=1", NULL},
+        {"DDL_TIMEOUT_MS=5", ""},
+        {"DDL_SECRET=x", ""},
+        {"DDL_SHM_BYTES=5", ""},
+        {"DDL_FABRIC_PROVIDER=x", ""},
+        {"DDL_CUDA_X=", ""},
+        {"DDL_BENCH_QUICK=1", ""},
+        {"DDL_TEST_SEED=1", ""},
+        {"DDLX=1", ""},
+        {"PATH=/bin", ""},
+    };
+    for (size_t i = 0; i < DDL__COUNT_OF(cases); i++) {
+        size_t length = ddl__setting_unknown(cases[i].line);
+        bool known = cases[i].meant != NULL && cases[i].meant[0] == 0;
+        CHECK_EQ(length, known ? 0 : strcspn(cases[i].line, "="));
+        if (length > 0) {
+            const char *meant = ddl__setting_near(cases[i].line, length);
+            CHECK_EQ(meant != NULL ? meant : "none", cases[i].meant != NULL ? cases[i].meant : "none");
+        }
+    }
+    CHECK_EQ(ddl__name_distance("abc", 3, "abc"), 0);
+    CHECK_EQ(ddl__name_distance("kitten", 6, "sitting"), 3);
+    CHECK_EQ(ddl__name_distance("", 0, "xyz"), 3);
+}

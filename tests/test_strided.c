@@ -1,7 +1,6 @@
 /* Tensors with strides, in and out, in every collective: every other element, backward, transposed with gaps. What lies
  * between the elements keeps its bytes.
  * tests/run: variants=gcc,asan timeout=120 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 static bool run_kind(ddl_group *g, ddl_kind kind, unsigned *random) {

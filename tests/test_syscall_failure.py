@@ -11,8 +11,9 @@ import signal
 import subprocess
 import time
 
-from faults import fault_rank, free_port
+from faults import fault_rank
 from harness import check, main, skip, test
+from jobs import free_port
 
 SLOW = float(os.environ.get("TEST_SLOW", 1))
 LIMIT_S = 25 * SLOW

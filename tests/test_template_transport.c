@@ -2,153 +2,9 @@
  * back-pressure, both ways to prove a connection, the death of a peer, hostile connections, and an idle that sleeps.
  * Endpoints of one process are driven in turn; a kill needs a real process.
  * tests/run: variants=gcc,asan timeout=120 */
-#include "test.h"
-
-#include "ranks.h"
+#include "mini_host.h"
 
 #include "../plugins/template/template.c"
-
-#include <fcntl.h>
-#include <poll.h>
-
-enum { RANKS = 8, DEPTH = 64 };
-
-/* ---- a host ---- */
-
-typedef struct letter {
-    ddl_message message; /* header: payload bytes u64, number u64, sender u64, zeros */
-    int returned, borrowed;
-    ddl_status status;
-    uint8_t *payload;
-} letter;
-
-typedef struct endpoint {
-    ddl_host host; /* first: functions of the host get back to the endpoint */
-    const ddl_transport *transport;
-    void *self;
-    int rank, blocks, proofs; /* blocks, proofs: memory and proof states that are alive */
-    const char *secret;
-    int echo;                                   /* answers from within landed() */
-    int refuse;                                 /* land() says: damaged */
-    int discard;                                /* land() wants no payload */
-    uint64_t next[RANKS], arrived[RANKS], bad;  /* the number that must come next; how many came; wrong bytes */
-    int lost[RANKS], landing_failed[RANKS], lost_error[RANKS];
-    int open_landings;
-    uint8_t *landing[RANKS];
-    uint64_t landing_bytes[RANKS], landing_number[RANKS];
-    int returned;
-    uint64_t sent_number[RANKS];
-} endpoint;
-
-static endpoint *of(const ddl_host *host) { return (endpoint *)(uintptr_t)host; }
-
-static uint8_t pattern(uint64_t number, uint64_t sender, uint64_t at) {
-    return (uint8_t)((number * 31 + sender * 7 + at * 13 + (at >> 9)) ^ 0x5a);
-}
-
-static void *mini_alloc(const ddl_host *host, size_t bytes) {
-    void *p = malloc(bytes + 1);
-    memset(p, 0xa5, bytes + 1); /* a plugin must not count on zeros */
-    of(host)->blocks++;
-    return p;
-}
-
-static void mini_free(const ddl_host *host, void *memory) {
-    if (memory != NULL) {
-        of(host)->blocks--;
-        free(memory);
-    }
-}
-
-static void mini_log(const ddl_host *host, ddl_log_level level, const char *line) {
-    (void)host, (void)level, (void)line;
-}
-
-static const char *mini_setting(const ddl_host *host, const char *name) {
-    (void)host, (void)name;
-    return NULL;
-}
-
-static uint64_t mini_now_ns(const ddl_host *host) {
-    struct timespec t;
-    (void)host;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t word(const uint8_t *header, int i) {
-    uint64_t w;
-    memcpy(&w, header + 8 * i, 8);
-    return w;
-}
-
-static ddl_status mini_land(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
-                            void **out_to, void **out_token) {
-    endpoint *e = of(host);
-    if (e->refuse) {
-        return DDL_ERR_CORRUPT;
-    }
-    CHECK_EQ(word(header, 2), peer);
-    CHECK(e->landing[peer] == NULL);
-    e->landing_bytes[peer] = *out_bytes = word(header, 0);
-    e->landing_number[peer] = word(header, 1);
-    e->landing[peer] = malloc(*out_bytes + 1);
-    memset(e->landing[peer], 0xee, *out_bytes + 1);
-    *out_to = e->discard ? NULL : e->landing[peer];
-    *out_token = e->landing[peer];
-    e->open_landings++;
-    return DDL_OK;
-}
-
-static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes);
-
-static void mini_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
-    endpoint *e = of(host);
-    uint8_t *data = e->landing[peer];
-    uint64_t bytes = e->landing_bytes[peer], number = e->landing_number[peer], wrong = 0;
-    CHECK(token == data);
-    e->open_landings--;
-    e->landing[peer] = NULL;
-    if (status != DDL_OK) {
-        e->landing_failed[peer]++;
-    } else {
-        for (uint64_t i = 0; i < bytes && !e->discard; i++) {
-            wrong += data[i] != pattern(number, (uint64_t)peer, i);
-        }
-        e->bad += wrong + (data[bytes] != 0xee);
-        CHECK_EQ(number, e->next[peer]);
-        e->next[peer]++;
-        e->arrived[peer]++;
-        if (e->echo) {
-            letter *l = calloc(1, sizeof *l);
-            ddl_status posted = post(e, peer, l, bytes);
-            CHECK(posted == DDL_OK || posted == DDL_IN_PROGRESS);
-            l->borrowed = -1; /* mini_sent frees it */
-            if (posted == DDL_OK) {
-                free(l->payload);
-                free(l);
-            }
-        }
-    }
-    free(data);
-}
-
-static void mini_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
-    letter *l = (letter *)message;
-    l->returned++;
-    l->status = status;
-    of(host)->returned++;
-    if (l->borrowed == -1) {
-        free(l->payload);
-        free(l);
-    }
-}
-
-static void mini_lost(const ddl_host *host, int32_t peer, int32_t error, const char *what) {
-    CHECK(what != NULL && what[0] != '\0');
-    of(host)->lost[peer]++;
-    of(host)->lost_error[peer] = error;
-}
 
 /* A toy with the shape of the real one: 4 messages, a state that has to be freed, input that comes in any pieces.
  *   client: 'H' from to | server: 'C' | client: 'P' secret[8] | server: 'W' */
@@ -205,25 +61,10 @@ static ddl_status mini_prove(const ddl_host *host, void **state, int32_t is_clie
 /* ---- what the tests do with it ---- */
 
 static void endpoint_open(endpoint *e, int rank, int n, const char *secret) {
-    memset(e, 0, sizeof *e);
-    e->rank = rank;
+    endpoint_host(e, rank);
     e->secret = secret;
-    e->host = (ddl_host){.size = sizeof e->host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
-                         .log = mini_log, .setting = mini_setting, .now_ns = mini_now_ns, .land = mini_land,
-                         .landed = mini_landed, .sent = mini_sent, .lost = mini_lost,
-                         .prove = secret ? mini_prove : NULL};
-    e->transport = ddl_plugin_template_v1(&e->host)->transport;
-    ddl_transport_params params = {.size = sizeof params, .rank = rank, .world_size = n, .local_ranks = n, .cores = 1,
-                                   .host_id = "here", .authenticated = secret != NULL};
-    CHECK_EQ(e->transport->open(&e->host, &params, &e->self), DDL_OK);
-}
-
-static void endpoint_close(endpoint *e) {
-    e->transport->close(e->self);
-    CHECK_EQ(e->blocks, 0);
-    CHECK_EQ(e->proofs, 0);
-    CHECK_EQ(e->open_landings, 0);
-    CHECK_EQ(e->bad, 0);
+    e->host.prove = secret != NULL ? mini_prove : NULL;
+    endpoint_start(e, n, ddl_plugin_template_v1(&e->host));
 }
 
 static void endpoint_meet(endpoint *e, int peer, const void *address, size_t bytes) {
@@ -247,84 +88,8 @@ static void world_open(endpoint *e, int n, const char *secret) {
     }
 }
 
-static void world_close(endpoint *e, int n) {
-    for (int i = 0; i < n; i++) {
-        endpoint_close(&e[i]);
-    }
-}
-
-/* Fills a letter and sends it. DDL_OK: the memory is scribbled over at once, as the caller may. */
-static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes) {
-    uint64_t words[6] = {bytes, e->sent_number[peer]++, (uint64_t)e->rank};
-    memset(l, 0x77, sizeof *l); /* next and priv hold nonsense: they are the transport's to set */
-    memcpy(l->message.header, words, sizeof words);
-    l->returned = 0;
-    l->payload = malloc(bytes + 1);
-    for (uint64_t i = 0; i < bytes; i++) {
-        l->payload[i] = pattern(words[1], words[2], i);
-    }
-    l->message.payload = bytes > 0 ? l->payload : NULL;
-    l->message.payload_bytes = bytes;
-    ddl_status status = e->transport->send(e->self, peer, &l->message);
-    if (status == DDL_OK) {
-        memset(l->payload, 0xdd, bytes);
-    }
-    l->borrowed = status == DDL_IN_PROGRESS;
-    return status;
-}
-
-static void letter_free(letter *l) {
-    CHECK_EQ(l->returned, l->borrowed);
-    free(l->payload);
-}
-
-static int progress_all(endpoint *e, int n) {
-    int events = 0;
-    for (int i = 0; i < n; i++) {
-        int32_t got = e[i].self != NULL ? e[i].transport->progress(e[i].self, -1) : 0;
-        CHECK(got >= 0);
-        events += got;
-    }
-    return events;
-}
-
-/* Sleeps on the armed descriptors, as the core does. Returns how many were readable. */
-static int sleep_all(endpoint *e, int n, int ms) {
-    struct pollfd fds[RANKS];
-    for (int i = 0; i < n; i++) {
-        fds[i].events = POLLIN;
-        CHECK_EQ(e[i].transport->arm(e[i].self, &fds[i].fd), DDL_OK);
-    }
-    return poll(fds, (nfds_t)n, ms);
-}
-
-/* Leaves the test when the condition does not come true. The block after it runs in each turn. */
-#define DRIVE(world, n, condition)                                                                                     \
-    for (double until = test_now_s() + 20 * test_slow(); !(condition);)                                                \
-        if (!drive(world, n, until, #condition)) {                                                                     \
-            return;                                                                                                    \
-        } else
-
-static int drive(endpoint *e, int n, double until, const char *what) {
-    if (progress_all(e, n) == 0) {
-        sleep_all(e, n, 100);
-    }
-    if (test_now_s() >= until) {
-        test__fail(__FILE__, __LINE__, "never came true: %s", what);
-    }
-    return test_now_s() < until;
-}
-
 static const uint64_t sizes[] = {0, 1, 47, 48, 49, 4095, 65536, 0, 65537, 300001, 1 << 20, 3};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
-
-static int fd_count(void) {
-    int count = 0;
-    for (int fd = 0; fd < 1024; fd++) {
-        count += fcntl(fd, F_GETFD) >= 0;
-    }
-    return count;
-}
 
 /* All to all: each rank has all its letters under way before anybody reads. */
 static void exchange(int n, const char *secret) {

@@ -477,4 +477,31 @@ static void making_unlike(ddl_group *w, void *arg) {
     OK(ddl_barrier(w));
 }
 
+/* One thread waits in a call whose rank 1 is late; another one calls the next collective of the group meanwhile. */
+static void *wait_for_the_late(void *p) {
+    ddl_group *w = p;
+    float value[1] = {1};
+    OK(ddl_all_reduce(w, DDL_ARRAY(value), DDL_ARRAY(value), DDL_SUM));
+    CHECK(value[0] == 2);
+    return NULL;
+}
+
+static void calling_behind(ddl_group *w, void *arg) {
+    (void)arg;
+    float value[1] = {2};
+    ddl_request *r = NULL;
+    pthread_t thread;
+    if (ddl_rank(w) == 1) {
+        usleep(300000);
+    }
+    REQUIRE(pthread_create(&thread, NULL, wait_for_the_late, w) == 0);
+    usleep(100000);
+    OK(ddl_iall_reduce(w, DDL_ARRAY(value), DDL_ARRAY(value), DDL_SUM, &r));
+    pthread_join(thread, NULL);
+    OK(ddl_wait(&r, NULL));
+    CHECK(value[0] == 4);
+}
+
+TEST(a_call_behind_one_that_another_thread_waits_in) { world_fork(2, calling_behind, NULL, 30); }
+
 TEST(threads_make_unlike_groups_of_one_name) { world_threads(3, making_unlike, NULL); }

@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import os
+import re
 
 from harness import BUILD, check, main, scratch, sh, test
 
@@ -148,12 +149,31 @@ def info_says_why_a_plugin_was_refused():
 
 @test
 def info_of_a_job_shows_transports_and_algorithms():
-    result = sh([BUILD / "ddlrun", "-n", "3", "--no-prefix", BUILD / "ddl-info"])
-    check(result.returncode == 0, result.stdout)
-    check("3 ranks on 1 host)" in result.stdout and "inside a host" in result.stdout, result.stdout)
-    links = [l for l in result.stdout.splitlines() if l.split()[:2] in (["1", "0"], ["2", "0"]) and "GB/s" in l]
-    check(len(links) == 2, result.stdout)
-    check("all_reduce" in result.stdout and "recursive_doubling" in result.stdout, result.stdout)
+    for transport, algorithm in (("shm", "native"), ("tcp", "recursive_doubling")):
+        env = dict(os.environ, DDL_TRANSPORTS="tcp") if transport == "tcp" else None  # shm is taken by itself
+        result = sh([BUILD / "ddlrun", "-n", "3", "--no-prefix", BUILD / "ddl-info"], env=env)
+        check(result.returncode == 0, result.stdout)
+        check("3 ranks on 1 host)" in result.stdout and "inside a host" in result.stdout, result.stdout)
+        links = [l for l in result.stdout.splitlines() if l.split()[:2] in (["1", "0"], ["2", "0"]) and "GB/s" in l]
+        check(len(links) == 2 and all(transport in l for l in links), result.stdout)
+        check("all_reduce" in result.stdout and algorithm in result.stdout, result.stdout)
+
+
+@test
+def info_tells_how_shared_memory_moves_data():
+    for pulls, words in (("1", ("by process_vm_readv", "staged")), ("0", ("staged",))):  # the kernel may forbid the first
+        env = dict(os.environ, DDL_TRANSPORTS="shm", DDL_SHM_CMA=pulls)
+        result = sh([BUILD / "ddlrun", "-n", "2", "--no-prefix", BUILD / "ddl-info"], env=env)
+        said = re.findall(r"shm .* GB/s; tensor memory direct, large ordinary memory (.*)", result.stdout)
+        check(len(said) == 1 and said[0] in words, result.stdout)
+
+
+@test
+def settings_of_a_plugin_are_its_own():
+    env = dict(os.environ, DDL_SHM_WHATEVER="1", DDL_SHMOO_WHATEVER="1")
+    text = sh([BUILD / "ddl-info"], env=env).stdout
+    check("DDL_SHMOO_WHATEVER is no setting of ddl" in text, text)
+    check("DDL_SHM_WHATEVER is no setting" not in text, text)
 
 
 @test

@@ -227,4 +227,15 @@ def one_rank_that_cannot_read_the_text_ends_all():
         check("step 1" not in result.stdout, "the other rank went on")
 
 
+@test
+def the_rank_that_knows_is_heard_before_it_is_ended():
+    with scratch() as folder:
+        words = [*TINY, *text(folder), "--out", folder + "/run"]
+        good(train(words))
+        for attempt in range(20):  # the launcher ends it as soon as the other rank has failed
+            result = train(words, ranks=2)
+            said = result.stdout.count("holds the checkpoint of step 4")
+            check(result.returncode != 0 and said == 1, f"run {attempt}: said {said} times:\n{result.stdout[-2000:]}")
+
+
 main()

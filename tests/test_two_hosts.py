@@ -9,38 +9,10 @@ import subprocess
 import sys
 import time
 
-from harness import ROOT, check, main, sh, skip, test
-from jobs import SECRET, SLOW, Job, program, two_hosts, within
+from harness import BUILD, ROOT, check, main, sh, skip, test
+from jobs import SLOW, Job, causes, check_causes, cut, drop_rule, program, two_hosts, within
 
 RANK = program()
-
-
-def causes(job, ranks):
-    """The status and cause that each of the ranks reports: what the broken group says, without the call before it."""
-    found = {}
-    for rank in ranks:
-        lines = job.lines(rank, "error")
-        job.check(lines, f"rank {rank} reports no error")
-        at, status, text = re.fullmatch(r"(\S+) (\w+): (.*)", lines[0]).groups()
-        found[rank] = (float(at), status, re.sub(r"^.*? group \"\w+\": ", "", text))
-    return found
-
-
-def check_causes(job, ranks, named, since, limit):
-    """All of them report DDL_ERR_PEER in time, one sentence, and it names one or more of the ranks in `named`."""
-    found = causes(job, ranks)
-    texts = {text for _, _, text in found.values()}
-    job.check({status for _, status, _ in found.values()} == {"DDL_ERR_PEER"}, f"not all say DDL_ERR_PEER: {found}")
-    job.check(len(texts) == 1, f"ranks {ranks} report different causes: {texts}")
-    text = texts.pop()
-    mentioned = {int(n) for n in re.findall(r"\brank (\d+)", text)}
-    for several in re.findall(r"\branks ((?:[\d-]+(?:, )?)+)", text):
-        mentioned |= {n for a, b in re.findall(r"(\d+)(?:-(\d+))?", several) for n in range(int(a), int(b or a) + 1)}
-    job.check(mentioned and mentioned <= set(named), f"the cause names {mentioned}, not of {named}: {text}")
-    slowest = max(at for at, _, _ in found.values()) - since
-    job.check(slowest < within(limit), f"the last of {ranks} reported after {slowest:.1f} s, {limit} s are promised")
-    print(f"     ranks {ranks} after {slowest:.2f} s: {text}")
-    return text
 
 
 # ---------------------------------------------------------------------------------------------- it works
@@ -71,13 +43,23 @@ def hierarchical_all_reduce_is_right():
 
 
 @test
+def shared_memory_inside_and_tcp_between():
+    shared = {"DDL_PLUGIN_PATH": str(BUILD), "DDL_TRANSPORTS": "shm,tcp"}
+    with two_hosts() as hosts, Job(RANK, "correct", hosts=hosts, layout="AABB", **shared) as job:
+        job.succeed()
+        job.check("shm to 1 rank here and 0 elsewhere; tcp to 0 ranks here and 2 elsewhere" in
+                  job.output(0).replace(" (first of DDL_TRANSPORTS that reaches them)", ""), "other transports were taken")
+    with two_hosts() as hosts, Job(RANK, "correct", hosts=hosts, layout="ABBA", DDL_ALGO="native_hierarchical",
+                                   **shared) as job:
+        job.succeed()
+        job.check("all_reduce by native_hierarchical" in job.output(0), "another algorithm was taken")
+
+
+@test
 def one_slow_cable():
     """10 Mbit/s: 1 MiB between the hosts takes a second; nothing is given up meanwhile."""
     with two_hosts() as hosts:
-        for side in "AB":
-            shaped = sh(hosts.into(side), f"tc qdisc add dev {hosts.device[side]} root tbf rate 10mbit burst 16k latency 300ms")
-            if shaped.returncode:
-                skip(f"tc has no tbf here: {shaped.stdout.strip()[:100]}")
+        hosts.shape("tbf rate 10mbit burst 16k latency 300ms")
         with Job(RANK, "once 500000", hosts=hosts, layout="AABB") as job:
             job.succeed(120)
             took = float(job.lines(0, "done")[0]) - float(job.lines(0, "looping")[0])
@@ -209,17 +191,11 @@ def firewall_is_suspected():
 # ------------------------------------------------------------------------------------------------ faults
 
 
-def cut(hosts, job):
-    time.sleep(0.5)
-    hosts.link("down")
-    return time.monotonic()
-
-
 @test
 def cut_cable_2_and_2():
     with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
         job.until("looping")
-        since = cut(hosts, job)
+        since = cut(hosts)
         job.finish(40)
         check_causes(job, [0, 1], [2, 3], since, 5)
         check_causes(job, [2, 3], [0, 1], since, 5)
@@ -231,7 +207,7 @@ def cut_cable_2_and_2():
 def cut_cable_1_and_3():
     with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="ABBB") as job:
         job.until("looping")
-        since = cut(hosts, job)
+        since = cut(hosts)
         job.finish(40)
         check_causes(job, [1, 2, 3], [0], since, 5)
         check_causes(job, [0], [1, 2, 3], since, 5)
@@ -239,16 +215,6 @@ def cut_cable_1_and_3():
         for rank in (1, 2, 3):
             job.check(re.search(r"DDL_OK 3", job.lines(rank, "shrink")[0]) and job.lines(rank, "survived"),
                       f"rank {rank} of the majority did not go on")
-
-
-def drop_rule(hosts, side, verdict, match):
-    if not shutil.which("nft"):
-        skip("needs nft (nftables; make deps)")
-    for words in ("add table inet ddl", "add chain inet ddl in { type filter hook input priority 0 ; }",
-                  f"add rule inet ddl in {match} {verdict}"):
-        done = sh(hosts.into(side), ["nft", words])
-        if done.returncode:
-            skip(f"nft does not work here: {done.stdout.strip()[:100]}")
 
 
 def one_way(dead_end, count):

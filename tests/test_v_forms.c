@@ -1,7 +1,6 @@
 /* The collectives with a count per rank: zero, uneven and large parts, packed and with gaps, offsets NULL; by every
  * algorithm that serves them. Gaps keep what was in them.
  * tests/run: variants=gcc,asan timeout=120 */
-#define DDL_IMPLEMENTATION
 #include "coll.h"
 
 enum { PATTERNS = 6 };
@@ -69,6 +68,8 @@ TEST(two_ranks) { run_ranks(2); }
 TEST(three_ranks) { run_ranks(3); }
 TEST(four_ranks) { run_ranks(4); }
 TEST(seven_ranks) { run_ranks(7); }
+TEST(eight_ranks) { run_ranks(8); }
+TEST(sixteen_ranks) { run_ranks(16); }
 
 /* Wrong arrays are refused before anything is sent, and the group goes on. */
 static void refused(int rank, int n, void *arg) {

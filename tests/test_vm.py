@@ -3,32 +3,19 @@ two kinds of network that it has. The sums are right, nobody is taken for dead, 
 the cable.
 tests/run: timeout=300 """
 import re
-import shutil
 import time
 
-from harness import ROOT, check, main, sh, skip, test
-from jobs import SECRET, SLOW, program
-
-VM = ROOT / "tests" / "vm"
+from harness import check, main, test
+from jobs import VM, in_machine, program
 
 
-def boot(net, netem, *command, seconds=110):
+def boot(net, netem, *command):
     """Runs a job of 2 + 2 ranks in the machine and returns its output."""
-    for needed in ("qemu-system-x86_64", "busybox", "cpio", "dpkg-query"):
-        if not shutil.which(needed):
-            skip(f"{needed} is not installed (make deps)")
     rank = program()
     start = time.monotonic()
-    done = sh([str(VM / "rdma-vm"), "--net", net, "--netem", netem, "--timeout", str(int(seconds * SLOW)),
-               "--env", f"DDL_SECRET={SECRET}", "--env", "DDL_LOG=info", "--env", "DDL_INIT_TIMEOUT_MS=60000",
-               "--file", str(VM / "job"), str(rank), "--", "both", str(VM / "job"), "2", str(rank), *command],
-              timeout=(seconds + 120) * SLOW)
-    missing = re.search(r"rdma-vm: (missing packages.*|could not download.*|no linux-image.*)", done.stdout)
-    if done.returncode == 125 and missing:
-        skip(missing[1])
-    check(done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    out = in_machine(net, "both", VM / "job", 2, rank, *command, netem=netem, files=[VM / "job", rank])
     print(f"     {net}, {netem}: {time.monotonic() - start:.0f} s with booting")
-    return done.stdout
+    return out
 
 
 def check_job(out):

@@ -97,8 +97,10 @@ static void print_links(const ddl_context *c) {
             printf("  %5d %5d %8d  %-10s\n", i, l->host, l->pid, "itself");
             continue;
         }
-        printf("  %5d %5d %8d  %-10s %.1f us, %.2f GB/s\n", i, l->host, l->pid, l->endpoint->plugin->name,
-               (double)l->latency_ns * 1e-3, (double)l->bytes_per_s * 1e-9);
+        const ddl_transport *t = l->endpoint->table;
+        printf("  %5d %5d %8d  %-10s %.1f us, %.2f GB/s%s%s\n", i, l->host, l->pid, l->endpoint->plugin->name,
+               (double)l->latency_ns * 1e-3, (double)l->bytes_per_s * 1e-9, DDL_HAS(t, describe) ? "; " : "",
+               DDL_HAS(t, describe) ? t->describe(l->endpoint->self, i) : "");
     }
     const ddl__cost_model *m = &c->tuning.model;
     for (int far_link = 0; far_link < (c->host_count > 1 ? 2 : 1); far_link++) {
@@ -144,6 +146,41 @@ static void print_algorithms(ddl_group *world) {
     }
 }
 
+/* What transports said of themselves while they were opened ("fabric: verbs;ofi_rxm on mlx5_0: is taken"). */
+typedef struct notes {
+    ddl_log_level shown; /* of these, as DDL_LOG asks, all goes to stderr too */
+    size_t used;
+    char text[16384];
+} notes;
+
+static void note(void *user, ddl_log_level level, const char *line) {
+    notes *n = user;
+    if (level <= n->shown) {
+        fprintf(stderr, "%s\n", line);
+    }
+    const char *said = strncmp(line, "ddl: rank ", 10) == 0 ? strstr(line + 10, ": ") : NULL;
+    size_t name = said != NULL ? strspn(said + 2, "abcdefghijklmnopqrstuvwxyz0123456789_") : 0;
+    bool ours = name == strlen("ddl_init") && strncmp(said + 2, "ddl_init", name) == 0;
+    if (name > 0 && !ours && strncmp(said + 2 + name, ": ", 2) == 0 && level <= DDL_LOG_INFO && n->used < sizeof n->text) {
+        n->used += (size_t)snprintf(n->text + n->used, sizeof n->text - n->used, "  %s\n", said + 2);
+    }
+}
+
+static void print_notes(const notes *n) {
+    if (n->used > 0) {
+        printf("\nwhat transports found\n%s", n->text);
+    }
+}
+
+/* At least info is logged, for the notes. A value that makes no sense is left to ddl_init. */
+static ddl_log_level info_level(notes *n) {
+    ddl__sentence why;
+    if (ddl__parse_log_level(DDL_LOG_NONE, &n->shown, &why) < 0) {
+        return DDL_LOG_NONE;
+    }
+    return n->shown > DDL_LOG_INFO ? n->shown : DDL_LOG_INFO;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
     opterr = 0;
@@ -158,12 +195,16 @@ int main(int argc, char **argv) {
         return 2;
     }
     char why[DDL__SENTENCE_BYTES] = "";
+    static notes said;
+    ddl_log_level level = info_level(&said);
+    ddl_config config = {.error_text = why, .error_bytes = sizeof why, .log = note, .log_user = &said, .log_level = level};
     ddl_context *c;
-    ddl_status status = ddl_init(&(ddl_config){.error_text = why, .error_bytes = sizeof why}, &c);
+    ddl_status status = ddl_init(&config, &c);
     if (status < 0) { /* what was set is what helps now */
         print_version();
         print_settings();
         print_interfaces();
+        print_notes(&said);
         printf("\nddl_init fails with %s: %s\n", ddl_status_name(status), why);
         return 1;
     }
@@ -173,6 +214,7 @@ int main(int argc, char **argv) {
         print_machine(c);
         print_interfaces();
         print_plugins(c);
+        print_notes(&said);
         if (c->world_size > 1) {
             print_links(c);
             print_algorithms(ddl_world(c));

@@ -66,6 +66,7 @@ static const char usage[] =
     "\n"
     "  -n, --np RANKS    how many (1 to 4096)\n"
     "      --env K=V     set a variable for the ranks (repeatable)\n"
+    "      --transport T DDL_TRANSPORTS for the ranks, as fabric:tcp or shm,tcp\n"
     "      --port PORT   MASTER_PORT; a free one is chosen otherwise\n"
     "      --prefix      begin each line of output with [rank] (the default)\n"
     "      --no-prefix   pass output through as it is\n"
@@ -150,17 +151,21 @@ static bool is_option(const char *arg, const char *name) {
     return strncmp(arg, name, n) == 0 && (arg[n] == 0 || (arg[n] == '=' && name[1] == '-'));
 }
 
-static void add_env(job *j, const char *text) {
-    size_t count = 0;
+static void check_env(const char *text) {
     const char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
         die(EXIT_USAGE, "--env is \"%.60s\"; NAME=VALUE is possible", text);
     }
+}
+
+/* `name` goes before the text: "" for a text that has its own. */
+static void add_env(job *j, const char *name, const char *text) {
+    size_t count = 0;
     while (j->extra_env != NULL && j->extra_env[count] != NULL) {
         count++;
     }
     char **grown = realloc(j->extra_env, (count + 2) * sizeof *grown);
-    if (grown == NULL || (grown[count] = strdup(text)) == NULL) {
+    if (grown == NULL || asprintf(&grown[count], "%s%s", name, text) < 0) {
         die(1, "out of memory");
     }
     grown[count + 1] = NULL;
@@ -176,7 +181,11 @@ static bool parse_valued(job *j, int argc, char **argv, int *at) {
     } else if (is_option(arg, "--port")) {
         j->port = (int)parse_count("--port", option_value(argc, argv, at, "--port"), 1, 65535);
     } else if (is_option(arg, "--env")) {
-        add_env(j, option_value(argc, argv, at, "--env"));
+        const char *text = option_value(argc, argv, at, "--env");
+        check_env(text);
+        add_env(j, "", text);
+    } else if (is_option(arg, "--transport")) {
+        add_env(j, "DDL_TRANSPORTS=", option_value(argc, argv, at, "--transport"));
     } else if (is_option(arg, "--timeout")) {
         j->timeout_s = parse_seconds("--timeout", option_value(argc, argv, at, "--timeout"));
     } else if (is_option(arg, "--grace")) {

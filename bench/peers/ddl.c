@@ -1,4 +1,5 @@
-/* ddl: the ddl column: the blocking calls of ddl.h, as a user would write them. */
+/* ddl: the ddl column: the blocking calls of ddl.h, as a user would write them. DDL_BENCH_MEMORY=tensor: on memory of
+ * ddl_tensor_alloc. */
 #define _GNU_SOURCE
 #include "measure.h"
 #define DDL_IMPLEMENTATION
@@ -56,6 +57,18 @@ static int bench_ddl_sync(void *state) {
     return bench_ddl_said(state, ddl_barrier(state));
 }
 
+static void *bench_ddl_take(void *state, size_t bytes) {
+    ddl_tensor t;
+    int64_t count = (int64_t)(bytes / sizeof(float));
+    ddl_status status = ddl_tensor_alloc(ddl_group_context(state), DDL_F32, 1, &count, &t);
+    return bench_ddl_said(state, status) == 0 ? t.data : NULL;
+}
+
+static void bench_ddl_give(void *state, void *memory) {
+    ddl_tensor t = ddl_tensor_1d(memory, DDL_F32, 1);
+    ddl_tensor_free(ddl_group_context(state), &t);
+}
+
 int main(int argc, char **argv) {
     char why[1024] = "";
     ddl_config config = {.error_text = why, .error_bytes = sizeof why};
@@ -65,7 +78,12 @@ int main(int argc, char **argv) {
         return 1;
     }
     ddl_group *world = ddl_world(context);
-    bench_peer peer = {ddl_rank(world), ddl_size(world), world, bench_ddl_sync, bench_ddl_run};
+    bench_peer peer = {ddl_rank(world), ddl_size(world), world, bench_ddl_sync, bench_ddl_run, NULL, NULL};
+    const char *memory = getenv("DDL_BENCH_MEMORY");
+    if (memory != NULL && strcmp(memory, "tensor") == 0) {
+        peer.take = bench_ddl_take;
+        peer.give = bench_ddl_give;
+    }
     int rc = bench_main(&peer, argc, argv);
     ddl_finalize(&context);
     return rc;

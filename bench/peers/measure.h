@@ -11,8 +11,10 @@
  *   2. the library's own barrier, so that nothing of the last round is still under way;
  *   3. a barrier in the mapped file, so that all ranks start together however skewed the library's barrier lets them
  *      go;
- *   4. clock, operation, clock. The time of the round is that of the slowest rank.
- * The first and the last round of each size are compared with an oracle, element by element. Values are small integers
+ *   4. clock, operation, clock. The time of the round is that of the slowest rank. With DDL_BENCH_REPEAT=k a small
+ *      operation is run some k times back to back (bench_repeats) and the time divided, as one of a tenth of a
+ *      microsecond would measure the clock and the start; each library alike.
+ * One round before the timed ones and one after them are compared with an oracle, element by element. Values are small integers
  * in floats, so sums are exact in any order.
  *
  * Compiles as C11 and C++17. */
@@ -21,6 +23,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -59,6 +62,8 @@ typedef struct bench_peer {
     void *state;
     int (*sync)(void *state);
     int (*run)(void *state, bench_op op, float *in, float *out, size_t count);
+    void *(*take)(void *state, size_t bytes); /* memory of the library's own; NULL: malloc */
+    void (*give)(void *state, void *memory);
 } bench_peer;
 
 /* The mapped file. `arrived` and `turn` are the barrier; nanoseconds[r] belongs to rank r until the barrier after a
@@ -143,6 +148,15 @@ static inline int bench_rounds(size_t bytes) {
 
 static inline int bench_warmup(int rounds) {
     return rounds >= 100 ? rounds / 5 : 3;
+}
+
+/* How often a round runs the operation. Ranks leave the start a microsecond or two apart, which the slowest counts: the
+ * shorter an operation the more of them are needed to outweigh that. */
+static inline int bench_repeats(size_t bytes) {
+    const char *text = getenv("DDL_BENCH_REPEAT");
+    int most = text != NULL ? atoi(text) : 1;
+    int repeats = bytes <= 512 ? 8 * most : bytes <= (4u << 10) ? most : bytes <= (32u << 10) ? most / 4 : 1;
+    return repeats < 1 ? 1 : repeats;
 }
 
 /* The value at `index` of rank's input in a round. Below 32, so that sums over 64 ranks stay exact even in bf16-sized
@@ -232,6 +246,18 @@ static inline int bench_check_together(const bench_run *run, int round) {
     return 0;
 }
 
+static inline void *bench_take(const bench_peer *peer, size_t bytes) {
+    return peer->take != NULL ? peer->take(peer->state, bytes) : malloc(bytes);
+}
+
+static inline void bench_give(const bench_peer *peer, void *memory) {
+    if (peer->give != NULL) {
+        peer->give(peer->state, memory);
+    } else {
+        free(memory);
+    }
+}
+
 /* Sizes the two buffers. `bytes` is the larger of them; below one float per rank it is rounded up to that. */
 static inline int bench_shape(bench_run *run, size_t bytes) {
     size_t ranks = (size_t)run->peer->ranks;
@@ -240,8 +266,8 @@ static inline int bench_shape(bench_run *run, size_t bytes) {
     run->count = count == 0 ? 1 : count;
     run->in_count = run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
     run->out_count = run->op == BENCH_ALL_GATHER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
-    run->in = (float *)malloc(run->in_count * sizeof(float));
-    run->out = (float *)malloc(run->out_count * sizeof(float));
+    run->in = (float *)bench_take(run->peer, run->in_count * sizeof(float));
+    run->out = (float *)bench_take(run->peer, run->out_count * sizeof(float));
     return run->in != NULL && run->out != NULL ? 0 : -1;
 }
 
@@ -264,11 +290,11 @@ static inline void bench_report(const bench_run *run, size_t bytes, int rounds) 
     }
     qsort(worst, (size_t)rounds, sizeof(double), bench_compare_doubles);
     double median = (worst[(rounds - 1) / 2] + worst[rounds / 2]) / 2;
-    printf("%s %d %zu %.2f %.2f\n", bench_op_names[run->op], run->peer->ranks, bytes, median / scale, worst[0] / scale);
+    printf("%s %d %zu %.4f %.4f\n", bench_op_names[run->op], run->peer->ranks, bytes, median / scale, worst[0] / scale);
     fflush(stdout);
 }
 
-static inline int bench_round(const bench_run *run, int round, double *out_ns) {
+static inline int bench_round(const bench_run *run, int round, int repeats, double *out_ns) {
     const bench_peer *peer = run->peer;
     bench_prepare(run, round);
     if (peer->sync(peer->state) != 0) {
@@ -276,8 +302,11 @@ static inline int bench_round(const bench_run *run, int round, double *out_ns) {
     }
     bench_meet(run);
     double start = bench_now_ns();
-    int failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
-    *out_ns = bench_now_ns() - start;
+    int failed = 0;
+    for (int i = 0; i < repeats && failed == 0; i++) {
+        failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
+    }
+    *out_ns = (bench_now_ns() - start) / repeats;
     return failed;
 }
 
@@ -288,15 +317,16 @@ static inline int bench_size(bench_run *run, size_t bytes) {
         fprintf(stderr, "bench: no memory for %zu bytes\n", bytes);
         return -1;
     }
-    for (int i = 0; i < warmup + rounds; i++) {
+    for (int i = 0; i <= warmup + rounds; i++) {
         double ns = 0;
-        if (bench_round(run, i, &ns) != 0) {
+        bool checked = i == 0 || i == warmup + rounds; /* once: repeated in place, a sum is another */
+        if (bench_round(run, i, checked ? 1 : bench_repeats(bytes), &ns) != 0) {
             return -1;
         }
-        if (i >= warmup) {
+        if (i >= warmup && !checked) {
             run->shared->nanoseconds[run->peer->rank][i - warmup] = ns;
         }
-        if ((i == 0 || i == warmup + rounds - 1) && bench_check_together(run, i) != 0) {
+        if (checked && bench_check_together(run, i) != 0) {
             return -1;
         }
     }
@@ -305,8 +335,8 @@ static inline int bench_size(bench_run *run, size_t bytes) {
         bench_report(run, bytes, rounds);
     }
     bench_meet(run);
-    free(run->in);
-    free(run->out);
+    bench_give(run->peer, run->in);
+    bench_give(run->peer, run->out);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* problem.h: one sentence per failure.
  *
- * A function that can fail returns false and leaves a sentence here; main prints it once and ends with status 1.
- * Nothing else in this program prints errors or exits, so that every failure passes the same door. */
+ * A function that can fail returns false and leaves a sentence here; main prints it once and ends with status 1. What
+ * only one rank knows is printed before the others hear of it: a launcher ends all ranks as soon as one has failed. */
 #ifndef PROBLEM_H
 #define PROBLEM_H
 
@@ -20,6 +20,14 @@ static bool __attribute__((format(printf, 1, 2))) problem(const char *format, ..
     vsnprintf(problem_text, sizeof problem_text, format, args);
     va_end(args);
     return false;
+}
+
+/* Prints the sentence unless that has been done. */
+static void problem_tell(void) {
+    if (problem_text[0] != 0) {
+        fprintf(stderr, "train_gpt: %s\n", problem_text);
+        problem_text[0] = 0;
+    }
 }
 
 #endif

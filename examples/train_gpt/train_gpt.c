@@ -42,9 +42,12 @@ static bool ddl_problem(const struct trainer *t, const char *what) {
 }
 
 /* True when `good` is true on every rank. What only one rank can see (its disk, its copy of the text) must not leave
- * the others waiting in the next collective for a rank that has gone. */
+ * the others waiting in the next collective for a rank that has gone. It is said here, while all ranks still live. */
 static bool all_good(struct trainer *t, bool good) {
     double worst = good ? 1.0 : 0.0;
+    if (!good) {
+        problem_tell();
+    }
     if (ddl_all_reduce_scalar(t->world, &worst, DDL_MIN) != DDL_OK) {
         return good ? ddl_problem(t, "Agreeing with the other ranks") : false;
     }
@@ -381,7 +384,7 @@ int main(int argc, char **argv) {
         good = run(&t);
     }
     if (!good) {
-        fprintf(stderr, "train_gpt: %s\n", problem_text);
+        problem_tell();
     }
     ddl_finalize(&t.context);
     text_free(&t.text);

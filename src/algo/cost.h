@@ -23,6 +23,7 @@ typedef struct ddl__terms {
     double crossing; /* how much slower a byte is when all ranks of a host send to others at once */
     double chunk;
     double turns; /* ranks per core */
+    double native;
 } ddl__terms;
 
 static int32_t ddl__host_count(const ddl__plan_args *args) {
@@ -86,6 +87,7 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
     t->turns = turns;
+    t->native = args->native_s;
 }
 
 /* What an algorithm can do, and what it needs. */

@@ -83,6 +83,12 @@ static void ddl__ring_all_gather(ddl__planner *p, const ddl__ring *ring, const d
     }
 }
 
+/* Reduce-scatter and all-gather of what stands in OUT, for rings of a hierarchy, which are fenced. */
+static void ddl__ring_all_reduce(ddl__planner *p, const ddl__ring *ring, const ddl__cut *piece) {
+    ddl__ring_reduce_scatter(p, ring, piece, (ddl__flow){ddl__out, ddl__out, ddl__out, 0});
+    ddl__ring_all_gather(p, ring, piece, ddl__out, ddl__out);
+}
+
 /* all_reduce. Without a fence, partial results stay in scratch: only the last message of a part's round trip brings
  * word of every rank. */
 static void ddl__algo_all_reduce_ring(ddl__planner *p, const ddl__plan_args *args) {
@@ -246,8 +252,7 @@ static void ddl__algo_all_reduce_hierarchy(ddl__planner *p, const ddl__plan_args
     ddl__cut largest = {args, false, ddl__cut_part(&cut, 0), across.size};
     ddl__ring_reduce_scatter(p, &inside, &cut, (ddl__flow){ddl__in, ddl__out, ddl__out, 0});
     uint32_t slot = p->next_slot;
-    ddl__ring_reduce_scatter(p, &across, &piece, (ddl__flow){ddl__out, ddl__out, ddl__out, 0});
-    ddl__ring_all_gather(p, &across, &piece, ddl__out, ddl__out);
+    ddl__ring_all_reduce(p, &across, &piece);
     p->next_slot = slot + 2 * ddl__cut_chunks(&largest) * (uint32_t)across.size;
     ddl__ring_all_gather(p, &inside, &cut, ddl__out, ddl__out);
 }

@@ -2,7 +2,7 @@
 #ifndef DDL_ALGO_TABLE_H
 #define DDL_ALGO_TABLE_H
 
-#include "scan.h"
+#include "native.h"
 
 /* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO.
  * Each kind has one that serves every call: any number of ranks, ops that do not commute, rank order, the v-form; so
@@ -34,6 +34,8 @@ static const ddl__algo ddl__algos[] = {
      ddl__cost_all_reduce_double_tree, ddl__peer_twice},
     {"hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_hierarchy, ddl__algo_all_reduce_hierarchy,
      ddl__cost_all_reduce_hierarchy, ddl__peer_twice},
+    {"native_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_native_hierarchy,
+     ddl__algo_all_reduce_native_hierarchy, ddl__cost_native_hierarchy, ddl__peer_twice},
     {"direct", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_direct, ddl__cost_all_reduce_direct,
      ddl__peer_parts},
     {"all_gather", DDL_ALL_REDUCE, DDL__RANK_ORDER, NULL, ddl__algo_all_reduce_gather, ddl__cost_all_reduce_gather,
@@ -74,6 +76,18 @@ static const ddl__algo ddl__algos[] = {
     {"recursive_doubling", DDL_EXSCAN, DDL__KEEPS_ORDER, NULL, ddl__algo_exscan_doubling, ddl__cost_scan_doubling,
      ddl__peer_twice},
     {"chain", DDL_EXSCAN, DDL__RANK_ORDER, NULL, ddl__algo_exscan_chain, ddl__cost_reduce_chain, ddl__peer_once},
+    {"native", DDL_BARRIER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_BROADCAST, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_REDUCE, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_ALL_REDUCE, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_GATHER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_SCATTER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_ALL_GATHER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_REDUCE_SCATTER, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native,
+     ddl__peer_nothing},
+    {"native", DDL_ALL_TO_ALL, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_SCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
+    {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
@@ -141,6 +155,14 @@ static bool ddl__plan_is_empty(const ddl__plan_args *args) {
     }
 }
 
+static void ddl__plan_begin(ddl__planner *p, const ddl__plan_args *args) {
+    if (args->kind == DDL_BROADCAST) {
+        ddl__plan_fence_up(p);
+    } else {
+        ddl__plan_fence(p);
+    }
+}
+
 /* Writes the plan of one rank. Errors: DDL_ERR_NOMEM. Free with ddl__plan_free. */
 static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const ddl__plan_args *args, ddl__plan *out) {
     ddl__planner planner;
@@ -150,7 +172,7 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
     } else {
         bool empty = ddl__plan_is_empty(args);
         if (empty || args->fence || ddl__algo_fences(algo, args)) {
-            ddl__plan_fence(&planner);
+            ddl__plan_begin(&planner, args);
         }
         if (!empty) {
             algo->plan(&planner, args);

@@ -223,26 +223,44 @@ static double ddl__cost_barrier_tree(const ddl__terms *t) { return 2 * t->rounds
 
 /* broadcast */
 
+/* What the root of two ranks sends while the other one's signal is on its way. Its first message is word of everybody,
+ * so the other may write at once. Returns what remains. */
+static ddl__span ddl__broadcast_head(ddl__planner *p, const ddl__tree *tree, ddl__span whole) {
+    ddl__span head = {0, DDL__MIN(whole.bytes, DDL__EAGER_BYTES)};
+    uint32_t slot = ddl__plan_slots(p, 1);
+    if (tree->parent >= 0) {
+        ddl__plan_recv(p, tree->parent, slot, ddl__out, head);
+    } else {
+        ddl__plan_at_once(p, ddl__plan_send(p, tree->child[0], slot, ddl__in, head));
+    }
+    return (ddl__span){head.bytes, whole.bytes - head.bytes};
+}
+
 /* Whole or in chunks: a rank gives its first child the second chunk while that child passes on the first. */
 static void ddl__algo_broadcast_tree(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_binomial(args->size, args->rank, args->root);
-    ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
+    ddl__span rest = ddl__whole(args);
+    if (p->fenced && args->size == 2) {
+        rest = ddl__broadcast_head(p, &tree, rest);
+    }
+    if (rest.at == 0 || rest.bytes > 0) {
+        ddl__plan_tree_broadcast(p, args, &tree, rest);
+    }
+}
+
+
+static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
+    double chunks = bytes / t->chunk;
+    return chunks < 1 ? 1 : chunks;
 }
 
 /* ceil(log2 n) (alpha + M beta): the root sends everything to each of its children. */
-static double ddl__cost_broadcast_tree(const ddl__terms *t) {
-    return t->rounds * (t->latency + t->bytes * t->byte);
-}
+static double ddl__cost_broadcast_tree(const ddl__terms *t) { return t->rounds * (t->latency + t->bytes * t->byte); }
 
 /* Pipelined along a line of ranks: the best for large data, the worst for small. */
 static void ddl__algo_broadcast_chain(ddl__planner *p, const ddl__plan_args *args) {
     ddl__tree tree = ddl__tree_chain(args->size, args->rank, args->root);
     ddl__plan_tree_broadcast(p, args, &tree, ddl__whole(args));
-}
-
-static double ddl__cost_chunks(const ddl__terms *t, double bytes) {
-    double chunks = bytes / t->chunk;
-    return chunks < 1 ? 1 : chunks;
 }
 
 /* k chunks: the last one has to wait for k - 1 others at the root, then passes n - 1 links. */

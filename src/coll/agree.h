@@ -28,6 +28,7 @@
 #include "groups.h"
 
 enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
+enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 
 /* What is agreed on. A number of the sequence that ranks use for different purposes ends in DDL_ERR_MISMATCH. */
 typedef enum ddl__purpose {
@@ -131,8 +132,12 @@ static void ddl__value_copy(const ddl_group *g, ddl__value *to, const ddl__value
 
 static void ddl__agree_tell(ddl_group *g, int32_t rank, uint32_t sequence, uint8_t kind, int32_t round,
                             const ddl__value *value) {
-    uint8_t payload[DDL__NOTE_BYTES];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    size_t bytes = DDL__AGREE_FIXED_BYTES + ddl__agree_bytes(g);
+    uint8_t *payload = ddl__scratch_get(g->context, bytes);
+    if (payload == NULL) {
+        return; /* as lost: whoever misses it asks again */
+    }
+    ddl__writer w = ddl__writer_of(payload, bytes);
     ddl__put_u8(&w, kind);
     ddl__put_u8(&w, value->purpose);
     ddl__put_u32(&w, (uint32_t)round);
@@ -142,6 +147,7 @@ static void ddl__agree_tell(ddl_group *g, int32_t rank, uint32_t sequence, uint8
     ddl__put_bytes(&w, value->gone, ddl__agree_bytes(g));
     ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch, .sequence = sequence};
     ddl__tell(g->context, g->ranks[rank], f, payload, w.at);
+    ddl__scratch_put(g->context, payload);
 }
 
 static void ddl__agree_tell_all(ddl_group *g, const ddl__agreement *a, uint8_t kind, int32_t round) {
@@ -215,20 +221,16 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
     if (g == NULL) {
         return DDL_OK;
     }
-    uint8_t gone[DDL__NOTE_BYTES];
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint8_t kind = ddl__get_u8(&r);
-    ddl__value v = {.purpose = ddl__get_u8(&r), .gone = gone};
+    ddl__value v = {.purpose = ddl__get_u8(&r)};
     int32_t round = (int32_t)ddl__get_u32(&r);
     v.verdict = (int32_t)ddl__get_u32(&r);
     v.flag = ddl__get_u32(&r);
     v.id = ddl__get_u32(&r);
-    size_t bytes = ddl__agree_bytes(g);
-    if (bytes > sizeof gone || kind < DDL__AGREE_JOIN || kind > DDL__AGREE_DECIDE || round < -1 || round >= g->size) {
-        return DDL_ERR_CORRUPT;
-    }
-    ddl__get_bytes(&r, gone, bytes);
-    if (r.bad || v.verdict > 0) {
+    v.gone = (uint8_t *)(uintptr_t)ddl__get_view(&r, ddl__agree_bytes(g)); /* it is only read */
+    if (r.bad || v.verdict > 0 || kind < DDL__AGREE_JOIN || kind > DDL__AGREE_DECIDE || round < -1 ||
+        round >= g->size) {
         return DDL_ERR_CORRUPT;
     }
     ddl__agree_heard(g, g->rank_of[peer], (uint32_t)f->sequence, kind, round, &v);
@@ -439,10 +441,6 @@ static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     if (c->aborted) {
         return ddl__error(c, DDL_ERR_ABORTED, "%s", c->abort_text);
     }
-    if (ddl__agree_bytes(g) > DDL__NOTE_BYTES - 64) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: groups of more than %d ranks cannot agree", what,
-                          8 * (DDL__NOTE_BYTES - 64));
-    }
     c->doing = what;
     g->agreeing = true;
     g->outstanding++; /* it is not freed while we wait */
@@ -492,6 +490,9 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     return status;
 }
 
+/* What a survivor has of the new group; the agreement keeps what all have. */
+enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 };
+
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
     ddl_context *c = g->context;
@@ -539,8 +540,13 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
                               left, g->size, g->name);
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, made != NULL, &a);
-        bool all_have_it = status == DDL_OK && a->value.flag != 0;
+        uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
+                         (made != NULL && made->native.set != NULL ? DDL__MADE_NATIVE : 0u);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
+        bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
+        if (made != NULL && status == DDL_OK && (a->value.flag & DDL__MADE_NATIVE) == 0) {
+            ddl__native_close(made);
+        }
         if (all_have_it && ddl__count_left(g, a->value.gone) == left) {
             *out = made;
             return DDL_OK;

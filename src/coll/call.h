@@ -6,14 +6,12 @@
 
 enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
 
-typedef struct ddl__ops {
-    ddl__user_op slots[DDL__OPS_MAX];
-} ddl__ops;
-
 static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
-    int32_t slot = op - DDL__OPS_FIRST;
-    bool known = slot >= 0 && slot < DDL__OPS_MAX && c->ops->slots[slot].used && !c->ops->slots[slot].freed;
-    return known ? &c->ops->slots[slot] : NULL;
+    ddl__user_op *user = op >= DDL__OPS_FIRST ? c->ops->first : NULL;
+    while (user != NULL && (user->id != op || user->freed)) {
+        user = user->next;
+    }
+    return user;
 }
 
 static bool ddl__kind_reduces(ddl_kind kind) {
@@ -53,10 +51,14 @@ static ddl_status ddl__check_op(ddl_group *g, ddl__call *call, const char *what)
             return ddl__error(c, DDL_ERR_ARG, "%s: op %d was not created, or was freed", what, call->op);
         }
         call->commutative = user->commutative;
+        call->nature = user->fn == NULL ? DDL__SCALED_SUM : user->commutative ? DDL__FUNCTION : DDL__FUNCTION_IN_ORDER;
         return user->fn != NULL || ddl__op_valid(DDL_SUM, call->dtype)
                    ? DDL_OK
                    : ddl__error(c, DDL_ERR_ARG, "%s: a scaled sum of %s makes no sense", what,
                                 ddl_dtype_name(call->dtype));
+    }
+    if (call->op <= DDL_OP_NONE || call->op > DDL_MAX_INDEX) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d is no op", what, call->op);
     }
     bool scan = call->kind == DDL_SCAN || call->kind == DDL_EXSCAN;
     if (!ddl__op_valid(call->op, call->dtype) || (scan && call->op == DDL_AVG)) {
@@ -183,24 +185,49 @@ static ddl_status ddl__check_place(ddl_group *g, ddl__call *call, const char *wh
     return DDL_OK;
 }
 
-static uint64_t ddl__call_hash(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
+/* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
+static uint64_t ddl__counts_hash(const ddl_group *g, const int64_t *counts) {
+    uint64_t h = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        h = ddl__mix(h, (uint64_t)counts[i]);
+    }
+    return h;
+}
+
+static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached) {
     uint64_t h = ddl__mix((uint64_t)call->kind, (uint64_t)call->dtype);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->op << 32 | (uint32_t)call->root);
-    /* In v-forms the elements of a rank differ from rank to rank; the arrays are alike but for all_to_allv. */
-    if (call->counts == NULL) {
-        h = ddl__mix(h, (uint64_t)call->count);
-    } else if (call->kind != DDL_ALL_TO_ALLV) {
-        h = ddl__mix_bytes(h, call->counts, (size_t)g->size * sizeof *call->counts);
-    }
+    h = ddl__mix(h, (uint64_t)call->count);
+    h = ddl__mix(h, call->detail);
+    h = ddl__mix(h, (uint64_t)(uint32_t)call->tensors << 8 | call->nature);
     h = ddl__mix(h, cached->algorithm_hash);
     return h != 0 ? h : 1; /* 0 means none */
 }
 
+/* What a caller asks for: a ddl_collective that copies no tensors, for that would take as long as 8 bytes need through
+ * shared memory. What a kind does not use may be NULL; a broadcast has `in` alone. */
+typedef struct ddl__asked {
+    ddl_kind kind;
+    ddl_op op;
+    int32_t root;
+    const ddl_tensor *in, *out;
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
+    int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
+    const ddl_tensor *list;
+    uint64_t detail;
+} ddl__asked;
+
+static ddl__asked ddl__asked_of(const ddl_collective *d) {
+    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out,
+                      .counts = d->counts, .offsets = d->offsets, .recv_counts = d->recv_counts,
+                      .recv_offsets = d->recv_offsets};
+}
+
 /* Checks a collective and fills the call. Nothing has happened yet when it fails. */
-static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__call *out, const char *what) {
+static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
-    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0, .in = d->in,
-                       .out = d->kind == DDL_BROADCAST ? d->in : d->out};
+    *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -213,23 +240,25 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         out->commutative = true;
         return DDL_OK;
     }
+    out->in = *d->in;
+    out->out = d->kind == DDL_BROADCAST ? *d->in : *d->out;
     bool uses_in = ddl__uses_in(g, out), uses_out = ddl__uses_out(g, out);
     if (uses_in) {
-        DDL__TRY(ddl__tensor_check(c, &d->in, what, "in"));
+        DDL__TRY(ddl__tensor_check(c, d->in, what, "in"));
         if (d->kind == DDL_BROADCAST && g->rank != out->root) {
-            DDL__TRY(ddl__tensor_check_output(c, &d->in, what, "tensor"));
+            DDL__TRY(ddl__tensor_check_output(c, d->in, what, "tensor"));
         }
     }
     if (uses_out) {
-        DDL__TRY(ddl__tensor_check(c, &d->out, what, "out"));
-        DDL__TRY(ddl__tensor_check_output(c, &d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check(c, d->out, what, "out"));
+        DDL__TRY(ddl__tensor_check_output(c, d->out, what, "out"));
     }
-    out->dtype = uses_in ? d->in.dtype : d->out.dtype;
-    if (uses_in && uses_out && d->in.dtype != d->out.dtype) {
+    out->dtype = uses_in ? d->in->dtype : d->out->dtype;
+    if (uses_in && uses_out && d->in->dtype != d->out->dtype) {
         return ddl__error(c, DDL_ERR_ARG, "%s: `in` is of type %s, `out` of type %s; they must be of one type", what,
-                          ddl_dtype_name(d->in.dtype), ddl_dtype_name(d->out.dtype));
+                          ddl_dtype_name(d->in->dtype), ddl_dtype_name(d->out->dtype));
     }
-    int64_t in_count = uses_in ? ddl_tensor_count(&d->in) : 0, out_count = uses_out ? ddl_tensor_count(&d->out) : 0;
+    int64_t in_count = uses_in ? ddl_tensor_count(d->in) : 0, out_count = uses_out ? ddl_tensor_count(d->out) : 0;
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
     out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
@@ -238,6 +267,7 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl_collective *d, ddl__cal
         out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
         out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
         DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
+        out->detail = d->kind != DDL_ALL_TO_ALLV ? ddl__counts_hash(g, out->counts) : 0;
     } else {
         DDL__TRY(ddl__check_counts(g, out, in_count, out_count, what));
     }
@@ -304,8 +334,7 @@ static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
 
 static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
-    g->signature = op->call.signature = ddl__mix(g->signature, op->call.call_hash);
-    op->start_ns = ddl__now_ns();
+    g->signature = op->call.signature = DDL__CHECKS ? ddl__mix(g->signature, op->call.call_hash) : 0;
     op->asked_ns = 0;
     op->running = false;
     op->next = g->ops;
@@ -313,11 +342,15 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     if (op->answers != NULL) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
-    ddl__record_start(g, op);
+    if (DDL__CHECKS) {
+        ddl__record_start(g, &op->call, op->cached->plan.algorithm, ddl__now_ns());
+    }
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
-    ddl__announced_check(c, g, op);
-    if (g->broken != DDL_OK || !ddl__early_agrees(c, g, op)) {
+    if (DDL__CHECKS) {
+        ddl__announced_check(c, g, op);
+    }
+    if (g->broken != DDL_OK || (DDL__CHECKS && !ddl__early_agrees(c, g, op))) {
         return;
     }
     ddl__op_run(c, op);
@@ -326,9 +359,9 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     }
 }
 
-/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
-static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
-                                ddl_request *r) {
+/* Makes a checked call an op of request r, with all steps at their beginning. On error nothing has changed. */
+static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                  ddl_request *r, ddl__op **out) {
     ddl_context *c = g->context;
     ddl__op *op = ddl__op_new(c, cached);
     if (op == NULL) {
@@ -338,12 +371,13 @@ static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached
     op->request = r;
     op->cached = cached;
     op->call = *call;
-    op->call.call_hash = ddl__call_hash(g, call, cached);
-    op->call.counts = op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
+    op->call.call_hash = DDL__CHECKS ? ddl__call_hash(call, cached) : 1;
+    op->call.counts = cached->arrays; /* the caller's are its own again */
+    op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
-    op->reduce = ddl__kind_reduces(call->kind)
-                     ? ddl__reduce_kernel(call->dtype, user != NULL ? DDL_SUM : call->op)
-                     : NULL;
+    if (ddl__kind_reduces(call->kind)) {
+        op->reduction = ddl__reduction_of(call->op, call->dtype, user);
+    }
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         op->user = NULL;
@@ -357,7 +391,16 @@ static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached
     r->op = op;
     r->state = DDL__REQUEST_ACTIVE;
     ddl__op_reset(op);
-    ddl__op_launch(c, g, op);
+    *out = op;
+    return DDL_OK;
+}
+
+/* Starts a checked call as request r. On error nothing was sent and the sequence number is not used up. */
+static ddl_status ddl__call_run(ddl_group *g, const ddl__call *call, ddl__cached *cached, ddl__user_op *user,
+                                ddl_request *r) {
+    ddl__op *op;
+    DDL__TRY(ddl__op_prepare(g, call, cached, user, r, &op));
+    ddl__op_launch(g->context, g, op);
     return DDL_OK;
 }
 
@@ -380,7 +423,7 @@ static void ddl__glance(ddl_group *g) {
 }
 
 /* Checks, makes a request and starts it. */
-static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out) {
+static ddl_status ddl__coll_begin(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out) {
     ddl__call call;
     DDL__TRY(ddl__group_usable(g, what));
     DDL__TRY(ddl__call_make(g, d, &call, what));
@@ -393,32 +436,6 @@ static ddl_status ddl__coll_begin(ddl_group *g, const ddl_collective *d, const c
     }
     *out = r;
     return DDL_OK;
-}
-
-/* A public call: begins, and waits when it is blocking (out_request NULL). */
-static ddl_status ddl__coll_call(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
-    if (out_request != NULL) {
-        *out_request = NULL;
-    }
-    DDL__TRY(ddl__enter_group(g, what));
-    ddl_context *c = g->context;
-    ddl_request *r = NULL;
-    c->doing = what;
-    ddl__glance(g);
-    ddl_status status = ddl__coll_begin(g, d, what, &r);
-    if (status == DDL_OK && out_request != NULL) {
-        *out_request = r;
-    } else if (status == DDL_OK) {
-        ddl__wait_requests(c, &r, 1, false);
-        status = ddl__request_report(&r, NULL);
-    }
-    c->doing = NULL;
-    ddl__unlock(c);
-    return status;
-}
-
-static ddl_status ddl__coll_icall(ddl_group *g, const ddl_collective *d, const char *what, ddl_request **out_request) {
-    return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
 }
 
 #endif /* DDL_COLL_CALL_H */

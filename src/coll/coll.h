@@ -1,191 +1,191 @@
-/* coll, second part: the public collectives. Each fills in a ddl_collective; the rest is alike for all. */
+/* coll, second part: the public collectives. Each says what it asks for; the rest is alike for all. */
 #ifndef DDL_COLL_COLL_H
 #define DDL_COLL_COLL_H
 
-#include "call.h"
+#include "fast.h"
 
 DDL_API ddl_status ddl_barrier(ddl_group *group) {
-    ddl_collective d = {.kind = DDL_BARRIER};
-    return ddl__coll_call(group, &d, "ddl_barrier", NULL);
+    ddl__asked ask = {.kind = DDL_BARRIER};
+    return ddl__coll_call(group, &ask, "ddl_barrier", NULL);
 }
 
 DDL_API ddl_status ddl_ibarrier(ddl_group *group, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_BARRIER};
-    return ddl__coll_icall(group, &d, "ddl_ibarrier", out_request);
+    ddl__asked ask = {.kind = DDL_BARRIER};
+    return ddl__coll_icall(group, &ask, "ddl_ibarrier", out_request);
 }
 
 DDL_API ddl_status ddl_broadcast(ddl_group *group, ddl_tensor tensor, int32_t root) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return ddl__coll_call(group, &d, "ddl_broadcast", NULL);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &tensor, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_broadcast", NULL);
 }
 
 DDL_API ddl_status ddl_ibroadcast(ddl_group *group, ddl_tensor tensor, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = tensor, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_ibroadcast", out_request);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &tensor, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_ibroadcast", out_request);
 }
 
 DDL_API ddl_status ddl_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root) {
-    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return ddl__coll_call(group, &d, "ddl_reduce", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE, .in = &in, .out = &out, .op = op, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_reduce", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, int32_t root,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE, .in = in, .out = out, .op = op, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_ireduce", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE, .in = &in, .out = &out, .op = op, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce", out_request);
 }
 
 DDL_API ddl_status ddl_all_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_all_reduce", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_all_reduce", NULL);
 }
 
 DDL_API ddl_status ddl_iall_reduce(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                    ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iall_reduce", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iall_reduce", out_request);
 }
 
 DDL_API ddl_status ddl_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
-    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return ddl__coll_call(group, &d, "ddl_gather", NULL);
+    ddl__asked ask = {.kind = DDL_GATHER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_gather", NULL);
 }
 
 DDL_API ddl_status ddl_igather(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_GATHER, .in = in, .out = out, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_igather", out_request);
+    ddl__asked ask = {.kind = DDL_GATHER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_igather", out_request);
 }
 
 DDL_API ddl_status ddl_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root) {
-    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return ddl__coll_call(group, &d, "ddl_scatter", NULL);
+    ddl__asked ask = {.kind = DDL_SCATTER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_call(group, &ask, "ddl_scatter", NULL);
 }
 
 DDL_API ddl_status ddl_iscatter(ddl_group *group, ddl_tensor in, ddl_tensor out, int32_t root,
                                 ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCATTER, .in = in, .out = out, .root = root};
-    return ddl__coll_icall(group, &d, "ddl_iscatter", out_request);
+    ddl__asked ask = {.kind = DDL_SCATTER, .in = &in, .out = &out, .root = root};
+    return ddl__coll_icall(group, &ask, "ddl_iscatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_gather(ddl_group *group, ddl_tensor in, ddl_tensor out) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return ddl__coll_call(group, &d, "ddl_all_gather", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &out};
+    return ddl__coll_call(group, &ask, "ddl_all_gather", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gather(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER, .in = in, .out = out};
-    return ddl__coll_icall(group, &d, "ddl_iall_gather", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &out};
+    return ddl__coll_icall(group, &ask, "ddl_iall_gather", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_reduce_scatter", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTER, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_reduce_scatter", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatter(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                        ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTER, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_ireduce_scatter", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTER, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce_scatter", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return ddl__coll_call(group, &d, "ddl_all_to_all", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALL, .in = &in, .out = &out};
+    return ddl__coll_call(group, &ask, "ddl_all_to_all", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_all(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALL, .in = in, .out = out};
-    return ddl__coll_icall(group, &d, "ddl_iall_to_all", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALL, .in = &in, .out = &out};
+    return ddl__coll_icall(group, &ask, "ddl_iall_to_all", out_request);
 }
 
 DDL_API ddl_status ddl_scan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_scan", NULL);
+    ddl__asked ask = {.kind = DDL_SCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_scan", NULL);
 }
 
 DDL_API ddl_status ddl_iscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iscan", out_request);
+    ddl__asked ask = {.kind = DDL_SCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iscan", out_request);
 }
 
 DDL_API ddl_status ddl_exscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op) {
-    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_call(group, &d, "ddl_exscan", NULL);
+    ddl__asked ask = {.kind = DDL_EXSCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_exscan", NULL);
 }
 
 DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, ddl_op op,
                                ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_EXSCAN, .in = in, .out = out, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_iexscan", out_request);
+    ddl__asked ask = {.kind = DDL_EXSCAN, .in = &in, .out = &out, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_iexscan", out_request);
 }
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                const int64_t *offsets, int32_t root) {
-    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_call(group, &d, "ddl_gatherv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_icall(group, &d, "ddl_igatherv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root) {
-    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_call(group, &d, "ddl_scatterv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_SCATTERV, .in = in, .out = out, .counts = counts, .offsets = offsets,
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
                         .root = root};
-    return ddl__coll_icall(group, &d, "ddl_iscatterv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                    const int64_t *offsets) {
-    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return ddl__coll_call(group, &d, "ddl_all_gatherv", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    return ddl__coll_call(group, &ask, "ddl_all_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_GATHERV, .in = in, .out = out, .counts = counts, .offsets = offsets};
-    return ddl__coll_icall(group, &d, "ddl_iall_gatherv", out_request);
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    return ddl__coll_icall(group, &ask, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return ddl__coll_call(group, &d, "ddl_reduce_scatterv", NULL);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_reduce_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_REDUCE_SCATTERV, .in = in, .out = out, .counts = counts, .op = op};
-    return ddl__coll_icall(group, &d, "ddl_ireduce_scatterv", out_request);
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    return ddl__coll_icall(group, &ask, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return ddl__coll_call(group, &d, "ddl_all_to_allv", NULL);
+    return ddl__coll_call(group, &ask, "ddl_all_to_allv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                     const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                     const int64_t *recv_offsets, ddl_request **out_request) {
-    ddl_collective d = {.kind = DDL_ALL_TO_ALLV, .in = in, .out = out, .counts = send_counts,
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
                         .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
-    return ddl__coll_icall(group, &d, "ddl_iall_to_allv", out_request);
+    return ddl__coll_icall(group, &ask, "ddl_iall_to_allv", out_request);
 }
 
 /* >>scalar */
@@ -195,24 +195,36 @@ DDL_API ddl_status ddl_all_reduce_scalar(ddl_group *group, double *value, ddl_op
         return ddl__refuse_group(group, "ddl_all_reduce_scalar", "value");
     }
     ddl_tensor t = ddl_tensor_1d(value, DDL_F64, 1);
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
-    return ddl__coll_call(group, &d, "ddl_all_reduce_scalar", NULL);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op};
+    return ddl__coll_call(group, &ask, "ddl_all_reduce_scalar", NULL);
 }
 
 /* >>ops */
 
+/* The next id; after 2^31 of them it begins anew, past those that are still there. */
+static ddl_op ddl__op_id(ddl_context *c) {
+    ddl_op id;
+    do {
+        id = DDL__OPS_FIRST + (ddl_op)(c->ops->created++ % (uint32_t)(INT32_MAX - DDL__OPS_FIRST));
+    } while (ddl__user_op_of(c, id) != NULL);
+    return id;
+}
+
 static ddl_status ddl__op_add(ddl_context *c, ddl__user_op op, ddl_op *out_op) {
     DDL__TRY(ddl__enter(c));
-    ddl_status status =
-        ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
-    for (int32_t i = 0; i < DDL__OPS_MAX; i++) {
-        if (!c->ops->slots[i].used) {
-            c->ops->slots[i] = op;
-            c->ops->slots[i].used = true;
-            *out_op = DDL__OPS_FIRST + i;
-            status = DDL_OK;
-            break;
-        }
+    ddl_status status = DDL_OK;
+    ddl__user_op *made = c->ops->count < DDL__OPS_MAX ? ddl__alloc(&c->base, sizeof *made) : NULL;
+    if (made != NULL) {
+        *made = op;
+        made->id = ddl__op_id(c);
+        made->next = c->ops->first;
+        c->ops->first = made;
+        c->ops->count++;
+        *out_op = made->id;
+    } else if (c->ops->count == DDL__OPS_MAX) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: there are %d ops already; free some", DDL__OPS_MAX);
+    } else {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_op_create: no memory for an op");
     }
     ddl__unlock(c);
     return status;
@@ -240,7 +252,10 @@ DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op) {
         status = ddl__error(context, DDL_ERR_ARG, "ddl_op_free: op %d was not created, or was freed before", op);
     } else {
         user->freed = true;
-        user->used = user->users > 0;
+        context->ops->count--;
+        if (user->users == 0) {
+            ddl__user_op_release(context, user);
+        }
     }
     ddl__unlock(context);
     return status;

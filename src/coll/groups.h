@@ -5,25 +5,52 @@
 
 #include "many.h"
 
-enum { DDL__TAG_GROUP = INT32_MIN };
+enum { DDL__TAG_GROUP = INT32_MIN, DDL__FORMATION_BYTES = 20 };
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
     uint64_t fingerprint;
     uint32_t id;
     int32_t verdict; /* a ddl_status */
+    int32_t native;  /* 1: a transport can run collectives of the new group by itself; at the end: on all ranks */
 } ddl__formation;
+
+/* On the wire: fingerprint u64, id u32, verdict u32, native u32. */
+static void ddl__formation_write(const ddl__formation *f, uint8_t out[DDL__FORMATION_BYTES]) {
+    ddl__writer w = ddl__writer_of(out, DDL__FORMATION_BYTES);
+    ddl__put_u64(&w, f->fingerprint);
+    ddl__put_u32(&w, f->id);
+    ddl__put_u32(&w, (uint32_t)f->verdict);
+    ddl__put_u32(&w, (uint32_t)f->native);
+}
+
+static ddl__formation ddl__formation_read(const uint8_t in[DDL__FORMATION_BYTES]) {
+    ddl__reader r = ddl__reader_of(in, DDL__FORMATION_BYTES);
+    ddl__formation f = {.fingerprint = ddl__get_u64(&r)};
+    f.id = ddl__get_u32(&r);
+    f.verdict = (int32_t)ddl__get_u32(&r);
+    f.native = (int32_t)ddl__get_u32(&r);
+    return f;
+}
 
 /* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
-    ddl_transfer t = {send, ddl_tensor_1d(f, DDL_U8, (int64_t)sizeof *f), peer, tag};
+    uint8_t wire[DDL__FORMATION_BYTES] = {0};
+    ddl_transfer t = {send, ddl_tensor_1d(wire, DDL_U8, DDL__FORMATION_BYTES), peer, tag};
     ddl_request *r = NULL;
     ddl_info info;
+    if (send) {
+        ddl__formation_write(f, wire);
+    }
     DDL__TRY(ddl__p2p_make(parent, &t, &r));
     ddl__p2p_start(parent->context, r);
     ddl__wait_requests(parent->context, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, &info));
-    if (!send && (info.count != (int64_t)sizeof *f || f->verdict > 0)) {
+    if (send) {
+        return DDL_OK;
+    }
+    *f = ddl__formation_read(wire);
+    if (info.count != DDL__FORMATION_BYTES || f->verdict > 0) {
         return ddl__error(parent->context, DDL_ERR_CORRUPT, "rank %d sent what is no part of making a group; build all "
                           "ranks with the same ddl.h", peer);
     }
@@ -59,27 +86,28 @@ static ddl_status ddl__form_error(ddl_group *parent, ddl_status status, const ch
 }
 
 /* What a member says to the leader's number. Answers to an earlier attempt, which failed, are passed over. */
-static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, const ddl__formation *mine) {
+static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag, ddl__formation *mine) {
     ddl__formation f;
     do {
         DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
     } while (f.id != mine->id);
+    mine->native = mine->native != 0 && f.native == 1;
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
 /* The leader: gives the id to all, hears that all have it, and says so. When one cannot (it is dead, or never calls)
  * the others are told, so that they do not wait for the leader. */
 static ddl_status ddl__form_lead(ddl_group *parent, const int32_t *ranks, int32_t count, int32_t tag,
-                                 ddl__formation mine, ddl_group *made) {
+                                 ddl__formation *mine, ddl_group *made) {
     ddl_status verdict = made == NULL ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t round = 0; round < 3; round++) {
         for (int32_t i = 0; i < count; i++) {
             if (ranks[i] == parent->rank || (round == 1 && verdict == DDL_ERR_TIMEOUT)) {
                 continue; /* one deadline is enough: the rest is told, not asked */
             }
-            ddl__formation f = mine;
+            ddl__formation f = *mine;
             f.verdict = verdict;
-            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, &mine)
+            ddl_status status = round == 1 ? ddl__form_answer(parent, ranks[i], tag, mine)
                                            : ddl__form_exchange(parent, ranks[i], tag, true, &f);
             verdict = verdict < 0 ? verdict : status;
         }
@@ -113,6 +141,7 @@ static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32
         g->tuning = parent->tuning;
         g->user_holds = true;
         c->refs++;
+        ddl__native_open(g);
     }
     return g;
 }
@@ -136,7 +165,10 @@ static int32_t ddl__form_tag(const char *name, uint64_t list) {
 static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32_t count, const char *name,
                                   ddl_group **out) {
     ddl_context *c = parent->context;
-    uint64_t hash = ddl__mix_bytes(parent->id, ranks, (size_t)count * sizeof *ranks);
+    uint64_t hash = parent->id;
+    for (int32_t i = 0; i < count; i++) {
+        hash = ddl__mix(hash, (uint64_t)ranks[i]);
+    }
     int32_t tag = ddl__form_tag(name, hash);
     int32_t leader = ddl__lowest(ranks, count);
     ddl__formation f = {.fingerprint = hash};
@@ -145,7 +177,8 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
         made = ddl__form_local(parent, ranks, count, f.id, name);
-        status = ddl__form_lead(parent, ranks, count, tag, f, made);
+        f.native = made != NULL && made->native.set != NULL;
+        status = ddl__form_lead(parent, ranks, count, tag, &f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
         const ddl__unexpected *rival = ddl__rival_offer(parent, leader, tag);
@@ -157,6 +190,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
+            f.native = made != NULL && made->native.set != NULL;
             f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
@@ -167,6 +201,9 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (status < 0) {
         ddl__form_undo(made);
         return ddl__form_error(parent, status, name);
+    }
+    if (f.native == 0) {
+        ddl__native_close(made); /* one of the ranks cannot */
     }
     *out = made;
     return DDL_OK;
@@ -210,7 +247,10 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
     c->doing = "ddl_group_create";
     ddl_status status = ddl__check_members(parent, ranks, count);
     if (status == DDL_OK) {
-        status = ddl__group_form(parent, ranks, count, name != NULL ? name : "", out_group);
+        char shown[sizeof parent->name]; /* it becomes part of sentences */
+        snprintf(shown, sizeof shown, "%s", name != NULL ? name : "");
+        ddl__text_clean(shown);
+        status = ddl__group_form(parent, ranks, count, shown, out_group);
     }
     c->doing = NULL;
     ddl__unlock(c);
@@ -218,14 +258,20 @@ DDL_API ddl_status ddl_group_create(ddl_group *parent, const int32_t *ranks, int
 }
 
 /* An all_gather of two numbers per rank. The lock is held. */
-static ddl_status ddl__gather_pairs(ddl_group *g, int32_t mine[2], int32_t *out) {
-    ddl_collective d = {.kind = DDL_ALL_GATHER,
-                        .in = ddl_tensor_1d(mine, DDL_I32, 2),
-                        .out = ddl_tensor_1d(out, DDL_I32, 2 * (int64_t)g->size)};
+static ddl_status ddl__gather_pairs(ddl_group *g, int32_t first, int32_t second, int32_t *out) {
+    uint8_t mine[8], *all = (uint8_t *)out;
+    ddl__store_le32(mine, (uint32_t)first);
+    ddl__store_le32(mine + 4, (uint32_t)second);
+    ddl_tensor in = ddl_tensor_1d(mine, DDL_U8, 8), to = ddl_tensor_1d(all, DDL_U8, 8 * (int64_t)g->size);
+    ddl__asked ask = {.kind = DDL_ALL_GATHER, .in = &in, .out = &to};
     ddl_request *r;
-    DDL__TRY(ddl__coll_begin(g, &d, "ddl_group_split", &r));
+    DDL__TRY(ddl__coll_begin(g, &ask, "ddl_group_split", &r));
     ddl__wait_requests(g->context, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, NULL));
+    for (int32_t i = 0; i < 2 * g->size; i++) {
+        out[i] = (int32_t)ddl__load_le32(all + 4 * (size_t)i);
+    }
+    return DDL_OK;
 }
 
 /* The ranks of a colour by (key, rank), by insertion. */
@@ -251,8 +297,8 @@ static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl
     if (pairs == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
     }
-    int32_t mine[2] = {colour, key}, *members = pairs + 2 * (size_t)parent->size;
-    ddl_status status = ddl__gather_pairs(parent, mine, pairs);
+    int32_t *members = pairs + 2 * (size_t)parent->size;
+    ddl_status status = ddl__gather_pairs(parent, colour, key, pairs);
     if (status == DDL_OK && colour >= 0) {
         char name[64];
         snprintf(name, sizeof name, "%.40s/%d", parent->name, colour);
@@ -311,6 +357,24 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
     return status;
 }
 
+static ddl_status ddl__check_options(ddl_group *g, const ddl_group_options *o) {
+    ddl_context *c = g->context;
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } numbers[] = {{"timeout_ms", o->timeout_ms, DDL__MS_MAX},
+                   {"stall_ms", o->stall_ms, DDL__MS_MAX},
+                   {"deterministic", o->deterministic, 1}};
+    for (size_t i = 0; i < DDL__COUNT_OF(numbers); i++) {
+        if (numbers[i].value != 0 && !ddl__in_range(numbers[i].value, true, numbers[i].most)) {
+            return ddl__error(c, DDL_ERR_ARG,
+                              "ddl_group_set: %s is %lld; 1 to %lld or -1 is possible, 0 leaves it as it is",
+                              numbers[i].name, (long long)numbers[i].value, (long long)numbers[i].most);
+        }
+    }
+    return DDL_OK;
+}
+
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options) {
     if (options == NULL) {
         return ddl__refuse_group(group, "ddl_group_set", "options");
@@ -318,11 +382,10 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
     DDL__TRY(ddl__enter_group(group, "ddl_group_set"));
     ddl_context *c = group->context;
     ddl__tuning tuning = group->tuning;
-    ddl_status status = DDL_OK;
-    if (options->algorithm != NULL) {
+    ddl_status status = ddl__check_options(group, options);
+    if (status == DDL_OK && options->algorithm != NULL) {
         memset(tuning.forced, 0, sizeof tuning.forced);
-        status = ddl__tune_parse(&tuning, options->algorithm, &c->error);
-        status = status < 0 ? ddl__said(c, status) : status;
+        status = ddl__tune_set(c, &tuning, options->algorithm, "ddl_group_set");
     }
     if (status == DDL_OK) {
         tuning.deterministic = options->deterministic != 0 ? options->deterministic > 0 : tuning.deterministic;

@@ -6,20 +6,72 @@
 #include "agree.h"
 #include "measure.h"
 
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128 };
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128,
+       DDL__CORES_MAX = 1 << 20 };
 
-/* What a rank tells the others about itself. All of one size, because a rendezvous is one all-gather. */
+/* What a rank tells the others about itself. */
 typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
-    uint64_t pid_start;
+    int32_t passes_process; /* 1: to ranks of other spaces */
+    uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
+    uint8_t pass_name[DDL__PASS_NAME_BYTES];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
         uint8_t address[DDL__ADDRESS_BYTES];
     } transports[DDL__BLOB_TRANSPORTS];
 } ddl__blob;
+
+/* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
+ * all-gather. */
+enum {
+    DDL__BLOB_AT_HOST = 6 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES,
+    DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
+    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
+};
+
+static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
+    ddl__writer w = ddl__writer_of(out, DDL__BLOB_BYTES);
+    ddl__put_u32(&w, b->magic);
+    ddl__put_u32(&w, (uint32_t)b->version);
+    ddl__put_u32(&w, (uint32_t)b->pid);
+    ddl__put_u32(&w, (uint32_t)b->cores);
+    ddl__put_u32(&w, (uint32_t)b->board_fd);
+    ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u64(&w, b->pid_start);
+    ddl__put_u64(&w, b->pid_space);
+    ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
+    ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
+    ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
+        ddl__put_u32(&w, b->transports[i].bytes);
+        ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
+
+static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
+    ddl__reader r = ddl__reader_of(in, DDL__BLOB_BYTES);
+    b->magic = ddl__get_u32(&r);
+    b->version = (int32_t)ddl__get_u32(&r);
+    b->pid = (int32_t)ddl__get_u32(&r);
+    b->cores = (int32_t)ddl__get_u32(&r);
+    b->board_fd = (int32_t)ddl__get_u32(&r);
+    b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->pid_start = ddl__get_u64(&r);
+    b->pid_space = ddl__get_u64(&r);
+    ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
+    ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
+    ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
+        b->transports[i].bytes = ddl__get_u32(&r);
+        ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
 
 /* >>transports */
 
@@ -35,7 +87,8 @@ static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char 
     return NULL;
 }
 
-static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted) {
+/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
     if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
         return DDL_OK;
     }
@@ -50,12 +103,15 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .advertise = c->settings.advertise,
                                    .port_range = c->settings.port_range,
                                    .master_host = c->settings.place.host,
-                                   .authenticated = c->settings.secret != NULL};
+                                   .authenticated = c->settings.secret != NULL,
+                                   .asked = wanted,
+                                   .detail = detail};
     size_t bytes = DDL__ADDRESS_BYTES;
     e->plugin = plugin;
     e->table = plugin->transport;
     e->host = ddl__host_table(c);
     c->error.text[0] = 0;
+    c->opening = wanted;
     ddl_status status = e->table->open(&e->host, &params, &e->self);
     if (status == DDL_OK) {
         status = e->table->address(e->self, e->address, &bytes);
@@ -63,6 +119,10 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
             e->table->close(e->self);
         }
     }
+    if (status == DDL_OK) {
+        ddl__opening_warned(c);
+    }
+    c->opening = false;
     if (status < 0 && !wanted) {
         ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
         return DDL_OK;
@@ -78,6 +138,22 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
     return DDL_OK;
 }
 
+/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
+static ddl_status ddl__watch_open(ddl_context *c) {
+    bool blind = false, there = false;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
+        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
+    }
+    int32_t before = c->endpoint_count;
+    if (!blind || there || c->settings.secret == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
+    c->endpoints[before].only_watches = c->endpoint_count > before;
+    return DDL_OK;
+}
+
 /* Opens the transports that were asked for, in that order; else all that there are. */
 static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
@@ -85,26 +161,28 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
             const ddl_transport *t = p->plugin->transport;
             if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
-                DDL__TRY(ddl__endpoint_open(c, p->plugin, false));
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
             }
         }
-        return ddl__endpoint_open(c, &ddl__tcp_plugin, true);
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
     }
     for (const char *at = list; *at != 0;) {
-        size_t length = strcspn(at, ",");
-        const ddl_plugin *plugin = ddl__transport_plugin(c, at, length);
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        char detail[64];
+        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
         if (plugin == NULL) {
             return ddl__error(
                 c, DDL_ERR_PLUGIN,
                 "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
                 "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
                 "looked for)",
-                (int)DDL__MIN(length, 40u), at);
+                (int)DDL__MIN(name, 40u), at);
         }
-        DDL__TRY(ddl__endpoint_open(c, plugin, true));
+        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
         at += length + (at[length] == ',');
     }
-    return DDL_OK;
+    return ddl__watch_open(c);
 }
 
 static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
@@ -112,9 +190,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = c->cores;
+    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->board_fd = c->board_fd;
+    b->passes_process = ddl__can_pass_process();
     b->pid_start = ddl__process_start(b->pid);
+    b->pid_space = ddl__process_space();
+    memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
     snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
     if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
         snprintf(b->host_name, sizeof b->host_name, "?");
@@ -130,7 +211,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
 
 static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
     if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
-        memchr(b->host_name, 0, sizeof b->host_name) == NULL) {
+        memchr(b->host_name, 0, sizeof b->host_name) == NULL || b->cores < 1 || b->cores > DDL__CORES_MAX) {
         return ddl__error(c, DDL_ERR_CORRUPT,
                           "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
                           DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
@@ -143,43 +224,146 @@ static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t ra
     return DDL_OK;
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
-static void ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b) {
-    ddl__link *l = &c->links[rank];
-    double best = 0;
+/* What a transport offers towards a rank. */
+typedef struct ddl__reach {
+    bool reaches;
+    bool gave_up; /* it did, until memory or the like was to be shared */
+    uint64_t latency_ns, bytes_per_s; /* its own guess */
+} ddl__reach;
+
+/* Tells each transport that both ranks have about the rank. offers: of this rank, by endpoint. */
+static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, ddl__reach *offers) {
     for (int32_t i = 0; i < c->endpoint_count; i++) {
-        ddl__endpoint *e = &c->endpoints[i];
-        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
-            uint64_t latency_ns = 1, bytes_per_s = 1;
-            if (b->transports[k].bytes == 0 || b->transports[k].bytes > DDL__ADDRESS_BYTES ||
-                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) != 0 ||
+        const ddl__endpoint *e = &c->endpoints[i];
+        offers[i] = (ddl__reach){.latency_ns = 1, .bytes_per_s = 1};
+        bool watched = c->links[rank].same_space || c->links[rank].passes_process;
+        if ((e->table->flags & DDL_TRANSPORT_LOCAL) != 0 && !watched) {
+            continue; /* its end would go unnoticed: memory has none */
+        }
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && !offers[i].reaches; k++) {
+            offers[i].reaches =
+                b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
+                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
                 e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
-                                   &latency_ns, &bytes_per_s) != DDL_OK) {
-                continue;
-            }
-            double cost = (double)latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(bytes_per_s, 1u);
-            if (l->endpoint == NULL || (c->settings.transports == NULL && cost < best)) {
-                best = cost;
-                l->endpoint = e;
-                l->latency_ns = latency_ns;
-                l->bytes_per_s = bytes_per_s;
-            }
+                                   &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
         }
     }
 }
 
-static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *table) {
+/* Asks transports that set something up together with their peers. Returns how many answers are still open. */
+static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
+    int32_t open = 0;
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        for (int32_t i = 0; i < c->endpoint_count; i++) {
+            const ddl__endpoint *e = &c->endpoints[i];
+            ddl__reach *o = &offers[rank * DDL__ENDPOINTS_MAX + i];
+            ddl_status status = o->reaches && DDL_HAS(e->table, ready) ? e->table->ready(e->self, rank) : DDL_OK;
+            o->gave_up = o->gave_up || (o->reaches && status < 0);
+            o->reaches = o->reaches && status >= 0;
+            open += status == DDL_IN_PROGRESS;
+            *out_rank = status == DDL_IN_PROGRESS ? rank : *out_rank;
+        }
+    }
+    return open;
+}
+
+/* A rank of this host whose process has ended, -1: none. */
+static int32_t ddl__links_gone(const ddl_context *c) {
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        const ddl__link *l = &c->links[rank];
+        if (rank != c->rank && ddl__has_process(c, l) && ddl__process_gone(l)) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+/* Waits until shared memory and the like stand, or have been given up by both sides, and until those whom this rank has
+ * told so have heard it: it may end now. When another has ended, its last words, and what others make of them, get time
+ * to come: they tell more. *board: see ddl__spaces_settling. */
+static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t board_rank, int *board) {
+    uint64_t deadline = ddl__now_ns() + (uint64_t)DDL__MAX(c->settings.init_timeout_ms, 0) * DDL__NS_PER_MS;
+    uint64_t gone_ns = 0;
+    int32_t rank = 0, gone = -1;
+    for (uint32_t round = 1;; round++) {
+        int32_t open = ddl__spaces_settling(c, board_rank, board, &rank);
+        open += ddl__links_settling(c, offers, &rank);
+        if (open == 0 && !ddl__pass_is_sending(c)) {
+            return DDL_OK;
+        }
+        struct pollfd wake = {.fd = c->epoll_fd, .events = POLLIN};
+        ddl__pass_progress(c);
+        poll(&wake, gone < 0 ? 1u : 0u, 2);
+        uint64_t now = ddl__now_ns();
+        if (gone < 0 && round % 32 == 0 && (gone = ddl__links_gone(c)) >= 0) {
+            gone_ns = now;
+        }
+        bool lost = gone >= 0 && now - gone_ns > 250 * DDL__NS_PER_MS;
+        rank = lost ? gone : rank;
+        if (lost || (c->settings.init_timeout_ms >= 0 && now > deadline)) {
+            const ddl__link *l = &c->links[rank];
+            return ddl__error(c, lost ? DDL_ERR_PEER : DDL_ERR_TIMEOUT,
+                              "ddl_init: rank %d (pid %d on host %s) %s before memory was shared with it", rank,
+                              l->pid, l->host_name, lost ? "ended" : "did not answer within the deadline");
+        }
+    }
+}
+
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
+    ddl__link *l = &c->links[rank];
+    double best = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        double cost =
+            (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
+        bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
+        if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
+            best = cost;
+            l->endpoint = &c->endpoints[i];
+            l->latency_ns = offers[i].latency_ns;
+            l->bytes_per_s = offers[i].bytes_per_s;
+        }
+    }
+    for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
+        if (offers[i].gave_up) {
+            return ddl__error(c, DDL_ERR_SYSTEM,
+                              "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
+                              "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
+                              "DDL_TRANSPORTS to go on without)",
+                              c->endpoints[i].plugin->name, c->rank, rank, l->host_name);
+        }
+    }
+    for (int32_t i = 0; i < c->endpoint_count && l->endpoint != NULL && !l->same_host; i++) {
+        bool blind = (l->endpoint->table->flags & DDL_TRANSPORT_BLIND) != 0;
+        if (blind && offers[i].reaches && c->endpoints[i].plugin == &ddl__tcp_plugin) {
+            l->watch = &c->endpoints[i];
+        }
+    }
+    if (l->endpoint == NULL) {
+        return ddl__error(c, DDL_ERR_CONFIG,
+                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
+                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
+    }
+    return DDL_OK;
+}
+
+/* Who and where a rank is. Hosts are numbered by first appearance: ranks below have their numbers already. */
+static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table) {
     ddl__link *l = &c->links[rank];
     const ddl__blob *b = &table[rank];
-    DDL__TRY(ddl__blob_check(c, b, rank));
     snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
     ddl__text_clean(l->host_id); /* it is part of sentences */
     snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
     ddl__text_clean(l->host_name);
+    memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
-    l->pidfd = -1;
     l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
+    l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
+    l->passes_process = l->same_host && !l->same_space && b->passes_process == 1 &&
+                        table[c->rank].passes_process == 1 && ddl__can_pass(c, rank);
     l->host = 0;
     for (int32_t i = 0; i < rank; i++) {
         if (strcmp(c->links[i].host_id, l->host_id) == 0) {
@@ -190,25 +374,31 @@ static ddl_status ddl__link_make(ddl_context *c, int32_t rank, const ddl__blob *
     }
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
-    if (rank == c->rank) {
-        return DDL_OK;
+}
+
+/* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
+static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
+    for (int32_t i = 0; i < c->world_size; i++) {
+        DDL__TRY(ddl__blob_check(c, &table[i], i));
     }
-    ddl__link_choose(c, rank, b);
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, table[c->rank].host_name);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__link_name(c, i, table);
     }
-    if (ddl__has_process(c, l)) {
-        l->pidfd = ddl__process_open(l->pid, l->pid_start);
-        struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
-        if (l->pidfd >= 0) {
-            epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, l->pidfd, &event);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (i != c->rank) {
+            ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
         }
     }
     return DDL_OK;
+}
+
+/* The end of a process on this host is noticed at once. */
+static void ddl__link_watch(ddl_context *c, int32_t rank) {
+    ddl__link *l = &c->links[rank];
+    int fd = rank != c->rank && ddl__has_process(c, l) ? ddl__process_open(l->pid, l->pid_start) : -1;
+    if (fd >= 0) {
+        ddl__link_watch_fd(c, rank, fd);
+    }
 }
 
 /* Ranks per core on the fullest host, the same on all ranks: the table is. */
@@ -227,33 +417,59 @@ static int32_t ddl__crowding(const ddl_context *c, const ddl__blob *table) {
     return worst;
 }
 
-static ddl_status ddl__meet(ddl_context *c) {
-    ddl__blob mine;
-    ddl__blob *table = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *table);
-    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *c->links);
-    if (table == NULL || c->links == NULL) {
-        ddl__free(&c->base, table);
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
-    }
+/* From the table of what all ranks told: links, and what is shared inside the host. */
+static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
+    DDL__TRY(ddl__links_read(c, table, offers));
     for (int32_t i = 0; i < c->world_size; i++) {
-        c->links[i].pidfd = -1;
+        ddl__link_watch(c, i);
     }
+    int32_t first = 0;
+    while (!c->links[first].same_host) {
+        first++;
+    }
+    int board = c->links[first].same_space ? ddl__board_reach(table[first].pid, table[first].board_fd) : -1;
+    ddl_status status = ddl__links_settle(c, offers, first, &board);
+    ddl__board_open(c, board);
+    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
+        status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
+    }
+    c->tuning.model.oversubscription = ddl__crowding(c, table);
+    return status;
+}
+
+/* Tells the others about this rank, and reads what they told. wire: a blob of each rank. */
+static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *table) {
+    ddl__blob mine;
+    uint8_t told[DDL__BLOB_BYTES];
+    uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
-    uint64_t strangers = 0;
-    ddl_status status = ddl__rendezvous(&c->settings, &c->base, &mine, sizeof mine, table, &strangers, &c->error);
+    ddl__blob_write(&mine, told);
+    ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
-    for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
-        status = ddl__link_make(c, i, table);
+    for (int32_t i = 0; status == DDL_OK && i < c->world_size; i++) {
+        ddl__blob_read(wire + (size_t)i * DDL__BLOB_BYTES, &table[i]);
     }
-    if (status == DDL_OK) {
-        int32_t first = 0;
-        while (!c->links[first].same_host) {
-            first++;
-        }
-        ddl__board_open(c, table[first].pid, table[first].board_fd);
-        c->tuning.model.oversubscription = ddl__crowding(c, table);
+    return status;
+}
+
+static ddl_status ddl__meet(ddl_context *c) {
+    size_t world = (size_t)c->world_size;
+    ddl__blob *table = ddl__alloc_array(&c->base, world, sizeof *table);
+    uint8_t *wire = ddl__alloc_array(&c->base, world, DDL__BLOB_BYTES);
+    ddl__reach *offers = ddl__alloc_array(&c->base, world * DDL__ENDPOINTS_MAX, sizeof *offers);
+    ddl_status status = DDL_OK;
+    c->links = ddl__alloc_array(&c->base, world, sizeof *c->links);
+    if (table == NULL || wire == NULL || offers == NULL || c->links == NULL) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
     }
+    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
+        c->links[i].pidfd = -1;
+    }
+    status = status == DDL_OK ? ddl__blobs_exchange(c, wire, table) : status;
+    status = status == DDL_OK ? ddl__links_make(c, table, offers) : status;
+    ddl__free(&c->base, offers);
+    ddl__free(&c->base, wire);
     ddl__free(&c->base, table);
     return status;
 }
@@ -261,7 +477,7 @@ static ddl_status ddl__meet(ddl_context *c) {
 /* >>init */
 
 static void ddl__register_handlers(ddl_context *c) {
-    c->handlers[DDL__FRAME_P2P] = (ddl__handler){.deliver = ddl__on_p2p};
+    c->handlers[DDL__FRAME_P2P] = (ddl__handler){ddl__on_p2p, ddl__place_p2p, ddl__placed_p2p};
     c->handlers[DDL__FRAME_RTS] = (ddl__handler){.deliver = ddl__on_rts};
     c->handlers[DDL__FRAME_CTS] = (ddl__handler){.deliver = ddl__on_cts};
     c->handlers[DDL__FRAME_DATA] = (ddl__handler){ddl__on_data, ddl__place_data, ddl__placed_data};
@@ -315,6 +531,29 @@ static ddl_status ddl__load_plugins(ddl_context *c) {
     return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
 }
 
+/* DDL_<NAME>_... belongs to plugin <name>. */
+static bool ddl__is_plugin_setting(const ddl_context *c, const char *variable) {
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        size_t length = strlen(p->name);
+        if (strncasecmp(variable + 4, p->name, length) == 0 && variable[4 + length] == '_') {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One rank of a host says it, the others only to who wants to know everything. */
+static void ddl__warn_of_unknown(const ddl_context *c) {
+    const ddl__launch *l = &c->settings.launch;
+    bool first = l->local_rank >= 0 ? l->local_rank == 0 : l->rank == 0;
+    for (char **line = environ; line != NULL && *line != NULL; line++) {
+        size_t length = ddl__setting_unknown(*line);
+        if (length > 0 && !ddl__is_plugin_setting(c, *line)) {
+            ddl__setting_warn(&c->base, first ? DDL_LOG_WARN : DDL_LOG_DEBUG, *line, length);
+        }
+    }
+}
+
 static ddl_status ddl__world_make(ddl_context *c) {
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
     if (ranks == NULL) {
@@ -336,11 +575,13 @@ static ddl_status ddl__join(ddl_context *c) {
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
-        DDL__TRY(ddl__tune_parse(&c->tuning, c->settings.algorithm, &c->error));
+        DDL__TRY(ddl__tune_set(c, &c->tuning, c->settings.algorithm, "ddl_init: DDL_ALGO, or algorithm of ddl_config"));
     }
     DDL__TRY(ddl__load_plugins(c));
+    ddl__warn_of_unknown(c);
     if (c->world_size > 1) {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
+        ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));
     }
     DDL__TRY(ddl__meet(c));
@@ -349,19 +590,20 @@ static ddl_status ddl__join(ddl_context *c) {
     return ddl__greet(c);
 }
 
-/* Frees all that a context holds. Nothing is waited for. */
+/* Frees what is left of a closed context: the handles. */
 static void ddl__context_destroy(ddl_context *c) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
         ddl_group *next = g->next;
         ddl__free(&c->base, g);
         g = next;
     }
-    if (c->epoll_fd >= 0) {
-        close(c->epoll_fd);
+    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count; i++) {
+        ddl__free(&c->base, c->requests->chunks[i]);
     }
-    if (c->wake_fd >= 0) {
-        close(c->wake_fd);
+    if (c->requests != NULL) {
+        ddl__free(&c->base, c->requests->chunks);
     }
+    ddl__free(&c->base, c->requests);
     ddl__free(&c->base, c->groups);
     ddl__free(&c->base, c->ops);
     pthread_mutex_destroy(&c->lock);
@@ -374,13 +616,10 @@ static void ddl__context_destroy(ddl_context *c) {
     ddl__free(&base, c);
 }
 
-/* Requests that nobody waited for go too. Those with parts first: they free their parts. */
+/* Requests that nobody waited for end too. Those with parts first: they free their parts. */
 static void ddl__requests_free(ddl_context *c) {
     ddl__requests *q = c->requests;
-    if (q == NULL) {
-        return;
-    }
-    for (int32_t pass = 0; pass < 2; pass++) {
+    for (int32_t pass = 0; q != NULL && pass < 2; pass++) {
         for (int32_t i = 0; i < q->chunk_count * DDL__REQUESTS_CHUNK; i++) {
             ddl_request *r = &q->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
             if (r->state != DDL__REQUEST_FREE && (pass == 1 || r->ops->release != NULL)) {
@@ -388,16 +627,31 @@ static void ddl__requests_free(ddl_context *c) {
             }
         }
     }
-    for (int32_t i = 0; i < q->chunk_count; i++) {
-        ddl__free(&c->base, q->chunks[i]);
-    }
-    ddl__free(&c->base, q->chunks);
-    ddl__free(&c->base, q);
-    c->requests = NULL;
 }
 
-/* Closes everything that works; what stays is the tombstone that groups the caller still holds point to. */
+static void ddl__context_close_fds(ddl_context *c) {
+    if (c->epoll_fd >= 0) {
+        close(c->epoll_fd);
+    }
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    c->epoll_fd = c->wake_fd = -1;
+}
+
+/* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
 static void ddl__context_close(ddl_context *c) {
+    ddl__pass_close(c);
+    for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__native_close(g);
+        }
+    }
+    while (c->lent != NULL) {
+        ddl__lent *lent = c->lent;
+        c->lent = lent->next;
+        ddl__lent_free(c, lent);
+    }
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         c->endpoints[i].table->close(c->endpoints[i].self);
     }
@@ -426,14 +680,35 @@ static void ddl__context_close(ddl_context *c) {
         c->landings = l->next;
         ddl__free(&c->base, l);
     }
-    ddl__scratch_free_all(c);
-    while (c->lent != NULL) {
-        ddl__lent *lent = c->lent;
-        c->lent = lent->next;
-        ddl__lent_free(c, lent);
+    while (c->ops != NULL && c->ops->first != NULL) {
+        ddl__user_op_release(c, c->ops->first);
     }
+    ddl__scratch_free_all(c);
     ddl__loader_close(&c->loader);
     ddl__settings_free(&c->base, &c->settings);
+    ddl__context_close_fds(c);
+}
+
+/* The only variable of ddl's that belongs to no context: the shells of the contexts that ended last. A handle of one of
+ * them, the context's own or its world, groups and requests, is still memory that says so. */
+enum { DDL__ENDED = 16 };
+static struct ddl__ended {
+    _Atomic(ddl_context *) last[DDL__ENDED];
+    atomic_uint count;
+} ddl__ended;
+
+/* The last handle that the caller had to free is gone. A program that brought its own allocator gets all memory back
+ * now: it may end with the program's use of ddl. */
+static void ddl__context_end(ddl_context *c) {
+    if (c->base.allocator.free == NULL) {
+        /* relaxed: any slot will do */
+        uint32_t slot = atomic_fetch_add_explicit(&ddl__ended.count, 1, memory_order_relaxed) % DDL__ENDED;
+        /* release: whoever takes this shell out sees all of it; acquire: so do we with the older one */
+        c = atomic_exchange_explicit(&ddl__ended.last[slot], c, memory_order_acq_rel);
+    }
+    if (c != NULL) {
+        ddl__context_destroy(c);
+    }
 }
 
 static void ddl__init_failed(const ddl_config *config, const ddl__base *base, const ddl__sentence *why) {
@@ -466,9 +741,10 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->base = base;
     c->settings = settings;
     c->pid = getpid();
+    c->clock = (ddl__clock){ddl__ticks(), ddl__now_ns(), 0};
     ddl__own_page_make(c);
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = c->board_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -522,7 +798,7 @@ static void ddl__context_unref(ddl_context *c) {
     int32_t refs = --c->refs;
     ddl__unlock(c);
     if (refs == 0) {
-        ddl__context_destroy(c);
+        ddl__context_end(c);
     }
 }
 
@@ -648,27 +924,6 @@ DDL_API int32_t ddl_feature(const char *name) {
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
 
-DDL_API const char *ddl_error(const ddl_context *context) {
-    ddl_context *c = (ddl_context *)(uintptr_t)context;
-    if (c == NULL) {
-        return "";
-    }
-    pthread_mutex_lock(&c->error_lock);
-    const ddl__told *found = NULL;
-    for (int32_t i = 0; i < DDL__TOLD; i++) {
-        const ddl__told *t = &c->told[i];
-        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
-        if (mine || found == NULL || t->number > found->number) {
-            found = t;
-        }
-        if (mine) {
-            break;
-        }
-    }
-    pthread_mutex_unlock(&c->error_lock);
-    return found->text;
-}
-
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     if (out_stats == NULL) {
         return ddl__refuse(context, "ddl_stats_get", "out_stats");
@@ -677,8 +932,16 @@ DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
     *out_stats = context->stats;
     out_stats->memory_bytes = context->base.memory;
     out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->endpoint_count; i++) {
+        out_stats->transports[i] = context->endpoints[i].stats;
+        out_stats->transports[i].name = context->endpoints[i].plugin->name;
+    }
     for (int32_t i = 0; i < context->world_size; i++) {
-        out_stats->peers_connected += context->links[i].connected;
+        const ddl__link *l = &context->links[i];
+        out_stats->peers_connected += l->connected;
+        if (l->endpoint != NULL) {
+            out_stats->transports[l->endpoint - context->endpoints].peers++;
+        }
     }
     ddl__unlock(context);
     return DDL_OK;
@@ -694,24 +957,38 @@ DDL_API ddl_status ddl_progress(ddl_context *context) {
     return DDL_OK;
 }
 
+/* The oldest record that was not shown yet, of all groups; each keeps its own place. */
+static ddl__flight *ddl__record_next(ddl_context *c, ddl_group **out_group) {
+    ddl__flight *oldest = NULL;
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        ddl__flight *r = g->magic == DDL__GROUP_MAGIC ? ddl__record_of(g, g->shown + 1) : NULL;
+        if (r != NULL && (oldest == NULL || r->order < oldest->order)) {
+            oldest = r;
+            *out_group = g;
+        }
+    }
+    if (oldest != NULL) {
+        (*out_group)->shown++;
+    }
+    return oldest;
+}
+
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes) {
     if (ddl__enter(context) < 0) {
         return 0;
     }
     ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
     for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
-        uint32_t first = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
-        for (uint32_t s = first + 1; g->magic == DDL__GROUP_MAGIC && s <= g->sequence; s++) {
-            ddl__flight *r = ddl__record_of(g, s);
-            if (r != NULL) {
-                ddl__text_add(&text, "%s #%u ", g->name, s);
-                ddl__describe_record(g, r, &text);
-                bool runs = r->status == DDL_IN_PROGRESS;
-                uint64_t end = runs ? ddl__now_ns() : r->end_ns;
-                ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
-                              (double)(end - r->start_ns) / 1e3);
-            }
-        }
+        g->shown = g->sequence > DDL__RECORDS ? g->sequence - DDL__RECORDS : 0;
+    }
+    ddl_group *g = NULL;
+    for (ddl__flight *r = ddl__record_next(context, &g); r != NULL; r = ddl__record_next(context, &g)) {
+        bool runs = r->status == DDL_IN_PROGRESS;
+        uint64_t end = DDL__MAX(runs ? ddl__now_ns() : r->end_ns, r->start_ns); /* one clock is wrong by a little */
+        ddl__text_add(&text, "%s #%u ", g->name, r->sequence);
+        ddl__describe_record(g, r, &text);
+        ddl__text_add(&text, " %s %.1f us\n", runs ? "running for" : ddl_status_name((ddl_status)r->status),
+                      (double)(end - r->start_ns) / 1e3);
     }
     ddl__unlock(context);
     return text.used;

@@ -9,6 +9,7 @@ enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
 /* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
 typedef struct ddl__many {
     int32_t count;
+    uint64_t detail; /* hash of the types and lengths of all */
     ddl_request *parts[DDL__DTYPES_USED];
     char *packed[DDL__DTYPES_USED];
     ddl_tensor tensors[];
@@ -120,8 +121,9 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
     }
     ddl__many_pack(m, dtype, m->packed[dtype], false);
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
-    ddl_collective d = {.kind = DDL_ALL_REDUCE, .in = t, .out = t, .op = op};
-    DDL__TRY(ddl__coll_begin(r->group, &d, "ddl_all_reduce_many", &m->parts[dtype]));
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op,
+                      .tensors = m->count, .list = m->tensors, .detail = m->detail};
+    DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
         r->parts++;
@@ -129,16 +131,73 @@ static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype
     return DDL_OK;
 }
 
+/* Types and lengths, in the order of the list. Every part carries it, so that lists that differ meet in the first. */
+static uint64_t ddl__many_hash(const ddl_tensor *tensors, int32_t count) {
+    uint64_t h = (uint64_t)count;
+    for (int32_t i = 0; i < count; i++) {
+        h = ddl__mix(ddl__mix(h, (uint64_t)tensors[i].dtype), (uint64_t)ddl_tensor_count(&tensors[i]));
+    }
+    return h;
+}
+
+static int ddl__tensors_by_place(const void *a, const void *b) {
+    const char *low[2], *high;
+    ddl__tensor_extent(*(const ddl_tensor *const *)a, &low[0], &high);
+    ddl__tensor_extent(*(const ddl_tensor *const *)b, &low[1], &high);
+    return low[0] < low[1] ? -1 : low[0] > low[1];
+}
+
+/* Two tensors of one list may lie between each other's elements, but each element has one result. */
+static ddl_status ddl__many_check_apart(ddl_group *g, const ddl_tensor *tensors, int32_t count, const char *what) {
+    ddl_context *c = g->context;
+    const ddl_tensor **sorted = ddl__scratch_get(c, (size_t)count * sizeof *sorted + 1);
+    if (sorted == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        sorted[i] = &tensors[i];
+    }
+    qsort(sorted, (size_t)count, sizeof *sorted, ddl__tensors_by_place);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < count && status == DDL_OK; i++) {
+        for (int32_t j = i + 1; j < count && ddl__tensors_overlap(sorted[i], sorted[j]) && status == DDL_OK; j++) {
+            bool plain = ddl__is_contiguous(sorted[j]);
+            if (plain || ddl__is_contiguous(sorted[i])) {
+                bool touch = ddl__tensor_touches(sorted[plain ? i : j], sorted[plain ? j : i]);
+                status = touch ? ddl__error(c, DDL_ERR_ARG, "%s: tensors %d and %d of the list overlap; each must have "
+                                                            "memory of its own", what, (int)(sorted[i] - tensors),
+                                            (int)(sorted[j] - tensors))
+                               : DDL_OK;
+            }
+        }
+    }
+    ddl__scratch_put(c, sorted);
+    return status;
+}
+
+/* Each tensor, and the elements of all of one type together. */
+static ddl_status ddl__many_check(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op, const char *what) {
+    int64_t elements[DDL__DTYPES_USED] = {0};
+    for (int32_t i = 0; i < count; i++) {
+        const ddl_tensor *t = &tensors[i];
+        DDL__TRY(ddl__tensor_check(g->context, t, what, "tensors"));
+        DDL__TRY(ddl__tensor_check_output(g->context, t, what, "tensors"));
+        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = t->dtype, .op = op};
+        DDL__TRY(ddl__check_op(g, &call, what));
+        int64_t most = DDL__WHOLE_MAX / (int64_t)ddl_dtype_bytes(t->dtype) / g->size;
+        if (ddl_tensor_count(t) > most - elements[t->dtype]) {
+            return ddl__too_large(g, what);
+        }
+        elements[t->dtype] += ddl_tensor_count(t);
+    }
+    return ddl__many_check_apart(g, tensors, count, what);
+}
+
 static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op,
                                   const char *what, ddl_request **out) {
     ddl_context *c = g->context;
     DDL__TRY(ddl__group_usable(g, what));
-    for (int32_t i = 0; i < count; i++) {
-        DDL__TRY(ddl__tensor_check(c, &tensors[i], what, "tensors"));
-        DDL__TRY(ddl__tensor_check_output(c, &tensors[i], what, "tensors"));
-        ddl__call call = {.kind = DDL_ALL_REDUCE, .dtype = tensors[i].dtype, .op = op};
-        DDL__TRY(ddl__check_op(g, &call, what));
-    }
+    DDL__TRY(ddl__many_check(g, tensors, count, op, what));
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__many_ops, &r));
     ddl__many *m = ddl__alloc(&c->base, sizeof *m + (size_t)count * sizeof *tensors);
@@ -149,6 +208,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->kept = m;
     r->parts_done = ddl__many_done;
     m->count = count;
+    m->detail = ddl__many_hash(tensors, count);
     if (count > 0) {
         memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
     }
@@ -212,8 +272,7 @@ DDL_API ddl_status ddl_iall_reduce_many(ddl_group *group, const ddl_tensor *tens
 
 /* >>persistent */
 
-/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan, and the op of the user,
- * whose id is not given to another op meanwhile. */
+/* A checked call with arrays of its own, and what it holds until ddl_request_free: the plan and the op of the user. */
 typedef struct ddl__kept {
     ddl__call call;
     ddl__cached *cached;
@@ -273,10 +332,9 @@ static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
 
 static void ddl__persistent_release(ddl_context *c, ddl_request *r) {
     ddl__kept *k = r->kept;
-    (void)c;
     ddl__persistent_unpin(k);
     if (k->user != NULL) {
-        ddl__user_op_drop(k->user);
+        ddl__user_op_drop(c, k->user);
     }
 }
 
@@ -286,8 +344,9 @@ static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__col
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
+    ddl__asked ask = ddl__asked_of(d);
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
-    DDL__TRY(ddl__call_make(g, d, &call, "ddl_collective_init"));
+    DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
@@ -353,7 +412,8 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;
-    ddl_status status = ddl__call_make(group, collective, &call, "ddl_estimate");
+    ddl__asked ask = ddl__asked_of(collective);
+    ddl_status status = ddl__call_make(group, &ask, &call, "ddl_estimate");
     if (status == DDL_OK) {
         ddl__plan_args args = ddl__call_args(group, &call);
         ddl__choice choice = ddl__tune_choose(&group->tuning, &args);

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 
 enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
+enum { DDL__FIGURES = 5 }; /* latency and time per byte, near and far; and whether they were kept */
 
 static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload);
 
@@ -52,8 +53,8 @@ static ddl_status ddl__measure_trip(ddl_group *g, int32_t peer, bool first, void
 /* Rounds to a power of sqrt(2), by halving and doubling: libm is not linked. */
 static double ddl__round_figure(double value) {
     const double root = 1.4142135623730951;
-    double figure = 1e-12;
-    while (figure * 1.189207115 < value && figure < 1e6) {
+    double figure = DDL__FIGURE_MIN;
+    while (figure * 1.189207115 < value && figure < DDL__FIGURE_MAX / 10) {
         figure *= root;
     }
     return figure;
@@ -73,12 +74,33 @@ static bool ddl__measure_pair(const ddl_context *c, bool near_link, int32_t *out
     return false;
 }
 
-static ddl_status ddl__world_broadcast(ddl_context *c, void *data, int64_t bytes, int32_t root) {
-    ddl_collective d = {.kind = DDL_BROADCAST, .in = ddl_tensor_1d(data, DDL_U8, bytes), .root = root};
+/* Figures travel as the bits of doubles. */
+static void ddl__figures_write(const double *figures, int32_t count, uint8_t *out) {
+    for (int32_t i = 0; i < count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &figures[i], sizeof bits);
+        ddl__store_le64(out + 8 * i, bits);
+    }
+}
+
+static void ddl__figures_read(const uint8_t *in, int32_t count, double *out_figures) {
+    for (int32_t i = 0; i < count; i++) {
+        uint64_t bits = ddl__load_le64(in + 8 * i);
+        memcpy(&out_figures[i], &bits, sizeof bits);
+    }
+}
+
+static ddl_status ddl__figures_broadcast(ddl_context *c, double *figures, int32_t count, int32_t root) {
+    uint8_t wire[8 * DDL__FIGURES] = {0};
+    ddl_tensor t = ddl_tensor_1d(wire, DDL_U8, 8 * (int64_t)count);
+    ddl__asked ask = {.kind = DDL_BROADCAST, .in = &t, .root = root};
     ddl_request *r;
-    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    ddl__figures_write(figures, count, wire);
+    DDL__TRY(ddl__coll_begin(c->world, &ask, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
-    return ddl__request_report(&r, NULL);
+    DDL__TRY(ddl__request_report(&r, NULL));
+    ddl__figures_read(wire, count, figures);
+    return DDL_OK;
 }
 
 /* Latency and bandwidth of one kind of link; figures[0] seconds, figures[1] seconds per byte. */
@@ -104,7 +126,7 @@ static ddl_status ddl__measure_links(ddl_context *c, bool near_link, double figu
         figures[0] = ddl__round_figure(small);
         figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
     }
-    return ddl__world_broadcast(c, figures, 2 * (int64_t)sizeof *figures, a);
+    return ddl__figures_broadcast(c, figures, 2, a);
 }
 
 /* >>cache */
@@ -123,12 +145,12 @@ static uint64_t ddl__model_key(const ddl_context *c) {
 
 static bool ddl__model_load(const ddl_context *c, const char *path, double figures[4]) {
     FILE *file = fopen(path, "re");
+    char line[160];
     bool found = false;
-    unsigned long long key;
+    uint64_t key, mine = ddl__model_key(c);
     double f[4];
-    while (file != NULL && !found &&
-           fscanf(file, "%llx %lg %lg %lg %lg\n", &key, &f[0], &f[1], &f[2], &f[3]) == 5) {
-        found = key == ddl__model_key(c);
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        found = ddl__model_parse(line, &key, f) && key == mine;
     }
     if (found) {
         memcpy(figures, f, sizeof f);
@@ -142,10 +164,9 @@ static bool ddl__model_load(const ddl_context *c, const char *path, double figur
 /* One appended line: writers of other jobs cannot tear it. */
 static void ddl__model_save(const ddl_context *c, const char *path, const double figures[4]) {
     char line[160];
-    int n = snprintf(line, sizeof line, "%llx %.9g %.9g %.9g %.9g\n", (unsigned long long)ddl__model_key(c), figures[0],
-                     figures[1], figures[2], figures[3]);
+    size_t bytes = ddl__model_write(line, sizeof line, ddl__model_key(c), figures);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0 || write(fd, line, (size_t)n) != n) {
+    if (fd < 0 || write(fd, line, bytes) != (ssize_t)bytes) {
         ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept",
                  path, strerror(errno));
     }
@@ -158,13 +179,13 @@ static void ddl__model_save(const ddl_context *c, const char *path, const double
 
 static ddl_status ddl__measure(ddl_context *c) {
     ddl__cost_model *m = &c->tuning.model;
-    double figures[5] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
+    double figures[DDL__FIGURES] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
     const char *path = c->settings.tune_cache;
     if (path != NULL && c->rank == 0) {
         figures[4] = ddl__model_load(c, path, figures) ? 1 : 0;
     }
     if (path != NULL) {
-        DDL__TRY(ddl__world_broadcast(c, figures, (int64_t)sizeof figures, 0));
+        DDL__TRY(ddl__figures_broadcast(c, figures, DDL__FIGURES, 0));
     }
     if (figures[4] == 0) {
         DDL__TRY(ddl__measure_links(c, true, figures));
@@ -213,20 +234,42 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
+/* Whether a transport runs the world's collectives by itself: all ranks, or none. */
+static ddl_status ddl__native_agree(ddl_group *world) {
+    int32_t all = ddl__native_open(world);
+    ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_MIN};
+    ddl_request *r;
+    ddl__native set = world->native;
+    world->native.set = NULL; /* not to be used before all are known to have it */
+    ddl_status status = ddl__coll_begin(world, &ask, "ddl_init", &r);
+    if (status == DDL_OK) {
+        ddl__wait_requests(world->context, &r, 1, false);
+        status = ddl__request_report(&r, NULL);
+    }
+    world->native = set;
+    world->settings_version++;
+    if (status < 0 || all == 0) {
+        ddl__native_close(world);
+    }
+    return status;
+}
+
 static ddl_status ddl__greet(ddl_context *c) {
     if (c->world_size == 1) {
         return DDL_OK;
     }
-    ddl_collective d = {.kind = DDL_BARRIER};
+    ddl__asked ask = {.kind = DDL_BARRIER};
     ddl_request *r;
     int64_t timeout_ms = c->world->timeout_ms;
     c->world->timeout_ms = c->settings.init_timeout_ms;
     /* By dissemination whatever is faster: its links keep the world connected, and news of a death reaches all. */
     c->world->tuning.forced[DDL_BARRIER] = ddl__algo_find(DDL_BARRIER, "dissemination");
-    DDL__TRY(ddl__coll_begin(c->world, &d, "ddl_init", &r));
+    DDL__TRY(ddl__coll_begin(c->world, &ask, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__measure(c));
+    DDL__TRY(ddl__native_agree(c->world));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     if (c->settings.progress_thread) {

@@ -123,6 +123,25 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__CANONICAL_NAN(ddl__f32, 32, low);                                                                         \
         (r) = (ddl__f16_v16)_mm256_cvtps_ph((__m256)(low), 0);                                                         \
     } while (0)
+
+/* AVX512-BF16 rounds 32 values at once, but takes subnormals for zero and keeps a part of a NaN's payload. Vectors that
+ * hold such a value, which are rare, are rounded by the bits. The instruction puts the low halves before the high
+ * ones; the permutation makes them pairs again. */
+#define DDL__NAN_OR_SUBNORMAL 0xa1
+#define DDL__BF16_PAIRS                                                                                                \
+    (ddl__f32_u64){0x00100000, 0x00110001, 0x00120002, 0x00130003, 0x00140004, 0x00150005, 0x00160006, 0x00170007,     \
+                   0x00180008, 0x00190009, 0x001a000a, 0x001b000b, 0x001c000c, 0x001d000d, 0x001e000e, 0x001f000f}
+#define DDL__BF16_512_CLOSE(W, r, low, high)                                                                           \
+    do {                                                                                                               \
+        __mmask16 low_odd_ = _mm512_fpclass_ps_mask((__m512)(low), DDL__NAN_OR_SUBNORMAL);                             \
+        __mmask16 high_odd_ = _mm512_fpclass_ps_mask((__m512)(high), DDL__NAN_OR_SUBNORMAL);                           \
+        if (__builtin_expect((low_odd_ | high_odd_) != 0, 0)) {                                                        \
+            DDL__BF16_CLOSE(W, r, low, high);                                                                          \
+        } else {                                                                                                       \
+            __m512i both_ = (__m512i)_mm512_cvtne2ps_pbh((__m512)(high), (__m512)(low));                               \
+            (r) = (ddl__bf16_v64)_mm512_permutexvar_epi16((__m512i)DDL__BF16_PAIRS, both_);                            \
+        }                                                                                                              \
+    } while (0)
 #endif
 
 /* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest

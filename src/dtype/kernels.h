@@ -79,6 +79,8 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__F16_OPEN, DDL__F16_CLOSE)
 #define DDL__BF16_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_CLOSE)
+#define DDL__BF16_512_APPLY(DO, E, W, r, x, y)                                                                         \
+    DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_512_CLOSE)
 #define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 
@@ -97,6 +99,10 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         memcpy((p), &one_, sizeof(one_));                                                                              \
     } while (0)
 
+/* The first bytes of a vector, as the variable `rest` says; the others are zero and stay as they are in memory. */
+#define DDL__LOAD_REST(E, W, x, p) ((x) = (E##_v##W)_mm512_maskz_loadu_epi8(rest, (p)))
+#define DDL__STORE_REST(E, W, p, x) _mm512_mask_storeu_epi8((p), rest, (__m512i)(x))
+
 /* Both operands are loaded before the store, which makes dst == a and dst == b safe. */
 #define DDL__STEP(WHAT, APPLY, DO, E, W, at)                                                                           \
     do {                                                                                                               \
@@ -107,9 +113,21 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         DDL__STORE_##WHAT(E, W, d + (at), r);                                                                          \
     } while (0)
 
+/* What is less than a vector: single elements by the same text in vectors of width TAIL (a lone half is the low one of
+ * a word whose other half is zero), or where there are masks a part of a vector. */
+#define DDL__REST_portable(E, W, TAIL, APPLY, DO)                                                                      \
+    for (; i < bytes; i += sizeof(E##_element)) {                                                                      \
+        DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                     \
+    }
+#define DDL__REST_avx2 DDL__REST_portable
+#define DDL__REST_avx512(E, W, TAIL, APPLY, DO)                                                                        \
+    if (i < bytes) {                                                                                                   \
+        __mmask64 rest = ((uint64_t)1 << (bytes - i)) - 1;                                                             \
+        DDL__STEP(REST, APPLY, DO, E, W, i);                                                                           \
+    }
+
 /* The one loop of all kernels: four vectors at a time (enough to keep loads and stores busy; more only adds code), then
- * one, then single elements by the same text in vectors of width TAIL. A lone half is the low one of a
- * word whose other half is zero. */
+ * one, then the rest. */
 #define DDL__DEFINE_KERNEL(name, L, target, E, W, TAIL, APPLY, DO)                                                     \
     target static void E##_##name##_##L(void *dst, const void *a, const void *b, size_t count) {                       \
         char *d = dst;                                                                                                 \
@@ -124,9 +142,7 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
         for (; bytes - i >= (W); i += (W)) {                                                                           \
             DDL__STEP(VECTOR, APPLY, DO, E, W, i);                                                                     \
         }                                                                                                              \
-        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
-            DDL__STEP(ELEMENT, APPLY, DO, E, TAIL, i);                                                                 \
-        }                                                                                                              \
+        DDL__REST_##L(E, W, TAIL, APPLY, DO)                                                                           \
         DDL__LEAVE_##L;                                                                                                \
     }
 
@@ -135,47 +151,6 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__DEFINE_KERNEL(prod, L, target, E, W, TAIL, APPLY, DDL__DO_PROD)                                               \
     DDL__DEFINE_KERNEL(min, L, target, E, W, TAIL, APPLY, DDL__DO_FMIN)                                                \
     DDL__DEFINE_KERNEL(max, L, target, E, W, TAIL, APPLY, DDL__DO_FMAX)
-
-/* All of n buffers at once, for halves: the partial results stay f32 in registers and are rounded once. dst may be any
- * of srcs, since a vector of each is read before the result is written. */
-typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, size_t count);
-
-#define DDL__MANY_STEP(WHAT, F, PARTS, OPEN, CLOSE, DO, E, W, at)                                                      \
-    do {                                                                                                               \
-        E##_v##W x;                                                                                                    \
-        ddl__f32_v##F low, xl, sl;                                                                                     \
-        PARTS(ddl__f32_v##F high, xh, sh;)                                                                             \
-        DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[0] + (at));                                                       \
-        OPEN(W, low, high, x);                                                                                         \
-        for (int k = 1; k < n; k++) {                                                                                  \
-            DDL__LOAD_##WHAT(E, W, x, (const char *)srcs[k] + (at));                                                   \
-            OPEN(W, xl, xh, x);                                                                                        \
-            DO(ddl__f32, F, sl, low, xl);                                                                              \
-            PARTS(DO(ddl__f32, F, sh, high, xh);)                                                                      \
-            low = sl;                                                                                                  \
-            PARTS(high = sh;)                                                                                          \
-        }                                                                                                              \
-        CLOSE(W, x, low, high);                                                                                        \
-        DDL__STORE_##WHAT(E, W, (char *)dst + (at), x);                                                                \
-    } while (0)
-
-#define DDL__DEFINE_MANY(name, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DO)                                \
-    target static void E##_many_##name##_##L(void *dst, const void *const *srcs, int n, size_t count) {                \
-        size_t i = 0, bytes = count * sizeof(E##_element);                                                             \
-        for (; bytes - i >= (W); i += (W)) {                                                                           \
-            DDL__MANY_STEP(VECTOR, F, PARTS, OPEN, CLOSE, DO, E, W, i);                                                \
-        }                                                                                                              \
-        for (; i < bytes; i += sizeof(E##_element)) {                                                                  \
-            DDL__MANY_STEP(ELEMENT, FTAIL, PARTS, OPEN, CLOSE, DO, E, TAIL, i);                                        \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-    }
-
-#define DDL__MANY_KERNELS(L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE)                                         \
-    DDL__DEFINE_MANY(sum, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_SUM)                            \
-    DDL__DEFINE_MANY(prod, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_PROD)                          \
-    DDL__DEFINE_MANY(min, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMIN)                           \
-    DDL__DEFINE_MANY(max, L, target, E, W, F, TAIL, FTAIL, PARTS, OPEN, CLOSE, DDL__DO_FMAX)
 
 #define DDL__KERNEL(L, target, E, W, name, DO) DDL__DEFINE_KERNEL(name, L, target, E, W, 1, DDL__DIRECT, DO)
 
@@ -200,7 +175,6 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
-    DDL__MANY_KERNELS(L, target, ddl__bf16, W, W, 1, 1, DDL__BOTH_PARTS, DDL__BF16_OPEN, DDL__BF16_CLOSE)              \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
@@ -209,12 +183,12 @@ typedef void (*ddl__reduce_many_fn)(void *dst, const void *const *srcs, int n, s
 
 DDL__LEVEL_KERNELS(portable, , 16)
 DDL__FLOAT_KERNELS(portable, , ddl__f16, 16, DDL__F16_TAIL, DDL__F16_APPLY)
-DDL__MANY_KERNELS(portable, , ddl__f16, 16, 16, DDL__F16_TAIL, DDL__F16_TAIL, DDL__BOTH_PARTS, DDL__F16_OPEN,
-                  DDL__F16_CLOSE)
 #if defined(__x86_64__)
 DDL__LEVEL_KERNELS(avx2, DDL__AVX2, 32)
 DDL__FLOAT_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 16, DDL__F16C_APPLY)
-DDL__MANY_KERNELS(avx2, DDL__AVX2, ddl__f16, 16, 32, 16, 32, DDL__ONE_PART, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__f32, 64, , DDL__DIRECT_FLOAT)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__f64, 64, , DDL__DIRECT_FLOAT)
+DDL__FLOAT_KERNELS(avx512, DDL__AVX512, ddl__bf16, 64, , DDL__BF16_512_APPLY)
 #endif
 
 #endif /* DDL_DTYPE_KERNELS_H */

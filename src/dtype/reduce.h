@@ -1,4 +1,4 @@
-/* dtype/reduce: what the rooms above call: find a kernel, reduce many buffers at once, scale, average.
+/* dtype/reduce: what the rooms above call: find a kernel, scale, average.
  * Must not know: ranks, groups, messages. Every function here is pure: no state, any thread. */
 #ifndef DDL_DTYPE_REDUCE_H
 #define DDL_DTYPE_REDUCE_H
@@ -20,11 +20,12 @@
      [DDL_LXOR] = ddl__u8_lxor_##L}
 #define DDL__PAIR_ROW(name)                                                                                            \
     {[DDL_MIN_INDEX] = ddl__##name##_min_index, [DDL_MAX_INDEX] = ddl__##name##_max_index}
-#define DDL__LEVEL_TABLE(L)                                                                                            \
+/* F: the level of f32, f64 and bf16, L: that of the others. */
+#define DDL__LEVEL_TABLE(F, L)                                                                                         \
     {[DDL_F16] = DDL__FLOAT_ROW(ddl__f16, L),                                                                          \
-     [DDL_BF16] = DDL__FLOAT_ROW(ddl__bf16, L),                                                                        \
-     [DDL_F32] = DDL__FLOAT_ROW(ddl__f32, L),                                                                          \
-     [DDL_F64] = DDL__FLOAT_ROW(ddl__f64, L),                                                                          \
+     [DDL_BF16] = DDL__FLOAT_ROW(ddl__bf16, F),                                                                        \
+     [DDL_F32] = DDL__FLOAT_ROW(ddl__f32, F),                                                                          \
+     [DDL_F64] = DDL__FLOAT_ROW(ddl__f64, F),                                                                          \
      [DDL_I8] = DDL__INTEGER_ROW(ddl__u8, ddl__i8, L),                                                                 \
      [DDL_U8] = DDL__INTEGER_ROW(ddl__u8, ddl__u8, L),                                                                 \
      [DDL_I32] = DDL__INTEGER_ROW(ddl__u32, ddl__i32, L),                                                              \
@@ -41,9 +42,10 @@
  * kernel of SUM: the division comes once, at the end (ddl__average). A level this machine lacks must not be run. */
 static inline ddl__reduce_fn ddl__reduce_kernel_at(ddl__cpu level, ddl_dtype dtype, ddl_op op) {
     static const ddl__reduce_fn table[][DDL__DTYPES][DDL__OPS] = {
-        [DDL__CPU_PORTABLE] = DDL__LEVEL_TABLE(portable),
+        [DDL__CPU_PORTABLE] = DDL__LEVEL_TABLE(portable, portable),
 #if defined(__x86_64__)
-        [DDL__CPU_AVX2] = DDL__LEVEL_TABLE(avx2),
+        [DDL__CPU_AVX2] = DDL__LEVEL_TABLE(avx2, avx2),
+        [DDL__CPU_AVX512] = DDL__LEVEL_TABLE(avx512, avx2),
 #endif
     };
     if (!ddl__dtype_known(dtype) || op <= DDL_OP_NONE || op >= DDL__OPS ||
@@ -68,65 +70,8 @@ static inline ddl__reduce_fn ddl__divide_kernel_at(ddl__cpu level, ddl_dtype dty
     return dtype == DDL_F32 ? ddl__f32_div_portable : ddl__f64_div_portable;
 }
 
-#define DDL__MANY_ROW(E, L)                                                                                            \
-    {[DDL_SUM] = E##_many_sum_##L, [DDL_PROD] = E##_many_prod_##L, [DDL_MIN] = E##_many_min_##L,                       \
-     [DDL_MAX] = E##_many_max_##L, [DDL_AVG] = E##_many_sum_##L}
-
-/* The kernel that reduces any number of f16 or bf16 buffers. */
-static inline ddl__reduce_many_fn ddl__reduce_many_kernel_at(ddl__cpu level, ddl_dtype half, ddl_op op) {
-    static const ddl__reduce_many_fn table[][2][DDL_AVG + 1] = {
-        [DDL__CPU_PORTABLE] = {DDL__MANY_ROW(ddl__f16, portable), DDL__MANY_ROW(ddl__bf16, portable)},
-#if defined(__x86_64__)
-        [DDL__CPU_AVX2] = {DDL__MANY_ROW(ddl__f16, avx2), DDL__MANY_ROW(ddl__bf16, avx2)},
-#endif
-    };
-    if (!ddl__dtype_is_half(half) || !ddl__op_valid(op, half) || (size_t)level >= sizeof(table) / sizeof(table[0])) {
-        return NULL;
-    }
-    return table[level][half == DDL_BF16][op];
-}
-
 /* Work is cut into pieces whose temporaries stay in the first-level cache, on the stack. */
 enum { DDL__BLOCK_BYTES = 4096, DDL__BLOCK_F32 = DDL__BLOCK_BYTES / 4, DDL__BLOCK_F64 = DDL__BLOCK_BYTES / 8 };
-
-/* One block. The last source is read by the kernel that writes dst, so dst may be any of them. */
-static inline void ddl__reduce_block(char *dst, const void *const *srcs, int n, size_t at, size_t count,
-                                     ddl__reduce_fn kernel) {
-    char sum[DDL__BLOCK_BYTES] __attribute__((aligned(64)));
-    const char *left = (const char *)srcs[0] + at;
-    for (int k = 1; k < n - 1; k++) {
-        kernel(sum, left, (const char *)srcs[k] + at, count);
-        left = sum;
-    }
-    kernel(dst + at, left, (const char *)srcs[n - 1] + at, count);
-}
-
-/* dst = ((srcs[0] op srcs[1]) op srcs[2]) ..., in this order whatever the processor. f16 and bf16 are accumulated in
- * f32 over all n and rounded once. dst may be one of srcs. One source is copied as it is; none, or an op that is not
- * defined for the type, does nothing. */
-static inline void ddl__reduce_n(void *dst, const void *const *srcs, int n, size_t count, ddl_dtype dtype, ddl_op op) {
-    ddl__reduce_fn kernel = ddl__reduce_kernel(dtype, op);
-    size_t size = ddl__dtype_bytes(dtype);
-    if (kernel == NULL || n < 1 || count == 0) {
-        return;
-    }
-    if (n == 1) {
-        memmove(dst, srcs[0], count * size);
-        return;
-    }
-    if (n == 2) {
-        kernel(dst, srcs[0], srcs[1], count);
-        return;
-    }
-    if (ddl__dtype_is_half(dtype)) {
-        ddl__reduce_many_kernel_at(ddl__cpu_level(), dtype, op)(dst, srcs, n, count);
-        return;
-    }
-    size_t step = DDL__BLOCK_BYTES / size;
-    for (size_t i = 0; i < count; i += step) {
-        ddl__reduce_block(dst, srcs, n, i * size, count - i < step ? count - i : step, kernel);
-    }
-}
 
 /* One block: dst = src kernel factors, where kernel multiplies or divides; halves through f32. */
 static inline void ddl__apply_block(char *dst, const char *src, size_t count, ddl_dtype dtype, const void *factors,

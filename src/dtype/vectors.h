@@ -5,8 +5,8 @@
  * the library has to be fast under the flags of its user. The same macro text serves every width, down to a vector of
  * one element for the end of a buffer, so that all elements of all paths get the same bits by construction.
  *
- * For each element type E there are E_v16 (16 bytes wide), E_v32 and E_v1 (one element), the unsigned vectors of the
- * same shape E_u16, E_u32, E_u1, and E_element. All of them may lie at any address and alias anything. */
+ * For each element type E there are E_v16 (16 bytes wide), E_v32, E_v64 and E_v1 (one element), the unsigned vectors of
+ * the same shape E_u16, E_u32, E_u64, E_u1, and E_element. All of them may lie at any address and alias anything. */
 #ifndef DDL_DTYPE_VECTORS_H
 #define DDL_DTYPE_VECTORS_H
 
@@ -16,9 +16,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define DDL__AVX2 __attribute__((target("avx2,f16c")))
-/* Last in each function with 32-byte vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
+#define DDL__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+/* Last in each function with wide vectors: gcc adds it by itself only from -O2, and without it the SSE code of the
  * program runs slower on some processors. */
 #define DDL__LEAVE_avx2 _mm256_zeroupper()
+#define DDL__LEAVE_avx512 _mm256_zeroupper()
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -30,9 +32,11 @@
     typedef type E##_v1 DDL__VECTOR(sizeof(type));                                                                     \
     typedef type E##_v16 DDL__VECTOR(16);                                                                              \
     typedef type E##_v32 DDL__VECTOR(32);                                                                              \
+    typedef type E##_v64 DDL__VECTOR(64);                                                                              \
     typedef unsigned_type E##_u1 DDL__VECTOR(sizeof(type));                                                            \
     typedef unsigned_type E##_u16 DDL__VECTOR(16);                                                                     \
-    typedef unsigned_type E##_u32 DDL__VECTOR(32);
+    typedef unsigned_type E##_u32 DDL__VECTOR(32);                                                                     \
+    typedef unsigned_type E##_u64 DDL__VECTOR(64);
 
 DDL__DEFINE_VECTORS(ddl__i8, int8_t, int8_t, uint8_t)
 DDL__DEFINE_VECTORS(ddl__u8, uint8_t, uint8_t, uint8_t)
@@ -53,8 +57,26 @@ typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
 /* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
  *
  * Every NaN result becomes the quiet NaN with all bits set, in every float type: which payload an addition keeps
- * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or". */
-#define DDL__CANONICAL_NAN(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+ * depends on the order of its operands, yet ranks must agree on each bit. It costs a comparison and an "or"; AVX-512
+ * compares into a mask, which compilers turn back into a vector before they "or", so there it is spelled out. */
+#define DDL__CANONICAL_NAN(E, W, r) DDL__CANONICAL_NAN_##W(E, r)
+#define DDL__CANONICAL_NAN_OR(E, W, r) ((r) = (E##_v##W)((E##_u##W)(r) | (E##_u##W)((r) != (r))))
+#define DDL__CANONICAL_NAN_1(E, r) DDL__CANONICAL_NAN_OR(E, 1, r)
+#define DDL__CANONICAL_NAN_16(E, r) DDL__CANONICAL_NAN_OR(E, 16, r)
+#define DDL__CANONICAL_NAN_32(E, r) DDL__CANONICAL_NAN_OR(E, 32, r)
+#if defined(__x86_64__)
+#define DDL__CANONICAL_NAN_64(E, r) ((r) = E##_canonical_v64(r))
+DDL__AVX512 static inline __attribute__((always_inline)) ddl__f32_v64 ddl__f32_canonical_v64(ddl__f32_v64 r) {
+    __m512i ones = _mm512_set1_epi32(-1);
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)r, (__m512)r, _CMP_UNORD_Q);
+    return (ddl__f32_v64)_mm512_mask_mov_epi32((__m512i)r, nan, ones);
+}
+DDL__AVX512 static inline __attribute__((always_inline)) ddl__f64_v64 ddl__f64_canonical_v64(ddl__f64_v64 r) {
+    __m512i ones = _mm512_set1_epi64(-1);
+    __mmask8 nan = _mm512_cmp_pd_mask((__m512d)r, (__m512d)r, _CMP_UNORD_Q);
+    return (ddl__f64_v64)_mm512_mask_mov_epi64((__m512i)r, nan, ones);
+}
+#endif
 
 /* f = the f16 in the low 16 bits of each word of h. Subnormals become normal by a subtraction that has no subnormal
  * operand, so that flush-to-zero modes do not change the result. After F. Giesen, half_to_float_fast4. */

@@ -94,8 +94,8 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
             st->early = ddl__scratch_get(c, (size_t)s->bytes);
         }
         if (st->early == NULL) {
-            ddl__group_break(op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
-                             op->group->rank);
+            ddl__break_everywhere(c, op->group, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early",
+                                  op->group->rank);
             return DDL_OK;
         }
         memcpy(st->early + st->moved, payload, f->bytes);
@@ -108,7 +108,7 @@ static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, co
                                   const void *payload) {
     ddl__early *e = ddl__scratch_get(c, sizeof *e + f->bytes);
     if (e == NULL) {
-        ddl__group_break(g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
+        ddl__break_everywhere(c, g, DDL_ERR_NOMEM, "rank %d has no memory to keep what came early", g->rank);
         return DDL_OK;
     }
     e->next = NULL;
@@ -139,9 +139,9 @@ static void ddl__coll_route(ddl_context *c, int32_t peer, const ddl__frame *f, d
     uint32_t sequence = (uint32_t)(f->sequence >> 32);
     ddl__flow_started(c, g, g->rank_of[peer], sequence);
     ddl__op *op = ddl__op_find(g, sequence);
-    ddl__flight *record = op == NULL ? ddl__record_of(g, sequence) : NULL;
+    ddl__flight *record = op == NULL && DDL__CHECKS ? ddl__record_of(g, sequence) : NULL;
     uint64_t ours = op != NULL ? op->call.signature : record != NULL ? record->signature : f->signature;
-    if (ours != f->signature) {
+    if (DDL__CHECKS && ours != f->signature) {
         ddl__mismatch_seen(c, g, g->rank_of[peer], sequence);
         return;
     }
@@ -216,18 +216,31 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* >>start and end */
 
-static void ddl__record_start(ddl_group *g, const ddl__op *op) {
-    g->records[op->sequence % DDL__RECORDS] = (ddl__flight){.sequence = op->sequence,
-                                                            .root = op->call.root,
-                                                            .op = op->call.op,
-                                                            .kind = (uint8_t)op->call.kind,
-                                                            .dtype = (uint8_t)op->call.dtype,
-                                                            .status = DDL_IN_PROGRESS,
-                                                            .count = op->call.count,
-                                                            .call_hash = op->call.call_hash,
-                                                            .signature = op->call.signature,
-                                                            .start_ns = op->start_ns,
-                                                            .algorithm = op->cached->plan.algorithm};
+/* The newest call of a group, which is about to begin. */
+static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
+    g->records[g->sequence % DDL__RECORDS] = (ddl__flight){.order = ++g->context->called,
+                                                           .sequence = g->sequence,
+                                                           .root = call->root,
+                                                           .op = call->op,
+                                                           .kind = (uint8_t)call->kind,
+                                                           .dtype = (uint8_t)call->dtype,
+                                                           .status = DDL_IN_PROGRESS,
+                                                           .nature = call->nature,
+                                                           .tensors = call->tensors,
+                                                           .count = ddl__call_elements(g, call),
+                                                           .detail = call->detail,
+                                                           .call_hash = call->call_hash,
+                                                           .signature = call->signature,
+                                                           .start_ns = now,
+                                                           .algorithm = algorithm};
+}
+
+static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now) {
+    ddl__flight *record = ddl__record_of(g, sequence);
+    if (record != NULL) {
+        record->status = (int16_t)status;
+        record->end_ns = now;
+    }
 }
 
 /* Takes the op off its group and gives its memory back for the next run. */
@@ -239,16 +252,14 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
             break;
         }
     }
-    ddl__flight *record = ddl__record_of(g, op->sequence);
-    if (record != NULL) {
-        record->status = (int16_t)status;
-        record->end_ns = ddl__now_ns();
+    if (DDL__CHECKS) {
+        ddl__record_end(g, op->sequence, status, ddl__now_ns());
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);
     op->packed_in = op->packed_out = NULL;
     if (op->user != NULL) {
-        ddl__user_op_drop(op->user);
+        ddl__user_op_drop(c, op->user);
         op->user = NULL;
     }
     op->request->op = NULL;
@@ -290,6 +301,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
 /* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
 static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl_group *g = op->group;
+    ddl__native_abandon(c, op);
     for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         const ddl__step *s = ddl__op_step(op, i);
@@ -313,22 +325,42 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
 
 static void ddl__describe_record(const ddl_group *g, const ddl__flight *r, ddl__text *text) {
     ddl__call call = {.kind = (ddl_kind)r->kind, .op = r->op, .dtype = (ddl_dtype)r->dtype, .root = r->root,
-                      .count = r->count};
+                      .count = r->count, .tensors = r->tensors, .nature = r->nature, .detail = r->detail};
     ddl__describe_call(g, &call, r->algorithm, text);
 }
 
-/* What this rank called before, from the flight recorder: with the call itself it tells where the program was. */
-static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
-    for (uint32_t back = 1; back <= 2; back++) {
-        ddl__flight *r = sequence > back ? ddl__record_of(g, sequence - back) : NULL;
-        if (r != NULL) {
-            ddl__text_add(text, "%s", back == 1 ? " (before it: " : ", ");
-            ddl__describe_record(g, r, text);
+/* The collective of any group that this rank called last before one; NULL: none is known. */
+static ddl__flight *ddl__record_before(ddl_context *c, uint64_t order, ddl_group **out_group) {
+    ddl__flight *last = NULL;
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        uint32_t s = g->magic == DDL__GROUP_MAGIC ? g->sequence : 0;
+        ddl__flight *r = NULL;
+        while (s > 0 && (r = ddl__record_of(g, s)) != NULL && r->order >= order) {
+            s--;
+        }
+        if (s > 0 && r != NULL && (last == NULL || r->order > last->order)) {
+            last = r;
+            *out_group = g;
         }
     }
-    if (text->used > 0) {
-        ddl__text_add(text, ")");
+    return last;
+}
+
+/* What this rank called before, oldest first, from the flight recorder: with the call itself it tells where the program
+ * was. */
+static void ddl__describe_before(ddl_group *g, uint32_t sequence, ddl__text *text) {
+    ddl_group *groups[2] = {NULL, NULL};
+    const ddl__flight *own = ddl__record_of(g, sequence);
+    ddl__flight *last = own != NULL ? ddl__record_before(g->context, own->order, &groups[1]) : NULL;
+    ddl__flight *calls[2] = {last != NULL ? ddl__record_before(g->context, last->order, &groups[0]) : NULL, last};
+    for (int32_t i = 0; i < 2; i++) {
+        if (calls[i] != NULL) {
+            ddl__text_add(text, "%s\"%s\" #%u ", text->used == 0 ? " (before it: " : ", ", groups[i]->name,
+                          calls[i]->sequence);
+            ddl__describe_record(groups[i], calls[i], text);
+        }
     }
+    ddl__text_add(text, "%s", text->used > 0 ? ")" : "");
 }
 
 /* Ends all collectives of a group that broke. */
@@ -343,8 +375,8 @@ static void ddl__ops_fail_all(ddl_group *g) {
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         uint32_t sequence = op->sequence;
         ddl__op_abandon(g->context, op, g->broken);
-        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\"%s: %s", call, sequence, g->name,
-                          before, g->broken_text);
+        ddl__request_fail(r, g->broken, "%s, operation %u of group \"%s\": %s%s", call, sequence, g->name,
+                          g->broken_text, before);
     }
 }
 
@@ -380,6 +412,9 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
+    ddl__native_close(g);
+    ddl__free(&c->base, g->fast);
+    g->fast = NULL;
     while (g->early != NULL) {
         ddl__early *e = g->early;
         g->early = e->next;

@@ -3,11 +3,14 @@
 #ifndef DDL_ENGINE_OP_H
 #define DDL_ENGINE_OP_H
 
-#include "../p2p/p2p.h"
+#include "reduction.h"
 
 enum { DDL__CACHED_MAX = 64 };
 
 /* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
+/* What a program's own op is: two that have the same number on two ranks must be alike in this too. */
+typedef enum ddl__nature { DDL__OF_OURS, DDL__SCALED_SUM, DDL__FUNCTION, DDL__FUNCTION_IN_ORDER } ddl__nature;
+
 typedef struct ddl__call {
     ddl_kind kind;
     ddl_op op;
@@ -18,6 +21,10 @@ typedef struct ddl__call {
     bool in_place, commutative;
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
+    int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
+    const ddl_tensor *list; /* they; NULL in a record */
+    uint8_t nature;  /* ddl__nature */
+    uint64_t detail; /* hash of what count does not say: lengths of a v-form, the tensors of all_reduce_many */
     uint64_t call_hash, signature; /* see ddl__flight */
 } ddl__call;
 
@@ -43,13 +50,21 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
-    ddl__reduce_fn reduce;
-    struct ddl__user_op *user;
+    ddl__reduction reduction;
+    ddl__user_op *user;
     ddl__step_state *steps;
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
-    uint64_t start_ns, asked_ns;
+    uint64_t asked_ns;
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
+    struct ddl__op *native_next; /* of the context's natives */
+    void *native;              /* what a transport runs for the step native_step ... */
+    ddl_status native_refused; /* ... NULL: it could not begin, and why */
+    uint32_t native_step;
+    int32_t native_waits; /* a rank whose part is missing; -1: not known */
+    uint32_t natives_left; /* native steps that have not begun */
+    uint32_t native_parked; /* one that is ready, before its turn; DDL__NO_STEP: none */
+    bool is_native; /* on that list */
 } ddl__op;
 
 typedef struct ddl__cached {
@@ -64,7 +79,7 @@ typedef struct ddl__cached {
     int32_t array_count;
     ddl__plan plan;
     uint32_t *recvs; /* receiving steps, sorted by (peer, slot) */
-    uint32_t recv_count;
+    uint32_t recv_count, native_count;
     double estimate_s;
     uint64_t algorithm_hash;
     ddl__op *spare; /* ops with all their arrays, for the next runs */
@@ -78,14 +93,49 @@ typedef struct ddl__early {
     unsigned char data[];
 } ddl__early;
 
+/* Elements of a call; of a v-form those of all ranks together. */
+static int64_t ddl__call_elements(const ddl_group *g, const ddl__call *call) {
+    int64_t total = call->count;
+    for (int32_t i = 0; i < g->size && call->counts != NULL; i++) {
+        total += call->counts[i];
+    }
+    return total;
+}
+
+/* "as 3+4+3": what the ranks have, as far as it fits, and a digest of it all. */
+static void ddl__describe_counts(const ddl_group *g, const ddl__call *call, ddl__text *text) {
+    for (int32_t i = 0; i < DDL__MIN(g->size, 8) && call->counts != NULL; i++) {
+        ddl__text_add(text, "%s%lld", i > 0 ? "+" : " as ", (long long)call->counts[i]);
+    }
+    ddl__text_add(text, "%s", call->counts != NULL && g->size > 8 ? "+..." : "");
+    if (call->detail != 0) {
+        ddl__text_add(text, " (#%08x)", (unsigned)call->detail);
+    }
+}
+
+/* The tensors of all_reduce_many, as far as it fits, and a digest of all. */
+static void ddl__describe_list(const ddl__call *call, ddl__text *text) {
+    ddl__text_add(text, "%d tensors", call->tensors);
+    for (int32_t i = 0; i < DDL__MIN(call->tensors, 6) && call->list != NULL; i++) {
+        ddl__text_add(text, "%s%lld x %s", i > 0 ? " + " : ": ", (long long)ddl_tensor_count(&call->list[i]),
+                      ddl_dtype_name(call->list[i].dtype));
+    }
+    ddl__text_add(text, "%s (#%08x)", call->list != NULL && call->tensors > 6 ? " + ..." : "", (unsigned)call->detail);
+}
+
 static void ddl__describe_call(const ddl_group *g, const ddl__call *call, const char *algorithm, ddl__text *text) {
-    (void)g;
-    ddl__text_add(text, "%s(", ddl__kind_name(call->kind));
-    if (call->kind != DDL_BARRIER) {
-        ddl__text_add(text, "%lld x %s", (long long)call->count, ddl_dtype_name(call->dtype));
+    static const char *const natures[] = {"", "a scaled sum", "a function", "a function, not commutative"};
+    ddl__text_add(text, "%s%s(", ddl__kind_name(call->kind), call->tensors > 0 ? "_many" : "");
+    if (call->tensors > 0) {
+        ddl__describe_list(call, text);
+    } else if (call->kind != DDL_BARRIER) {
+        ddl__text_add(text, "%lld x %s", (long long)ddl__call_elements(g, call), ddl_dtype_name(call->dtype));
+    }
+    if (ddl__kind_is_v(call->kind)) {
+        ddl__describe_counts(g, call, text);
     }
     if (call->op >= 256) {
-        ddl__text_add(text, ", op %d", call->op);
+        ddl__text_add(text, ", op %d, %s", call->op, natures[call->nature]);
     } else if (call->op != DDL_OP_NONE) {
         ddl__text_add(text, ", %s", ddl__op_name(call->op));
     }
@@ -208,6 +258,7 @@ static ddl_status ddl__cached_index(ddl_context *c, ddl__cached *e) {
         return DDL_ERR_NOMEM;
     }
     for (uint32_t i = 0; i < plan->step_count; i++) {
+        e->native_count += plan->steps[i].kind == DDL__NATIVE;
         if (!ddl__is_recv(&plan->steps[i])) {
             continue;
         }
@@ -247,6 +298,16 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
     return DDL_OK;
 }
 
+/* How long the group's transport takes for a call by itself; 0: it does not serve it. */
+static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
+    const ddl__native *n = &g->native;
+    if (n->set == NULL || ddl__kind_is_v(call->kind)) {
+        return 0;
+    }
+    uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
+    return (double)n->table->native_cost_ns(n->self, n->set, (int32_t)call->kind, bytes) * 1e-9;
+}
+
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
     return (ddl__plan_args){.kind = call->kind,
                             .size = g->size,
@@ -260,7 +321,8 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                             .offsets = call->offsets,
                             .recv_counts = call->recv_counts,
                             .recv_offsets = call->recv_offsets,
-                            .host_of = g->host_of};
+                            .host_of = g->host_of,
+                            .native_s = ddl__native_seconds(g, call)};
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {

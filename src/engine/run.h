@@ -3,23 +3,7 @@
 #ifndef DDL_ENGINE_RUN_H
 #define DDL_ENGINE_RUN_H
 
-#include "op.h"
-
-/* A user's op, or a scaled sum. */
-typedef struct ddl__user_op {
-    bool used, commutative;
-    int32_t users; /* running operations */
-    bool freed;
-    ddl_op_fn fn; /* NULL: scaled sum */
-    void *user;
-    double factor;
-} ddl__user_op;
-
-/* One user less; the id of a freed op is free for another one when the last is gone. */
-static void ddl__user_op_drop(ddl__user_op *user) {
-    user->users--;
-    user->used = !(user->freed && user->users == 0);
-}
+#include "native.h"
 
 /* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
 enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
@@ -37,31 +21,6 @@ static char *ddl__at(const ddl__op *op, int32_t space, int64_t offset) {
 static char *ddl__src(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->src_space, s->src); }
 
 static char *ddl__dst(const ddl__op *op, const ddl__step *s) { return ddl__at(op, s->dst_space, s->dst); }
-
-/* dst = a op b, a from the lower ranks. */
-static void ddl__op_reduce(const ddl__op *op, void *dst, const void *a, const void *b, uint64_t bytes) {
-    size_t count = bytes / (uint64_t)op->cached->element_bytes;
-    if (count == 0) {
-        return; /* nothing to reduce is none of a program's function's business */
-    }
-    if (op->user != NULL && op->user->fn != NULL) {
-        op->user->fn(dst, a, b, (int64_t)count, op->call.dtype, op->user->user);
-    } else {
-        op->reduce(dst, a, b, count);
-    }
-}
-
-/* Our kernels read bytes at any address; a user's function has typed pointers, but a payload begins where the stream of
- * frames puts it. */
-static void ddl__op_reduce_aligned(const ddl__op *op, char *dst, const char *own, const char *theirs, uint64_t bytes,
-                                   bool theirs_first) {
-    char piece[4096] __attribute__((aligned(64))); /* a multiple of every element */
-    for (uint64_t at = 0; at < bytes; at += sizeof piece) {
-        uint64_t n = DDL__MIN(bytes - at, (uint64_t)sizeof piece);
-        memcpy(piece, theirs + at, n);
-        ddl__op_reduce(op, dst + at, theirs_first ? piece : own + at, theirs_first ? own + at : piece, n);
-    }
-}
 
 static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     uint32_t size = op->cached->plan.step_count;
@@ -174,7 +133,8 @@ static void ddl__flow_caught_up(ddl_context *c, ddl_group *g) {
 
 static bool ddl__step_held(ddl_context *c, ddl__op *op, const ddl__step *s, ddl__step_state *st) {
     ddl__toward *flow = &op->group->flows[s->peer];
-    if (op->cached->plan.fenced || (int32_t)(flow->started - op->sequence) >= 0) {
+    bool fenced = op->cached->plan.fenced && s->flags != DDL__AT_ONCE;
+    if (fenced || (int32_t)(flow->started - op->sequence) >= 0) {
         return false;
     }
     uint32_t cost = (uint32_t)s->bytes + DDL__AHEAD_BYTES;
@@ -243,11 +203,11 @@ static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, 
     }
     bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;
     if (op->user != NULL && (uintptr_t)data % (uint64_t)DDL__MIN(op->cached->element_bytes, 8) != 0) {
-        ddl__op_reduce_aligned(op, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
+        ddl__reduce_aligned(&op->reduction, dst, ddl__src(op, s) + offset, data, bytes, theirs_first);
         return;
     }
     const char *own = ddl__src(op, s) + offset;
-    ddl__op_reduce(op, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
+    ddl__reduce_pair(&op->reduction, dst, theirs_first ? data : own, theirs_first ? own : data, bytes);
 }
 
 static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
@@ -284,9 +244,12 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     case DDL__REDUCE: {
         char *dst = ddl__dst(op, s), *src = ddl__src(op, s);
         bool dst_first = (s->flags & DDL__DST_FIRST) != 0;
-        ddl__op_reduce(op, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
+        ddl__reduce_pair(&op->reduction, dst, dst_first ? dst : src, dst_first ? src : dst, (uint64_t)s->bytes);
         break;
     }
+    case DDL__NATIVE:
+        ddl__step_native(c, op, i);
+        return;
     }
     ddl__step_finish(op, i);
 }
@@ -316,6 +279,8 @@ static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     op->left = plan->step_count;
     op->ready_first = op->ready_count = op->cursor = 0;
+    op->natives_left = op->cached->native_count;
+    op->native_parked = DDL__NO_STEP;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         st->out.done = ddl__step_sent;

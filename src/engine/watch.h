@@ -28,27 +28,6 @@ typedef struct ddl__answer {
 
 /* >>telling the group */
 
-/* Breaks the group here and at all members, with one sentence. */
-static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
-                                                                       const char *format, ...) {
-    char text[DDL__SENTENCE_BYTES - 128];
-    uint8_t payload[DDL__NOTE_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
-    ddl__put_string(&w, text);
-    for (int32_t i = 0; i < g->size; i++) {
-        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
-            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
-            ddl__tell(c, g->ranks[i], f, payload, w.at);
-        }
-    }
-    ddl__group_break(g, status, "%s", text);
-}
-
 /* Passes bad news on, once, over the links that are there: whoever told us may leave before it has connected to all. */
 static void ddl__pass_on(ddl_context *c, const ddl_group *g, int32_t but, const ddl__frame *f, const void *payload) {
     for (int32_t i = 0; i < g->size; i++) {
@@ -66,9 +45,7 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     char text[DDL__SENTENCE_BYTES];
     int32_t code = -(int32_t)ddl__get_u32(&r);
     ddl__get_string(&r, text, sizeof text);
-    bool known = code == DDL_ERR_MISMATCH || code == DDL_ERR_TIMEOUT || code == DDL_ERR_NOMEM || code == DDL_ERR_PEER ||
-                 code == DDL_ERR_INTERNAL;
-    if (r.bad || !known) {
+    if (r.bad || !ddl__may_break((ddl_status)code)) {
         return DDL_ERR_CORRUPT;
     }
     if (g != NULL && g->broken == DDL_OK) {
@@ -87,7 +64,12 @@ static const ddl__flight *ddl__own_call(ddl_group *g, uint32_t sequence, char *o
         return NULL;
     }
     ddl__text text = {out, bytes, 0};
-    ddl__describe_record(g, r, &text);
+    const ddl__op *op = ddl__op_find(g, sequence);
+    if (op != NULL) { /* which knows more of it */
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+    } else {
+        ddl__describe_record(g, r, &text);
+    }
     return r;
 }
 
@@ -111,6 +93,9 @@ static void ddl__ask(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequen
 /* True when a receive from the peer is still to come. */
 static bool ddl__op_waits_for(const ddl__op *op, int32_t peer) {
     const ddl__cached *e = op->cached;
+    if (op->is_native) {
+        return op->native_waits == peer;
+    }
     for (uint32_t i = 0; i < e->recv_count; i++) {
         const ddl__step *s = ddl__op_step(op, e->recvs[i]);
         if (s->peer == peer && !op->steps[e->recvs[i]].arrived) {
@@ -125,7 +110,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
         op->answers = ddl__alloc_array(&c->base, (size_t)op->group->size, sizeof *op->answers);
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
-        if (i != op->group->rank && (all || ddl__op_waits_for(op, i))) {
+        if (i != op->group->rank && (all || op->is_native || ddl__op_waits_for(op, i))) {
             ddl__ask(c, op->group, i, op->sequence);
         }
     }
@@ -235,10 +220,13 @@ static void ddl__lengths_differ(ddl_context *c, ddl__op *op, int32_t peer, uint6
 
 /* Somebody asked for this collective before we called it: if that was another call, we know at once. */
 static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op) {
-    ddl__announced a = g->announced;
+    if (g->announced.sequence != op->sequence || g->announced.signature == op->call.signature) {
+        return;
+    }
+    ddl__announced a = g->announced; /* what is said to others may bring a newer one */
     char ours[160];
     const ddl__flight *own = ddl__own_call(g, op->sequence, ours, sizeof ours);
-    if (own != NULL && a.sequence == op->sequence && a.signature != op->call.signature) {
+    if (own != NULL) {
         ddl__mismatch_found(c, g, own, ours, a.peer, a.call_hash, a.call);
     }
 }

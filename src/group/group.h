@@ -30,19 +30,38 @@ typedef struct ddl__toward {
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
 } ddl__toward;
 
+/* bench/check.c measures what the mismatch check and the flight recorder cost, by a build without them. Nobody else
+ * defines the macro. */
+#ifdef DDL__BENCH_NO_CHECK
+enum { DDL__CHECKS = 0 };
+#else
+enum { DDL__CHECKS = 1 };
+#endif
+
 /* One line of the flight recorder. */
 typedef struct ddl__flight {
+    uint64_t order; /* among the collectives of all groups of this rank */
     uint32_t sequence;
     int32_t root;
     ddl_op op;
     uint8_t kind, dtype;
     int16_t status; /* DDL_IN_PROGRESS while it runs */
-    int64_t count;
+    uint8_t nature; /* as in ddl__call */
+    int32_t tensors;
+    int64_t count; /* of a v-form the elements of all ranks */
+    uint64_t detail;
     uint64_t call_hash; /* of this call */
     uint64_t signature; /* of this call and all before it: what its frames carry */
     uint64_t start_ns, end_ns;
     const char *algorithm;
 } ddl__flight;
+
+/* What runs collectives of the group by itself: see engine/native.h. */
+typedef struct ddl__native {
+    const ddl_transport *table;
+    void *self, *set; /* set NULL: nothing does */
+    uint64_t sequence; /* of its newest operation */
+} ddl__native;
 
 /* What a peer said it is calling, before we have called that ourselves. */
 typedef struct ddl__announced {
@@ -87,11 +106,15 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
+    ddl__native native;
+    struct ddl__fast *fast; /* see coll/fast.h */
     ddl__announced announced;
     uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
     uint32_t doubt_sequence; /* which call */
     uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
+    uint64_t fast_ns;        /* when the last one that went the short way began */
     ddl__flight records[DDL__RECORDS];
+    uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
     struct ddl__agreement *agreements;
@@ -110,6 +133,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
+static void ddl__native_close(ddl_group *g);
 static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */
@@ -217,7 +241,7 @@ static void ddl__group_bury(ddl_group *g) {
 /* >>checking */
 
 /* Begins a public call on a group; the context is locked on success. what: the call, for the sentence. */
-static ddl_status ddl__enter_group(ddl_group *g, const char *what) {
+static inline ddl_status ddl__enter_group(ddl_group *g, const char *what) {
     if (g == NULL || (g->magic != DDL__GROUP_MAGIC && g->magic != DDL__GROUP_FREED)) {
         return DDL_ERR_ARG;
     }
@@ -261,6 +285,34 @@ static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g,
     ddl__changed(g->context);
 }
 
+/* What may be the reason for all members. */
+static bool ddl__may_break(ddl_status status) {
+    return status == DDL_ERR_MISMATCH || status == DDL_ERR_TIMEOUT || status == DDL_ERR_NOMEM ||
+           status == DDL_ERR_PEER || status == DDL_ERR_SYSTEM || status == DDL_ERR_UNSUPPORTED ||
+           status == DDL_ERR_INTERNAL;
+}
+
+/* Breaks the group here and at all members, with one sentence. */
+static void __attribute__((format(printf, 4, 5))) ddl__break_everywhere(ddl_context *c, ddl_group *g, ddl_status status,
+                                                                       const char *format, ...) {
+    char text[DDL__SENTENCE_BYTES - 128];
+    uint8_t payload[DDL__NOTE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u32(&w, (uint32_t)-(int32_t)status);
+    ddl__put_string(&w, text);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && c->links[g->ranks[i]].life == DDL__ALIVE) {
+            ddl__frame f = {.type = DDL__FRAME_MISMATCH, .group = g->id, .epoch = g->epoch};
+            ddl__tell(c, g->ranks[i], f, payload, w.at);
+        }
+    }
+    ddl__group_break(g, status, "%s", text);
+}
+
 /* The peer's epoch and membership; NULL when the frame is of a group that is gone or not yet there. */
 static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_group *g = ddl__group_find(c, f->group);
@@ -296,5 +348,15 @@ static bool ddl__is_drained(const ddl_group *g, int32_t group_rank) {
 static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
     return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
+
+/* All others of a group that had others are gone. */
+static bool ddl__is_alone(const ddl_group *g) {
+    bool alone = g->size > 1;
+    for (int32_t i = 0; alone && i < g->size; i++) {
+        alone = i == g->rank || ddl__is_gone(g, i);
+    }
+    return alone;
+}
+static const char ddl__why_alone[] = "all others are dead or have left the job";
 
 #endif /* DDL_GROUP_H */

@@ -240,8 +240,10 @@ static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *tran
     if ((transport->flags & DDL_TRANSPORT_ORDERED) == 0) {
         return ddl__plugin_refuse(reason, "its transport does not promise order (DDL_TRANSPORT_ORDERED)");
     }
-    if (transport->max_payload_bytes == 0) {
-        return ddl__plugin_refuse(reason, "its transport says that a message has no payload (max_payload_bytes is 0)");
+    if (transport->max_payload_bytes < DDL_MESSAGE_PAYLOAD_BYTES) {
+        return ddl__plugin_refuse(reason, "its transport takes payloads of at most %llu bytes "
+                                  "(max_payload_bytes); messages have up to %u",
+                                  (unsigned long long)transport->max_payload_bytes, DDL_MESSAGE_PAYLOAD_BYTES);
     }
     return DDL__PLUGIN_USABLE;
 }

@@ -3,11 +3,11 @@
  * message may still be in a socket, and most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
- * through /proc, and close their own. Nothing is left behind. Where /proc does not allow it, there is no board. */
+ * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
 #ifndef DDL_MESH_BOARD_H
 #define DDL_MESH_BOARD_H
 
-#include "host.h"
+#include "passing.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,24 +24,28 @@ static int32_t ddl__board_make(int32_t world_size) {
     return fd;
 }
 
-/* Maps the board that process pid has as descriptor fd. Size and seals are checked first: a board that could shrink
- * would turn a look at it into SIGBUS. */
-static void ddl__board_open(ddl_context *c, int32_t pid, int32_t fd) {
+/* The board that process pid has as descriptor fd; -1: it cannot be reached. */
+static int ddl__board_reach(int32_t pid, int32_t fd) {
     char path[64];
-    struct stat st;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
-    int own = open(path, O_RDWR | O_CLOEXEC);
-    if (own >= 0 && fstat(own, &st) == 0 && st.st_size == c->world_size &&
-        (fcntl(own, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
-        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Maps a board, and closes the descriptor. Size and seals are checked first: a board that could shrink would turn a
+ * look at it into SIGBUS. */
+static void ddl__board_open(ddl_context *c, int fd) {
+    struct stat st;
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == c->world_size &&
+        (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
     }
-    if (own >= 0) {
-        close(own);
+    if (fd >= 0) {
+        close(fd);
     }
     if (c->board == NULL) {
-        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: %s cannot be shared; deaths of ranks that this one is not "
-                 "connected to are noticed a few seconds late", path);
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: it cannot be shared; deaths of ranks that this one is not "
+                 "connected to are noticed a few seconds late");
     }
 }
 

@@ -1,4 +1,5 @@
-/* mesh, first part: the context, one member of one job. All state hangs off it; there are no globals.
+/* mesh, first part: the context, one member of one job. All state hangs off it. There are no globals,
+ * but for the shells of contexts that ended: see coll/join.h.
  * Rooms above keep their own parts behind pointers that this room only carries. */
 #ifndef DDL_MESH_CONTEXT_H
 #define DDL_MESH_CONTEXT_H
@@ -14,10 +15,11 @@
 #include <sys/mman.h>
 
 enum {
-    DDL__ENDPOINTS_MAX = 8,
+    DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
-    DDL__NOTE_BYTES = 1024 /* payload of a control message */
+    DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
+    DDL__PASS_NAME_BYTES = 16
 };
 
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
@@ -28,11 +30,12 @@ typedef struct ddl__outgoing {
     int64_t index;
 } ddl__outgoing;
 
-/* A control message with room for its payload. Reused, never freed before the end. */
+/* A control message with room for its payload. Those of the usual size are reused and never freed before the end. */
 typedef struct ddl__note {
     ddl__outgoing out;
     struct ddl__note *next;
-    uint8_t payload[DDL__NOTE_BYTES];
+    size_t room;
+    uint8_t payload[];
 } ddl__note;
 
 /* Scratch memory that is kept for the next time. */
@@ -66,8 +69,10 @@ typedef struct ddl__endpoint {
     const ddl_transport *table;
     void *self;
     ddl_host host; /* host.core is the context */
+    bool only_watches; /* TCP that was not asked for: carries nothing, see DDL_TRANSPORT_BLIND */
     uint32_t address_bytes;
     uint8_t address[256];
+    ddl_transport_stats stats;
 } ddl__endpoint;
 
 typedef enum ddl__life {
@@ -79,8 +84,13 @@ typedef enum ddl__life {
 
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
+    ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
+    bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
+    bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
+    bool process_told, board_told, board_taken;
     bool drained; /* left, and its link has ended: nothing more will come */
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
@@ -90,6 +100,7 @@ typedef struct ddl__link {
     uint64_t latency_ns, bytes_per_s;
     const char *missed_how;
     char host_id[64], host_name[32];
+    uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */
 } ddl__link;
 
 /* How a link can end, for missed_how; other texts are possible. */
@@ -99,6 +110,12 @@ static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
+
+/* A clock that costs a few nanoseconds, for what is only reported: set right by the real one now and then. */
+typedef struct ddl__clock {
+    uint64_t ticks, ns; /* of one moment */
+    double ns_per_tick;
+} ddl__clock;
 
 /* The last error of one thread. */
 typedef struct ddl__told {
@@ -125,6 +142,7 @@ struct ddl_context {
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, finalized, aborted, joined;
+    bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
     int32_t wake_fd, epoll_fd;
@@ -137,6 +155,11 @@ struct ddl_context {
     ddl__link *links; /* by world rank */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
+    int32_t pass_fd; /* listens for passed descriptors */
+    int32_t passing_count;
+    uint8_t pass_name[DDL__PASS_NAME_BYTES];
+    struct ddl__passing *passings; /* on their way */
+    struct ddl__passed *passed;    /* have come */
     ddl__handler handlers[DDL__FRAME_TYPE_MAX + 1];
     int32_t missed_count, closing_count;
     uint64_t next_look_ns; /* when the detector looks again */
@@ -148,10 +171,14 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__clock clock;
+    struct ddl__op *natives; /* operations that a transport runs by itself */
+    uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
     struct ddl__requests *requests;
     struct ddl__ops *ops;
+    uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
     ddl__sentence error; /* the newest, and what each thread was told */
     pthread_mutex_t error_lock;
@@ -182,15 +209,57 @@ static ddl_status ddl__said(ddl_context *c, ddl_status status) {
     return status;
 }
 
+/* ddl__tune_parse, and who asked for it. */
+static ddl_status ddl__tune_set(ddl_context *c, ddl__tuning *tuning, const char *text, const char *what) {
+    ddl__sentence why;
+    ddl_status status = ddl__tune_parse(tuning, text, &why);
+    return status < 0 ? ddl__error(c, status, "%s: %s", what, why.text) : status;
+}
+
+/* >>clock */
+
+static inline uint64_t ddl__ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return ddl__now_ns();
+#endif
+}
+
+/* Measures the length of a tick since the last time, unless that is too short ago to tell. */
+static uint64_t ddl__clock_set(ddl_context *c) {
+    uint64_t ticks = ddl__ticks(), ns = ddl__now_ns();
+    if (ns - c->clock.ns > DDL__NS_PER_MS / 2 && ticks > c->clock.ticks) {
+        c->clock.ns_per_tick = (double)(ns - c->clock.ns) / (double)(ticks - c->clock.ticks);
+        c->clock.ticks = ticks;
+        c->clock.ns = ns;
+    }
+    return ns;
+}
+
+/* The time, wrong by a few microseconds at most: the real clock is asked once a millisecond. */
+static inline uint64_t ddl__about_ns(ddl_context *c) {
+    double since = (double)(int64_t)(ddl__ticks() - c->clock.ticks) * c->clock.ns_per_tick;
+    return since > 0 && since < (double)DDL__NS_PER_MS ? c->clock.ns + (uint64_t)(int64_t)since : ddl__clock_set(c);
+}
+
 /* >>lock */
 
-static void ddl__lock(ddl_context *c) {
+/* Mostly nobody else has it. */
+static inline void ddl__lock(ddl_context *c) {
+    if (pthread_mutex_trylock(&c->lock) == 0) {
+        return;
+    }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     pthread_mutex_lock(&c->lock);
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-static void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
 
 /* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {
@@ -204,12 +273,12 @@ static void ddl__own_page_make(ddl_context *c) {
     }
 }
 
-static bool ddl__is_forked(const ddl_context *c) {
+static inline bool ddl__is_forked(const ddl_context *c) {
     return c->own_page != NULL ? *c->own_page == 0 : c->pid != getpid();
 }
 
 /* Begins a public call: checks that the context may be used, and locks it. */
-static ddl_status ddl__enter(ddl_context *c) {
+static inline ddl_status ddl__enter(ddl_context *c) {
     if (c == NULL) {
         return DDL_ERR_ARG;
     }
@@ -223,6 +292,31 @@ static ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+DDL_API const char *ddl_error(const ddl_context *context) {
+    ddl_context *c = (ddl_context *)(uintptr_t)context;
+    if (c == NULL) {
+        return "";
+    }
+    if (ddl__is_forked(c)) { /* the parent's words, and a lock that may be held for ever */
+        return "the context belongs to the parent process, a child of fork cannot use it; start processes before "
+               "ddl_init, or call ddl_init in the child";
+    }
+    pthread_mutex_lock(&c->error_lock);
+    const ddl__told *found = NULL;
+    for (int32_t i = 0; i < DDL__TOLD; i++) {
+        const ddl__told *t = &c->told[i];
+        bool mine = t->number > 0 && pthread_equal(t->thread, pthread_self());
+        if (mine || found == NULL || t->number > found->number) {
+            found = t;
+        }
+        if (mine) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&c->error_lock);
+    return found->text;
 }
 
 /* Refuses a call that was given NULL where something must be. c may be NULL too: then there is nowhere to say why. */

@@ -15,6 +15,7 @@
 #define DDL__GRACE_NS (1 * DDL__NS_PER_S) /* from the end of a link to the end of its process, on a busy machine */
 #define DDL__GOODBYE_NS (250 * DDL__NS_PER_MS) /* from a goodbye to the error of those who still waited for that rank */
 #define DDL__LOOK_NS (10 * DDL__NS_PER_MS)
+#define DDL__LAST_WORDS_MS 500u /* from the end of a connection that watches to the last words on another transport */
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
@@ -26,22 +27,11 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 static uint64_t ddl__process_start(int32_t pid) {
     char path[48], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
+    ddl__process process;
+    if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
         return 0;
     }
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
-    char *at = strrchr(text, ')'); /* the name may contain anything */
-    if (at == NULL || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') {
-        return 0; /* a zombie is dead, its parent only has not asked */
-    }
-    unsigned long long start = 0;
-    for (int field = 2; at != NULL && field < 22; field++) {
-        at = strchr(at + 1, ' ');
-    }
-    return at != NULL && sscanf(at, " %llu", &start) == 1 ? start : 0;
+    return process.state == 'Z' || process.state == 'X' ? 0 : process.start;
 }
 
 /* Where pidfds exist one is kept per rank of this host; -1 falls back to /proc. */
@@ -69,7 +59,7 @@ static bool ddl__process_gone(const ddl__link *l) {
 }
 
 static bool ddl__has_process(const ddl_context *c, const ddl__link *l) {
-    return l->same_host && l->pid > 0 && l->pid != c->pid;
+    return l->same_space ? l->pid > 0 && l->pid != c->pid : l->pidfd >= 0;
 }
 
 /* >>death */
@@ -159,8 +149,12 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     ddl__free(&c->base, state);
     ddl__text_add(&out, " is cut off: %s", how);
     for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link *l = &c->links[i];
-        if (l->host == host && (l->life == DDL__ALIVE || l->life == DDL__MISSED)) {
+        if (c->links[i].host == host) {
+            ddl__missed(c, i, how); /* all of them first: the cut may be one way, and none is to be told of another */
+        }
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (c->links[i].host == host && c->links[i].life == DDL__MISSED) {
             ddl__dead(c, i, text, -1);
         }
     }
@@ -169,13 +163,13 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
 /* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
  * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
 static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
-    uint64_t mates = 0, before_me = 0;
+    uint64_t mates = 0, before_me = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
         mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
         before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
-    return mates == 0 ? 0 : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS;
+    return mates == 0 ? least : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS + least;
 }
 
 /* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
@@ -243,6 +237,9 @@ static void ddl__reap(ddl_context *c) {
             if (l->endpoint != NULL) {
                 l->endpoint->table->peer_dead(l->endpoint->self, i);
             }
+            if (l->watch != NULL) {
+                l->watch->table->peer_dead(l->watch->self, i);
+            }
         }
     }
 }
@@ -256,6 +253,11 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     ddl__get_string(&r, text, sizeof text);
     if (r.bad || rank >= (uint32_t)c->world_size) {
         return DDL_ERR_CORRUPT;
+    }
+    const ddl__link *l = &c->links[rank];
+    if (l->host == c->links[c->rank].host && l->host != c->links[peer].host && ddl__has_process(c, l)) {
+        c->next_look_ns = 0; /* who sits elsewhere may only have lost the cable; here one sees whether it lives */
+        return DDL_OK;
     }
     ddl__dead(c, (int32_t)rank, text, peer);
     return DDL_OK;

@@ -6,6 +6,8 @@
 #include "context.h"
 
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
+static ddl_status ddl__host_send_fd(const ddl_host *host, int32_t peer, uint64_t tag, int fd);
+static ddl_status ddl__host_take_fd(const ddl_host *host, int32_t peer, uint64_t tag, int *out_fd);
 
 static ddl_context *ddl__core(const ddl_host *host) { return host->core; }
 
@@ -13,12 +15,25 @@ static void *ddl__host_alloc(const ddl_host *host, size_t bytes) { return ddl__a
 
 static void ddl__host_free(const ddl_host *host, void *memory) { ddl__free(&ddl__core(host)->base, memory); }
 
+/* While a transport opens that must, a warning may be why it does not. Then the sentence of the error tells it, once;
+ * else it is logged when the next one comes, or when the transport is open. */
+static void ddl__opening_warned(ddl_context *c) {
+    if (c->opening && c->error.text[0] != 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "%s", c->error.text);
+        c->error.text[0] = 0;
+    }
+}
+
+/* The start of a job is one line, ddl__announce's. Only a transport that was asked for may say more, on rank 0. */
 static void ddl__host_log(const ddl_host *host, ddl_log_level level, const char *line) {
     ddl_context *c = ddl__core(host);
-    ddl__log(&c->base, level, "%s", line);
-    /* While transports open, a warning is the best reason there is for why one did not. */
     if (level == DDL_LOG_WARN && !c->joined) {
+        ddl__opening_warned(c);
         ddl__error(c, DDL_ERR_SYSTEM, "%s", line);
+    }
+    if (level != DDL_LOG_WARN || !c->opening) {
+        bool quiet = level == DDL_LOG_INFO && !c->joined && (!c->opening || c->rank != 0);
+        ddl__log(&c->base, quiet ? DDL_LOG_DEBUG : level, "%s", line);
     }
 }
 
@@ -54,15 +69,42 @@ static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const ui
     return DDL_OK;
 }
 
+/* A link is used for the first time. Where its transport is blind, the other host is watched from now on. */
+static void ddl__link_used(ddl_context *c, int32_t peer) {
+    ddl__link *l = &c->links[peer];
+    l->connected = true;
+    if (l->watch != NULL && !l->watching) {
+        l->watching = true;
+        l->watch->table->connect(l->watch->self, peer);
+    }
+}
+
+static void ddl__count_sent(ddl_context *c, int32_t peer, uint64_t bytes) {
+    ddl_transport_stats *t = &c->links[peer].endpoint->stats;
+    c->stats.messages_sent++;
+    c->stats.bytes_sent += bytes;
+    t->messages_sent++;
+    t->bytes_sent += bytes;
+}
+
+static void ddl__count_received(ddl_context *c, int32_t peer, uint64_t bytes) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    c->stats.messages_received++;
+    c->stats.bytes_received += bytes;
+    if (e != NULL) {
+        e->stats.messages_received++;
+        e->stats.bytes_received += bytes;
+    }
+}
+
 static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
         ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
                  "closed", f->bytes, peer);
         return DDL_ERR_CORRUPT;
     }
-    c->links[peer].connected = true;
-    c->stats.messages_received++;
-    c->stats.bytes_received += f->bytes;
+    ddl__link_used(c, peer);
+    ddl__count_received(c, peer, f->bytes);
     return c->handlers[f->type].deliver(c, peer, f, payload);
 }
 
@@ -83,7 +125,8 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     }
     ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
-    if (status == DDL_OK && h->place != NULL && (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0) {
+    bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
+    if (status == DDL_OK && h->place != NULL && direct) {
         l->target = h->place(c, peer, &l->frame, l);
     }
     if (status == DDL_OK && l->target == NULL) {
@@ -105,8 +148,7 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
     ddl__landing *l = token;
     if (l->target != NULL) {
         if (status == DDL_OK) {
-            c->stats.messages_received++;
-            c->stats.bytes_received += l->frame.bytes;
+            ddl__count_received(c, peer, l->frame.bytes);
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
     } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
@@ -118,10 +160,6 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
 /* The memory that a landing goes to belongs to an operation that ends now: the rest is discarded. */
 static void ddl__landing_abandon(ddl_context *c, int32_t peer, ddl__landing *l) {
     ddl__endpoint *e = c->links[peer].endpoint;
-    if (!DDL_HAS(e->table, redirect)) {
-        ddl__missed(c, peer, "its transport cannot take back what is landing");
-        return;
-    }
     l->scratch = ddl__scratch_get(c, l->frame.bytes);
     l->target = l->scratch;
     e->table->redirect(e->self, peer, l, l->scratch);
@@ -134,6 +172,40 @@ static void ddl__host_sent(const ddl_host *host, ddl_message *message, ddl_statu
     if (out->done != NULL) {
         out->done(ddl__core(host), out, status);
     }
+}
+
+static ddl__note *ddl__note_get(ddl_context *c, size_t bytes);
+static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status);
+
+static ddl_status ddl__send(ddl_context *c, int32_t peer, ddl_message *message) {
+    ddl__endpoint *e = c->links[peer].endpoint;
+    ddl_status status = e->table->send(e->self, peer, message);
+    if (status == DDL_IN_PROGRESS) {
+        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
+    }
+    return status;
+}
+
+/* For a transport that cannot give memory back (no recall): it gets a copy, so that the operation may end first. */
+static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message *message) {
+    ddl__note *n = ddl__note_get(c, message->payload_bytes);
+    if (n == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    n->out.done = ddl__note_done;
+    c->notes_out++;
+    memcpy(n->out.message.header, message->header, sizeof message->header);
+    n->out.message.payload = n->payload;
+    n->out.message.payload_bytes = message->payload_bytes;
+    if (message->payload_bytes > 0) {
+        memcpy(n->payload, message->payload, message->payload_bytes);
+    }
+    ddl_status status = ddl__send(c, peer, &n->out.message);
+    if (status == DDL_IN_PROGRESS) {
+        return DDL_OK;
+    }
+    ddl__note_done(c, &n->out, status);
+    return status;
 }
 
 /* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
@@ -150,14 +222,10 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     ddl__frame_write(out->message.header, f);
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
-    l->connected = true;
-    c->stats.messages_sent++;
-    c->stats.bytes_sent += f->bytes;
-    ddl_status status = l->endpoint->table->send(l->endpoint->self, peer, &out->message);
-    if (status == DDL_IN_PROGRESS) {
-        ddl__kick(c); /* a sleeper does not know yet that there is something to write */
-    }
-    return status;
+    ddl__link_used(c, peer);
+    ddl__count_sent(c, peer, f->bytes);
+    bool copy = out->done != ddl__note_done && !DDL_HAS(l->endpoint->table, recall);
+    return copy ? ddl__send_copy(c, peer, &out->message) : ddl__send(c, peer, &out->message);
 }
 
 /* Takes a message back from the transport before its memory goes away. */
@@ -168,25 +236,39 @@ static void ddl__recall(ddl_context *c, int32_t peer, ddl__outgoing *out) {
     }
 }
 
+static ddl__note *ddl__note_get(ddl_context *c, size_t bytes) {
+    ddl__note *n = c->notes;
+    if (n != NULL && bytes <= DDL__NOTE_BYTES) {
+        c->notes = n->next;
+        return n;
+    }
+    size_t room = DDL__MAX(bytes, (size_t)DDL__NOTE_BYTES);
+    n = ddl__alloc(&c->base, sizeof *n + room);
+    if (n != NULL) {
+        n->room = room;
+    }
+    return n;
+}
+
 static void ddl__note_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     (void)status;
     ddl__note *n = (ddl__note *)out;
     c->notes_out--;
+    if (n->room > DDL__NOTE_BYTES) {
+        ddl__free(&c->base, n);
+        return;
+    }
     n->next = c->notes;
     c->notes = n;
 }
 
-/* Sends a control message: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it is to fail, or
- * finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what needs it. */
+/* Sends a control message of at most a frame: the payload is copied. DDL_ERR_NOMEM: it was not sent; what depends on it
+ * is to fail, or finds out by its own deadline. A peer that cannot be reached is no error here: its death ends what
+ * needs it. */
 static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const void *payload, size_t bytes) {
-    ddl__note *n = c->notes;
-    if (n != NULL) {
-        c->notes = n->next;
-    } else {
-        n = ddl__alloc(&c->base, sizeof *n);
-    }
+    ddl__note *n = bytes <= DDL__FRAME_MAX_PAYLOAD ? ddl__note_get(c, bytes) : NULL;
     if (n == NULL) {
-        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message to rank %d", peer);
+        ddl__log(&c->base, DDL_LOG_WARN, "no memory for a control message of %zu bytes to rank %d", bytes, peer);
         return DDL_ERR_NOMEM;
     }
     n->out.done = ddl__note_done;
@@ -257,8 +339,37 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
     return status;
 }
 
+/* Values for transports that mark each message. Neither the secret nor a key of the handshake can be got from them. */
+static ddl_status ddl__host_derive(const ddl_host *host, const void *data, size_t bytes, uint8_t out[32]) {
+    ddl_context *c = ddl__core(host);
+    static const char label[] = "ddl plugin mark"; /* 16 bytes, as those of the handshake, and none of them */
+    ddl__hmac_key key;
+    ddl__sha256 h;
+    uint8_t job[8];
+    if (c->settings.secret == NULL) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ddl__store_le64(job, c->job);
+    ddl__hmac_key_init(&key, c->settings.secret, c->settings.secret_bytes);
+    ddl__hmac_begin(&h, &key);
+    ddl__sha256_update(&h, label, sizeof label);
+    ddl__sha256_update(&h, job, sizeof job);
+    ddl__sha256_update(&h, data, bytes);
+    ddl__hmac_end(&h, &key, out);
+    ddl__wipe(&key, sizeof key);
+    return DDL_OK;
+}
+
 static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
     ddl_context *c = ddl__core(host);
+    const ddl__link *l = &c->links[peer];
+    if (l->watch != NULL && host == &l->watch->host && system_error == ENOTCONN) {
+        ddl__log(&c->base, DDL_LOG_WARN,
+                 "rank %d on host %s cannot be reached over TCP, which would show the end of its host; a cut link is "
+                 "noticed by deadlines alone. Open the ports (DDL_PORT_RANGE)",
+                 peer, l->host_name);
+        return;
+    }
     ddl__log(&c->base, DDL_LOG_DEBUG, "link to rank %d: %s%s%s", peer, what, system_error != 0 ? ": " : "",
              system_error != 0 ? strerror(system_error) : "");
     switch (system_error) {
@@ -300,7 +411,10 @@ static ddl_host ddl__host_table(ddl_context *c) {
         .transferred = ddl__host_transferred,
         .lost = ddl__host_lost,
         .prove = ddl__host_prove,
+        .send_fd = ddl__host_send_fd,
+        .take_fd = ddl__host_take_fd,
         .measure = ddl__host_measure,
+        .derive = ddl__host_derive,
     };
 }
 

@@ -4,32 +4,58 @@
 #ifndef DDL_MESH_WAIT_H
 #define DDL_MESH_WAIT_H
 
-#include "detector.h"
+#include "spaces.h"
 
 #include <sched.h>
 #include <sys/eventfd.h>
 
 enum {
-    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: about 2 ms */
+    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
     DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
     DDL__BUSY_WAITS = 500,     /* for so many waits */
     DDL__LONG_YIELD_NS = 400000,
     DDL__POLLS_AFTER_SLEEP = 8,
+    DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
+    DDL__LOOKS_SHORTLY = 4096,
+    DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
+    DDL__SPINS_CROWDED = 4,
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
-/* Lets one thing happen on every transport. expect: the rank that is waited for most, -1 for none. */
+/* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
+static int32_t ddl__natives_poll(ddl_context *c);
+
+/* A transport says that it is of no use any more: so are the links that it carried. */
+static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
+    for (int32_t r = 0; r < c->world_size; r++) {
+        if (c->links[r].endpoint == e) {
+            ddl__missed(c, r, "the transport to it has failed");
+        }
+    }
+}
+
+/* Lets one thing happen on the transports. expect: the rank that is waited for most, -1 for none. While something is
+ * expected in memory, transports that have to ask the kernel are looked at only now and then. */
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
-    int32_t events = 0;
+    int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
+    const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
+    bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         ddl__endpoint *e = &c->endpoints[i];
-        bool hint = expect >= 0 && c->links[expect].endpoint == e;
-        int32_t n = e->table->progress(e->self, hint ? expect : -1);
-        events += n > 0 ? n : 0;
+        if (all || e == expected || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0) {
+            int32_t n = e->table->progress(e->self, e == expected ? expect : -1);
+            events += n > 0 ? n : 0;
+            if (n < 0) {
+                ddl__transport_failed(c, e);
+            }
+        }
     }
     if (c->closing_count > 0) {
         ddl__reap(c);
+    }
+    if (c->passings != NULL) {
+        ddl__pass_progress(c);
     }
     return events;
 }
@@ -58,7 +84,9 @@ static void ddl__drain_wakes(ddl_context *c) {
     int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
         uint64_t count;
-        if (events[i].data.u32 != UINT32_MAX) {
+        if (events[i].data.u32 == DDL__PASSING_EVENT) {
+            ddl__pass_progress(c);
+        } else if (events[i].data.u32 != UINT32_MAX) {
             c->next_look_ns = 0; /* a pidfd: the detector looks at once */
         } else if (read(c->wake_fd, &count, sizeof count) < 0) {
             continue; /* somebody else drained it */
@@ -97,8 +125,12 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (c->missed_count > 0) {
         ms = DDL__MIN(ms, 5u);
     }
+    bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
     ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
-    bool own_way = only != NULL && !DDL_HAS(only->table, arm) && DDL_HAS(only->table, wait);
+    bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
+    if (unarmed && !own_way) {
+        ms = DDL__MIN(ms, 1u);
+    }
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
@@ -114,20 +146,18 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
-/* Gives other threads of this context, and whoever else wants the core, their turn: a rank that spins through its time
- * slice on a busy machine may be keeping the very rank from running that it waits for. On an idle core a yield is about
- * as long as the poll. */
-static void ddl__give_way(ddl_context *c) {
-    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (wanted) {
+/* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
+ * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
+static void ddl__yield(ddl_context *c, bool unlocked) {
+    uint64_t before = ddl__about_ns(c);
+    if (unlocked) {
         ddl__unlock(c);
     }
-    uint64_t before = ddl__now_ns();
     sched_yield();
-    bool taken = ddl__now_ns() - before > DDL__LONG_YIELD_NS;
-    if (wanted) {
+    if (unlocked) {
         ddl__lock(c);
     }
+    bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
     /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
      * woken at once. */
     c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
@@ -135,6 +165,11 @@ static void ddl__give_way(ddl_context *c) {
         c->long_yields = 0;
         c->busy_waits = DDL__BUSY_WAITS;
     }
+}
+
+/* The same, and other threads of this context too. */
+static void ddl__give_way(ddl_context *c) {
+    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
 }
 
 /* How many empty polls come before sleep. */
@@ -163,9 +198,39 @@ typedef struct ddl__wait {
     uint64_t deadline;
 } ddl__wait;
 
+/* How many looks at memory come before this core is given away. A look that asks the kernel is as dear as that. */
+static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
+    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+    if (!cheap || wanted || c->busy_waits > 0) {
+        return 1;
+    }
+    return c->local_ranks > c->cores ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+}
+
+/* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
+ * comes at once, and while what it sends is coming. The lock is kept: nobody else polls meanwhile. */
+static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
+    int32_t expect = w->expect(c, w->arg);
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    if (e == NULL || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) == 0 || c->polling || c->natives != NULL) {
+        return false;
+    }
+    int32_t limit = ddl__spin_limit(c, expect);
+    for (int32_t looks = 0, empty = 0; empty < limit && looks < DDL__LOOKS_SHORTLY; looks++) {
+        int32_t events = e->table->progress(e->self, expect);
+        if (events != 0 && w->done(c, w->arg)) {
+            return true;
+        }
+        empty = events != 0 ? 0 : empty + 1;
+    }
+    return false;
+}
+
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0;
+    int32_t empty = 0, spins = 0;
     c->busy_waits -= c->busy_waits > 0;
     for (uint32_t round = 1;; round++) {
         int32_t limit = ddl__poll_limit(c);
@@ -174,11 +239,15 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         if (w->done(c, w->arg)) {
             return true;
         }
+        spins = events > 0 ? 0 : spins + 1;
+        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
+            continue;
+        }
         empty = events > 0 ? 0 : empty + 1;
         if (events > 0 && round % 256 != 0) {
             continue;
         }
-        if (empty < limit && round % 64 != 0) {
+        if (empty < limit && empty % 64 != 0) {
             ddl__give_way(c);
             continue;
         }

@@ -31,16 +31,26 @@ typedef struct ddl__unexpected {
 /* >>sending */
 
 /* Credit for what we took of the peer rides along, so that a conversation needs no messages for it. */
-static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
-    ddl__toward *flow = &r->group->flows[r->peer];
+static ddl__frame ddl__envelope(ddl_group *g, uint8_t type, int32_t peer, int32_t tag, ddl_dtype dtype,
+                                uint64_t bytes) {
+    ddl__toward *flow = &g->flows[peer];
     uint64_t credit = flow->p2p_in;
     flow->p2p_in = 0;
     return (ddl__frame){.type = type,
-                        .flags = (uint16_t)r->tensor.dtype,
-                        .group = r->group->id,
-                        .epoch = r->group->epoch,
-                        .sequence = credit << 32 | (uint32_t)r->tag,
-                        .signature = r->bytes};
+                        .flags = (uint16_t)dtype,
+                        .group = g->id,
+                        .epoch = g->epoch,
+                        .sequence = credit << 32 | (uint32_t)tag,
+                        .signature = bytes};
+}
+
+static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
+    return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
+}
+
+/* May so many bytes go to a peer before it asks for them? */
+static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) {
+    return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
 }
 
 static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
@@ -114,19 +124,17 @@ static void ddl__offer(ddl_context *c, ddl_request *r) {
 }
 
 static void ddl__send_start(ddl_context *c, ddl_request *r) {
-    ddl__toward *flow = &r->group->flows[r->peer];
-    uint64_t cost = r->bytes + DDL__FRAME_BYTES;
     r->out.owner = r;
     if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    if (r->bytes > DDL__P2P_EAGER_BYTES || flow->p2p_out + cost > DDL__WINDOW_BYTES) {
+    if (!ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
         ddl__offer(c, r);
         return;
     }
-    flow->p2p_out += (uint32_t)cost;
+    r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
     r->out.done = ddl__send_done;
     r->matched = true; /* nothing more is asked of the receiver */
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
@@ -167,11 +175,16 @@ static void ddl__posted_append(ddl_group *g, ddl_request *r) {
     g->posted_last = r;
 }
 
+/* All sizes are powers of two, and a division takes as long as the rest. */
+static uint64_t ddl__elements(uint64_t bytes, ddl_dtype dtype) {
+    return bytes >> __builtin_ctzll(ddl__dtype_bytes(dtype));
+}
+
 static void ddl__recv_done(ddl_request *r) {
     if (r->packed != NULL) {
         ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
-    r->info.count = (int64_t)(r->total / ddl_dtype_bytes(r->tensor.dtype));
+    r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
     ddl__request_done(r, DDL_OK);
 }
 
@@ -206,6 +219,14 @@ static void ddl__recv_other_type(ddl_request *r, int32_t source, int32_t tag, dd
         source, r->group->name, tag, ddl_dtype_name(theirs), ddl_dtype_name(r->tensor.dtype));
 }
 
+static void ddl__recv_in_pieces(ddl_request *r, int32_t source, int32_t tag, uint64_t bytes) {
+    ddl__request_fail(
+        r, DDL_ERR_MISMATCH,
+        "receive from rank %d of group \"%s\" (tag %d): the message has %llu bytes, which is no whole number of %s; it "
+        "stays to be received as u8",
+        source, r->group->name, tag, (unsigned long long)bytes, ddl_dtype_name(r->tensor.dtype));
+}
+
 /* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
 static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
     r->info.source = source;
@@ -216,6 +237,10 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     }
     if (dtype != r->tensor.dtype && dtype != DDL_U8 && r->tensor.dtype != DDL_U8) {
         ddl__recv_other_type(r, source, tag, dtype);
+        return false;
+    }
+    if (bytes % ddl__dtype_bytes(r->tensor.dtype) != 0) {
+        ddl__recv_in_pieces(r, source, tag, bytes);
         return false;
     }
     r->matched = true;
@@ -380,6 +405,41 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     return DDL_OK;
 }
 
+/* A message that somebody has asked for, and that does not come whole, goes straight to its place. What is wrong with
+ * one is said when it is whole. */
+static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    uint32_t credit = (uint32_t)(f->sequence >> 32);
+    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->bytes == 0 ||
+        credit > g->flows[g->rank_of[peer]].p2p_out) {
+        return NULL;
+    }
+    int32_t source = g->rank_of[peer];
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    if (r == NULL) {
+        return NULL;
+    }
+    ddl__credit(g, source, credit);
+    r->peer = source;
+    r->landing = landing;
+    landing->owner = r;
+    return r->data;
+}
+
+static void ddl__placed_p2p(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    ddl_request *r = landing->owner; /* NULL: abandoned meanwhile */
+    ddl_group *g = ddl__frame_group(c, peer, &landing->frame);
+    if (g != NULL && status == DDL_OK) {
+        ddl__p2p_took(c, g, g->rank_of[peer], landing->frame.bytes);
+    }
+    if (r != NULL) {
+        r->landing = NULL;
+        if (status == DDL_OK) {
+            ddl__recv_done(r);
+        }
+    }
+}
+
 static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
@@ -486,13 +546,24 @@ static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing
 
 /* >>ending early */
 
+/* The rest of what lands in a receive's buffer goes elsewhere. A message that its sender thinks sent is kept: what has
+ * come of it is copied, and when it is whole it waits for another receive. */
+static void ddl__landing_leave(ddl_context *c, ddl_request *r, ddl__landing *l) {
+    r->landing = NULL;
+    l->owner = NULL;
+    ddl__landing_abandon(c, ddl__world_rank(r), l);
+    if (l->frame.type == DDL__FRAME_P2P && l->scratch != NULL) {
+        memcpy(l->scratch, r->data, l->frame.bytes);
+        l->target = NULL;
+        l->frame.sequence = (uint32_t)l->frame.sequence; /* the credit that came with it was taken */
+    }
+}
+
 static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
     if (r->is_recv) {
         ddl__posted_unlink(r->group, r);
         if (r->landing != NULL) {
-            r->landing->owner = NULL;
-            ddl__landing_abandon(c, ddl__world_rank(r), r->landing);
-            r->landing = NULL;
+            ddl__landing_leave(c, r, r->landing);
         }
         return;
     }
@@ -539,6 +610,10 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,
+                          ddl__why_alone);
     }
 }
 

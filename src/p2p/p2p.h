@@ -1,8 +1,8 @@
-/* p2p, third part: the public calls, and checks of what callers pass. */
+/* p2p, fourth part: the public calls, and checks of what callers pass. */
 #ifndef DDL_P2P_P2P_H
 #define DDL_P2P_P2P_H
 
-#include "match.h"
+#include "quick.h"
 
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
 static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
@@ -36,7 +36,18 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
         return ddl__error(c, DDL_ERR_ARG, "%s: the tag is %d; tags are 0 and up%s", what, t->tag,
                           t->is_send ? "" : ", or DDL_ANY_TAG to receive");
     }
-    return ddl__tensor_check(c, &t->tensor, what, "tensor");
+    DDL__TRY(ddl__tensor_check(c, &t->tensor, what, "tensor"));
+    return t->is_send ? DDL_OK : ddl__tensor_check_output(c, &t->tensor, what, "tensor");
+}
+
+/* What ddl_send_recv receives must not change what it sends meanwhile. A strided tensor is sent from a copy. */
+static ddl_status ddl__p2p_check_apart(ddl_group *g, const ddl_transfer *recv, const ddl_transfer *send,
+                                       const char *what) {
+    bool moves = recv->peer != DDL_NO_RANK && send->peer != DDL_NO_RANK;
+    if (moves && ddl__is_contiguous(&send->tensor) && ddl__tensor_touches(&recv->tensor, &send->tensor)) {
+        return ddl__error(g->context, DDL_ERR_ARG, "%s: `send` and `recv` overlap; they must be apart", what);
+    }
+    return DDL_OK;
 }
 
 /* A message to this rank itself meets its receive at once, or waits as a copy. */
@@ -99,6 +110,9 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
     for (int32_t i = 0; i < count; i++) {
         DDL__TRY(ddl__p2p_check(g, &transfers[i], what));
     }
+    if (count == 2 && !transfers[0].is_send && transfers[1].is_send) { /* a batch that is one is checked too */
+        DDL__TRY(ddl__p2p_check_apart(g, &transfers[0], &transfers[1], what));
+    }
     int32_t made = 0;
     ddl_status status = DDL_OK;
     while (made < count && status == DDL_OK) {
@@ -118,34 +132,55 @@ static ddl_status ddl__p2p_begin(ddl_group *g, const ddl_transfer *transfers, in
     return DDL_OK;
 }
 
-/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. */
+/* Begins transfers and, for a blocking call (out_requests NULL), waits for them. The lock is held. */
+static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
+                               ddl_request **out_requests, ddl_info *out_infos) {
+    ddl_context *c = g->context;
+    ddl_request *own[2] = {NULL, NULL};
+    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    if (status == DDL_OK && out_requests == NULL) {
+        for (int32_t i = 0; i < count; i++) {
+            own[i]->unseen = true;
+        }
+        ddl__wait_requests(c, own, count, false);
+        status = ddl__report_all(c, own, count, out_infos);
+    }
+    return status;
+}
+
 static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int32_t count, const char *what,
                                 ddl_request **out_requests, ddl_info *out_infos) {
     for (int32_t i = 0; out_requests != NULL && i < count; i++) {
         out_requests[i] = NULL;
     }
     DDL__TRY(ddl__enter_group(g, what));
-    ddl_context *c = g->context;
-    ddl_request *own[2] = {NULL, NULL};
-    ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
-    if (status == DDL_OK && out_requests == NULL) {
-        ddl__wait_requests(c, own, count, false);
-        status = ddl__report_all(c, own, count, out_infos);
-    }
-    ddl__unlock(c);
+    ddl_status status = ddl__p2p_run(g, transfers, count, what, out_requests, out_infos);
+    ddl__unlock(g->context);
     return status;
 }
 
 /* >>public */
 
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
-    ddl_transfer t = {1, tensor, peer, tag};
-    return ddl__p2p_call(group, &t, 1, "ddl_send", NULL, NULL);
+    ddl_status status;
+    DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
+        ddl_transfer t = {1, tensor, peer, tag};
+        status = ddl__p2p_run(group, &t, 1, "ddl_send", NULL, NULL);
+    }
+    ddl__unlock(group->context);
+    return status;
 }
 
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
-    ddl_transfer t = {0, tensor, peer, tag};
-    return ddl__p2p_call(group, &t, 1, "ddl_recv", NULL, out_info);
+    ddl_status status;
+    DDL__TRY(ddl__enter_group(group, "ddl_recv"));
+    if (!ddl__recv_quick(group, &tensor, peer, tag, out_info, &status)) {
+        ddl_transfer t = {0, tensor, peer, tag};
+        status = ddl__p2p_run(group, &t, 1, "ddl_recv", NULL, out_info);
+    }
+    ddl__unlock(group->context);
+    return status;
 }
 
 DDL_API ddl_status ddl_isend(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag,
@@ -190,6 +225,9 @@ DDL_API ddl_status ddl_cancel(ddl_request *request) {
     }
     DDL__TRY(ddl__enter_requests(list, 1, "ddl_cancel", &c));
     ddl_status status = DDL_OK;
+    if (!c->polling) {
+        ddl__poll(c, -1); /* what has come must not be passed over because nobody has looked */
+    }
     if (request->ops != &ddl__p2p_ops || !request->is_recv) {
         status = ddl__error(c, DDL_ERR_ARG, "ddl_cancel: only a receive can be cancelled");
     } else if (request->state != DDL__REQUEST_ACTIVE || request->matched) {
@@ -222,10 +260,7 @@ static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
     (void)c;
     (void)now;
     ddl__probing *p = arg;
-    p->alone = p->peer < 0 && p->group->size > 1;
-    for (int32_t i = 0; p->alone && i < p->group->size; i++) {
-        p->alone = i == p->group->rank || ddl__is_gone(p->group, i);
-    }
+    p->alone = p->peer < 0 && ddl__is_alone(p->group);
 }
 
 static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
@@ -235,7 +270,7 @@ static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
     }
     g->deaths_probed = g->deaths;
     return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,
-                      p->alone ? "all others are dead or have left the job" : g->cause);
+                      p->alone ? ddl__why_alone : g->cause);
 }
 
 static ddl_status ddl__probe(ddl_group *g, int32_t peer, int32_t tag, bool block, const char *what, ddl_info *out) {

@@ -33,6 +33,7 @@ struct ddl_request {
     int32_t index;       /* in the pool */
     uint8_t state;
     bool persistent, is_recv;
+    bool unseen; /* no handle of it was given out */
     ddl_context *context;
     ddl_group *group;
     const ddl__request_ops *ops;
@@ -49,8 +50,6 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
 
     /* messages */
-    ddl__outgoing out;
-    ddl_tensor tensor;
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
     uint64_t bytes, moved, total; /* total: what the sender says */
@@ -58,6 +57,8 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    ddl__outgoing out;
+    ddl_tensor tensor; /* the last: not cleared for a new request. Of one that is not packed only its type is set */
 };
 
 /* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
@@ -65,7 +66,7 @@ struct ddl_request {
 typedef struct ddl__requests {
     ddl_request **chunks;
     int32_t chunk_count;
-    ddl_request *free_first, *free_last; /* first in, first out: reuse comes late */
+    ddl_request *free_first, *free_last; /* first in, first out, so that reuse comes late: but for those nobody saw */
 } ddl__requests;
 
 /* >>pool */
@@ -98,8 +99,8 @@ static ddl_status ddl__requests_grow(ddl_context *c) {
     return DDL_OK;
 }
 
-static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
-    ddl_context *c = g->context;
+/* Takes a request off the free list as it is. */
+static ddl_status ddl__request_take(ddl_context *c, ddl_request **out) {
     ddl__requests *q = c->requests;
     if (q->free_first == NULL) {
         DDL__TRY(ddl__requests_grow(c));
@@ -109,18 +110,39 @@ static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, dd
     if (q->free_first == NULL) {
         q->free_last = NULL;
     }
-    ddl_request fresh = {.magic = DDL__REQUEST_MAGIC,
-                         .generation = r->generation + 1,
-                         .index = r->index,
-                         .state = DDL__REQUEST_ACTIVE,
-                         .context = c,
-                         .group = g,
-                         .ops = ops,
-                         .info = {.source = DDL_NO_RANK, .tag = 0}};
-    *r = fresh;
+    *out = r;
+    return DDL_OK;
+}
+
+/* Puts one back that nobody has seen: it is the next to be taken, while it is in the cache. */
+static void ddl__request_untake(ddl_context *c, ddl_request *r) {
+    ddl__requests *q = c->requests;
+    r->next = q->free_first;
+    q->free_first = r;
+    q->free_last = q->free_last == NULL ? r : q->free_last;
+}
+
+/* Makes a new request of one that was taken. */
+static void ddl__request_init(ddl_group *g, const ddl__request_ops *ops, ddl_request *r) {
+    ddl_context *c = g->context;
+    uint32_t generation = r->generation + 1;
+    int32_t index = r->index;
+    memset(r, 0, offsetof(ddl_request, tensor));
+    r->magic = DDL__REQUEST_MAGIC;
+    r->generation = generation;
+    r->index = index;
+    r->state = DDL__REQUEST_ACTIVE;
+    r->context = c;
+    r->group = g;
+    r->ops = ops;
+    r->info.source = DDL_NO_RANK;
     g->outstanding++;
     c->stats.ops_started++;
-    *out = r;
+}
+
+static ddl_status ddl__request_new(ddl_group *g, const ddl__request_ops *ops, ddl_request **out) {
+    DDL__TRY(ddl__request_take(g->context, out));
+    ddl__request_init(g, ops, *out);
     return DDL_OK;
 }
 
@@ -138,6 +160,10 @@ static void ddl__request_release(ddl_request *r) {
     r->packed = NULL;
     r->state = DDL__REQUEST_FREE;
     r->group->outstanding--;
+    if (r->unseen) {
+        ddl__request_untake(c, r);
+        return;
+    }
     r->next = NULL;
     if (q->free_last != NULL) {
         q->free_last->next = r;
@@ -168,8 +194,7 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
-    c->stats.ops_completed += status >= 0;
-    c->stats.ops_failed += status < 0;
+    *(status < 0 ? &c->stats.ops_failed : &c->stats.ops_completed) += 1; /* two sums would become one vector */
     if (r->parent != NULL && --r->parent->parts == 0) {
         r->parent->parts_done(c, r->parent);
     }
@@ -310,6 +335,15 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
+    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
+    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
+                   .tick = ddl__wait_tick,
+                   .expect = ddl__wait_expect,
+                   .arg = &waiting,
+                   .deadline = DDL__NEVER};
+    if (ddl__wait_shortly(c, &w)) {
+        return;
+    }
     const char *doing = c->doing;
     uint64_t start = ddl__now_ns();
     for (int32_t i = 0; i < count; i++) {
@@ -318,12 +352,6 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
             c->doing = c->doing != NULL ? c->doing : ddl__wait_name(requests[i]);
         }
     }
-    /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
-    ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
-                   .tick = ddl__wait_tick,
-                   .expect = ddl__wait_expect,
-                   .arg = &waiting,
-                   .deadline = DDL__NEVER};
     ddl__wait_for(c, &w);
     c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;

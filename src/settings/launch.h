@@ -107,22 +107,16 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
 static long ddl__ancestor(const char *program) {
     long pid = (long)getppid();
     for (int depth = 0; depth < 64 && pid > 1; depth++) {
-        char path[64], text[512];
-        snprintf(path, sizeof path, "/proc/%ld/stat", pid); /* pid (program) state parent ... */
-        if (ddl__read_text(path, text, sizeof text) <= 0) {
+        char path[64], text[1024];
+        ddl__process process;
+        snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+        if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
             return 0;
         }
-        char *open = strchr(text, '('), *close = strrchr(text, ')');
-        if (open == NULL || close == NULL) {
-            return 0;
-        }
-        *close = 0;
-        if (strcmp(open + 1, program) == 0) {
+        if (strcmp(process.name, program) == 0) {
             return pid;
         }
-        if (sscanf(close + 1, " %*c %ld", &pid) != 1) {
-            return 0;
-        }
+        pid = process.parent;
     }
     return 0;
 }

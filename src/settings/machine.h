@@ -35,27 +35,54 @@ static ssize_t ddl__read_text(const char *path, char *out, size_t cap) {
     return (ssize_t)used;
 }
 
-/* The quota of one control group as cores, rounded up; INT32_MAX when it has none. `max 100000` says none. */
-static int32_t ddl__quota_of(const char *folder) {
-    char path[4300], text[64];
-    long long quota = -1, period = -1;
-    snprintf(path, sizeof path, "%s/cpu.max", folder);
-    if (ddl__read_text(path, text, sizeof text) > 0) {
-        (void)sscanf(text, "%lld %lld", &quota, &period);
-    } else { /* version 1 */
-        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &quota);
-        }
-        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
-        if (ddl__read_text(path, text, sizeof text) > 0) {
-            (void)sscanf(text, "%lld", &period);
-        }
+/* What /proc/PID/stat tells: `pid (name) state parent ...`. The name may contain anything, parentheses too. */
+typedef struct ddl__process {
+    const char *name; /* in the text */
+    char state;       /* Z, X: it is dead, its parent only has not asked */
+    long parent;
+    uint64_t start; /* field 22: when it began, in ticks since the boot */
+} ddl__process;
+
+/* False: the text is cut or is something else. Ends the name with a 0 inside the text. */
+static bool ddl__process_parse(char *text, ddl__process *out) {
+    char *name = strchr(text, '('), *end = strrchr(text, ')');
+    if (name == NULL || end == NULL || end < name || end[1] != ' ' || end[2] == 0) {
+        return false;
     }
+    *end = 0;
+    out->name = name + 1;
+    out->state = end[2];
+    const char *at = strchr(end + 2, ' ');
+    out->parent = at != NULL ? strtol(at, NULL, 10) : 0;
+    for (int field = 4; at != NULL && field < 22; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    out->start = at != NULL ? strtoull(at, NULL, 10) : 0;
+    return at != NULL;
+}
+
+/* A quota as cores, rounded up; INT32_MAX when it is none: `max`, or -1. */
+static int32_t ddl__quota_parse(const char *quota_text, const char *period_text) {
+    long long quota = strtoll(quota_text, NULL, 10), period = strtoll(period_text, NULL, 10);
     if (quota <= 0 || period <= 0 || (quota - 1) / period >= INT32_MAX) {
         return INT32_MAX;
     }
     return (int32_t)((quota - 1) / period + 1);
+}
+
+/* The quota of one control group: `100000 100000` in cpu.max, two files in version 1. */
+static int32_t ddl__quota_of(const char *folder) {
+    char path[4300], quota[64], period[64];
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (ddl__read_text(path, quota, sizeof quota) > 0) {
+        return ddl__quota_parse(quota, quota + strcspn(quota, " "));
+    }
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+    if (ddl__read_text(path, quota, sizeof quota) < 0) {
+        return INT32_MAX;
+    }
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+    return ddl__read_text(path, period, sizeof period) < 0 ? INT32_MAX : ddl__quota_parse(quota, period);
 }
 
 /* The path of this process in a hierarchy of /proc/self/cgroup: a line `0::/a/b`, or `3:cpu,cpuacct:/a/b` in version 1.

@@ -75,6 +75,13 @@ static ddl_status ddl__env_int(const char *name, int64_t min, int64_t max, int64
                      name, text, (long long)min, (long long)max);
 }
 
+#define DDL__MS_MAX (1000ll * 3600 * 24 * 366) /* a year: deadlines never overflow */
+
+/* 1 to max; and -1, where none is possible. */
+static bool ddl__in_range(int64_t value, bool none, int64_t max) {
+    return value <= max && (value > 0 || (value == -1 && none));
+}
+
 /* A number that the config gives (not 0), else the environment, else *out as it is. none: -1 is allowed. */
 static ddl_status ddl__pick_int(int64_t given, const char *member, const char *name, bool none, int64_t max,
                                 int64_t *out, ddl__sentence *why) {
@@ -84,14 +91,14 @@ static ddl_status ddl__pick_int(int64_t given, const char *member, const char *n
         if (text == NULL) {
             return DDL_OK;
         }
-        if (!ddl__parse_int(text, -1, max, &value) || value == 0 || (value < 0 && !none)) {
+        if (!ddl__parse_int(text, -1, max, &value) || !ddl__in_range(value, none, max)) {
             return ddl__fail(
                 why, DDL_ERR_CONFIG,
                 "ddl_init: %s is \"%.60s\", which is not a whole number from 1 to %lld%s. Correct or unset it", name,
                 text, (long long)max, none ? ", or -1 for none" : "");
         }
     }
-    if (value > max || value < -1 || (value < 0 && !none)) {
+    if (!ddl__in_range(value, none, max)) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %lld; 1 to %lld%s is possible, 0 takes %s",
                          member, (long long)value, (long long)max, none ? " or -1 for none" : "", name);
     }

@@ -163,17 +163,20 @@ static long ddl__socket_uid(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (long)peer.uid : -1;
 }
 
-/* The inode and user of the socket that listens on a port, from a table of /proc/net: state 0A is listening. */
+/* A line of a table of /proc/net: whether its socket listens on the port (state 0A), and its inode and user. */
+static bool ddl__listener_parse(const char *line, int32_t port, unsigned long *out_inode, unsigned *out_uid) {
+    unsigned local, state;
+    return sscanf(line, " %*d: %*[0-9A-F]:%4x %*[0-9A-F]:%*4x %2x %*s %*s %*s %u %*d %lu", &local, &state, out_uid,
+                  out_inode) == 4 &&
+           state == 0x0a && local == (unsigned)port;
+}
+
 static bool ddl__find_listener(const char *path, int32_t port, unsigned long *out_inode, unsigned *out_uid) {
     FILE *file = fopen(path, "re");
     char line[512];
     bool found = false;
     while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
-        unsigned local, state;
-        if (sscanf(line, " %*d: %*[0-9A-F]:%x %*[0-9A-F]:%*x %x %*s %*s %*s %u %*d %lu", &local, &state, out_uid,
-                   out_inode) == 4) {
-            found = state == 0x0a && local == (unsigned)port;
-        }
+        found = ddl__listener_parse(line, port, out_inode, out_uid);
     }
     if (file != NULL) {
         fclose(file);

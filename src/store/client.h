@@ -107,13 +107,10 @@ static ddl_status ddl__client_refused(ddl__client *c, ddl_status status, const c
 static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, uint64_t until_ns) {
     char text[DDL__SENTENCE_BYTES];
     size_t bytes = DDL__MIN((size_t)record->bytes, sizeof text - 1);
-    if (bytes == 0 || ddl__socket_all(c->fd, text, bytes, until_ns) != 1 || text[0] == 0) {
-        return ddl__fail(c->why, record->status, "ddl_init: rank 0 at %s reported: %s", c->where,
-                         ddl_status_text(record->status));
+    if (bytes > 0 && ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
+        bytes = 0;
     }
-    text[bytes] = 0;
-    ddl__text_clean(text);
-    return ddl__fail(c->why, record->status, "%s", text);
+    return ddl__record_sentence(record, text, bytes, c->where, c->why);
 }
 
 static ddl_status ddl__client_version(ddl__client *c, const ddl__auth *auth) {
@@ -236,7 +233,7 @@ static ddl_status ddl__client_trade(ddl__client *c) {
     if (answer.kind == DDL__RECORD_FAILED) {
         return ddl__client_failed(c, &answer, ddl__now_ns() + DDL__LEAVE_NS);
     }
-    if (answer.kind != DDL__RECORD_TABLE || answer.bytes != bytes) {
+    if (!ddl__record_is_table(&answer, c->settings->launch.world, c->blob_bytes)) {
         return ddl__fail(c->why, DDL_ERR_CORRUPT, "ddl_init: the answer of rank 0 at %s makes no sense", c->where);
     }
     if (ddl__socket_all(c->fd, c->table, bytes, ddl__now_ns() + DDL__DELIVER_NS) != 1) {

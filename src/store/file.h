@@ -26,7 +26,7 @@
 #define DDL__FILE_NONCE 16
 #define DDL__FILE_MAC 32
 #define DDL__FILE_VERSION 1
-#define DDL__FILE_CLEAN_NS (1 * DDL__NS_PER_S) /* for the others to take their files away */
+#define DDL__FILE_LINGER_NS (1 * DDL__NS_PER_S) /* of rank 0, for the others to take their files away */
 
 enum ddl__file_state { DDL__FILE_RANK, DDL__FILE_OPEN, DDL__FILE_COMPLETE, DDL__FILE_FAILED };
 
@@ -137,12 +137,18 @@ static ddl_status ddl__file_write(ddl__file *f, const char *name, uint8_t *bytes
     return status;
 }
 
+/* Whether a file's bytes are whole and of this job's. */
+static bool ddl__file_genuine(const ddl__file *f, const char *name, const uint8_t *bytes, size_t count) {
+    uint8_t mac[DDL__FILE_MAC];
+    ddl__file_mac(f, name, bytes, count - DDL__FILE_MAC, mac);
+    return ddl__ct_equal(mac, bytes + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(bytes) == DDL__FILE_MAGIC;
+}
+
 /* Reads a file of exactly count bytes into out. False: not there, or not what it should be. Without a secret the owner
  * vouches for the content. */
 static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, size_t count) {
     int fd = openat(f->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     struct stat info;
-    uint8_t mac[DDL__FILE_MAC];
     if (fd < 0) {
         return false;
     }
@@ -156,11 +162,7 @@ static bool ddl__file_read(const ddl__file *f, const char *name, uint8_t *out, s
         }
     }
     close(fd);
-    if (have != count) {
-        return false;
-    }
-    ddl__file_mac(f, name, out, count - DDL__FILE_MAC, mac);
-    return ddl__ct_equal(mac, out + count - DDL__FILE_MAC, sizeof mac) && ddl__load_le32(out) == DDL__FILE_MAGIC;
+    return have == count && ddl__file_genuine(f, name, out, count);
 }
 
 /* The head alone, not checked: to see whether the file is worth reading again. A table is long, and so is its MAC. */
@@ -197,23 +199,26 @@ static ddl_status ddl__file_put_table(ddl__file *f, uint16_t state) {
     return ddl__file_write(f, "table", f->table, f->table_bytes);
 }
 
-/* Rank 0: takes in the ranks whose file bears our nonce. Returns how many are here. A restarted rank
- * replaces itself. */
+/* Rank 0: takes in the blob of a rank whose file bears our nonce. False: it is of another run. */
+static bool ddl__file_admit(ddl__file *f, int32_t rank, const uint8_t *in) {
+    if (ddl__file_state(f, in) != DDL__FILE_RANK || memcmp(in + DDL__FILE_HEAD, f->nonce, DDL__FILE_NONCE) != 0) {
+        return false;
+    }
+    uint8_t *slot = ddl__file_slot(f, f->table, rank);
+    memcpy(slot, in + 24, DDL__FILE_NONCE);
+    memcpy(slot + DDL__FILE_NONCE, in + DDL__FILE_HEAD + DDL__FILE_NONCE, f->blob_bytes);
+    return true;
+}
+
+/* Rank 0: takes in all that have answered. Returns how many are here. A restarted rank replaces itself. */
 static int32_t ddl__file_collect(ddl__file *f) {
     char name[32];
     int32_t here = 1;
     for (int32_t r = 1; r < f->settings->launch.world; r++) {
         snprintf(name, sizeof name, "rank.%d", r);
-        uint8_t *in = f->scratch;
-        bool fresh = ddl__file_read(f, name, in, ddl__file_rank_bytes(f)) && ddl__file_state(f, in) == DDL__FILE_RANK &&
-                     memcmp(in + DDL__FILE_HEAD, f->nonce, DDL__FILE_NONCE) == 0;
+        bool fresh = ddl__file_read(f, name, f->scratch, ddl__file_rank_bytes(f)) && ddl__file_admit(f, r, f->scratch);
         f->ranks[r] = fresh ? DDL__RANK_HERE : DDL__RANK_AWAY;
-        if (fresh) {
-            uint8_t *slot = ddl__file_slot(f, f->table, r);
-            memcpy(slot, in + 24, DDL__FILE_NONCE);
-            memcpy(slot + DDL__FILE_NONCE, in + DDL__FILE_HEAD + DDL__FILE_NONCE, f->blob_bytes);
-            here++;
-        }
+        here += fresh;
     }
     return here;
 }
@@ -243,15 +248,19 @@ static uint64_t ddl__file_pause(uint64_t ms) {
     return DDL__MIN(ms * 2, 50u);
 }
 
-/* Rank 0 leaves an empty place, when the others have taken their files away in time. What stays harms nobody. */
-static void ddl__file_clean(ddl__file *f) {
-    uint64_t until = ddl__now_ns() + DDL__FILE_CLEAN_NS, pause = 1;
-    while (ddl__file_collect(f) > 1 && ddl__now_ns() < until) {
-        pause = ddl__file_pause(pause);
-        ddl__file_refresh(f);
+/* Whoever is last takes the table away, and the folder: a rank that has its own file there still wants to read. nonce
+ * is the table's: a new run may have put up its own. What stays when a rank dies here harms nobody. */
+static void ddl__file_clean(ddl__file *f, const uint8_t nonce[DDL__FILE_NONCE]) {
+    char name[32];
+    uint8_t head[DDL__FILE_HEAD];
+    struct stat info;
+    for (int32_t r = 1; r < f->settings->launch.world; r++) {
+        snprintf(name, sizeof name, "rank.%d", r);
+        if (fstatat(f->folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+            return;
+        }
     }
-    if (ddl__file_read(f, "table", f->scratch, f->table_bytes) &&
-        memcmp(f->scratch + 24, f->nonce, DDL__FILE_NONCE) == 0) {
+    if (ddl__file_peek(f, "table", head) && memcmp(head + 24, nonce, DDL__FILE_NONCE) == 0) {
         (void)unlinkat(f->folder, "table", 0);
     }
     int parent = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -259,6 +268,16 @@ static void ddl__file_clean(ddl__file *f) {
         (void)unlinkat(parent, f->name, AT_REMOVEDIR); /* refused while somebody's file is in it */
         close(parent);
     }
+}
+
+/* Rank 0 stays for a moment, so that as a rule the place is empty when it goes on. */
+static void ddl__file_linger(ddl__file *f) {
+    uint64_t until = ddl__now_ns() + DDL__FILE_LINGER_NS, pause = 1;
+    while (ddl__file_collect(f) > 1 && ddl__now_ns() < until) {
+        pause = ddl__file_pause(pause);
+        ddl__file_refresh(f);
+    }
+    ddl__file_clean(f, f->nonce);
 }
 
 static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
@@ -281,7 +300,7 @@ static ddl_status ddl__file_lead(ddl__file *f, uint8_t *blobs) {
     for (int32_t r = 1; r < world; r++) {
         memcpy(blobs + (size_t)r * f->blob_bytes, ddl__file_slot(f, f->table, r) + DDL__FILE_NONCE, f->blob_bytes);
     }
-    ddl__file_clean(f);
+    ddl__file_linger(f);
     return DDL_OK;
 }
 
@@ -310,13 +329,12 @@ static ddl_status ddl__file_answer(ddl__file *f, const char *name, const uint8_t
 }
 
 /* The table that was read into f->table concerns this run when our nonce is in our place. DDL_IN_PROGRESS: not yet. */
-static ddl_status ddl__file_take(ddl__file *f, const char *name, uint8_t *blobs) {
+static ddl_status ddl__file_take(ddl__file *f, uint8_t *blobs) {
     int state = ddl__file_state(f, f->table);
     const uint8_t *mine = ddl__file_slot(f, f->table, f->settings->launch.rank);
     if (memcmp(mine, f->nonce, DDL__FILE_NONCE) != 0 || (state != DDL__FILE_COMPLETE && state != DDL__FILE_FAILED)) {
         return DDL_IN_PROGRESS;
     }
-    (void)unlinkat(f->folder, name, 0);
     if (state == DDL__FILE_FAILED) {
         char *text = (char *)f->table + DDL__FILE_HEAD;
         text[DDL__SENTENCE_BYTES - 1] = 0;
@@ -356,8 +374,10 @@ static ddl_status ddl__file_follow(ddl__file *f, uint8_t *blobs) {
             memset(f->table, 0, sizeof head); /* so that it is news again */
         }
         if (whole && ddl__file_state(f, f->table) >= 0) {
-            ddl_status status = ddl__file_take(f, name, blobs);
+            ddl_status status = ddl__file_take(f, blobs);
             if (status != DDL_IN_PROGRESS) {
+                (void)unlinkat(f->folder, name, 0);
+                ddl__file_clean(f, f->table + 24); /* when this rank is the last */
                 return status;
             }
             memcpy(f->seen, f->table + 24, DDL__FILE_NONCE);

@@ -188,7 +188,7 @@ static ddl_status ddl__listen(ddl__server *server) {
         return ddl__listen_unix(server, &list);
     }
     DDL__TRY(ddl__listen_ports(server, &list));
-    ddl__log(server->base, DDL_LOG_INFO, "rank 0 listens at %s", server->where);
+    ddl__log(server->base, DDL_LOG_DEBUG, "rank 0 listens at %s", server->where);
     return DDL_OK;
 }
 

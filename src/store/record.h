@@ -61,6 +61,21 @@ static void ddl__text_clean(char *text) {
     }
 }
 
+/* Whether the blobs of all ranks follow. */
+static bool ddl__record_is_table(const ddl__record *record, int32_t world, size_t blob_bytes) {
+    return record->kind == DDL__RECORD_TABLE && record->bytes == (uint64_t)world * blob_bytes;
+}
+
+/* A record FAILED becomes an error: text is what followed it, with room for a 0 behind. where: "node1:29500" */
+static ddl_status ddl__record_sentence(const ddl__record *record, char *text, size_t bytes, const char *where,
+                                       ddl__sentence *why) {
+    text[bytes] = 0;
+    ddl__text_clean(text);
+    return text[0] != 0 ? ddl__fail(why, record->status, "%s", text)
+                        : ddl__fail(why, record->status, "ddl_init: rank 0 at %s reported: %s", where,
+                                    ddl_status_text(record->status));
+}
+
 /* Adds "rank 3" or "ranks 3, 5-7" for the ranks whose state is below `least`; after 16 runs "and more". */
 static void ddl__text_ranks_below(ddl__text *text, const uint8_t *state, int32_t world, uint8_t least) {
     char list[512];

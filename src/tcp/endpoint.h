@@ -175,7 +175,7 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (was_ready) {
         p->lost = true;
         t->host->lost(t->host, peer, error > 0 ? error : 0, "its connection ended");
-    } else if (p->first != NULL) {
+    } else if (p->first != NULL || p->wanted) {
         ddl__tcp_retry(t, peer, error);
     }
 }
@@ -218,6 +218,7 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     p->trying_ns = 0;
+    c->acks = !ddl__tcp_is_unix(&t->bound) && t->params.local_ranks <= t->params.cores;
     ddl__tcp_set(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0); /* a stopped peer's full window is no cut */
     if (ddl__tcp_wants_control(p)) {
         ddl__tcp_start(t, c->peer);
@@ -304,27 +305,38 @@ static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
     }
 }
 
-/* Feeds the handshake with what has come. It is peeked at first, so that bytes behind the handshake stay. */
-static void ddl__tcp_prove(ddl__tcp *t, ddl__tcp_conn *c) {
+/* Feeds the handshake over a socket with what has come. It is peeked at first, so that bytes behind the handshake
+ * stay. *peer: a client's is known, a server's is found out. DDL_ERR_PEER: the socket broke, errno says how (0: its
+ * end). */
+static ddl_status ddl__tcp_handshake(const ddl_host *host, int fd, bool is_client, void **proof, int32_t *peer) {
     uint8_t in[256], out[256];
-    ssize_t n = recv(c->fd, in, sizeof in, MSG_DONTWAIT | MSG_PEEK);
+    ssize_t n = recv(fd, in, sizeof in, MSG_DONTWAIT | MSG_PEEK);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-        ddl__tcp_broken(t, c, n < 0 ? errno : 0);
-        return;
+        errno = n < 0 ? errno : 0;
+        return DDL_ERR_PEER;
     }
     size_t used = 0, out_bytes = 0;
-    int32_t peer = c->peer;
-    ddl_status status = t->host->prove(t->host, &c->proof, c->is_client, c->peer, in, n > 0 ? (size_t)n : 0, &used, out,
-                                       &out_bytes, &peer);
-    if (used > 0 && recv(c->fd, in, used, MSG_DONTWAIT) != (ssize_t)used) {
+    int32_t other = *peer;
+    ddl_status status =
+        host->prove(host, proof, is_client, *peer, in, n > 0 ? (size_t)n : 0, &used, out, &out_bytes, &other);
+    if (used > 0 && recv(fd, in, used, MSG_DONTWAIT) != (ssize_t)used) {
         status = DDL_ERR_SYSTEM;
     }
     /* A fresh socket takes 256 bytes or is broken. */
-    if (out_bytes > 0 && send(c->fd, out, out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out_bytes) {
+    if (out_bytes > 0 && send(fd, out, out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out_bytes) {
         status = DDL_ERR_SYSTEM;
     }
+    *peer = status == DDL_OK ? other : *peer;
+    return status;
+}
+
+static void ddl__tcp_prove(ddl__tcp *t, ddl__tcp_conn *c) {
+    int32_t peer = c->peer;
+    ddl_status status = ddl__tcp_handshake(t->host, c->fd, c->is_client, &c->proof, &peer);
     if (status == DDL_OK) {
         ddl__tcp_proven(t, c, peer);
+    } else if (status == DDL_ERR_PEER) {
+        ddl__tcp_broken(t, c, errno);
     } else if (status < 0 && c->is_client) {
         ddl__tcp_broken(t, c, ECONNREFUSED);
     } else if (status < 0) {
@@ -582,7 +594,8 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
 
 static ddl_status ddl__tcp_connect(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    const ddl__tcp_peer *p = &t->peers[peer];
+    ddl__tcp_peer *p = &t->peers[peer];
+    p->wanted = true;
     if (p->reachable && p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     }
@@ -723,24 +736,20 @@ static void ddl__tcp_set_port(struct sockaddr_storage *a, int port) {
     }
 }
 
-static bool ddl__tcp_resolve(const char *name, struct sockaddr_storage *out, socklen_t *out_bytes) {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(name, NULL, &hints, &found) != 0) {
-        return false;
+/* 0, or what gai_strerror explains. */
+static int ddl__tcp_resolve(const char *name, struct sockaddr_storage *out, socklen_t *out_bytes) {
+    ddl__addresses found;
+    int error = ddl__resolve(name, &found);
+    if (error == 0) {
+        *out = found.list[0].at.room;
+        *out_bytes = found.list[0].bytes;
     }
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    *out_bytes = found->ai_addrlen;
-    freeaddrinfo(found);
-    return true;
+    return error;
 }
 
 /* The address of this machine on the way to another: what the routing table would use. Nothing is sent. */
-static bool ddl__tcp_route(const char *towards, struct sockaddr_storage *out, socklen_t *out_bytes) {
-    struct sockaddr_storage far;
-    socklen_t far_bytes;
-    if (!ddl__tcp_resolve(towards, &far, &far_bytes)) {
-        return false;
-    }
+static bool ddl__tcp_route(struct sockaddr_storage far, socklen_t far_bytes, struct sockaddr_storage *out,
+                           socklen_t *out_bytes) {
     ddl__tcp_set_port(&far, 9);
     int fd = socket(far.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     *out_bytes = sizeof *out;
@@ -750,6 +759,23 @@ static bool ddl__tcp_route(const char *towards, struct sockaddr_storage *out, so
         close(fd);
     }
     return found;
+}
+
+static ddl_status ddl__tcp_towards(ddl__tcp *t, const char *master) {
+    struct sockaddr_storage far;
+    socklen_t far_bytes = 0;
+    int error = ddl__tcp_resolve(master, &far, &far_bytes);
+    if (error != 0) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the name of the master, %s, cannot be resolved: %s; check MASTER_ADDR",
+                     master, gai_strerror(error));
+        return DDL_ERR_CONFIG;
+    }
+    if (!ddl__tcp_route(far, far_bytes, &t->bound, &t->bound_bytes)) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: there is no route to the master %s: %s; check MASTER_ADDR and the network",
+                     master, strerror(errno));
+        return DDL_ERR_CONFIG;
+    }
+    return DDL_OK;
 }
 
 /* Where to listen: the interface that was named, else the one that leads to the master. */
@@ -764,7 +790,6 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
         t->bound_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
         return DDL_OK;
     }
-    const char *master = q->master_host != NULL ? q->master_host : "127.0.0.1";
     if (q->interface_name != NULL) {
         ddl__addresses found = {0};
         ddl__interface_addresses(q->interface_name, &found);
@@ -777,12 +802,7 @@ static ddl_status ddl__tcp_choose(ddl__tcp *t) {
                      q->interface_name);
         return DDL_ERR_CONFIG;
     }
-    if (!ddl__tcp_route(master, &t->bound, &t->bound_bytes)) {
-        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: there is no route to the master %s; check MASTER_ADDR and the network",
-                     master);
-        return DDL_ERR_CONFIG;
-    }
-    return DDL_OK;
+    return ddl__tcp_towards(t, q->master_host != NULL ? q->master_host : "127.0.0.1");
 }
 
 /* The descriptor, or -1 with errno. Connections of the job before, in TIME_WAIT, hold no port of a range; two that
@@ -865,9 +885,11 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
     socklen_t length = 0;
     if (t->params.advertise != NULL && !ddl__tcp_is_unix(&t->bound)) {
         int port = ntohs(((struct sockaddr_in *)&t->bound)->sin_port); /* at the same place in both families */
-        if (!ddl__tcp_resolve(t->params.advertise, &a, &length)) {
-            ddl__tcp_log(t, DDL_LOG_WARN, "tcp: the address to advertise, %s, does not resolve; check DDL_ADVERTISE",
-                         t->params.advertise);
+        int error = ddl__tcp_resolve(t->params.advertise, &a, &length);
+        if (error != 0) {
+            ddl__tcp_log(t, DDL_LOG_WARN,
+                         "tcp: the address to advertise, %s, cannot be resolved: %s; check DDL_ADVERTISE",
+                         t->params.advertise, gai_strerror(error));
             return DDL_ERR_CONFIG;
         }
         ddl__tcp_set_port(&a, port);
@@ -885,17 +907,54 @@ static ddl_status ddl__tcp_address(void *self, void *out_address, size_t *bytes)
     return DDL_OK;
 }
 
-/* Takes one of the addresses apart. Returns the bytes it took, 0 when they make no sense. */
-static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, ddl__tcp_peer *p) {
-    if (bytes < 1 || in[0] >= bytes || in[0] > sizeof p->address) {
+/* A family that ranks listen on, whole; a unix socket in the abstract namespace. */
+static bool ddl__tcp_address_ok(const struct sockaddr_storage *a, size_t bytes) {
+    size_t name = offsetof(struct sockaddr_un, sun_path);
+    switch (a->ss_family) {
+    case AF_INET:
+        return bytes == sizeof(struct sockaddr_in);
+    case AF_INET6:
+        return bytes == sizeof(struct sockaddr_in6);
+    default:
+        return ddl__tcp_is_unix(a) && bytes > name + 1 && bytes <= sizeof(struct sockaddr_un) &&
+               ((const char *)a)[name] == 0;
+    }
+}
+
+/* One of the addresses of a rank. Returns the bytes it took, 0 when they make no sense. No address leaves *out as it
+ * is. */
+static size_t ddl__tcp_address_read(const uint8_t *in, size_t bytes, struct sockaddr_storage *out,
+                                    socklen_t *out_bytes) {
+    struct sockaddr_storage a;
+    size_t length = bytes > 0 ? in[0] : 0;
+    if (length >= bytes || length > sizeof a) {
         return 0;
     }
-    if (in[0] > 0) {
-        memset(&p->address, 0, sizeof p->address);
-        memcpy(&p->address, in + 1, in[0]);
-        p->address_bytes = in[0];
+    if (length > 0) {
+        memset(&a, 0, sizeof a);
+        memcpy(&a, in + 1, length);
+        if (!ddl__tcp_address_ok(&a, length)) {
+            return 0;
+        }
+        *out = a;
+        *out_bytes = (socklen_t)length;
     }
-    return (size_t)in[0] + 1;
+    return length + 1;
+}
+
+/* Of what ddl__tcp_address of another rank gave, the address that this rank is to use. DDL_ERR_CORRUPT: it makes no
+ * sense; DDL_ERR_UNSUPPORTED: it does not lead out of the other's host. */
+static ddl_status ddl__tcp_address_parse(const uint8_t *in, size_t bytes, bool same_host, struct sockaddr_storage *out,
+                                         socklen_t *out_bytes) {
+    *out_bytes = 0;
+    size_t used = ddl__tcp_address_read(in, bytes, out, out_bytes);
+    if (used > 0 && !same_host) {
+        used = ddl__tcp_address_read(in + used, bytes - used, out, out_bytes);
+    }
+    if (used == 0 || *out_bytes == 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    return !same_host && (ddl__tcp_is_unix(out) || ddl__tcp_is_loopback(out)) ? DDL_ERR_UNSUPPORTED : DDL_OK;
 }
 
 static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *address, size_t bytes,
@@ -903,16 +962,7 @@ static ddl_status ddl__tcp_add_peer(void *self, int32_t peer, const void *addres
     ddl__tcp *t = self;
     ddl__tcp_peer *p = &t->peers[peer];
     p->same_host = strcmp(peer_host_id, t->params.host_id) == 0;
-    size_t used = ddl__tcp_address_read(address, bytes, p);
-    if (used > 0 && !p->same_host) {
-        used += ddl__tcp_address_read((const uint8_t *)address + used, bytes - used, p);
-    }
-    if (used == 0 || p->address_bytes < 3) {
-        return DDL_ERR_CORRUPT;
-    }
-    if (!p->same_host && (ddl__tcp_is_unix(&p->address) || ddl__tcp_is_loopback(&p->address))) {
-        return DDL_ERR_UNSUPPORTED;
-    }
+    DDL__TRY(ddl__tcp_address_parse(address, bytes, p->same_host, &p->address, &p->address_bytes));
     p->reachable = true;
     *out_latency_ns = p->same_host ? 8000 : 25000;
     *out_bytes_per_s = p->same_host ? 3000000000u : 1200000000u;

@@ -5,6 +5,8 @@
 
 #include "../store/address.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -39,6 +41,8 @@ typedef struct ddl__tcp_conn {
     uint8_t *landing; /* where the rest of the current payload goes */
     uint64_t landing_left;
     void *token;
+    bool acks;     /* acknowledges while it waits: see ddl__tcp_acknowledge */
+    bool owes_ack; /* has read since it last wrote */
     bool cut; /* what is landing has no place any more: read nothing, the connection ends */
 } ddl__tcp_conn;
 
@@ -52,6 +56,7 @@ typedef struct ddl__tcp_peer {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     bool reachable, same_host, dead, backlogged;
+    bool wanted; /* asked for by connect, also while there is nothing to send */
     bool lost; /* a connection that was ready broke: what was in it is gone, a second one would have a gap */
     bool ending; /* its control connection has ended: if no data comes either, it has */
     uint64_t trying_ns; /* when the first attempt to connect began; 0: connected, or never tried */
@@ -119,11 +124,12 @@ static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
     return n;
 }
 
-static ssize_t ddl__tcp_sendmsg(int fd, struct iovec *iov, int count) {
+static ssize_t ddl__tcp_sendmsg(ddl__tcp_conn *c, struct iovec *iov, int count) {
+    c->owes_ack = false;
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)count};
     ssize_t n;
     do {
-        n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     return n;
 }
@@ -181,7 +187,7 @@ static void ddl__tcp_account(ddl__tcp *t, ddl__tcp_peer *p, uint64_t bytes) {
 static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
     while (p->first != NULL) {
         struct iovec iov[2 * DDL__TCP_BATCH];
-        ssize_t n = ddl__tcp_sendmsg(p->data->fd, iov, ddl__tcp_gather(p, iov));
+        ssize_t n = ddl__tcp_sendmsg(p->data, iov, ddl__tcp_gather(p, iov));
         if (n < 0) {
             if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
                 return 0;
@@ -197,7 +203,7 @@ static int ddl__tcp_flush(ddl__tcp *t, ddl__tcp_peer *p) {
 static ssize_t ddl__tcp_send_now(ddl__tcp_peer *p, const ddl_message *m) {
     struct iovec iov[2] = {{(char *)(uintptr_t)m->header, DDL_MESSAGE_HEADER_BYTES},
                            {(char *)(uintptr_t)m->payload, m->payload_bytes}};
-    return ddl__tcp_sendmsg(p->data->fd, iov, m->payload_bytes > 0 ? 2 : 1);
+    return ddl__tcp_sendmsg(p->data, iov, m->payload_bytes > 0 ? 2 : 1);
 }
 
 /* Ends all waiting messages with an error. */
@@ -265,6 +271,16 @@ static ssize_t ddl__tcp_readv(ddl__tcp *t, ddl__tcp_conn *c, size_t *out_asked) 
     return got;
 }
 
+/* Two small messages in a row make the kernel acknowledge inside the read of the second, which then takes as long as a
+ * send. A rank that has a core to itself and waits anyway acknowledges the first before the second comes. */
+static void ddl__tcp_acknowledge(ddl__tcp_conn *c) {
+    if (c->acks && c->owes_ack) {
+        int now_only = 2; /* even: further ones may be delayed again */
+        c->owes_ack = false;
+        setsockopt(c->fd, IPPROTO_TCP, TCP_QUICKACK, &now_only, sizeof now_only);
+    }
+}
+
 /* Reads until nothing is there. *out_error: 0, an errno, or -1 for the end of the stream. Returns how many reads
  * brought something. */
 static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
@@ -280,9 +296,11 @@ static int ddl__tcp_read(ddl__tcp *t, ddl__tcp_conn *c, int *out_error) {
         if (got <= 0) {
             bool empty = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
             *out_error = got == 0 ? -1 : empty ? 0 : errno;
+            ddl__tcp_acknowledge(c);
             return events;
         }
         events++;
+        c->owes_ack = true;
         size_t landed = DDL__MIN((size_t)got, (size_t)c->landing_left);
         if (c->landing_left > 0) {
             c->landing += landed;

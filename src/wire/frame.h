@@ -56,12 +56,11 @@ typedef struct ddl__frame {
 
 /* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
 static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
-    ddl__store_le32(out, DDL__FRAME_MAGIC);
-    ddl__store_le32(out + 4, DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16);
-    ddl__store_le32(out + 8, f->bytes);
-    ddl__store_le32(out + 12, f->source);
-    ddl__store_le32(out + 16, f->group);
-    ddl__store_le32(out + 20, f->epoch);
+    /* In words of 8 bytes, as it is read for the checksum and sent on: what was written in halves is not forwarded. */
+    uint32_t kind = DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16;
+    ddl__store_le64(out, DDL__FRAME_MAGIC | (uint64_t)kind << 32);
+    ddl__store_le64(out + 8, f->bytes | (uint64_t)f->source << 32);
+    ddl__store_le64(out + 16, f->group | (uint64_t)f->epoch << 32);
     ddl__store_le64(out + 24, f->sequence);
     ddl__store_le64(out + 32, f->signature);
     ddl__store_le32(out + 40, f->payload_crc);

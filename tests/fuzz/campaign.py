@@ -6,9 +6,10 @@
     tests/fuzz/campaign.py --seconds 60       not longer than that
     tests/fuzz/campaign.py --table            what has been run so far, as the lines of RUNS.md
 
-build/fuzz/TARGET.runs keeps the counts: executions, findings, seconds. New inputs that reach something new are in
-build/fuzz/found/TARGET, inputs that fail in build/fuzz/failed. A target that has failed is tried again from the same
-inputs, and goes on failing until it is mended."""
+build/fuzz/TARGET.runs keeps the counts: executions, findings, seconds; they go on from those of RUNS.md where these are
+more. New inputs that reach something new are in build/fuzz/found/TARGET, inputs that fail in build/fuzz/failed. A
+target that has failed is tried again from the same inputs, and goes on failing until it is mended. Its own file says
+what it is, in a line "campaign: parser max_len=512"."""
 import argparse
 import concurrent.futures
 import datetime
@@ -23,11 +24,18 @@ FUZZ = pathlib.Path(__file__).resolve().parent
 ROOT = FUZZ.parent.parent
 SANITIZERS = "address, undefined"
 FLAGS = ("-std=c11 -O2 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined "
-         "-fno-omit-frame-pointer").split()
+         "-fno-omit-frame-pointer -Werror=incompatible-pointer-types").split()
 
 
 def targets():
     return [p.stem[len("fuzz_"):] for p in sorted(FUZZ.glob("fuzz_*.c"))]
+
+
+def recorded(name):
+    """Executions and findings of a target by RUNS.md."""
+    line = re.search(rf"^\| {name} \|(.*)\|$", (FUZZ / "RUNS.md").read_text(), re.M)
+    cells = [cell.strip() for cell in line[1].split("|")] if line else []
+    return (int(cells[1].replace(",", "")), int(cells[4])) if len(cells) == 5 else (0, 0)
 
 
 class Target:
@@ -38,6 +46,8 @@ class Target:
         self.corpus = FUZZ / "corpus" / ("frames" if name == "stream" else name)  # they read the same inputs
         self.found = self.build / "found" / name
         self.failed = self.build / "failed"
+        about = re.search(r"\bcampaign: (parser|machine) max_len=(\d+)", (FUZZ / f"fuzz_{name}.c").read_text())
+        self.kind, self.max_len = about[1], int(about[2])
 
     def fresh(self):
         """The program is newer than all that it is made of."""
@@ -57,11 +67,12 @@ class Target:
 
     def counts(self):
         """Executions, findings and seconds so far."""
+        base = (*recorded(self.name), 0.0)
         try:
             runs, findings, seconds = self.count_file.read_text().split()
-            return int(runs), int(findings), float(seconds)
+            return max(base, (int(runs), int(findings), float(seconds)))
         except (FileNotFoundError, ValueError):
-            return 0, 0, 0.0
+            return base
 
     def add(self, runs, findings, seconds):
         had = self.counts()
@@ -72,7 +83,8 @@ class Target:
     def options(self):
         dictionary = FUZZ / f"{self.name}.dict"
         words = [f"-dict={dictionary}"] if dictionary.exists() else []
-        return ["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1", "-entropic=0", "-max_len=4096",
+        return ["-timeout=10", "-rss_limit_mb=2048", "-report_slow_units=100", "-print_final_stats=1", "-entropic=0",
+                f"-max_len={self.max_len}",
                 f"-artifact_prefix={self.failed}/{self.name}-", *words]
 
     def piece(self, seconds, runs, seed=0):
@@ -85,8 +97,18 @@ class Target:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         executed = re.findall(r"^stat::number_of_executed_units: (\d+)", done.stdout, re.M) or \
             re.findall(r"^#(\d+)\t", done.stdout, re.M)
-        self.add(int(executed[-1]) if executed else 0, int(done.returncode != 0), time.monotonic() - start)
-        return done.stdout if done.returncode != 0 else ""
+        found = done.returncode != 0 and not self.was_stopped(done.stdout)
+        self.add(int(executed[-1]) if executed else 0, int(found), time.monotonic() - start)
+        return done.stdout if found else ""
+
+    def was_stopped(self, output):
+        """An input took too long by the clock, but not when it is tried again: the fuzzer itself was stopped."""
+        late = re.search(r"Test unit written to (\S+/\w+-timeout-\S+)", output)
+        again = late and subprocess.run([self.program, *self.options(), late[1]], stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)
+        if again and again.returncode == 0:
+            pathlib.Path(late[1]).unlink()
+        return bool(again) and again.returncode == 0
 
 
 def campaign(target, runs, deadline, piece_s):
@@ -102,9 +124,9 @@ def campaign(target, runs, deadline, piece_s):
 
 def table(build):
     today = datetime.date.today().isoformat()
-    for name in targets():
-        runs, findings, _ = Target(name, build).counts()
-        print(f"| {name} | {runs:,} | {today} | {SANITIZERS} | {findings} |")
+    for target in (Target(name, build) for name in targets()):
+        runs, findings, _ = target.counts()
+        print(f"| {target.name} | {target.kind} | {runs:,} | {today} | {SANITIZERS} | {findings} |")
 
 
 def main():

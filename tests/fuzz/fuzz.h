@@ -24,6 +24,17 @@
 /* For code of the target itself: its branches are not worth inputs of their own. */
 #define FUZZ_QUIET __attribute__((no_sanitize("coverage")))
 
+/* A sentence may go to a terminal: it ends, and has no control characters. */
+__attribute__((no_sanitize("address", "undefined", "coverage"))) static inline void fuzz_clean(const char *text,
+                                                                                               size_t cap) {
+    size_t n = 0;
+    while (n < cap && text[n] != 0) {
+        REQUIRE((unsigned char)text[n] >= 32 && text[n] != 127);
+        n++;
+    }
+    REQUIRE(n < cap);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Freed memory is kept poisoned for a while; the default of 256 MiB of it is more than caches like. */

@@ -1,5 +1,6 @@
 /* libFuzzer target: the frame header and the field reader on bytes of a stranger.
- * Input: 48 bytes of header, then a script for the reader (one byte a field) that runs over the same bytes. */
+ * Input: 48 bytes of header, then a script for the reader (one byte a field) that runs over the same bytes.
+ * campaign: parser max_len=1024 */
 #include "fuzz.h"
 
 #include "../../src/wire/frame.h"

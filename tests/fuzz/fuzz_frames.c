@@ -5,7 +5,8 @@
  *
  * Input: one operation after the other: a byte that names it and its fields, see the functions. Operations of the
  * transport (below OP_API) happen inside calls that wait as well; such a call ends at its deadline when the next
- * operation is one of the program's. corpus/frames has recordings of honest worlds: see record_frames.c. */
+ * operation is one of the program's. corpus/frames has recordings of honest worlds: see record_frames.c.
+ * campaign: machine max_len=4096 */
 #include "fuzz_world.h"
 
 enum {
@@ -333,7 +334,8 @@ static void op_coll(fuzz *f) {
             (void)ddl_request_free(&s->request);
         }
     } else {
-        (void)ddl__coll_icall(g, &d, "fuzz", &s->request);
+        ddl__asked ask = ddl__asked_of(&d);
+        (void)ddl__coll_icall(g, &ask, "fuzz", &s->request);
     }
     settle(s);
 }

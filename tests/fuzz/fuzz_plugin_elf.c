@@ -1,6 +1,7 @@
 /* libFuzzer target: what is looked at in a plugin's file before it is opened. A file that passes has all its segments
  * inside, whatever it says of itself: dlopen maps them, and what lies behind the end of a file ends the process.
- * Input: the file; its last byte cuts some off what the size says it has. */
+ * Input: the file; its last byte cuts some off what the size says it has.
+ * campaign: parser max_len=1024 */
 #include "fuzz.h"
 
 #include <fcntl.h>

@@ -3,7 +3,8 @@
  *     byte 0      which side: rank 0's server, a client, rank 0 or a follower at a folder
  *     then ops    see server_op, client_recv and file_content
  * What must hold: who lacks the secret gets no further than the challenge; the table goes out when all blobs are there;
- * a file without the right seal is as if it were not there. */
+ * a file without the right seal is as if it were not there.
+ * campaign: machine max_len=4096 */
 #include "fuzz.h"
 
 #include <errno.h>
@@ -396,11 +397,8 @@ FUZZ_QUIET static void fuzz_client(uint8_t b) {
         status = ddl__client_trade(&c);
     }
     REQUIRE(status <= 0 || status == DDL_IN_PROGRESS);
-    size_t n = strnlen(why.text, sizeof why.text);
-    REQUIRE(n < sizeof why.text && (status >= 0 || n > 0));
-    for (size_t i = 0; i < n; i++) {
-        REQUIRE((unsigned char)why.text[i] >= 32 && why.text[i] != 127);
-    }
+    REQUIRE(status >= 0 || why.text[0] != 0);
+    fuzz_clean(why.text, sizeof why.text);
 }
 
 /* >>folder */
@@ -496,7 +494,7 @@ FUZZ_QUIET static void fuzz_folder(int32_t rank) {
     if (ddl__file_read(f, "table", f->table, f->table_bytes)) {
         REQUIRE(folder.there[0] && folder.genuine[0]);
         if (ddl__file_state(f, f->table) >= 0) {
-            REQUIRE(ddl__file_take(f, "rank.1", table) >= 0 || why.text[0] != 0);
+            REQUIRE(ddl__file_take(f, table) >= 0 || why.text[0] != 0);
             memcpy(f->seen, f->table + 24, DDL__FILE_NONCE);
         }
     }

@@ -1,6 +1,7 @@
 /* libFuzzer target: fuzz_frames through the TCP transport's own reading: bytes of a proven peer, in reads of any size,
  * are cut into frames, of which several come at once and large ones land in pieces. Input and corpus are those of
- * fuzz_frames; there "whole" is one read, "in two pieces" two, "its beginning" leaves the rest for later. */
+ * fuzz_frames; there "whole" is one read, "in two pieces" two, "its beginning" leaves the rest for later.
+ * campaign: machine max_len=4096 */
 #define FUZZ_STREAM 1
 #define FUZZ_NO_MAIN 1
 #include "fuzz_frames.c"

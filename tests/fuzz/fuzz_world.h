@@ -98,15 +98,6 @@ FUZZ_QUIET static void fuzz_free(void *user, void *memory) {
     free(memory);
 }
 
-/* Text of peers ends up in lines for terminals. */
-FUZZ_QUIET static void fuzz_clean(const char *text, size_t cap) {
-    size_t n = strnlen(text, cap);
-    REQUIRE(n < cap);
-    for (size_t i = 0; i < n; i++) {
-        REQUIRE((unsigned char)text[i] >= 32 && text[i] != 127);
-    }
-}
-
 FUZZ_QUIET static void fuzz_log(void *user, ddl_log_level level, const char *line) {
     (void)user;
     (void)level;
@@ -272,7 +263,7 @@ FUZZ_QUIET static void fuzz_links(fuzz *f) {
         l->endpoint = i == f->rank ? NULL : &c->endpoints[0];
         l->pid = l->pidfd = -1; /* no process to ask: a lost link is proof */
         l->host = i / 2;
-        l->same_host = i / 2 == f->rank / 2;
+        l->same_host = l->same_space = i / 2 == f->rank / 2;
         snprintf(l->host_id, sizeof l->host_id, "host%d", i / 2);
     }
     c->host_count = c->local_ranks = 2;

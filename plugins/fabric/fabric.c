@@ -1,0 +1,463 @@
+/* fabric: messages by libfabric: verbs and EFA adapters, and TCP for where there is neither.
+ *
+ *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
+ *
+ * Read library.h, state.h, memory.h, link.h, message.h, receive.h, wait.h, select.h in this order; this file is the
+ * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
+ *
+ * A message of up to 64 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
+ * payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
+ * numbers, so that they are handed on in order also where the provider does not keep it.
+ *
+ * Settings, each of one rank; ranks whose provider, protocol or buffers differ cannot reach each other:
+ *     DDL_FABRIC_PROVIDER      efa, verbs, tcp or any other name of fi_info
+ *     DDL_FABRIC_DOMAIN        one adapter by its name (mlx5_0)
+ *     DDL_FABRIC_INTERFACE     one network interface by its name; else DDL_INTERFACE
+ *     DDL_FABRIC_SUBNET        adapters with an address in 10.1.0.0/16
+ *     DDL_FABRIC_RAILS         1; so many adapters share what is read
+ *     DDL_FABRIC_OFFER_BYTES   64K; payloads above are read by the receiver
+ *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
+ * and for tests, what only some providers do:
+ *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
+ *     _FAIL_REGISTRATION n (every n-th fails)
+ *
+ * All calls come under the context's lock: there are no locks here, and no globals, as one process may play many
+ * ranks. */
+#define _GNU_SOURCE 1
+#include "../../ddl.h"
+
+#include "library.h"
+
+#include "select.h"
+#include "wait.h"
+
+/* >>settings */
+
+static const char *fabric_setting(const ddl_host *host, const char *name) {
+    const char *value = host->setting(host, name);
+    return value != NULL && value[0] != 0 ? value : NULL;
+}
+
+/* "64K" and the like. *out stays when there is none; 0 when it makes no sense. */
+static int fabric_setting_bytes(fabric_self *s, const char *name, uint64_t least, uint64_t most, uint64_t *out) {
+    const char *text = fabric_setting(s->host, name);
+    if (text == NULL) {
+        return 1;
+    }
+    char *end;
+    unsigned long long value = strtoull(text, &end, 10);
+    int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    end += shift > 0;
+    value = value <= most ? value << shift : value;
+    if (text[0] < '0' || text[0] > '9' || *end != 0 || value < least || value > most) {
+        fabric_log(s, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; a number from %llu to %llu is possible, K, M or G behind it",
+                   name, text, (unsigned long long)least, (unsigned long long)most);
+        return 0;
+    }
+    *out = value;
+    return 1;
+}
+
+static int fabric_setting_on(const ddl_host *host, const char *name) {
+    const char *value = fabric_setting(host, name);
+    return value != NULL && strcmp(value, "0") != 0;
+}
+
+static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, fabric_wish *out) {
+    const char *subnet = fabric_setting(s->host, "FABRIC_SUBNET");
+    const char *detail = DDL_HAS(p, detail) ? p->detail : NULL;
+    uint64_t rails = 1;
+    memset(out, 0, sizeof *out);
+    out->provider = detail != NULL ? detail : fabric_setting(s->host, "FABRIC_PROVIDER");
+    out->domain = fabric_setting(s->host, "FABRIC_DOMAIN");
+    out->interface_name = fabric_setting(s->host, "FABRIC_INTERFACE");
+    out->interface_name = out->interface_name != NULL ? out->interface_name : p->interface_name;
+    if (subnet != NULL && !fabric_subnet_parse(subnet, &out->subnet, &out->subnet_bits)) {
+        fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_SUBNET is \"%.60s\"; an address and a number of bits are possible, as "
+                   "10.1.0.0/16", subnet);
+        return 0;
+    }
+    if (!fabric_setting_bytes(s, "FABRIC_RAILS", 1, FABRIC_RAILS_MAX, &rails)) {
+        return 0;
+    }
+    out->rails = (int)rails;
+    int chosen = out->interface_name != NULL || subnet != NULL || out->domain != NULL;
+    if (p->master_host != NULL && p->authenticated) {
+        fabric_route(p->master_host, &out->route);
+    }
+    int here = fabric_ip_is_loopback(&out->route) || (p->master_host == NULL && p->local_ranks == p->world_size);
+    out->loopback_only = !p->authenticated || (here && !chosen);
+    return 1;
+}
+
+static int fabric_settings_read(fabric_self *s) {
+    const ddl_host *host = s->host;
+    s->force_unordered = fabric_setting_on(host, "FABRIC_FORCE_UNORDERED");
+    s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
+    s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
+    s->slot_bytes = FABRIC_SLOT_BYTES;
+    s->offer_bytes = FABRIC_OFFER_BYTES;
+    s->max_read = 1u << 30;
+    uint64_t most = UINT64_MAX;
+    int ok = fabric_setting_bytes(s, "FABRIC_OFFER_BYTES", 0, 1u << 30, &s->offer_bytes) &&
+             fabric_setting_bytes(s, "FABRIC_FORCE_FAIL_REGISTRATION", 1, 1u << 30, &s->fail_registration) &&
+             fabric_setting_bytes(s, "FABRIC_FORCE_MAX_MESSAGE", 256, 1u << 30, &most);
+    s->slot_bytes = most < s->slot_bytes ? most & ~(uint64_t)15 : s->slot_bytes;
+    s->max_read = most < s->max_read ? most : s->max_read;
+    return ok;
+}
+
+/* What the provider demands, and what tests demand besides. */
+static void fabric_attributes(fabric_self *s) {
+    struct fi_info *info = s->rails[0].info;
+    const char *forced = fabric_setting(s->host, "FABRIC_FORCE_MR");
+    static const struct {
+        const char *name;
+        uint64_t bit;
+    } modes[] = {{"local", FI_MR_LOCAL}, {"virt_addr", FI_MR_VIRT_ADDR}, {"allocated", FI_MR_ALLOCATED},
+                 {"prov_key", FI_MR_PROV_KEY}};
+    for (size_t i = 0; forced != NULL && i < sizeof modes / sizeof modes[0]; i++) {
+        for (int32_t r = 0; r < s->rail_count && strstr(forced, modes[i].name) != NULL; r++) {
+            s->rails[r].info->domain_attr->mr_mode |= (int)modes[i].bit;
+        }
+    }
+    s->mr_mode = (uint64_t)info->domain_attr->mr_mode;
+    s->ordered = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0 &&
+                 !s->force_unordered;
+    uint64_t most = info->ep_attr->max_msg_size;
+    s->slot_bytes = most < s->slot_bytes ? most & ~(uint64_t)15 : s->slot_bytes;
+    s->max_read = most < s->max_read ? most : s->max_read;
+    s->inject_bytes = fabric_setting_on(s->host, "FABRIC_FORCE_NO_INJECT") ? 0 : info->tx_attr->inject_size;
+    s->receive_limit = (int32_t)(info->rx_attr->size < 65536 ? info->rx_attr->size : 65536);
+    s->speed = info->nic != NULL && info->nic->link_attr != NULL ? info->nic->link_attr->speed / 8 : 0;
+    s->faster = !fabric_is_sockets(info) && !fabric_is_software(info);
+}
+
+/* >>address */
+
+static ddl_status fabric_address_make(fabric_self *s) {
+    fabric_address *a = &s->address;
+    const struct fi_info *info = s->rails[0].info;
+    a->version = 1;
+    a->has_rma = !s->force_no_rma && (info->caps & FI_RMA) != 0;
+    snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
+    a->protocol = info->ep_attr->protocol;
+    a->slot_bytes = (uint32_t)s->slot_bytes;
+    if (getrandom(a->nonce, sizeof a->nonce, 0) != (ssize_t)sizeof a->nonce ||
+        getrandom(&s->key_next, sizeof s->key_next, 0) != (ssize_t)sizeof s->key_next) {
+        return DDL_ERR_SYSTEM;
+    }
+    size_t used = 0;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        size_t bytes = sizeof a->names - used;
+        int result = fi_getname(&s->rails[i].ep->fid, a->names + used, &bytes);
+        if (result == -FI_ETOOSMALL && i > 0) { /* peers are told only as many as there is room for */
+            fabric_log(s, DDL_LOG_INFO, "%d of %d rails are used: there is no room to tell peers of more", i,
+                       s->rail_count);
+            break;
+        }
+        if (result != 0 || bytes > sizeof a->names - used) {
+            return fabric_failed(s, "fi_getname", result != 0 ? result : -FI_ETOOSMALL);
+        }
+        a->name_bytes = (uint8_t)bytes;
+        a->rails = (uint8_t)(i + 1);
+        used += bytes;
+    }
+    while (s->rail_count > a->rails) {
+        fabric_rail_close(s, &s->rails[--s->rail_count]);
+    }
+    return DDL_OK;
+}
+
+static ddl_status fabric_address_of(void *self, void *out_address, size_t *bytes) {
+    fabric_self *s = self;
+    if (*bytes < sizeof s->address) {
+        return DDL_ERR_ARG;
+    }
+    memcpy(out_address, &s->address, sizeof s->address);
+    *bytes = sizeof s->address;
+    return DDL_OK;
+}
+
+/* Ranks that see different adapters are told so, once. */
+static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a) {
+    fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes), rank %d %.20s (%u, %d, %u): they cannot "
+               "reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have", peer, a->provider,
+               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, s->rank, s->address.provider,
+               (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes);
+    s->told_unequal = 1;
+    return DDL_ERR_UNSUPPORTED;
+}
+
+static int fabric_is_far_loopback(const fabric_self *s, const fabric_address *a, int same_host) {
+    struct sockaddr_storage at;
+    uint32_t format = s->rails[0].info->addr_format;
+    int is_ip = format == FI_SOCKADDR || format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6;
+    memset(&at, 0, sizeof at);
+    memcpy(&at, a->names, a->name_bytes < sizeof at ? a->name_bytes : sizeof at);
+    return is_ip && !same_host && fabric_ip_is_loopback(&at);
+}
+
+static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
+                                  uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
+    fabric_self *s = self;
+    fabric_address a;
+    if (peer < 0 || peer >= s->world_size || bytes != sizeof a) {
+        return DDL_ERR_ARG;
+    }
+    memcpy(&a, address, sizeof a);
+    a.provider[sizeof a.provider - 1] = 0;
+    fabric_peer *p = &s->peers[peer];
+    p->same_host = peer_host_id != NULL && strcmp(peer_host_id, s->host_id) == 0;
+    if (a.version != s->address.version || strcmp(a.provider, s->address.provider) != 0 ||
+        a.protocol != s->address.protocol || a.slot_bytes != s->address.slot_bytes || a.rails != s->address.rails ||
+        a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
+        a.has_rma != s->address.has_rma) {
+        return fabric_unequal(s, peer, &a);
+    }
+    if ((!s->authenticated && !p->same_host) || fabric_is_far_loopback(s, &a, p->same_host)) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        if (fi_av_insert(s->rails[i].av, a.names + (size_t)i * a.name_bytes, 1, &p->at[i], 0, NULL) != 1) {
+            fabric_log(s, DDL_LOG_WARN, "the address of rank %d is not taken by %s", peer, s->address.provider);
+            return DDL_ERR_UNSUPPORTED;
+        }
+    }
+    p->token_out = fabric_token(s, s->rank, peer, a.nonce);
+    p->known = 1;
+    p->gone = 0;
+    *out_latency_ns = s->faster ? 3000 : 40000;
+    *out_bytes_per_s = !s->faster ? 900000000u : s->speed != 0 ? s->speed : 5000000000u;
+    return DDL_OK;
+}
+
+/* >>open */
+
+static ddl_status fabric_allocate(fabric_self *s, const char *host_id) {
+    size_t world = (size_t)s->world_size, id_bytes = strlen(host_id) + 1;
+    s->host_id = fabric_zalloc(s, id_bytes);
+    s->peers = fabric_zalloc(s, world * sizeof *s->peers);
+    s->backlog = fabric_zalloc(s, world * sizeof *s->backlog);
+    s->arrived_last = &s->arrived;
+    if (s->host_id == NULL || s->peers == NULL || s->backlog == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    memcpy(s->host_id, host_id, id_bytes);
+    for (size_t i = 0; i < world; i++) {
+        for (int r = 0; r < FABRIC_RAILS_MAX; r++) {
+            s->peers[i].at[r] = FI_ADDR_NOTAVAIL;
+        }
+    }
+    ddl_status status = fabric_block_make(s, FABRIC_SEND_SLOTS, s->slot_bytes, FABRIC_SEND, &s->send_free);
+    if (status == DDL_OK && fabric_receives_add(s, FABRIC_BASE_SLOTS) == 0) {
+        status = DDL_ERR_NOMEM;
+    }
+    return status;
+}
+
+/* What a machine without adapters costs: one look into a folder. */
+static ddl_status fabric_is_wanted(fabric_self *s) {
+    if (s->asked || fabric_any_device()) {
+        return DDL_OK;
+    }
+    fabric_log(s, DDL_LOG_INFO, "there is no RDMA device (/sys/class/infiniband); libfabric over plain sockets is used "
+               "only when DDL_TRANSPORTS names fabric");
+    return DDL_ERR_UNSUPPORTED;
+}
+
+static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *params) {
+    fabric_wish wish;
+    if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
+        return DDL_ERR_CONFIG;
+    }
+    const char *why = fabric_library_open(&s->lib);
+    if (why != NULL) {
+        fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ddl_status status = fabric_select(s, &wish);
+    if (status != DDL_OK) {
+        return status;
+    }
+    fabric_attributes(s);
+    if (!s->asked && !s->faster) {
+        fabric_log(s, DDL_LOG_INFO, "the best that was found, %s on %s, is no faster than the sockets of the core: not used "
+                   "unless DDL_TRANSPORTS names fabric", s->rails[0].info->fabric_attr->prov_name,
+                   s->rails[0].info->domain_attr->name);
+        return DDL_ERR_UNSUPPORTED;
+    }
+    for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
+        status = fabric_rail_open(s, &s->rails[i], (size_t)s->world_size);
+    }
+    return status;
+}
+
+/* ofi_rxm of libfabric 1.17 crashes when messages still wait in its queue while it closes their connection: it takes them
+ * then, and posts the receive anew on what it has just closed. Bounded, as peers may go on sending. */
+static void fabric_drain(fabric_rail *r) {
+    struct fi_cq_tagged_entry entry[16];
+    struct fi_cq_err_entry wrong;
+    ssize_t n = 1;
+    for (int i = 0; i < 1000 && r->cq != NULL && (n > 0 || n == -FI_EAVAIL); i++) {
+        n = fi_cq_read(r->cq, entry, 16);
+        memset(&wrong, 0, sizeof wrong);
+        if (n == -FI_EAVAIL) {
+            fi_cq_readerr(r->cq, &wrong, 0);
+        }
+    }
+}
+
+/* Receives refer to slots until the endpoint is closed; regions that are bound to it go before it. */
+static void fabric_free(fabric_self *s) {
+    for (fabric_block *b = s->blocks; b != NULL && (s->mr_mode & FI_MR_ENDPOINT) != 0; b = b->next) {
+        fabric_mr_close(&b->mr);
+    }
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        if (s->rails[i].ep != NULL) {
+            fabric_drain(&s->rails[i]);
+            fi_close(&s->rails[i].ep->fid);
+            s->rails[i].ep = NULL;
+        }
+    }
+    fabric_blocks_free(s);
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_rail_close(s, &s->rails[i]);
+    }
+    while (s->offer_free != NULL) {
+        fabric_offer *o = s->offer_free;
+        s->offer_free = o->next;
+        s->host->free(s->host, o);
+    }
+    while (s->links != NULL) {
+        fabric_link *l = s->links;
+        s->links = l->next;
+        s->host->free(s->host, l);
+    }
+    if (s->epoll >= 0) {
+        close(s->epoll);
+    }
+    if (s->timer >= 0) {
+        close(s->timer);
+    }
+    s->host->free(s->host, s->backlog);
+    s->host->free(s->host, s->peers);
+    s->host->free(s->host, s->host_id);
+    s->host->free(s->host, s);
+}
+
+static ddl_status fabric_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
+    fabric_self *s = host->alloc(host, sizeof *s);
+    if (s == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    memset(s, 0, sizeof *s);
+    s->host = host;
+    s->rank = params->rank;
+    s->world_size = params->world_size;
+    s->local_ranks = params->local_ranks;
+    s->authenticated = params->authenticated && DDL_HAS(host, derive);
+    s->asked = params->size > offsetof(ddl_transport_params, asked) && params->asked;
+    s->force_seed = (uint32_t)params->rank + 1;
+    s->epoll = s->timer = -1;
+    ddl_status status = fabric_is_wanted(s);
+    status = status == DDL_OK ? fabric_objects(s, params) : status;
+    status = status == DDL_OK ? fabric_address_make(s) : status;
+    status = status == DDL_OK ? fabric_allocate(s, params->host_id) : status;
+    status = status == DDL_OK ? fabric_wait_open(s) : status;
+    if (status != DDL_OK) {
+        fabric_free(s);
+        return status;
+    }
+    *out_self = s;
+    return DDL_OK;
+}
+
+/* >>close */
+
+static int fabric_has_last_words(const fabric_self *s) {
+    for (const fabric_link *l = s->links; l != NULL; l = l->next) {
+        if (!s->peers[l->peer].gone && l->broken == 0 && (!l->told_bye || l->sends > 0)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Closing an endpoint drops what it has not sent. The host is not called any more: nothing that still arrives counts. */
+static void fabric_linger(fabric_self *s) {
+    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_LINGER_NS;
+    while (!s->failed && fabric_has_last_words(s) && s->host->now_ns(s->host) < deadline) {
+        fabric_poll(s);
+        for (fabric_link *l = s->links; l != NULL; l = l->next) {
+            if (!s->peers[l->peer].gone && l->broken == 0) {
+                fabric_push(s, l);
+                fabric_push_bye(s, l);
+            }
+        }
+    }
+}
+
+static void fabric_close(void *self) {
+    fabric_self *s = self;
+    fabric_linger(s);
+    for (fabric_link *l = s->links; l != NULL; l = l->next) {
+        fabric_drop(s, l->peer, DDL_ERR_CANCELLED);
+    }
+    fabric_free(s);
+}
+
+static void fabric_peer_dead(void *self, int32_t peer) {
+    fabric_self *s = self;
+    if (peer >= 0 && peer < s->world_size) {
+        fabric_drop(s, peer, DDL_ERR_PEER);
+    }
+}
+
+static ddl_status fabric_connect(void *self, int32_t peer) {
+    fabric_self *s = self;
+    if (peer >= 0 && peer < s->world_size && s->peers[peer].known && !s->peers[peer].gone) {
+        fabric_link *l = fabric_link_of(s, peer);
+        if (l != NULL && l->sequence == 0) {
+            l->ack_due = 1; /* any message connects */
+            fabric_backlog_add(s, l);
+        }
+    }
+    return DDL_OK;
+}
+
+/* >>table */
+
+static const ddl_transport fabric_transport = {
+    .size = sizeof(ddl_transport),
+    .flags = DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_BLIND,
+    .max_payload_bytes = DDL_MESSAGE_PAYLOAD_BYTES,
+    .open = fabric_open,
+    .close = fabric_close,
+    .address = fabric_address_of,
+    .add_peer = fabric_add_peer,
+    .send = fabric_send,
+    .progress = fabric_progress,
+    .arm = fabric_arm,
+    .peer_dead = fabric_peer_dead,
+    .connect = fabric_connect,
+    .recall = fabric_recall,
+    .redirect = fabric_redirect,
+};
+
+static const ddl_plugin fabric_plugin = {
+    .size = sizeof(ddl_plugin),
+    .abi = DDL_PLUGIN_ABI,
+    .name = "fabric",
+    .version = "1",
+    .about = "libfabric: verbs and EFA adapters between hosts, TCP where it is asked for.",
+    .transport = &fabric_transport,
+};
+
+/* Whether there is something to use is found out by open, which knows what was asked for. */
+DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_fabric_v1(const ddl_host *host);
+const ddl_plugin *ddl_plugin_fabric_v1(const ddl_host *host) {
+    (void)host;
+    return &fabric_plugin;
+}

@@ -1,0 +1,96 @@
+/* library: libfabric, opened when an endpoint is. The functions that are not inline are looked up here, once for each
+ * endpoint; there are six.
+ *
+ * Why it is not linked: a program finds this plugin in a folder and may never use it. To load libfabric takes some 50
+ * ms, its first fi_getinfo some 100 ms more, and the libraries behind it (PSM) install handlers for SIGSEGV and others
+ * as they load. So it is loaded when it is needed, and the handlers are put back as they were. */
+#ifndef FABRIC_LIBRARY_H
+#define FABRIC_LIBRARY_H
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+
+/* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
+#define FABRIC_API FI_VERSION(1, 14)
+
+typedef struct fabric_library {
+    int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+    void (*freeinfo)(struct fi_info *);
+    struct fi_info *(*dupinfo)(const struct fi_info *);
+    int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+    uint32_t (*version)(void);
+    const char *(*strerror)(int);
+} fabric_library;
+
+static const int fabric_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGFPE, SIGTERM, SIGINT};
+enum { FABRIC_SIGNALS = sizeof fabric_signals / sizeof fabric_signals[0] };
+
+static void fabric_signals_save(struct sigaction *out) {
+    for (int i = 0; i < FABRIC_SIGNALS; i++) {
+        sigaction(fabric_signals[i], NULL, &out[i]);
+    }
+}
+
+static void fabric_signals_restore(const struct sigaction *saved) {
+    for (int i = 0; i < FABRIC_SIGNALS; i++) {
+        struct sigaction now;
+        if (sigaction(fabric_signals[i], NULL, &now) == 0 && now.sa_sigaction != saved[i].sa_sigaction) {
+            sigaction(fabric_signals[i], &saved[i], NULL);
+        }
+    }
+}
+
+/* ISO C has no cast between pointers to data and to functions; POSIX does. */
+static int fabric_symbol(void *library, const char *name, void *out_function) {
+    void *address = dlsym(library, name);
+    memcpy(out_function, &address, sizeof address);
+    return address != NULL;
+}
+
+static int fabric_symbols(void *handle, fabric_library *out) {
+    return fabric_symbol(handle, "fi_getinfo", &out->getinfo) && fabric_symbol(handle, "fi_freeinfo", &out->freeinfo) &&
+           fabric_symbol(handle, "fi_dupinfo", &out->dupinfo) && fabric_symbol(handle, "fi_fabric", &out->fabric) &&
+           fabric_symbol(handle, "fi_version", &out->version) &&
+           fabric_symbol(handle, "fi_strerror", &out->strerror);
+}
+
+/* Never closed: providers may have started threads. NULL: it can be used; else a sentence why not. */
+static const char *fabric_library_open(fabric_library *out) {
+    struct sigaction saved[FABRIC_SIGNALS];
+    fabric_signals_save(saved);
+    void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    fabric_signals_restore(saved);
+    if (handle == NULL) {
+        return "libfabric.so.1 is not installed or cannot be loaded; install it (Debian, Ubuntu: libfabric1; AWS: the "
+               "EFA installer)";
+    }
+    if (!fabric_symbols(handle, out)) {
+        return "libfabric.so.1 lacks functions that every version has; it is damaged or another library";
+    }
+    if (FI_VERSION_LT(out->version(), FABRIC_API)) {
+        return "libfabric is older than 1.14, the first version that this plugin was written for; install a newer one";
+    }
+    return NULL;
+}
+
+/* The first call looks for devices and loads what they need. */
+static int fabric_getinfo(const fabric_library *lib, const char *node, uint64_t flags, const struct fi_info *hints,
+                          struct fi_info **out) {
+    struct sigaction saved[FABRIC_SIGNALS];
+    *out = NULL;
+    fabric_signals_save(saved);
+    int result = lib->getinfo(FABRIC_API, node, NULL, flags, hints, out);
+    fabric_signals_restore(saved);
+    return result;
+}
+
+#endif /* FABRIC_LIBRARY_H */

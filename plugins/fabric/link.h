@@ -1,0 +1,225 @@
+/* link: one peer. Who it is, what may be sent to it, and how it ends. */
+#ifndef FABRIC_LINK_H
+#define FABRIC_LINK_H
+
+#include "memory.h"
+
+/* >>tokens */
+
+/* Every message carries a number that only members of the job can make: an endpoint of libfabric takes messages from
+ * whoever knows its address, and a proof at the start of a connection would prove nothing about the messages that
+ * follow, as there is no connection to be seen. With a job secret it is an HMAC over both ranks and the receiver's
+ * nonce; without one the nonce itself, which is known to processes of this user on this host alone. */
+static uint64_t fabric_token(fabric_self *s, int32_t from, int32_t to, const uint8_t nonce[16]) {
+    uint8_t data[24], out[32];
+    uint64_t token;
+    memcpy(data, &from, 4);
+    memcpy(data + 4, &to, 4);
+    memcpy(data + 8, nonce, 16);
+    if (s->authenticated && s->host->derive(s->host, data, sizeof data, out) == DDL_OK) {
+        memcpy(&token, out, sizeof token);
+        return token;
+    }
+    uint64_t half[2];
+    memcpy(half, nonce, 16);
+    return half[0] ^ (half[1] * (2 * (uint64_t)(uint32_t)from + 1));
+}
+
+/* Whether a message is from the rank that it names. Anybody may ask this of us, so it allocates nothing. */
+static int fabric_is_from(fabric_self *s, const fabric_head *head) {
+    if (head->source < 0 || head->source >= s->world_size || head->source == s->rank) {
+        return 0;
+    }
+    fabric_peer *p = &s->peers[head->source];
+    if (!p->heard) {
+        p->token_in = fabric_token(s, head->source, s->rank, s->address.nonce);
+        p->heard = 1;
+    }
+    return p->token_in == head->token;
+}
+
+/* >>making */
+
+/* The window widens with the first message from a peer, as its receives are posted then: peers that never talk cost
+ * nothing. A peer for which there is no room any more keeps the first window. */
+static void fabric_link_widen(fabric_self *s, fabric_link *l) {
+    if (l->window == FABRIC_FIRST_WINDOW) {
+        int32_t got = fabric_receives_add(s, FABRIC_WINDOW + FABRIC_ACK_SLOTS);
+        l->window = got == FABRIC_WINDOW + FABRIC_ACK_SLOTS ? FABRIC_WINDOW : FABRIC_FIRST_WINDOW + 1;
+        if (l->window == FABRIC_WINDOW) {
+            l->ack_due = 1;
+            fabric_backlog_add(s, l);
+        }
+    }
+}
+
+static fabric_link *fabric_link_of(fabric_self *s, int32_t peer) {
+    fabric_peer *p = &s->peers[peer];
+    if (p->link == NULL) {
+        fabric_link *l = fabric_zalloc(s, sizeof *l);
+        if (l == NULL) {
+            return NULL;
+        }
+        l->peer = peer;
+        l->last = &l->first;
+        l->offers_last = &l->offers;
+        l->limit = l->told_limit = l->window = FABRIC_FIRST_WINDOW;
+        l->next = s->links;
+        s->links = l;
+        p->link = l;
+    }
+    return p->link;
+}
+
+/* >>ending */
+
+static void fabric_offer_free(fabric_self *s, fabric_offer *o) {
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_mr_close(&o->mr[i]);
+    }
+    o->next = s->offer_free;
+    s->offer_free = o;
+}
+
+/* The first of the list leaves it; returns its message, NULL when that was recalled. */
+static ddl_message *fabric_offer_pop(fabric_self *s, fabric_link *l) {
+    fabric_offer *o = l->offers;
+    ddl_message *message = o->message;
+    l->offers = o->next;
+    if (l->offers == NULL) {
+        l->offers_last = &l->offers;
+    }
+    fabric_offer_free(s, o);
+    return message;
+}
+
+static void fabric_queue_pop(fabric_link *l) {
+    l->first = l->first->next;
+    if (l->first == NULL) {
+        l->last = &l->first;
+    }
+}
+
+/* What is noted in a message that we hold: how much of it went in pieces, and whether it is our own copy. */
+enum { FABRIC_DONE_BYTES, FABRIC_IS_COPY, FABRIC_NO_OFFER, FABRIC_BEGUN };
+
+static void fabric_message_end(fabric_self *s, ddl_message *m, ddl_status status) {
+    if (m == NULL) {
+        return;
+    }
+    if (m->priv[FABRIC_IS_COPY]) {
+        s->host->free(s->host, m);
+    } else {
+        s->host->sent(s->host, m, status);
+    }
+}
+
+/* Offers that the peer has dealt with: their memory goes back to the core. */
+static int fabric_offers_end(fabric_self *s, fabric_link *l) {
+    int events = 0;
+    while (l->offers != NULL && (int32_t)(l->ended - l->offers->number) > 0) {
+        fabric_message_end(s, fabric_offer_pop(s, l), DDL_OK);
+        events++;
+    }
+    return events;
+}
+
+static void fabric_landing_release(fabric_self *s, fabric_link *l) {
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_mr_close(&l->landing.mr[i]);
+    }
+}
+
+static void fabric_poll(fabric_self *s);
+
+/* ofi_rxm closes the connection of an address that is removed, at once. Of a read whose answer is half way it may lose
+ * the completion (tcp of libfabric 1.17 does); nothing is written any more nevertheless. */
+static int fabric_closes_connections(const fabric_self *s) {
+    return strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+}
+
+/* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the
+ * connection, and with that ends what was under way on it; a provider that does not end it costs us the endpoint. What
+ * has come is taken first: ofi_rxm crashes when messages wait in its queue while it closes their connection. */
+static void fabric_cut(fabric_self *s, fabric_link *l) {
+    fabric_peer *p = &s->peers[l->peer];
+    for (int i = 0; i < FABRIC_CUT_POLLS && !s->failed; i++) {
+        fabric_poll(s);
+    }
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL) {
+            fi_av_remove(s->rails[i].av, &p->at[i], 1, 0);
+        }
+        p->at[i] = FI_ADDR_NOTAVAIL;
+    }
+    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
+    while (l->reads > 0 && !s->failed && s->host->now_ns(s->host) < deadline) {
+        fabric_poll(s);
+    }
+    if (l->reads > 0 && !s->failed && fabric_closes_connections(s)) {
+        l->landing.failed = 1;
+        l->landing.reading = l->reads = 0;
+    }
+    if (l->reads > 0 && !s->failed) {
+        fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end, though its address was removed; the endpoint is "
+                   "closed", l->peer);
+        s->failed = 1;
+    }
+    for (int32_t i = 0; s->failed && i < s->rail_count; i++) {
+        if (s->rails[i].ep != NULL) {
+            fi_close(&s->rails[i].ep->fid);
+            s->rails[i].ep = NULL;
+        }
+    }
+}
+
+/* Ends all that is under way with a peer. The host is called last, as it may call us. */
+static void fabric_drop(fabric_self *s, int32_t peer, ddl_status status) {
+    fabric_link *l = s->peers[peer].link;
+    s->peers[peer].gone = 1;
+    if (l == NULL) {
+        return;
+    }
+    fabric_cut(s, l);
+    fabric_landing_release(s, l);
+    for (int32_t i = 0; i < FABRIC_HOLD; i++) {
+        if (l->held[i] != NULL) {
+            fabric_slot_give(&s->unposted, l->held[i]);
+            l->held[i] = NULL;
+        }
+    }
+    l->ack_due = 0;
+    l->refusing = 0;
+    if (l->landing.active) {
+        l->landing.active = 0;
+        s->host->landed(s->host, peer, l->landing.token, status);
+    }
+    fabric_offers_end(s, l);
+    while (l->offers != NULL) {
+        fabric_message_end(s, fabric_offer_pop(s, l), status);
+    }
+    while (l->first != NULL) {
+        ddl_message *m = l->first;
+        fabric_queue_pop(l);
+        fabric_message_end(s, m, status);
+    }
+}
+
+/* Tells the core once; whether the peer is dead is for the core to say. */
+static void fabric_lose(fabric_self *s, int32_t peer, int error, const char *what) {
+    if (!s->peers[peer].gone) {
+        s->peers[peer].gone = 1;
+        s->host->lost(s->host, peer, error, what);
+    }
+    fabric_drop(s, peer, DDL_ERR_PEER);
+}
+
+/* From places that may not call the host: progress tells it. */
+static void fabric_break(fabric_self *s, fabric_link *l, int error) {
+    if (l->broken == 0) {
+        l->broken = error > 0 ? error : -1;
+        fabric_backlog_add(s, l);
+    }
+}
+
+#endif /* FABRIC_LINK_H */

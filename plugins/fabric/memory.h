@@ -1,0 +1,187 @@
+/* memory: registration, in each mr_mode that a provider may demand.
+ *
+ * What is cached and what is not. A cache of registrations of foreign memory is sound only if somebody tells us when
+ * pages go away: a region that was freed and mapped again has the same address and other pages, and the adapter would
+ * go on reading the old ones. libfabric has monitors for that inside of providers (verbs and efa cache by themselves,
+ * below fi_mr_reg, and hear of munmap); a second cache above could not hear of it. So: memory of the plugin's own, which
+ * is freed after its registration, stays registered (slots; fabric_block). Memory of the user is registered when an
+ * operation begins and released when it ends: there is nothing that could be stale. Where a provider has no cache a
+ * registration costs a few microseconds in software, more on an adapter, for 64 KiB to 1 MiB of payload.
+ *
+ * The modes. LOCAL: buffers of our own need a descriptor. VIRT_ADDR: peers name our memory by its address, else by an
+ * offset into the region. PROV_KEY: the provider chooses keys, else we do, at random, so that a stranger cannot guess
+ * them. ALLOCATED: pages must be there; those of a payload are, slots are written to first. ENDPOINT: a region is
+ * bound to the endpoint and enabled. */
+#ifndef FABRIC_MEMORY_H
+#define FABRIC_MEMORY_H
+
+#include "state.h"
+
+#include <sys/resource.h>
+
+static void fabric_mr_close(struct fid_mr **mr) {
+    if (*mr != NULL) {
+        fi_close(&(*mr)->fid);
+        *mr = NULL;
+    }
+}
+
+/* Tells once what can be done about it: this goes wrong on most first days of a cluster. */
+static void fabric_mr_failed(fabric_self *s, size_t bytes, int error) {
+    struct rlimit limit = {0, 0};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    ddl_log_level level = s->told_registration ? DDL_LOG_DEBUG : DDL_LOG_WARN;
+    s->told_registration = 1;
+    if (limit.rlim_cur != RLIM_INFINITY && (error == -FI_ENOMEM || error == -FI_EAGAIN || error == -FI_EPERM)) {
+        fabric_log(s, level, "registering %zu bytes failed (%s): this process may lock %llu KiB of memory. Raise the limit: "
+                   "`ulimit -l unlimited`, or \"* - memlock unlimited\" in /etc/security/limits.conf, or LimitMEMLOCK="
+                   "infinity for a service. Until then payloads are copied", bytes, fabric_error(s, error),
+                   (unsigned long long)limit.rlim_cur / 1024);
+    } else {
+        fabric_log(s, level, "registering %zu bytes failed: %s. Payloads are copied instead", bytes,
+                   fabric_error(s, error));
+    }
+}
+
+/* A key that nobody guesses, where keys are ours to choose: splitmix over a random start. */
+static uint64_t fabric_mr_key(fabric_self *s) {
+    uint64_t z = s->key_next += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    size_t bytes = s->rails[0].info->domain_attr->mr_key_size;
+    return bytes >= 8 || bytes == 0 ? z : z & (((uint64_t)1 << (8 * bytes)) - 1);
+}
+
+/* Returns 0 or a negative error; it has been told. */
+static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size_t bytes, uint64_t access,
+                          struct fid_mr **out) {
+    fabric_rail *r = &s->rails[rail];
+    int result = -FI_EAGAIN;
+    *out = NULL;
+    s->registrations++;
+    if (s->fail_registration != 0 && s->registrations % s->fail_registration == 0) {
+        result = -FI_ENOMEM;
+    }
+    /* Two regions may not have one key: another one is tried then. */
+    for (int tries = 0; tries < 4 && (result == -FI_EAGAIN || result == -FI_ENOKEY); tries++) {
+        uint64_t key = (s->mr_mode & FI_MR_PROV_KEY) != 0 ? 0 : fabric_mr_key(s);
+        result = fi_mr_reg(r->domain, memory, bytes, access, 0, key, 0, out, NULL);
+    }
+    if (result == 0 && (s->mr_mode & FI_MR_ENDPOINT) != 0) {
+        result = fi_mr_bind(*out, &r->ep->fid, 0);
+        result = result == 0 ? fi_mr_enable(*out) : result;
+        if (result != 0) {
+            fabric_mr_close(out);
+        }
+    }
+    if (result != 0) {
+        *out = NULL;
+        fabric_mr_failed(s, bytes, result);
+    }
+    return result;
+}
+
+/* >>slots */
+
+static void fabric_block_free(fabric_self *s, fabric_block *b) {
+    if (b == NULL) {
+        return;
+    }
+    fabric_mr_close(&b->mr);
+    s->host->free(s->host, b->memory);
+    s->host->free(s->host, b->slots);
+    s->host->free(s->host, b);
+}
+
+static void fabric_blocks_free(fabric_self *s) {
+    while (s->blocks != NULL) {
+        fabric_block *b = s->blocks;
+        s->blocks = b->next;
+        fabric_block_free(s, b);
+    }
+}
+
+/* `count` slots of one role, chained to *list. bytes 0: without memory. */
+static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes, int32_t role, fabric_slot **list) {
+    fabric_block *b = fabric_zalloc(s, sizeof *b);
+    if (b == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    b->memory_bytes = (size_t)count * bytes;
+    b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
+    b->memory = bytes > 0 ? fabric_zalloc(s, b->memory_bytes) : NULL;
+    int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
+    int local = bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0;
+    if (!failed && local && fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, &b->mr) != 0) {
+        failed = 1;
+    }
+    if (failed) {
+        fabric_block_free(s, b);
+        return DDL_ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        fabric_slot *slot = &b->slots[i];
+        slot->role = role;
+        slot->bytes = bytes > 0 ? b->memory + (size_t)i * bytes : NULL;
+        slot->desc = b->mr != NULL ? fi_mr_desc(b->mr) : NULL;
+        slot->next = *list;
+        *list = slot;
+    }
+    b->next = s->blocks;
+    s->blocks = b;
+    return DDL_OK;
+}
+
+static fabric_slot *fabric_slot_take(fabric_slot **list) {
+    fabric_slot *slot = *list;
+    if (slot != NULL) {
+        *list = slot->next;
+        slot->next = NULL;
+    }
+    return slot;
+}
+
+static void fabric_slot_give(fabric_slot **list, fabric_slot *slot) {
+    slot->next = *list;
+    *list = slot;
+}
+
+/* A read's slot; more are made when all are under way. */
+static fabric_slot *fabric_read_slot(fabric_self *s) {
+    if (s->read_free == NULL && fabric_block_make(s, 16, 0, FABRIC_READ, &s->read_free) != DDL_OK) {
+        return NULL;
+    }
+    return fabric_slot_take(&s->read_free);
+}
+
+/* Posts all receives that are not posted. What the provider does not take now waits for the next progress. */
+static void fabric_receives_post(fabric_self *s) {
+    while (s->unposted != NULL && !s->failed) {
+        fabric_slot *slot = s->unposted;
+        ssize_t result = fi_recv(s->rails[0].ep, slot->bytes, s->slot_bytes, slot->desc, FI_ADDR_UNSPEC, &slot->context);
+        if (result != 0) {
+            s->stuck = 1;
+            if (result != -FI_EAGAIN) {
+                fabric_log(s, DDL_LOG_WARN, "a receive cannot be posted: %s", fabric_error(s, (int)result));
+                s->failed = 1;
+            }
+            return;
+        }
+        s->unposted = slot->next;
+    }
+}
+
+/* Room for `count` more messages. Returns how many there is room for now. */
+static int32_t fabric_receives_add(fabric_self *s, int32_t count) {
+    int32_t room = s->receive_limit - s->receives;
+    count = count < room ? count : room;
+    if (count <= 0 || fabric_block_make(s, count, s->slot_bytes, FABRIC_RECV, &s->unposted) != DDL_OK) {
+        return 0;
+    }
+    s->receives += count;
+    fabric_receives_post(s);
+    return count;
+}
+
+#endif /* FABRIC_MEMORY_H */

@@ -1,0 +1,288 @@
+/* message: out. The core's messages become ours, as credit and buffers allow. */
+#ifndef FABRIC_MESSAGE_H
+#define FABRIC_MESSAGE_H
+
+#include "link.h"
+
+enum { FABRIC_LATER = 0, FABRIC_GONE = 1, FABRIC_OFFERED = 2 };
+
+static size_t fabric_core_bytes(void) { return sizeof(fabric_head) + DDL_MESSAGE_HEADER_BYTES; }
+
+static int fabric_may_send(const fabric_link *l, int32_t keep) { return (int32_t)(l->limit - l->spent) > keep; }
+
+static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, uint8_t kind, uint32_t sequence,
+                                  size_t bytes) {
+    return (fabric_head){.token = s->peers[l->peer].token_out,
+                         .source = s->rank,
+                         .kind = kind,
+                         .sequence = sequence,
+                         .granted = l->taken + l->window,
+                         .pulled = l->pulled,
+                         .bytes = (uint32_t)bytes};
+}
+
+/* Sends what lies in a slot. FABRIC_LATER: the provider takes nothing now; the slot is free again in any case. */
+static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, size_t length, int inject) {
+    fi_addr_t at = s->peers[l->peer].at[0];
+    ssize_t result;
+    if (inject && length <= s->inject_bytes) { /* the provider copies it, and there is no completion */
+        result = fi_inject(s->rails[0].ep, slot->bytes, length, at);
+        fabric_slot_give(&s->send_free, slot);
+    } else {
+        slot->peer = l->peer;
+        result = fi_send(s->rails[0].ep, slot->bytes, length, slot->desc, at, &slot->context);
+        l->sends += result == 0;
+        if (result != 0) {
+            fabric_slot_give(&s->send_free, slot);
+        }
+    }
+    if (result == -FI_EAGAIN) {
+        s->stuck = 1; /* it may be connecting: nobody tells when that is over */
+        return FABRIC_LATER;
+    }
+    if (result != 0) {
+        fabric_log(s, DDL_LOG_DEBUG, "sending to rank %d failed: %s", l->peer, fabric_error(s, (int)result));
+        fabric_break(s, l, (int)-result);
+        return FABRIC_LATER;
+    }
+    l->ack_due = 0; /* every head says it */
+    l->told_limit = l->taken + l->window;
+    l->told_pulled = l->pulled;
+    return FABRIC_GONE;
+}
+
+/* head, then what a (a_bytes) and b (b_bytes) have; b may be NULL when it has no bytes. */
+static int fabric_put(fabric_self *s, fabric_link *l, const fabric_head *head, const void *a, size_t a_bytes,
+                      const void *b, size_t b_bytes) {
+    fabric_slot *slot = fabric_slot_take(&s->send_free);
+    if (slot == NULL) {
+        return FABRIC_LATER; /* a completion brings one */
+    }
+    memcpy(slot->bytes, head, sizeof *head);
+    if (a_bytes > 0) {
+        memcpy(slot->bytes + sizeof *head, a, a_bytes);
+    }
+    if (b_bytes > 0) {
+        memcpy(slot->bytes + sizeof *head + a_bytes, b, b_bytes);
+    }
+    /* Of a goodbye the completion shows that all before it has left too. */
+    return fabric_slot_send(s, l, slot, sizeof *head + a_bytes + b_bytes, head->kind != FABRIC_BYE);
+}
+
+/* One message with credit, in order. */
+static int fabric_put_ordered(fabric_self *s, fabric_link *l, uint8_t kind, const void *a, size_t a_bytes,
+                              const void *b, size_t b_bytes, size_t payload_bytes) {
+    if (!fabric_may_send(l, FABRIC_RESERVE)) {
+        return FABRIC_LATER;
+    }
+    fabric_head head = fabric_head_of(s, l, kind, l->sequence, payload_bytes);
+    int went = fabric_put(s, l, &head, a, a_bytes, b, b_bytes);
+    l->sequence += went == FABRIC_GONE;
+    l->spent += went == FABRIC_GONE;
+    return went;
+}
+
+/* In as many pieces as it takes. */
+static int fabric_send_pieces(fabric_self *s, fabric_link *l, ddl_message *m) {
+    uint64_t *done = &m->priv[FABRIC_DONE_BYTES];
+    do {
+        int begun = m->priv[FABRIC_BEGUN] != 0;
+        size_t head_bytes = begun ? 0 : DDL_MESSAGE_HEADER_BYTES;
+        uint64_t room = s->slot_bytes - sizeof(fabric_head) - head_bytes, left = m->payload_bytes - *done;
+        size_t bytes = (size_t)(left < room ? left : room);
+        uint8_t kind = begun ? FABRIC_PIECE : bytes == m->payload_bytes ? FABRIC_WHOLE : FABRIC_FIRST;
+        const uint8_t *from = bytes > 0 ? (const uint8_t *)m->payload + *done : NULL;
+        if (fabric_put_ordered(s, l, kind, m->header, head_bytes, from, bytes, bytes) != FABRIC_GONE) {
+            return FABRIC_LATER;
+        }
+        m->priv[FABRIC_BEGUN] = 1;
+        *done += bytes;
+    } while (*done < m->payload_bytes);
+    return FABRIC_GONE;
+}
+
+static fabric_offer *fabric_offer_new(fabric_self *s, ddl_message *m) {
+    fabric_offer *o = s->offer_free;
+    if (o != NULL) {
+        s->offer_free = o->next;
+    } else {
+        o = s->host->alloc(s->host, sizeof *o);
+    }
+    if (o != NULL) {
+        memset(o, 0, sizeof *o);
+        o->message = m;
+    }
+    return o;
+}
+
+/* Registers the payload on each rail and tells the peer. FABRIC_NO_OFFER is noted when it has to go in pieces. */
+static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
+    if (!fabric_may_send(l, FABRIC_RESERVE) || s->send_free == NULL) {
+        return FABRIC_LATER;
+    }
+    fabric_offer *o = fabric_offer_new(s, m);
+    fabric_offer_body body = {.bytes = m->payload_bytes,
+                              .address = (s->mr_mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)m->payload : 0};
+    for (int32_t i = 0; o != NULL && i < s->rail_count; i++) {
+        if (fabric_mr_open(s, i, m->payload, m->payload_bytes, FI_REMOTE_READ, &o->mr[i]) != 0) {
+            fabric_offer_free(s, o);
+            o = NULL;
+            break;
+        }
+        body.key[i] = fi_mr_key(o->mr[i]);
+    }
+    if (o == NULL) {
+        m->priv[FABRIC_NO_OFFER] = 1;
+        return FABRIC_LATER;
+    }
+    if (fabric_put_ordered(s, l, FABRIC_OFFER, m->header, DDL_MESSAGE_HEADER_BYTES, &body, sizeof body, 0) !=
+        FABRIC_GONE) {
+        fabric_offer_free(s, o);
+        return FABRIC_LATER;
+    }
+    o->number = l->offer_count++;
+    *l->offers_last = o;
+    l->offers_last = &o->next;
+    return FABRIC_OFFERED;
+}
+
+static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
+    int offer = !s->force_no_rma && s->address.has_rma && m->payload_bytes > s->offer_bytes &&
+                m->payload_bytes > s->slot_bytes - fabric_core_bytes();
+    if (offer && !m->priv[FABRIC_NO_OFFER] && !m->priv[FABRIC_BEGUN]) {
+        int went = fabric_send_offer(s, l, m);
+        if (went != FABRIC_LATER || !m->priv[FABRIC_NO_OFFER]) {
+            return went;
+        }
+    }
+    return fabric_send_pieces(s, l, m);
+}
+
+/* What the peer could not read is sent, each part with its place. Returns whether all of it went. */
+static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    while (o->repaired < o->message->payload_bytes) {
+        uint64_t room = s->slot_bytes - sizeof(fabric_head) - sizeof(uint64_t);
+        uint64_t left = o->message->payload_bytes - o->repaired;
+        size_t bytes = (size_t)(left < room ? left : room);
+        fabric_head head = fabric_head_of(s, l, FABRIC_REPAIR, o->number, bytes);
+        const uint8_t *from = (const uint8_t *)o->message->payload + o->repaired;
+        if (!fabric_may_send(l, 0) ||
+            fabric_put(s, l, &head, &o->repaired, sizeof o->repaired, from, bytes) != FABRIC_GONE) {
+            return 0;
+        }
+        l->spent++;
+        o->repaired += bytes;
+    }
+    return 1;
+}
+
+/* A word about an offer, ahead of the queue. */
+static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_t number) {
+    fabric_head head = fabric_head_of(s, l, kind, number, 0);
+    if (!fabric_may_send(l, 0) || fabric_put(s, l, &head, NULL, 0, NULL, 0) != FABRIC_GONE) {
+        return 0;
+    }
+    l->spent++;
+    return 1;
+}
+
+/* What is to be said about one of our offers. */
+static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    if (o->withdrawn == 1) {
+        if (!fabric_put_word(s, l, FABRIC_WITHDRAW, o->number)) {
+            return 0;
+        }
+        o->withdrawn = 2;
+    }
+    if (o->valid_due) {
+        if (!fabric_put_word(s, l, FABRIC_VALID, o->number)) {
+            return 0;
+        }
+        o->valid_due = 0;
+    }
+    return !o->refused || o->message == NULL || fabric_send_repair(s, l, o);
+}
+
+/* What goes ahead of the queue, as others wait for it. */
+static int fabric_push_urgent(fabric_self *s, fabric_link *l) {
+    if (l->refusing) {
+        if (!fabric_put_word(s, l, FABRIC_REFUSE, l->pulled)) {
+            return 0;
+        }
+        l->refusing = 0;
+    }
+    if (l->landing.active && l->landing.checking == 1) {
+        if (!fabric_put_word(s, l, FABRIC_CHECK, l->pulled)) {
+            return 0;
+        }
+        l->landing.checking = 2;
+    }
+    for (fabric_offer *o = l->offers; o != NULL; o = o->next) {
+        if (!fabric_push_offer(s, l, o)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static void fabric_push_ack(fabric_self *s, fabric_link *l) {
+    if (l->ack_due) {
+        fabric_head head = fabric_head_of(s, l, FABRIC_ACK, 0, 0);
+        fabric_put(s, l, &head, NULL, 0, NULL, 0);
+    }
+}
+
+/* Sends what waits for a peer. Returns whether nothing is left. The link may be gone afterwards. */
+static int fabric_push(fabric_self *s, fabric_link *l) {
+    int clear = fabric_push_urgent(s, l);
+    while (clear && l->first != NULL && !s->peers[l->peer].gone) {
+        ddl_message *m = l->first;
+        int went = fabric_send_one(s, l, m);
+        if (went == FABRIC_LATER) {
+            clear = 0;
+        } else {
+            fabric_queue_pop(l);
+        }
+        if (went == FABRIC_GONE) {
+            fabric_message_end(s, m, DDL_OK);
+        }
+    }
+    fabric_push_ack(s, l);
+    return clear && !l->ack_due;
+}
+
+/* The last word, behind all others; said once. */
+static void fabric_push_bye(fabric_self *s, fabric_link *l) {
+    if (l->first == NULL && !l->told_bye) {
+        fabric_head head = fabric_head_of(s, l, FABRIC_BYE, l->sequence, 0);
+        l->told_bye = fabric_put(s, l, &head, NULL, 0, NULL, 0) == FABRIC_GONE;
+    }
+}
+
+static ddl_status fabric_send(void *self, int32_t peer, ddl_message *m) {
+    fabric_self *s = self;
+    if (peer < 0 || peer >= s->world_size || !s->peers[peer].known) {
+        return DDL_ERR_ARG;
+    }
+    if (s->peers[peer].gone || s->failed) {
+        return DDL_ERR_PEER;
+    }
+    fabric_link *l = fabric_link_of(s, peer);
+    if (l == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    m->next = NULL;
+    memset(m->priv, 0, sizeof m->priv);
+    int went = l->first == NULL && l->broken == 0 && !l->refusing ? fabric_send_one(s, l, m) : FABRIC_LATER;
+    if (went == FABRIC_GONE) {
+        return DDL_OK;
+    }
+    if (went == FABRIC_LATER) {
+        *l->last = m;
+        l->last = &m->next;
+        fabric_backlog_add(s, l);
+    }
+    return DDL_IN_PROGRESS;
+}
+
+#endif /* FABRIC_MESSAGE_H */

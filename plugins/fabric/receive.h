@@ -1,0 +1,537 @@
+/* receive: in. Completions are collected first, without a word to the core; then what arrived is handed on, in order.
+ *
+ * Why in two steps: when memory has to be given back at once (recall, redirect), completions must be read from inside
+ * of calls of the core, where it wants to hear of nothing else. */
+#ifndef FABRIC_RECEIVE_H
+#define FABRIC_RECEIVE_H
+
+#include "message.h"
+
+/* >>collecting */
+
+static void fabric_arrived_add(fabric_self *s, fabric_slot *slot) {
+    slot->next = NULL;
+    *s->arrived_last = slot;
+    s->arrived_last = &slot->next;
+}
+
+static void fabric_stranger(fabric_self *s, fabric_slot *slot) {
+    if (!s->told_stranger) {
+        s->told_stranger = 1;
+        fabric_log(s, DDL_LOG_DEBUG, "a message from somebody who is not of this job was dropped; others are too, without "
+                   "a word");
+    }
+    fabric_slot_give(&s->unposted, slot);
+}
+
+/* Counters in a head only grow; an old one, overtaken by a newer, changes nothing. */
+static void fabric_head_note(fabric_self *s, fabric_link *l, const fabric_head *head) {
+    if ((int32_t)(head->granted - l->limit) > 0) {
+        l->limit = head->granted;
+        fabric_backlog_add(s, l);
+    }
+    if ((int32_t)(head->pulled - l->ended) > 0 && (int32_t)(l->offer_count - head->pulled) >= 0) {
+        l->ended = head->pulled;
+        fabric_backlog_add(s, l);
+    }
+}
+
+/* A message with credit was dealt with: its room may be used again. The peer is told when that is half of the window;
+ * while it repairs, at once, as all but the reserve may be taken by what waits behind the repair. */
+static void fabric_consume(fabric_self *s, fabric_link *l, fabric_slot *slot) {
+    int32_t enough = l->landing.refused || l->landing.checking ? 1 : (int32_t)l->window / 2;
+    fabric_slot_give(&s->unposted, slot);
+    l->taken++;
+    if (!l->ack_due && (int32_t)(l->taken + l->window - l->told_limit) >= enough) {
+        l->ack_due = 1;
+        fabric_backlog_add(s, l);
+    }
+}
+
+/* What a peer says about an offer of ours: it wants it sent, or asks whether it may use what it read. */
+static void fabric_on_offer_word(fabric_self *s, fabric_link *l, const fabric_head *head) {
+    fabric_offer *o = l->offers;
+    while (o != NULL && o->number != head->sequence) {
+        o = o->next;
+    }
+    if (o == NULL) {
+        return;
+    }
+    if (head->kind == FABRIC_CHECK && !o->withdrawn) {
+        o->valid_due = 1;
+    } else {
+        o->refused = 1;
+    }
+    fabric_backlog_add(s, l);
+}
+
+static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
+    fabric_head head;
+    if (length < sizeof head || length > s->slot_bytes) {
+        fabric_stranger(s, slot);
+        return;
+    }
+    memcpy(&head, slot->bytes, sizeof head);
+    fabric_link *l = fabric_is_from(s, &head) ? fabric_link_of(s, head.source) : NULL;
+    if (l == NULL) {
+        fabric_stranger(s, slot);
+        return;
+    }
+    if (s->peers[head.source].gone) {
+        fabric_slot_give(&s->unposted, slot);
+        return;
+    }
+    fabric_link_widen(s, l);
+    fabric_head_note(s, l, &head);
+    slot->peer = head.source;
+    slot->length = (uint32_t)length;
+    if (head.kind == FABRIC_WITHDRAW && head.sequence - l->pulled < 64) {
+        l->withdrawn |= (uint64_t)1 << head.sequence % 64;
+    }
+    if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
+        fabric_on_offer_word(s, l, &head);
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_ACK) {
+        fabric_slot_give(&s->unposted, slot);
+    } else {
+        fabric_arrived_add(s, slot);
+    }
+}
+
+/* A read has ended, well or not. */
+static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
+    fabric_link *l = s->peers[slot->peer].link;
+    if (l == NULL || l->reads == 0) { /* fabric_cut has given it up */
+        fabric_slot_give(&s->read_free, slot);
+        return;
+    }
+    l->reads--;
+    l->landing.reading--;
+    if (error != 0) {
+        l->landing.failed = 1;
+    } else {
+        l->landing.done += slot->length;
+    }
+    fabric_slot_give(&s->read_free, slot);
+    fabric_backlog_add(s, l);
+}
+
+static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
+    switch (slot->role) {
+    case FABRIC_RECV: fabric_received(s, slot, length); break;
+    case FABRIC_READ: fabric_read_ended(s, slot, 0); break;
+    default:
+        s->peers[slot->peer].link->sends--;
+        fabric_slot_give(&s->send_free, slot);
+    }
+}
+
+/* An operation failed. What was sent is lost then, and with it the order: the link ends. */
+static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
+    struct fi_cq_err_entry e;
+    memset(&e, 0, sizeof e);
+    if (fi_cq_readerr(r->cq, &e, 0) < 0) {
+        return;
+    }
+    fabric_slot *slot = e.op_context;
+    const char *detail = e.err_data != NULL || e.prov_errno != 0
+                             ? fi_cq_strerror(r->cq, e.prov_errno, e.err_data, NULL, 0) : NULL;
+    fabric_log(s, DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
+               slot == NULL                ? "a send to some"
+               : slot->role == FABRIC_RECV ? "a receive from some"
+               : slot->role == FABRIC_READ ? "a read from"
+                                           : "a send to",
+               slot == NULL ? -1 : slot->peer, fabric_error(s, e.err), detail != NULL ? ": " : "",
+               detail != NULL ? detail : "");
+    if (slot == NULL) {
+        return;
+    }
+    if (slot->role == FABRIC_RECV) {
+        fabric_slot_give(&s->unposted, slot);
+    } else if (slot->role == FABRIC_READ) {
+        fabric_read_ended(s, slot, e.err);
+    } else {
+        fabric_link *l = s->peers[slot->peer].link;
+        l->sends--;
+        fabric_slot_give(&s->send_free, slot);
+        if (!s->peers[l->peer].gone) {
+            fabric_break(s, l, e.err);
+        }
+    }
+}
+
+/* For tests of what only an unordered provider does: takes one of the batch, by lot. */
+static int fabric_shuffle(fabric_self *s, int count) {
+    s->force_seed = s->force_seed * 1664525u + 1013904223u;
+    return s->force_unordered ? (int)((s->force_seed >> 16) % (uint32_t)count) : 0;
+}
+
+static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
+    struct fi_cq_msg_entry entries[FABRIC_BATCH];
+    ssize_t n = fi_cq_read(r->cq, entries, FABRIC_BATCH);
+    if (n == -FI_EAVAIL) {
+        fabric_completed_badly(s, r);
+        return 1;
+    }
+    if (n < 0 && n != -FI_EAGAIN && n != -FI_EINTR) {
+        fabric_log(s, DDL_LOG_WARN, "the completion queue cannot be read: %s", fabric_error(s, (int)n));
+        s->failed = 1;
+    }
+    int count = n > 0 ? (int)n : 0;
+    for (int left = count; left > 0; left--) {
+        int i = fabric_shuffle(s, left);
+        struct fi_cq_msg_entry e = entries[i];
+        memmove(&entries[i], &entries[i + 1], (size_t)(left - 1 - i) * sizeof e);
+        fabric_completed(s, e.op_context, e.len);
+    }
+    return count;
+}
+
+/* Collects completions of all rails; says nothing to the core. The rail that carries messages comes last: what a peer
+ * said before a read ended is known then. */
+static void fabric_poll(fabric_self *s) {
+    for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
+        for (int events = 0, n = FABRIC_BATCH; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
+            n = fabric_poll_rail(s, &s->rails[i]);
+        }
+    }
+    fabric_receives_post(s);
+}
+
+/* >>landing */
+
+static void fabric_turns(fabric_self *s, fabric_link *l);
+
+static int fabric_is_withdrawn(const fabric_link *l) { return (l->withdrawn >> l->pulled % 64 & 1) != 0; }
+
+static void fabric_landing_end(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    fabric_landing_release(s, l);
+    in->active = 0;
+    if (in->offered) {
+        l->withdrawn &= ~((uint64_t)1 << l->pulled % 64);
+        l->pulled++;
+        l->ack_due = 1; /* the sender waits for its memory */
+        fabric_backlog_add(s, l);
+    }
+    s->host->landed(s->host, l->peer, in->token, DDL_OK);
+}
+
+/* Asks the core where a payload is to go. */
+static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
+    fabric_landing *in = &l->landing;
+    void *to = NULL;
+    memset(in, 0, sizeof *in);
+    ddl_status status = s->host->land(s->host, l->peer, header, &in->bytes, &to, &in->token);
+    if (status < 0) {
+        int damaged = status == DDL_ERR_CORRUPT;
+        fabric_lose(s, l->peer, damaged ? EBADMSG : ENOMEM,
+                    damaged ? "the peer sent a damaged header" : "the core cannot take what the peer sent");
+        return 0;
+    }
+    in->to = to;
+    in->active = 1;
+    return 1;
+}
+
+/* Starts reads of what is still to be read, split over the rails. */
+static void fabric_pull(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
+    part = part < s->max_read ? part : s->max_read;
+    for (int32_t rail = 0; in->asked < in->bytes && !in->failed && !s->failed; rail = (rail + 1) % s->rail_count) {
+        uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
+        fabric_slot *slot = fabric_read_slot(s);
+        if (slot == NULL) {
+            in->failed = 1;
+            return;
+        }
+        slot->peer = l->peer;
+        slot->rail = rail;
+        slot->length = (uint32_t)bytes;
+        void *desc = in->mr[rail] != NULL ? fi_mr_desc(in->mr[rail]) : NULL;
+        ssize_t result = fi_read(s->rails[rail].ep, in->to + in->asked, bytes, desc, s->peers[l->peer].at[rail],
+                                 in->offer.address + in->asked, in->offer.key[rail], &slot->context);
+        if (result != 0) {
+            fabric_slot_give(&s->read_free, slot);
+            in->failed = result != -FI_EAGAIN;
+            s->stuck |= result == -FI_EAGAIN;
+            fabric_backlog_add(s, l);
+            return;
+        }
+        in->asked += bytes;
+        in->reading++;
+        l->reads++;
+    }
+}
+
+/* Where the provider wants it, the landing is registered too; without that the peer is asked to send. */
+static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    in->since_ns = s->host->now_ns(s->host);
+    in->failed = fabric_is_withdrawn(l);
+    for (int32_t i = 0; (s->mr_mode & FI_MR_LOCAL) != 0 && i < s->rail_count && !in->failed; i++) {
+        in->failed = fabric_mr_open(s, i, in->to, in->bytes, FI_READ, &in->mr[i]) != 0;
+    }
+    if (in->failed) {
+        fabric_backlog_add(s, l);
+    } else {
+        fabric_pull(s, l);
+    }
+}
+
+/* What was read, or could not be, is not to be used: the peer sends it. */
+static void fabric_pull_refuse(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    in->refused = 1;
+    in->checking = 0;
+    in->done = 0;
+    l->refusing = 1;
+    l->withdrawn &= ~((uint64_t)1 << l->pulled % 64);
+    fabric_landing_release(s, l);
+}
+
+/* All reads of a landing have ended. */
+static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    if (in->failed || fabric_is_withdrawn(l)) {
+        fabric_pull_refuse(s, l);
+    } else if (in->asked < in->bytes) {
+        fabric_pull(s, l);
+    } else if (s->host->now_ns(s->host) - in->since_ns > FABRIC_SLOW_NS) {
+        in->checking = 1;
+    } else {
+        fabric_landing_end(s, l);
+        fabric_turns(s, l);
+    }
+}
+
+/* Reads that have ended, or could not be started. */
+static void fabric_pull_go_on(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    if (!in->active || !in->offered || in->refused || in->checking) {
+        return;
+    }
+    if (in->reading == 0) {
+        fabric_pull_ended(s, l);
+    } else if (in->asked < in->bytes) {
+        fabric_pull(s, l);
+    }
+}
+
+/* >>kinds */
+
+static void fabric_damaged(fabric_self *s, fabric_link *l) {
+    fabric_lose(s, l->peer, EBADMSG, "the peer sent a message that makes no sense");
+}
+
+/* Part of a payload that is sent, not read. */
+static void fabric_land_bytes(fabric_self *s, fabric_link *l, uint64_t at, const uint8_t *from, uint64_t bytes) {
+    fabric_landing *in = &l->landing;
+    if (!in->active || at > in->bytes || bytes > in->bytes - at || (bytes == 0 && in->bytes > 0)) {
+        fabric_damaged(s, l);
+        return;
+    }
+    if (in->to != NULL && bytes > 0) {
+        memcpy(in->to + at, from, bytes);
+    }
+    in->done += bytes;
+    if (in->done >= in->bytes) {
+        fabric_landing_end(s, l);
+    }
+}
+
+static void fabric_on_offer(fabric_self *s, fabric_link *l, const uint8_t *header, size_t bytes) {
+    fabric_landing *in = &l->landing;
+    fabric_offer_body body;
+    if (bytes != sizeof body) {
+        fabric_damaged(s, l);
+        return;
+    }
+    memcpy(&body, header + DDL_MESSAGE_HEADER_BYTES, sizeof body);
+    if (!fabric_land(s, l, header)) {
+        return;
+    }
+    in->offered = 1;
+    in->offer = body;
+    if (in->bytes != body.bytes || in->bytes == 0) {
+        fabric_damaged(s, l);
+    } else if (in->to == NULL) {
+        fabric_landing_end(s, l);
+    } else {
+        fabric_pull_begin(s, l);
+    }
+}
+
+/* One ordered message whose turn it is. */
+static void fabric_turn(fabric_self *s, fabric_link *l, fabric_slot *slot) {
+    const uint8_t *after = slot->bytes + sizeof(fabric_head), *payload = after + DDL_MESSAGE_HEADER_BYTES;
+    fabric_head head;
+    memcpy(&head, slot->bytes, sizeof head);
+    size_t length = slot->length - sizeof head;
+    size_t core = length < DDL_MESSAGE_HEADER_BYTES ? 0 : length - DDL_MESSAGE_HEADER_BYTES;
+    int whole_head = length >= DDL_MESSAGE_HEADER_BYTES;
+    if (head.kind == FABRIC_WHOLE && whole_head && core == head.bytes && !l->landing.active) {
+        if (s->host->deliver(s->host, l->peer, after, payload, core) < 0) {
+            fabric_lose(s, l->peer, EBADMSG, "the peer sent a damaged header");
+        }
+    } else if (head.kind == FABRIC_FIRST && whole_head && core == head.bytes && !l->landing.active) {
+        if (fabric_land(s, l, after)) {
+            fabric_land_bytes(s, l, 0, payload, core);
+        }
+    } else if (head.kind == FABRIC_PIECE && length == head.bytes && l->landing.active && !l->landing.offered) {
+        fabric_land_bytes(s, l, l->landing.done, after, length);
+    } else if (head.kind == FABRIC_OFFER && whole_head && !l->landing.active) {
+        fabric_on_offer(s, l, after, core);
+    } else {
+        fabric_damaged(s, l);
+    }
+    fabric_consume(s, l, slot);
+}
+
+/* All whose turn it is. While a payload is being read nothing overtakes it. */
+static void fabric_turns(fabric_self *s, fabric_link *l) {
+    while (!s->peers[l->peer].gone && !(l->landing.active && l->landing.offered)) {
+        fabric_slot **at = &l->held[l->turn % FABRIC_HOLD];
+        fabric_slot *slot = *at;
+        if (slot == NULL) {
+            return;
+        }
+        *at = NULL;
+        l->turn++;
+        fabric_turn(s, l, slot);
+    }
+}
+
+/* The peer has closed its end, and all that it said before has been heard. */
+static void fabric_heard_out(fabric_self *s, fabric_link *l) {
+    if (l->bye && l->turn == l->bye_at && !l->landing.active && !s->peers[l->peer].gone) {
+        fabric_lose(s, l->peer, 0, "the peer closed its end");
+    }
+}
+
+static void fabric_on_repair(fabric_self *s, fabric_link *l, const fabric_slot *slot, const fabric_head *head) {
+    uint64_t at;
+    fabric_landing *in = &l->landing;
+    if (in->checking == 2) { /* it was withdrawn */
+        in->checking = 0;
+        in->refused = 1;
+        in->done = 0;
+    }
+    if (slot->length != sizeof *head + sizeof at + head->bytes || !in->refused || head->sequence != l->pulled) {
+        fabric_damaged(s, l);
+        return;
+    }
+    memcpy(&at, slot->bytes + sizeof *head, sizeof at);
+    fabric_land_bytes(s, l, at, slot->bytes + sizeof *head + sizeof at, head->bytes);
+    fabric_turns(s, l);
+}
+
+static void fabric_on_valid(fabric_self *s, fabric_link *l, const fabric_head *head) {
+    if (l->landing.active && l->landing.checking == 2 && head->sequence == l->pulled) {
+        fabric_landing_end(s, l);
+        fabric_turns(s, l);
+    }
+}
+
+/* A message in its place among the others. Where the provider keeps the order, a gap means that messages are lost: it
+ * made a new connection by itself after the old one broke. */
+static void fabric_hold(fabric_self *s, fabric_link *l, fabric_slot *slot, uint32_t sequence) {
+    uint32_t ahead = sequence - l->turn;
+    fabric_slot **at = &l->held[sequence % FABRIC_HOLD];
+    int gap = s->ordered && sequence != l->arrived;
+    if (ahead >= FABRIC_HOLD || *at != NULL || gap) {
+        fabric_slot_give(&s->unposted, slot);
+        fabric_lose(s, l->peer, gap ? ECONNRESET : EBADMSG,
+                    gap ? "the connection broke, and messages are missing" : "the peer sent more than it may");
+        return;
+    }
+    l->arrived++;
+    *at = slot;
+    fabric_turns(s, l);
+}
+
+/* >>handing on */
+
+static void fabric_arrival(fabric_self *s, fabric_slot *slot) {
+    fabric_link *l = s->peers[slot->peer].link;
+    fabric_head head;
+    memcpy(&head, slot->bytes, sizeof head);
+    if (s->peers[slot->peer].gone) {
+        fabric_slot_give(&s->unposted, slot);
+    } else if (head.kind == FABRIC_REPAIR) {
+        fabric_on_repair(s, l, slot, &head);
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_VALID) {
+        fabric_on_valid(s, l, &head);
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_WITHDRAW) { /* noted when it came */
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_BYE) {
+        l->bye = 1;
+        l->bye_at = head.sequence;
+        fabric_slot_give(&s->unposted, slot);
+    } else {
+        fabric_hold(s, l, slot, head.sequence);
+    }
+    if (l->bye) {
+        fabric_heard_out(s, l);
+    }
+}
+
+static int fabric_dispatch(fabric_self *s) {
+    int events = 0;
+    while (s->arrived != NULL) {
+        fabric_slot *slot = s->arrived;
+        s->arrived = slot->next;
+        if (s->arrived == NULL) {
+            s->arrived_last = &s->arrived;
+        }
+        fabric_arrival(s, slot);
+        events++;
+    }
+    return events;
+}
+
+/* Returns whether something is left that has to wait for credit, a buffer or the provider. */
+static int fabric_serve_one(fabric_self *s, fabric_link *l, int *events) {
+    int32_t peer = l->peer;
+    l->again = 0;
+    if (l->broken != 0 && !s->peers[peer].gone) {
+        fabric_lose(s, peer, l->broken > 0 ? l->broken : 0, "an operation of libfabric to the peer failed");
+    }
+    if (s->peers[peer].gone) {
+        return 0;
+    }
+    fabric_pull_go_on(s, l);
+    fabric_heard_out(s, l);
+    if (s->peers[peer].gone) {
+        return 0;
+    }
+    *events += fabric_offers_end(s, l);
+    return !s->peers[peer].gone && !fabric_push(s, l);
+}
+
+/* Serves each peer that something is to be done for. The host may bring new ones meanwhile: these go to the end; all
+ * leave the list only when the round is over. */
+static int fabric_serve(fabric_self *s) {
+    int events = 0;
+    int32_t kept = 0;
+    s->again = 0;
+    for (int32_t i = 0; i < s->backlog_count; i++) {
+        fabric_link *l = s->peers[s->backlog[i]].link;
+        l->in_backlog = fabric_serve_one(s, l, &events) ? 2 : 1;
+    }
+    for (int32_t i = 0; i < s->backlog_count; i++) {
+        int32_t peer = s->backlog[i];
+        fabric_link *l = s->peers[peer].link;
+        l->in_backlog = l->in_backlog == 2 || l->again;
+        if (l->in_backlog) {
+            s->backlog[kept++] = peer;
+        }
+    }
+    s->backlog_count = kept;
+    return events;
+}
+
+#endif /* FABRIC_RECEIVE_H */

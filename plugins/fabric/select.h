@@ -1,0 +1,478 @@
+/* select: which provider, which adapter, which address; and the objects of libfabric that come of it.
+ *
+ * The order is efa, verbs, tcp; DDL_TRANSPORTS=fabric:NAME or DDL_FABRIC_PROVIDER takes one. Of its adapters those stay
+ * that the settings admit and that other hosts can reach: loopback and bridges are never told to another host. Of these
+ * the first is taken that is near to the cores of this process; DDL_FABRIC_RAILS=2 takes two. Every candidate and what
+ * became of it goes to the log (DDL_LOG=info) and is shown by ddl-info. */
+#ifndef FABRIC_SELECT_H
+#define FABRIC_SELECT_H
+
+#include "state.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* What candidates are judged by. */
+typedef struct fabric_wish {
+    const char *provider;  /* or NULL */
+    const char *domain, *interface_name;
+    struct sockaddr_storage subnet, route; /* ss_family 0: none */
+    int subnet_bits, loopback_only, rails;
+} fabric_wish;
+
+static const char *const fabric_order[] = {"efa", "verbs", "tcp"};
+enum { FABRIC_ORDER = 3 };
+
+/* >>addresses */
+
+static const uint8_t *fabric_ip(const struct sockaddr_storage *a, size_t *bytes) {
+    *bytes = a->ss_family == AF_INET ? 4 : a->ss_family == AF_INET6 ? 16 : 0;
+    return a->ss_family == AF_INET ? (const uint8_t *)&((const struct sockaddr_in *)a)->sin_addr
+                                   : (const uint8_t *)&((const struct sockaddr_in6 *)a)->sin6_addr;
+}
+
+static int fabric_ip_equal(const struct sockaddr_storage *a, const struct sockaddr_storage *b) {
+    size_t bytes, others;
+    const uint8_t *x = fabric_ip(a, &bytes), *y = fabric_ip(b, &others);
+    return bytes != 0 && bytes == others && memcmp(x, y, bytes) == 0;
+}
+
+static int fabric_ip_within(const struct sockaddr_storage *a, const struct sockaddr_storage *net, int bits) {
+    size_t bytes, others;
+    const uint8_t *x = fabric_ip(a, &bytes), *y = fabric_ip(net, &others);
+    int same = bytes == others && bits <= (int)bytes * 8;
+    for (int i = 0; same && i < bits; i++) {
+        same = ((x[i / 8] ^ y[i / 8]) & (0x80 >> i % 8)) == 0;
+    }
+    return same;
+}
+
+static int fabric_ip_is_loopback(const struct sockaddr_storage *a) {
+    size_t bytes;
+    const uint8_t *x = fabric_ip(a, &bytes);
+    return (bytes == 4 && x[0] == 127) || (bytes == 16 && IN6_IS_ADDR_LOOPBACK((const struct in6_addr *)(const void *)x));
+}
+
+static int fabric_ip_is_link_local(const struct sockaddr_storage *a) {
+    size_t bytes;
+    const uint8_t *x = fabric_ip(a, &bytes);
+    return bytes == 16 && IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)(const void *)x);
+}
+
+static void fabric_ip_text(const struct sockaddr_storage *a, char out[INET6_ADDRSTRLEN]) {
+    size_t bytes;
+    const uint8_t *x = fabric_ip(a, &bytes);
+    if (bytes == 0 || inet_ntop(a->ss_family, x, out, INET6_ADDRSTRLEN) == NULL) {
+        snprintf(out, INET6_ADDRSTRLEN, "-");
+    }
+}
+
+/* The address of a candidate, when it is one of IP. */
+static int fabric_info_ip(const struct fi_info *info, struct sockaddr_storage *out) {
+    memset(out, 0, sizeof *out);
+    int is_ip = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+                info->addr_format == FI_SOCKADDR_IN6;
+    if (is_ip && info->src_addr != NULL && info->src_addrlen <= sizeof *out) {
+        memcpy(out, info->src_addr, info->src_addrlen);
+    }
+    return is_ip;
+}
+
+/* The interface that has an address. */
+static void fabric_interface_of(const struct sockaddr_storage *a, char out[IF_NAMESIZE]) {
+    struct ifaddrs *list = NULL;
+    snprintf(out, IF_NAMESIZE, "?");
+    if (getifaddrs(&list) != 0) {
+        return;
+    }
+    for (struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
+        struct sockaddr_storage at;
+        memset(&at, 0, sizeof at);
+        int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : 0;
+        if (family == AF_INET || family == AF_INET6) {
+            memcpy(&at, i->ifa_addr, family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+            if (fabric_ip_equal(&at, a)) {
+                snprintf(out, IF_NAMESIZE, "%s", i->ifa_name);
+                break;
+            }
+        }
+    }
+    freeifaddrs(list);
+}
+
+static int fabric_exists(const char *format, const char *name) {
+    char path[256];
+    snprintf(path, sizeof path, format, name);
+    return access(path, F_OK) == 0;
+}
+
+/* The address of this machine on the way to another: what the routing table would use. Nothing is sent. */
+static void fabric_route(const char *towards, struct sockaddr_storage *out) {
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *found = NULL;
+    socklen_t bytes = sizeof *out;
+    memset(out, 0, sizeof *out);
+    if (getaddrinfo(towards, "9", &hints, &found) != 0) {
+        return;
+    }
+    int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        getsockname(fd, (struct sockaddr *)out, &bytes) != 0) {
+        memset(out, 0, sizeof *out);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    freeaddrinfo(found);
+}
+
+/* "10.1.0.0/16" */
+static int fabric_subnet_parse(const char *text, struct sockaddr_storage *out, int *bits) {
+    char address[64];
+    int n = 0;
+    memset(out, 0, sizeof *out);
+    if (sscanf(text, "%63[0-9a-fA-F.:]/%d%n", address, bits, &n) != 2 || text[n] != 0 || *bits < 0) {
+        return 0;
+    }
+    struct sockaddr_in *in = (struct sockaddr_in *)out;
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)out;
+    if (inet_pton(AF_INET, address, &in->sin_addr) == 1) {
+        out->ss_family = AF_INET;
+        return *bits <= 32;
+    }
+    if (inet_pton(AF_INET6, address, &in6->sin6_addr) == 1) {
+        out->ss_family = AF_INET6;
+        return *bits <= 128;
+    }
+    return 0;
+}
+
+/* >>adapters */
+
+/* Whether a list of cores as in sysfs, "0-3,8", has one that this process may use. */
+static int fabric_cores_meet(const char *list) {
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    while (*list >= '0' && *list <= '9') {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        if (*end == '-') {
+            last = strtol(end + 1, &end, 10);
+        }
+        for (long core = first; core <= last && core < CPU_SETSIZE; core++) {
+            if (CPU_ISSET((size_t)core, &mine)) {
+                return 1;
+            }
+        }
+        list = *end == ',' ? end + 1 : end;
+    }
+    return 0;
+}
+
+/* 0: near to the cores of this process; 1: not known; 2: far. */
+static int fabric_distance(const struct fi_info *info) {
+    const struct fi_bus_attr *bus = info->nic != NULL ? info->nic->bus_attr : NULL;
+    char path[128], cores[512] = "";
+    if (bus == NULL || bus->bus_type != FI_BUS_PCI) {
+        return 1;
+    }
+    const struct fi_pci_attr *pci = &bus->attr.pci;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.%x/local_cpulist", pci->domain_id, pci->bus_id,
+             pci->device_id, pci->function_id);
+    FILE *file = fopen(path, "re");
+    int known = file != NULL && fgets(cores, sizeof cores, file) != NULL;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return !known ? 1 : fabric_cores_meet(cores) ? 0 : 2;
+}
+
+/* An RDMA device without hardware behind it (rxe, siw) is slower than the sockets of the kernel. */
+static int fabric_is_software(const struct fi_info *info) {
+    char device[64];
+    snprintf(device, sizeof device, "%.63s", info->domain_attr->name != NULL ? info->domain_attr->name : "");
+    device[strcspn(device, "-")] = 0; /* verbs: mlx5_0-xrc and the like */
+    return fabric_exists("/sys/class/infiniband/%s", device) && !fabric_exists("/sys/class/infiniband/%s/device", device);
+}
+
+static int fabric_any_device(void) {
+    DIR *dir = opendir("/sys/class/infiniband");
+    int found = 0;
+    for (struct dirent *e = dir != NULL ? readdir(dir) : NULL; e != NULL && !found; e = readdir(dir)) {
+        found = e->d_name[0] != '.';
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return found;
+}
+
+/* Whether a provider is what a name means: tcp is tcp itself where it has RDM endpoints (2.x), else tcp;ofi_rxm. */
+static int fabric_provider_is(const struct fi_info *info, const char *name) {
+    const char *provider = info->fabric_attr->prov_name;
+    size_t bytes = strlen(name);
+    if (provider == NULL || strncmp(provider, name, bytes) != 0) {
+        return 0;
+    }
+    /* EFA offers a second kind of endpoint without reads of any length. */
+    if (info->fabric_attr->name != NULL && strcmp(info->fabric_attr->name, "efa-direct") == 0) {
+        return 0;
+    }
+    return provider[bytes] == 0 || strcmp(provider + bytes, ";ofi_rxm") == 0;
+}
+
+static int fabric_is_sockets(const struct fi_info *info) {
+    return !fabric_provider_is(info, "efa") && !fabric_provider_is(info, "verbs") &&
+           !fabric_provider_is(info, "psm3") && !fabric_provider_is(info, "psm2") && !fabric_provider_is(info, "opx") &&
+           !fabric_provider_is(info, "cxi");
+}
+
+/* >>judging */
+
+/* Why a candidate is not taken; NULL: it may be. */
+static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *info) {
+    struct sockaddr_storage at;
+    char name[IF_NAMESIZE];
+    int is_ip = fabric_info_ip(info, &at);
+    if (w->domain != NULL && (info->domain_attr->name == NULL || strcmp(w->domain, info->domain_attr->name) != 0)) {
+        return "DDL_FABRIC_DOMAIN names another";
+    }
+    if (!is_ip) {
+        return w->loopback_only ? "without a job secret only loopback is used" : NULL;
+    }
+    if (at.ss_family == 0 || fabric_ip_is_link_local(&at)) {
+        return "it has no address that others can use";
+    }
+    fabric_interface_of(&at, name);
+    if (w->interface_name != NULL && strcmp(w->interface_name, name) != 0) {
+        return "another interface was asked for";
+    }
+    if (w->subnet.ss_family != 0 && !fabric_ip_within(&at, &w->subnet, w->subnet_bits)) {
+        return "it is not in DDL_FABRIC_SUBNET";
+    }
+    if (w->loopback_only) {
+        return fabric_ip_is_loopback(&at) ? NULL : "only loopback is used: all ranks are here, or there is no job secret";
+    }
+    if (fabric_ip_is_loopback(&at)) {
+        return "loopback leads to no other host";
+    }
+    if (w->interface_name == NULL && w->subnet.ss_family == 0) {
+        if (fabric_exists("/sys/class/net/%s/bridge", name)) {
+            return "it is a bridge";
+        }
+        if (fabric_is_sockets(info) && w->route.ss_family != 0 && !fabric_ip_equal(&w->route, &at)) {
+            return "it does not lead to the master";
+        }
+    }
+    return NULL;
+}
+
+static void fabric_tell(fabric_self *s, const struct fi_info *info, const char *verdict) {
+    struct sockaddr_storage at;
+    char text[INET6_ADDRSTRLEN];
+    fabric_info_ip(info, &at);
+    fabric_ip_text(&at, text);
+    fabric_log(s, DDL_LOG_INFO, "%s on %s (%s): %s", info->fabric_attr->prov_name,
+               info->domain_attr->name != NULL ? info->domain_attr->name : "?", text, verdict);
+}
+
+/* libfabric lists one adapter several times, with fewer and fewer capabilities: the first counts. */
+static int fabric_seen(const struct fi_info *list, const struct fi_info *info) {
+    for (const struct fi_info *i = list; i != info; i = i->next) {
+        if (strcmp(i->fabric_attr->prov_name, info->fabric_attr->prov_name) == 0 && i->domain_attr->name != NULL &&
+            info->domain_attr->name != NULL && strcmp(i->domain_attr->name, info->domain_attr->name) == 0 &&
+            i->src_addrlen == info->src_addrlen &&
+            (i->src_addr == NULL || memcmp(i->src_addr, info->src_addr, i->src_addrlen) == 0)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The best of those that are admitted and not taken by a rail yet. */
+static const struct fi_info *fabric_best(fabric_self *s, const fabric_wish *w, const char *provider,
+                                         const struct fi_info *list) {
+    const struct fi_info *best = NULL;
+    int best_distance = 3;
+    for (const struct fi_info *i = list; i != NULL; i = i->next) {
+        int taken = fabric_seen(list, i) || !fabric_provider_is(i, provider);
+        for (int32_t r = 0; r < s->rail_count && !taken; r++) {
+            const struct fi_info *rail = s->rails[r].info;
+            taken = strcmp(rail->fabric_attr->prov_name, i->fabric_attr->prov_name) != 0 ||
+                    strcmp(rail->domain_attr->name, i->domain_attr->name) == 0;
+        }
+        if (taken) {
+            continue;
+        }
+        const char *why = fabric_refusal(w, i);
+        int distance = fabric_distance(i);
+        if (s->rail_count == 0) {
+            fabric_tell(s, i, why != NULL ? why : distance == 2 ? "can be used, but is far from these cores" : "can be used");
+        }
+        if (why == NULL && distance < best_distance) {
+            best = i;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+static ddl_status fabric_take(fabric_self *s, const struct fi_info *info) {
+    struct fi_info *copy = s->lib.dupinfo(info);
+    if (copy == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    copy->next = NULL;
+    s->rails[s->rail_count].wait_fd = -1;
+    s->rails[s->rail_count++].info = copy;
+    return DDL_OK;
+}
+
+/* The provider by its name, or the first of the order that has an adapter. */
+static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const struct fi_info *list) {
+    const char *const *names = w->provider != NULL ? &w->provider : fabric_order;
+    int count = w->provider != NULL ? 1 : FABRIC_ORDER;
+    for (int i = 0; i < count && s->rail_count == 0; i++) {
+        const struct fi_info *best;
+        while (s->rail_count < w->rails && (best = fabric_best(s, w, names[i], list)) != NULL) {
+            ddl_status status = fabric_take(s, best);
+            if (status < 0) {
+                return status;
+            }
+        }
+    }
+    if (s->rail_count > 0) {
+        fabric_tell(s, s->rails[0].info, "is taken");
+        return DDL_OK;
+    }
+    return DDL_ERR_UNSUPPORTED;
+}
+
+/* >>asking */
+
+static struct fi_info *fabric_hints(fabric_self *s) {
+    struct fi_info *hints = s->lib.dupinfo(NULL);
+    const char *progress = s->host->setting(s->host, "FABRIC_PROGRESS");
+    if (hints == NULL) {
+        return NULL;
+    }
+    hints->caps = FI_MSG | FI_RMA;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN; /* the context's lock */
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    if (progress != NULL) {
+        int automatic = strcmp(progress, "auto") == 0;
+        hints->domain_attr->data_progress = automatic ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL;
+        hints->domain_attr->control_progress = hints->domain_attr->data_progress;
+        hints->domain_attr->threading = automatic ? FI_THREAD_SAFE : FI_THREAD_DOMAIN;
+    }
+    return hints;
+}
+
+/* Why nothing was found, and what to do. */
+static void fabric_nothing(fabric_self *s, const fabric_wish *w, int result, const struct fi_info *list) {
+    int there = 0;
+    for (const struct fi_info *i = list; i != NULL && w->provider != NULL; i = i->next) {
+        there += fabric_provider_is(i, w->provider);
+    }
+    if (w->interface_name != NULL && if_nametoindex(w->interface_name) == 0) {
+        fabric_log(s, DDL_LOG_WARN, "there is no interface %s; check DDL_FABRIC_INTERFACE or DDL_INTERFACE against `ip "
+                   "link`", w->interface_name);
+    } else if (result != 0 || w->provider != NULL) {
+        fabric_log(s, DDL_LOG_WARN, "libfabric has no provider%s%s with an adapter that can be used here (%s); `fi_info` "
+                   "lists what it has, DDL_LOG=info why each was refused", w->provider != NULL ? " " : "",
+                   w->provider != NULL ? w->provider : "", result != 0    ? fabric_error(s, result)
+                   : there == 0 ? "it is not in this libfabric, or found no adapter"
+                                : "all were refused");
+    } else {
+        fabric_log(s, DDL_LOG_WARN, "no adapter that libfabric has can be used; DDL_LOG=info says why each was refused");
+    }
+}
+
+static ddl_status fabric_select(fabric_self *s, const fabric_wish *w) {
+    struct fi_info *hints = fabric_hints(s), *list = NULL;
+    if (hints == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    int result = fabric_getinfo(&s->lib, NULL, 0, hints, &list);
+    ddl_status status = result == 0 ? fabric_choose(s, w, list) : DDL_ERR_UNSUPPORTED;
+    if (status == DDL_ERR_UNSUPPORTED) {
+        fabric_nothing(s, w, result, list);
+    }
+    if (list != NULL) {
+        s->lib.freeinfo(list);
+    }
+    s->lib.freeinfo(hints);
+    return status;
+}
+
+/* >>objects */
+
+static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
+    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s", what, s->rails[0].info->fabric_attr->prov_name,
+               fabric_error(s, result));
+    return DDL_ERR_SYSTEM;
+}
+
+/* A descriptor to sleep on is not everywhere: EFA has none ("Wait objects are not currently supported", fi_efa(7)). */
+static int fabric_cq_open(fabric_self *s, fabric_rail *r) {
+    struct fi_cq_attr attr = {.size = r->info->tx_attr->size + r->info->rx_attr->size,
+                              .format = FI_CQ_FORMAT_MSG,
+                              .wait_obj = FI_WAIT_FD};
+    int result = s->force_no_wait ? -FI_ENOSYS : fi_cq_open(r->domain, &attr, &r->cq, r);
+    if (result == 0) {
+        return fi_control(&r->cq->fid, FI_GETWAIT, &r->wait_fd);
+    }
+    attr.wait_obj = FI_WAIT_NONE;
+    return fi_cq_open(r->domain, &attr, &r->cq, r);
+}
+
+static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers) {
+    struct fi_av_attr av = {.type = FI_AV_TABLE, .count = peers};
+    int result = s->lib.fabric(r->info->fabric_attr, &r->fabric, NULL);
+    if (result != 0) {
+        return fabric_failed(s, "fi_fabric", result);
+    }
+    if ((result = fi_domain(r->fabric, r->info, &r->domain, NULL)) != 0) {
+        return fabric_failed(s, "fi_domain", result);
+    }
+    if ((result = fi_av_open(r->domain, &av, &r->av, NULL)) != 0) {
+        return fabric_failed(s, "fi_av_open", result);
+    }
+    if ((result = fabric_cq_open(s, r)) != 0) {
+        return fabric_failed(s, "fi_cq_open", result);
+    }
+    if ((result = fi_endpoint(r->domain, r->info, &r->ep, NULL)) != 0 ||
+        (result = fi_ep_bind(r->ep, &r->av->fid, 0)) != 0 ||
+        (result = fi_ep_bind(r->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV)) != 0 || (result = fi_enable(r->ep)) != 0) {
+        return fabric_failed(s, "making an endpoint", result);
+    }
+    return DDL_OK;
+}
+
+static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
+    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->cq != NULL ? &r->cq->fid : NULL,
+                             r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
+                             r->fabric != NULL ? &r->fabric->fid : NULL};
+    for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
+        if (objects[i] != NULL) {
+            fi_close(objects[i]);
+        }
+    }
+    if (r->info != NULL) {
+        s->lib.freeinfo(r->info);
+    }
+    memset(r, 0, sizeof *r);
+}
+
+#endif /* FABRIC_SELECT_H */

@@ -1,0 +1,214 @@
+/* state: what an endpoint is made of, and what travels between two of them. */
+#ifndef FABRIC_STATE_H
+#define FABRIC_STATE_H
+
+#include "library.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    FABRIC_RAILS_MAX = 4,
+    FABRIC_HOLD = 64,         /* ordered messages that may be here before their turn; no window is larger */
+    FABRIC_WINDOW = 16,       /* messages that a peer may have under way to us */
+    FABRIC_RESERVE = 2,       /* of them, so many are kept for REFUSE and REPAIR, which unblock the others */
+    FABRIC_FIRST_WINDOW = 4,  /* before we have heard of a peer */
+    FABRIC_ACK_SLOTS = 4,     /* receives per peer for ACKs, which need no credit */
+    FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
+    FABRIC_SEND_SLOTS = 64,
+    FABRIC_SLOT_BYTES = 16384, /* the buffers of ofi_rxm: more costs it a round trip of its own */
+    FABRIC_OFFER_BYTES = 65536, /* payloads above are read by the receiver; the core's eager messages end here */
+    FABRIC_ADDRESS_BYTES = 128,
+    FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
+    FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
+    FABRIC_TURN = 64 /* completions before the core gets its turn again */
+};
+#define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
+#define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
+#define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
+#define FABRIC_LINGER_NS 500000000u /* for the last words, when an endpoint closes */
+
+/* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
+enum {
+    FABRIC_WHOLE = 1, /* a message of the core's with all of its payload */
+    FABRIC_FIRST,     /* the same, with the first part of its payload; PIECEs follow */
+    FABRIC_PIECE,
+    FABRIC_OFFER,  /* a message whose payload is to be read: fabric_offer_body */
+    FABRIC_REFUSE, /* the payload of an offer cannot be read: send it */
+    FABRIC_REPAIR, /* a part of what was refused, at its place */
+    FABRIC_WITHDRAW, /* the payload of an offer is wanted back: read it no more, and use nothing of it that was slow */
+    FABRIC_CHECK,    /* a payload that was slow to read has come: was the offer withdrawn meanwhile? */
+    FABRIC_VALID,    /* it was not */
+    FABRIC_ACK,    /* head alone */
+    FABRIC_BYE     /* nothing follows the ordered messages before its number: head alone, no credit */
+};
+
+/* Before everything that is sent. Hosts of a job have one byte order. */
+typedef struct fabric_head {
+    uint64_t token; /* only members of the job can make it: see fabric_token */
+    int32_t source;
+    uint8_t kind, pad[3];
+    uint32_t sequence; /* of ordered kinds; of those about an offer, its number */
+    uint32_t granted;  /* so many messages with credit may be sent to me in all */
+    uint32_t pulled;   /* so many of your offers have ended */
+    uint32_t bytes;    /* of payload in this message */
+} fabric_head;
+
+typedef struct fabric_offer_body {
+    uint64_t bytes, address, key[FABRIC_RAILS_MAX];
+} fabric_offer_body;
+
+/* What peers are told, byte for byte; at most FABRIC_ADDRESS_BYTES. */
+typedef struct fabric_address {
+    uint8_t version, rails, name_bytes, has_rma;
+    char provider[20];
+    uint32_t protocol, slot_bytes;
+    uint8_t nonce[16];
+    uint8_t names[FABRIC_ADDRESS_BYTES - 48];
+} fabric_address;
+
+/* One operation of libfabric: a receive, a send with its buffer, or a read. The context is what its completion names. */
+typedef struct fabric_slot {
+    struct fi_context2 context; /* first */
+    int32_t role, rail, peer;
+    uint32_t length; /* of what arrived */
+    struct fabric_slot *next;
+    uint8_t *bytes;
+    void *desc;
+    struct fid_mr *mr; /* of a read: its piece of the landing, when the provider wants that */
+} fabric_slot;
+
+enum { FABRIC_RECV = 1, FABRIC_SEND, FABRIC_READ };
+
+/* Slots come in blocks, registered as a whole. */
+typedef struct fabric_block {
+    struct fabric_block *next;
+    struct fid_mr *mr;
+    uint8_t *memory;
+    size_t memory_bytes;
+    fabric_slot *slots;
+} fabric_block;
+
+typedef struct fabric_rail {
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    int wait_fd; /* -1: the provider gives none */
+} fabric_rail;
+
+/* A payload of ours that a peer may read, until it has. */
+typedef struct fabric_offer {
+    struct fabric_offer *next;
+    ddl_message *message; /* NULL: recalled after it was pulled */
+    uint32_t number;
+    int refused, valid_due;
+    int withdrawn; /* 1: to be told, 2: told */
+    uint64_t repaired; /* bytes that went by REPAIR */
+    struct fid_mr *mr[FABRIC_RAILS_MAX];
+} fabric_offer;
+
+/* What is coming in from a peer, one message at a time, as the core wants it. */
+typedef struct fabric_landing {
+    int active, offered, failed, refused;
+    int checking; /* 1: to be asked, 2: asked */
+    uint64_t since_ns;
+    void *token;
+    uint8_t *to; /* NULL: unwanted */
+    uint64_t bytes, done, asked; /* asked: reads have been started up to here */
+    int32_t reading;             /* reads that are under way */
+    fabric_offer_body offer;
+    struct fid_mr *mr[FABRIC_RAILS_MAX];
+} fabric_landing;
+
+/* A peer that something was sent to or has come from. */
+typedef struct fabric_link {
+    struct fabric_link *next; /* all links */
+    int32_t peer;
+    int in_backlog, again, ack_due, broken; /* again: to be served once more; broken: the errno that progress is to tell, -1: none is known */
+    ddl_message *first, **last;      /* waiting to be sent */
+    uint32_t sequence, spent, limit; /* ordered messages sent; credits used; credits given by the peer */
+    uint32_t offer_count, ended;     /* offers made; offers that the peer says have ended */
+    fabric_offer *offers, **offers_last;
+    uint32_t arrived, turn; /* ordered messages that came; that were dealt with */
+    uint32_t taken, window, told_limit, pulled, told_pulled;
+    uint64_t withdrawn;  /* by number of the offer, modulo 64 */
+    uint32_t refusing; /* REFUSEs that wait to be sent: 0 or 1 */
+    int bye, told_bye;     /* the peer said it, and its number; we did */
+    uint32_t bye_at;
+    int32_t sends, reads; /* operations of libfabric that are under way */
+    fabric_slot *held[FABRIC_HOLD];
+    fabric_landing landing;
+} fabric_link;
+
+typedef struct fabric_peer {
+    int known, gone, same_host, heard; /* heard: token_in is known */
+    uint64_t token_in, token_out;
+    fi_addr_t at[FABRIC_RAILS_MAX];
+    fabric_link *link;
+} fabric_peer;
+
+typedef struct fabric_self {
+    const ddl_host *host;
+    int32_t rank, world_size, local_ranks, authenticated, asked;
+    fabric_library lib;
+    fabric_address address;
+    char *host_id;
+    fabric_rail rails[FABRIC_RAILS_MAX];
+    int32_t rail_count;
+    uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed;
+    int ordered, failed;
+    int stuck; /* the provider takes nothing now: to be tried again in a while */
+    int again; /* a link waits to be served, at once */
+    int faster;                 /* than the sockets of the core, as far as can be known before measuring */
+    int told_stranger, told_unequal, told_registration;
+    int epoll, timer;
+    int force_unordered, force_no_rma, force_no_wait;
+    uint32_t force_seed;
+    uint64_t fail_registration; /* for tests: of every so many registrations one fails */
+    uint64_t registrations;
+    fabric_peer *peers;
+    fabric_link *links;
+    fabric_block *blocks;
+    fabric_slot *send_free, *read_free, *unposted, *arrived, **arrived_last;
+    fabric_offer *offer_free;
+    int32_t receives, receive_limit;
+    int32_t *backlog;
+    int32_t backlog_count;
+} fabric_self;
+
+__attribute__((format(printf, 3, 4))) static void fabric_log(fabric_self *s, ddl_log_level level, const char *format,
+                                                              ...) {
+    char line[512];
+    int used = snprintf(line, sizeof line, "fabric: ");
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + used, sizeof line - (size_t)used, format, args);
+    va_end(args);
+    s->host->log(s->host, level, line);
+}
+
+static const char *fabric_error(const fabric_self *s, long error) {
+    return s->lib.strerror((int)(error < 0 ? -error : error));
+}
+
+static void *fabric_zalloc(fabric_self *s, size_t bytes) {
+    void *memory = s->host->alloc(s->host, bytes);
+    if (memory != NULL) {
+        memset(memory, 0, bytes);
+    }
+    return memory;
+}
+
+static void fabric_backlog_add(fabric_self *s, fabric_link *l) {
+    l->again = s->again = 1;
+    if (!l->in_backlog) {
+        l->in_backlog = 1;
+        s->backlog[s->backlog_count++] = l->peer;
+    }
+}
+
+#endif /* FABRIC_STATE_H */

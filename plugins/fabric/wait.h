@@ -1,0 +1,217 @@
+/* wait: progress, sleep, and memory that is wanted back. */
+#ifndef FABRIC_WAIT_H
+#define FABRIC_WAIT_H
+
+#include "receive.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
+
+/* What progress does, but for the end of a transport. */
+static int32_t fabric_move(fabric_self *s) {
+    int32_t events = 0;
+    s->stuck = 0;
+    fabric_poll(s);
+    events += fabric_dispatch(s);
+    if (s->backlog_count > 0) {
+        events += fabric_serve(s);
+    }
+    for (int round = 1; s->again && round < FABRIC_ROUNDS; round++) {
+        events += fabric_serve(s);
+    }
+    fabric_receives_post(s);
+    return events;
+}
+
+static int32_t fabric_progress(void *self, int32_t expect) {
+    fabric_self *s = self;
+    (void)expect; /* one queue holds the completions of all peers */
+    int32_t events = fabric_move(s);
+    return s->failed ? DDL_ERR_SYSTEM : events;
+}
+
+/* A timer makes the descriptor readable where the provider has none, or takes nothing and will not say when it does
+ * again (ofi_rxm while it connects). It runs only then, so that an idle rank sleeps. */
+static void fabric_timer(fabric_self *s, long period_ns) {
+    struct itimerspec at = {{0, 0}, {0, period_ns}};
+    uint64_t ticks;
+    ssize_t n = read(s->timer, &ticks, sizeof ticks);
+    (void)n;
+    timerfd_settime(s->timer, 0, &at, NULL);
+}
+
+static ddl_status fabric_arm(void *self, int *out_fd) {
+    fabric_self *s = self;
+    int blind = 0;
+    *out_fd = s->epoll;
+    if (s->failed) {
+        return DDL_OK;
+    }
+    if (s->again || s->arrived != NULL) {
+        return DDL_IN_PROGRESS;
+    }
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_rail *r = &s->rails[i];
+        struct fid *fids[1] = {&r->cq->fid};
+        if (r->wait_fd < 0) {
+            blind = 1;
+        } else if (fi_trywait(r->fabric, fids, 1) != 0) {
+            return DDL_IN_PROGRESS;
+        }
+    }
+    int busy = s->links != NULL; /* nobody talks to a rank that has not talked: it may look rarely */
+    if (blind || s->stuck) {
+        fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
+    } else if (s->rail_count == 1) {
+        *out_fd = s->rails[0].wait_fd; /* a set above it would cost every message a wake-up more */
+    } else {
+        fabric_timer(s, 0);
+    }
+    return DDL_OK;
+}
+
+static ddl_status fabric_wait_open(fabric_self *s) {
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN};
+    int failed = s->epoll < 0 || s->timer < 0 || epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) != 0;
+    for (int32_t i = 0; i < s->rail_count && !failed; i++) {
+        failed = s->rails[i].wait_fd >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
+    }
+    return failed ? DDL_ERR_SYSTEM : DDL_OK;
+}
+
+/* >>memory_back */
+
+/* A payload and its message, to go on with when the core has taken its own back. */
+static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
+    ddl_message *copy = s->host->alloc(s->host, sizeof *copy + (size_t)m->payload_bytes);
+    if (copy != NULL) {
+        *copy = *m;
+        copy->priv[FABRIC_IS_COPY] = 1;
+        copy->payload = memcpy(copy + 1, m->payload, (size_t)m->payload_bytes);
+    }
+    return copy;
+}
+
+/* Reads that begin from now on see the copy: the region of that key lies there now. Where the provider chooses keys or
+ * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
+static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
+    for (int32_t i = 0; i < s->rail_count && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
+        uint64_t key = fi_mr_key(o->mr[i]);
+        fabric_mr_close(&o->mr[i]);
+        if (fi_mr_reg(s->rails[i].domain, copy->payload, copy->payload_bytes, FI_REMOTE_READ, 0, key, 0, &o->mr[i],
+                      NULL) != 0) {
+            o->mr[i] = NULL; /* the peer's read fails, and it asks for pieces */
+        }
+    }
+}
+
+/* Tells the peer that an offer is withdrawn, and waits a little: awake, it has read the payload within microseconds, or
+ * answers that it will not. 1: nobody reads the memory any more, or whoever began before will check what it got. */
+static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    uint64_t now = s->host->now_ns(s->host), told_ns = now;
+    if (l->broken != 0) {
+        return 0;
+    }
+    o->withdrawn = 1;
+    do {
+        fabric_poll(s);
+        s->again = 1;
+        if (o->withdrawn == 1 && fabric_push_offer(s, l, o)) {
+            told_ns = s->host->now_ns(s->host);
+        }
+        if (o->refused || (int32_t)(l->ended - o->number) > 0) {
+            return 1;
+        }
+        now = s->host->now_ns(s->host);
+    } while (!s->failed && now - told_ns < (o->withdrawn == 2 ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
+    return o->withdrawn == 2;
+}
+
+/* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
+ * even be told that is cut off: only that keeps it from reading what is not ours any more. */
+static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message *m) {
+    fabric_offer *o = l->offers;
+    while (o != NULL && o->message != m) {
+        o = o->next;
+    }
+    if (o == NULL) {
+        return 0;
+    }
+    int safe = fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
+    ddl_message *copy = safe && !pulled ? fabric_orphan(s, m) : NULL;
+    o->message = copy;
+    if (copy != NULL) {
+        fabric_offer_move(s, o, copy);
+    } else if (!pulled) {
+        fabric_log(s, DDL_LOG_INFO, "%s; its link is closed, as the memory of a message is wanted back that rank %d has not "
+                   "read", safe ? "there is no memory for a copy" : "a peer does not take a word", l->peer);
+        fabric_cut(s, l);
+        fabric_break(s, l, safe ? ENOMEM : ETIMEDOUT);
+    }
+    return 1;
+}
+
+/* Of a message that went in part the rest must follow, or the peer would take the next for it: a copy does. */
+static void fabric_recall(void *self, int32_t peer, ddl_message *m) {
+    fabric_self *s = self;
+    fabric_link *l = s->peers[peer].link;
+    if (l == NULL || fabric_recall_offer(s, l, m)) {
+        return;
+    }
+    ddl_message **at = &l->first, *copy = NULL;
+    while (*at != NULL && *at != m) {
+        at = &(*at)->next;
+    }
+    if (*at == NULL) {
+        return;
+    }
+    int begun = m->priv[FABRIC_BEGUN] != 0;
+    if (begun && (copy = fabric_orphan(s, m)) == NULL) {
+        fabric_break(s, l, ENOMEM);
+    }
+    *at = copy != NULL ? copy : m->next;
+    if (l->last == &m->next) {
+        l->last = copy != NULL ? &copy->next : at;
+    }
+}
+
+/* Reads into memory that is wanted back end in a moment, as a rule: the peer's provider or adapter answers them. Those
+ * that do not, because the peer is stopped or computes and its provider needs its help, are ended with the link. */
+static int fabric_reads_end(fabric_self *s, fabric_link *l) {
+    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
+    while (l->landing.reading > 0 && !s->failed && s->host->now_ns(s->host) < deadline) {
+        fabric_poll(s);
+        s->again = 1;
+    }
+    return l->landing.reading == 0;
+}
+
+static void fabric_redirect(void *self, int32_t peer, void *token, void *new_landing) {
+    fabric_self *s = self;
+    fabric_link *l = s->peers[peer].link;
+    fabric_landing *in = l != NULL ? &l->landing : NULL;
+    if (in == NULL || !in->active || in->token != token) {
+        return;
+    }
+    if (in->offered && !in->refused) {
+        in->asked = in->bytes; /* what is not read yet is not wanted any more */
+        fabric_backlog_add(s, l);
+    }
+    if (!fabric_reads_end(s, l)) {
+        fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
+                   peer);
+        fabric_cut(s, l);
+        fabric_break(s, l, ETIMEDOUT);
+    }
+    fabric_landing_release(s, l);
+    in->to = new_landing;
+    if (new_landing == NULL) {
+        fabric_break(s, l, ENOMEM);
+    }
+}
+
+#endif /* FABRIC_WAIT_H */

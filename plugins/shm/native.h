@@ -1,0 +1,249 @@
+/* native: the operations of a set, one after another in the order of their start, and the functions that the core calls.
+ * Only the first of a set moves; whoever looks at any of them moves that one. The parts: native_set.h (who, and where),
+ * native_small.h (what each kind is; small data), native_bulk.h (larger), native_direct.h (memory that all see),
+ * native_pull.h (memory that the kernel lets each read). */
+#ifndef SHM_NATIVE_H
+#define SHM_NATIVE_H
+
+#include "native_direct.h"
+#include "native_pull.h"
+
+/* What progress does for one set before it turns to the next. */
+#define SHM_STEPS 8
+
+/* ---- beginning an operation ---- */
+
+static bool shm_is_small(const shm_set *set, const shm_op *op) { return shm_given_bytes(set, op) <= SHM_SLOT_BYTES; }
+
+static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
+    uint64_t parts = shm_kind_of(op)->parts ? (uint64_t)set->count : 1;
+    return shm_splits(set, op) ? shm_split_lay_out(set, op)
+                               : shm_lay_out(set, op, op->call.bytes, parts, shm_whole_aim(set, op));
+}
+
+/* All have arrived with the same call: how it is done follows from what all of them see. */
+static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
+    if (op->failure != DDL_OK || !shm_arrived(set, op)) {
+        return SHM_STUCK;
+    }
+    if (shm_is_direct(set, op)) {
+        shm_direct_begin(set, op);
+    } else if (shm_all_offered_pull(set, op)) {
+        op->offered = false;
+        shm_pull_begin(set, op);
+    } else {
+        op->offered = false;
+        shm_staged_lay_out(set, op); /* it fits: shm_native_start has looked */
+        if (shm_splits(set, op)) {
+            shm_split_begin(set, op);
+        } else {
+            shm_whole_begin(set, op);
+        }
+    }
+    return SHM_MOVED;
+}
+
+static void shm_bulk_begin(shm_set *set, shm_op *op) {
+    shm_make_offer(set, op);
+    op->awaited = 0;
+    op->until = set->count;
+    op->step = shm_bulk_arrive_step;
+    shm_arrive(set, op, 0);
+}
+
+static inline bool shm_begin(shm_set *set, shm_op *op) {
+    if ((!set->found && !shm_find_all(set)) || !shm_line_free(set, op)) {
+        return false;
+    }
+    if (shm_is_small(set, op)) {
+        shm_small_begin(set, op);
+    } else {
+        shm_bulk_begin(set, op);
+    }
+    return true;
+}
+
+/* ---- the queue ---- */
+
+/* Moves the first operation. SHM_ENDED: the next one is first now. */
+static inline int shm_advance(shm_set *set) {
+    shm_op *op = set->head;
+    if (set->cancelled || op->differs >= 0 || (op->step == NULL && !shm_begin(set, op))) {
+        return SHM_STUCK;
+    }
+    int what = op->step(set, op);
+    if (what == SHM_ENDED) {
+        op->ended = true;
+        set->head = op->next;
+        set->tail = set->head == NULL ? &set->head : set->tail;
+    }
+    return what;
+}
+
+static shm_op *shm_op_new(shm_set *set) {
+    shm_op *op = set->spare;
+    if (op == NULL) {
+        return shm_zalloc(set->t, sizeof *op);
+    }
+    set->spare = op->next;
+    return op;
+}
+
+/* What was allocated beyond the set's own is kept too: it ends with the set. */
+static inline void shm_op_give_back(shm_set *set, shm_op *op) {
+    op->next = set->spare;
+    set->spare = op;
+}
+
+static void shm_ops_free(shm_set *set) {
+    while (set->spare != NULL) {
+        shm_op *op = set->spare;
+        set->spare = op->next;
+        if (op < set->ops || op >= set->ops + SHM_OPS) {
+            set->t->host->free(set->t->host, op);
+        }
+    }
+}
+
+/* ---- for the core ---- */
+
+/* Is there room in the rings for at least a cache line of each rank? Else shm_lay_out may find none for an element. */
+static bool shm_has_room(const shm_set *set) { return set->ring_bytes / 2 / (uint64_t)set->count >= SHM_PAIR; }
+
+/* About how long one takes. Only that it is not 0 matters today: a formula, not fitted to measurements. */
+static uint64_t shm_native_cost_ns(void *self, void *set_, int32_t kind, uint64_t bytes) {
+    const shm_set *set = set_;
+    (void)self;
+    bool known = kind >= DDL_BARRIER && kind <= DDL_EXSCAN;
+    uint64_t ranks = (uint64_t)set->count, all = known && shm_kinds[kind].parts ? bytes * ranks : bytes;
+    if (!known || (all > SHM_SLOT_BYTES && !shm_has_room(set))) {
+        return 0;
+    }
+    return 100 + 40 * ranks + (all <= SHM_SLOT_BYTES ? all * ranks / 20 : 1000 + all * ranks / 12);
+}
+
+/* What does not fit is not asked for: see shm_native_cost_ns. */
+static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call *call, void **out_op) {
+    shm_set *set = set_;
+    (void)self;
+    if (call->kind < DDL_BARRIER || call->kind > DDL_EXSCAN || set->cancelled) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    shm_op *op = shm_op_new(set);
+    if (op == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    op->call = *call;
+    op->step = NULL;
+    op->next = NULL;
+    op->differs = -1;
+    op->failure = DDL_OK;
+    op->ended = op->offered = false;
+    if (!shm_is_small(set, op) && !shm_staged_lay_out(set, op)) {
+        shm_op_give_back(set, op);
+        return DDL_ERR_UNSUPPORTED;
+    }
+    *set->tail = op;
+    set->tail = &op->next;
+    if (set->head == op) {
+        shm_advance(set);
+    }
+    *out_op = op;
+    return DDL_OK;
+}
+
+static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t looks, int32_t *out_rank) {
+    shm_set *set = set_;
+    shm_op *op = op_;
+    (void)self;
+    while (!op->ended) {
+        if (shm_advance(set) == SHM_STUCK && (op->differs >= 0 || op->failure != DDL_OK)) {
+            *out_rank = op->differs;
+            return op->differs >= 0 ? DDL_ERR_MISMATCH : op->failure;
+        }
+        if (--looks <= 0 && !op->ended) {
+            *out_rank = op->awaited < op->until ? op->awaited : -1;
+            return DDL_IN_PROGRESS;
+        }
+    }
+    shm_op_give_back(set, op);
+    return DDL_OK;
+}
+
+static void shm_unqueue(shm_set *set, const shm_op *op) {
+    shm_op **at = &set->head;
+    while (*at != NULL && *at != op) {
+        at = &(*at)->next;
+    }
+    if (*at != NULL) {
+        *at = op->next;
+        set->tail = op->next == NULL ? at : set->tail;
+    }
+}
+
+/* Others may still write to whole pages of `out`: from now on those are no longer ours. */
+static void shm_take_pages_away(shm_set *set, const shm_op *op) {
+    uint64_t page = shm_page(set), from = (uint64_t)(uintptr_t)op->call.out;
+    uint64_t first = shm_round_to(from, page), last = (from + op->call.bytes) / page * page;
+    if (first < last && shm_withdraw(set->t, (void *)(uintptr_t)first, last - first, set) != DDL_OK) {
+        shm_log(set->t, DDL_LOG_WARN,
+                "no memory to move %" PRIu64 " bytes of a tensor away from ranks that may still write to them", last - first);
+    }
+}
+
+/* The flag is seen by whoever sees anything that is written to the buffers after this call: it looks for it at last. */
+static void shm_native_cancel(void *self, void *set_, void *op_) {
+    shm_set *set = set_;
+    shm_op *op = op_;
+    (void)self;
+    set->cancelled = true;
+    atomic_store_explicit(&set->own->cancelled, 1, memory_order_seq_cst);
+    if (op->offered && !op->ended && op->step != NULL) {
+        shm_take_pages_away(set, op);
+    }
+    shm_unqueue(set, op);
+    shm_op_give_back(set, op);
+}
+
+static void shm_native_close(void *self, void *set) {
+    shm_ops_free(set);
+    shm_set_leave(set);
+    shm_reclaim(self);
+}
+
+/* ---- for the endpoint ---- */
+
+/* Moves the first operation of each set along. Returns how many events there were. */
+static int32_t shm_natives_progress(shm *t) {
+    int32_t events = 0;
+    for (shm_set *set = t->natives == NULL ? NULL : t->natives->sets; set != NULL; set = set->next) {
+        for (int32_t k = 0; k < SHM_STEPS && set->head != NULL && shm_advance(set) != SHM_STUCK; k++) {
+            events++;
+        }
+    }
+    return events;
+}
+
+static void shm_natives_peer_dead(shm *t, int32_t local) {
+    if (t->natives != NULL) {
+        t->natives->dead[local] = 1;
+        shm_reclaim(t);
+    }
+}
+
+/* The others go on reading what this rank gave; the segment lives as long as they map it. */
+static void shm_natives_close(shm *t) {
+    while (t->natives != NULL && t->natives->sets != NULL) {
+        shm_set *set = t->natives->sets;
+        t->natives->sets = set->next;
+        if (!set->left) {
+            shm_ops_free(set);
+            shm_set_leave(set);
+        }
+        shm_set_free(set);
+    }
+    t->host->free(t->host, t->natives);
+    t->natives = NULL;
+}
+
+#endif /* SHM_NATIVE_H */

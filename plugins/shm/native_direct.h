@@ -1,0 +1,272 @@
+/* native_direct: collectives on memory that every rank sees: tensors of ddl_tensor_alloc. Arrivals say where buffers
+ * are; all ranks see the same arrivals and come to the same decision.
+ *
+ *     read    each rank takes from the others' buffers into its own; then all wait until all have read
+ *     write   all_reduce, reduce: each rank reduces its part from the inputs of all and writes it to the outputs of all
+ *
+ * A rank writes only whole pages of another's output: what lies in the pages at its ends may share them with somebody
+ * else's data, and travels through the ring instead. So when an operation is given up, its owner can put new pages in
+ * the place of those which a rank that was stopped may still write to (shm_native_cancel). Inputs cannot be taken away
+ * from a late reader; it looks whether somebody has given up before it believes what it read. */
+#ifndef SHM_NATIVE_DIRECT_H
+#define SHM_NATIVE_DIRECT_H
+
+#include "native_bulk.h"
+
+#define SHM_BLOCK (16u << 10)      /* reduced at once: read again from the first-level cache */
+#define SHM_READ_BLOCK (64u << 10)
+
+/* What an arrival says of a large operation. */
+typedef struct shm_offer {
+    uint64_t in, out; /* place in the arenas + 1; 0: in other memory */
+    uint64_t pull;    /* address of in, where the others may read it; 0: by this rank another way is to be gone */
+} shm_offer;
+
+static const shm_offer *shm_offer_of(const shm_set *set, const shm_op *op, int32_t j) {
+    return (const shm_offer *)(const void *)shm_face_of(set, j)->lines[op->call.sequence % SHM_LINES].data;
+}
+
+static uint64_t shm_page(const shm_set *set) { return set->t->address.page_bytes; }
+
+/* Does the operation write to the outputs of others? Then all have to offer theirs. */
+static bool shm_writes(const shm_op *op) { return op->call.kind == DDL_ALL_REDUCE || op->call.kind == DDL_REDUCE; }
+
+static bool shm_has_out(const shm_op *op, int32_t j) {
+    return op->call.kind == DDL_ALL_REDUCE || (op->call.kind == DDL_REDUCE && op->call.root == j);
+}
+
+static bool shm_rank_gives(const shm_op *op, int32_t j) {
+    const shm_kind *k = shm_kind_of(op);
+    return k->gives == SHM_EVERYBODY ? op->call.kind != DDL_GATHER || op->call.root != j
+                                     : k->gives == SHM_THE_ROOT && op->call.root == j;
+}
+
+/* Scans are left out: in place, a rank's result would destroy what others have to read. So is all_to_all in place. */
+static bool shm_may_be_direct(const shm_op *op) {
+    return op->call.kind != DDL_SCAN && op->call.kind != DDL_EXSCAN &&
+           (op->call.kind != DDL_ALL_TO_ALL || op->call.in != op->call.out);
+}
+
+static uint64_t shm_place_of(shm *t, const void *memory, uint64_t bytes) {
+    uint64_t offset;
+    return shm_locate(t, memory, bytes, &offset) ? offset + 1 : 0;
+}
+
+static uint64_t shm_pull_offer(const shm_set *set, const shm_op *op);
+
+static void shm_make_offer(shm_set *set, shm_op *op) {
+    shm_offer offer = {0, 0, shm_pull_offer(set, op)};
+    if (shm_may_be_direct(op)) {
+        offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, shm_given_bytes(set, op)) : 0;
+        offer.out = shm_writes(op) && shm_has_out(op, set->rank) ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;
+    }
+    op->offered = offer.out != 0;
+    memcpy(set->own->lines[op->call.sequence % SHM_LINES].data, &offer, sizeof offer);
+}
+
+static bool shm_all_offered(const shm_set *set, const shm_op *op) {
+    for (int32_t j = 0; j < set->count; j++) {
+        const shm_offer *offer = shm_offer_of(set, op, j);
+        if ((shm_rank_gives(op, j) && offer->in == 0) || (shm_writes(op) && shm_has_out(op, j) && offer->out == 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Sees what this rank has to see. What a peer offered is checked by shm_reach. */
+static bool shm_look_at_all(shm_set *set, const shm_op *op) {
+    uint64_t given = shm_given_bytes(set, op);
+    for (int32_t j = 0; j < set->count; j++) {
+        shm_offer offer = *shm_offer_of(set, op, j);
+        shm_member *peer = &set->peers[j];
+        peer->in = j == set->rank ? op->call.in : NULL;
+        peer->out = j == set->rank ? op->call.out : NULL;
+        if (j != set->rank && shm_rank_gives(op, j) && (peer->in = shm_reach(set->t, offer.in - 1, given)) == NULL) {
+            return false;
+        }
+        if (j != set->rank && shm_writes(op) && shm_has_out(op, j) &&
+            (peer->out = shm_reach(set->t, offer.out - 1, op->call.bytes)) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The end of what others might still read or write: all have said so, and none has given up meanwhile. */
+static int shm_direct_end(shm_set *set, const shm_op *op) {
+    return shm_any_cancelled(set) ? SHM_STUCK : shm_bulk_end(set, op);
+}
+
+/* ---- read ---- */
+
+static int shm_read_step(shm_set *set, shm_op *op) {
+    uint64_t span = op->call.bytes;
+    if (op->take.at < span) {
+        uint64_t at = op->take.at, bytes = shm_chunk_at(op, at, span);
+        shm_take_bytes(set, op, set->views, at, span, at, bytes);
+        op->take.at += bytes;
+        if (op->take.at == span) {
+            shm_publish(set, &set->own->taken, op->end);
+        }
+        return SHM_MOVED;
+    }
+    return shm_all_counted(set, offsetof(shm_face, taken), 0, set->count, op->end) ? shm_direct_end(set, op) : SHM_STUCK;
+}
+
+static void shm_read_begin(shm_set *set, shm_op *op) {
+    int32_t lo, hi;
+    for (int32_t j = 0; j < set->count; j++) {
+        set->views[j] = set->peers[j].in;
+    }
+    shm_needed(set, op, &lo, &hi);
+    uint64_t unit = shm_unit(op, SHM_READ_BLOCK);
+    op->chunk = unit > SHM_READ_BLOCK ? unit : SHM_READ_BLOCK / unit * unit;
+    if (shm_kind_of(op)->takes == SHM_REDUCED) {
+        op->chunk = op->chunk / 4 / unit > 0 ? op->chunk / 4 / unit * unit : unit;
+    }
+    op->take.at = 0;
+    op->end = set->position + SHM_PAIR; /* one turn of the counters */
+    op->step = shm_read_step;
+    if (hi <= lo && shm_kind_of(op)->takes != SHM_FROM_THE_ROOT) {
+        op->take.at = op->call.bytes;
+        shm_publish(set, &set->own->taken, op->end);
+    }
+}
+
+/* ---- write ---- */
+
+/* The bytes [0, head) and [tail, bytes) lie in pages that some output has not for itself. */
+static void shm_edges(const shm_set *set, const shm_op *op, uint64_t *head, uint64_t *tail) {
+    uint64_t behind = 0, page = shm_page(set);
+    *head = 0;
+    for (int32_t j = 0; j < set->count; j++) {
+        if (shm_has_out(op, j)) {
+            uint64_t first = shm_offer_of(set, op, j)->out - 1, before = (0 - first) % page;
+            uint64_t after = (first + op->call.bytes) % page;
+            *head = before > *head ? before : *head;
+            behind = after > behind ? after : behind;
+        }
+    }
+    *tail = op->call.bytes - behind;
+}
+
+/* Copies [from, from + bytes) of the result to the rings, as far as it belongs to an edge. The head has the first page
+ * of the round, the tail the second. */
+static void shm_post_edge(shm_set *set, const shm_op *op, const uint8_t *result, uint64_t from, uint64_t bytes,
+                          uint64_t head, uint64_t tail) {
+    uint8_t *ring = shm_own_piece(set) + shm_ring_at(set, op->post.position);
+    if (from < head) {
+        memcpy(ring + from, result, from + bytes < head ? bytes : head - from);
+    }
+    if (from + bytes > tail) {
+        uint64_t skip = from < tail ? tail - from : 0;
+        memcpy(ring + shm_page(set) + (from + skip - tail), result + skip, bytes - skip);
+    }
+}
+
+/* Fetches [from, to) of the result from those that reduced it; `base` is where the edge's first byte lies in a round. */
+static void shm_take_edge(shm_set *set, const shm_op *op, uint64_t from, uint64_t to, uint64_t ring) {
+    for (uint64_t at = from; at < to;) {
+        uint64_t j = at / op->part, end = (j + 1) * op->part < to ? (j + 1) * op->part : to;
+        memcpy((uint8_t *)op->call.out + at, set->pieces[j] + ring + (at - from), end - at);
+        at = end;
+    }
+}
+
+/* One block: reduced into the own output, or the root's, and copied from the cache to all others. */
+static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t bytes) {
+    uint64_t head, tail;
+    shm_edges(set, op, &head, &tail);
+    bool has_out = shm_has_out(op, set->rank);
+    uint8_t *scratch = shm_own_piece(set) + shm_ring_at(set, op->post.position) + 2 * shm_page(set);
+    uint8_t *dst = has_out ? (uint8_t *)op->call.out + at : scratch;
+    for (int32_t j = 0; j < set->count; j++) {
+        set->sources[j] = set->peers[j].in + at;
+    }
+    op->call.reduce(op->call.reduce_arg, dst, set->sources, set->count, bytes);
+    shm_post_edge(set, op, dst, at, bytes, head, tail);
+    uint64_t from = at < head ? head : at, to = at + bytes > tail ? tail : at + bytes;
+    for (int32_t k = 1; k < set->count && from < to; k++) {
+        int32_t j = set->rank + k < set->count ? set->rank + k : set->rank + k - set->count; /* not all to one */
+        if (shm_has_out(op, j)) {
+            memcpy(set->peers[j].out + from, dst + (from - at), to - from);
+        }
+    }
+}
+
+static void shm_take_edges(shm_set *set, shm_op *op) {
+    uint64_t head, tail, ring = shm_ring_at(set, op->post.position);
+    shm_edges(set, op, &head, &tail);
+    if (shm_has_out(op, set->rank)) {
+        shm_take_edge(set, op, 0, head, ring);
+        shm_take_edge(set, op, tail, op->call.bytes, ring + shm_page(set));
+    }
+}
+
+static int shm_write_step(shm_set *set, shm_op *op) {
+    uint64_t from, length;
+    shm_part_range(op->part, set->rank, op->call.bytes, &from, &length);
+    if (op->reduce.at < length) {
+        uint64_t bytes = shm_chunk_at(op, op->reduce.at, length);
+        if (!shm_ring_free(set, op->post.position, op->stride)) {
+            return SHM_STUCK;
+        }
+        shm_write_block(set, op, from + op->reduce.at, bytes);
+        op->reduce.at += bytes;
+        if (op->reduce.at < length) {
+            return SHM_MOVED;
+        }
+        shm_publish(set, &set->own->reduced, op->end);
+    }
+    if (!shm_all_counted(set, offsetof(shm_face, reduced), 0, set->count, op->end)) {
+        return SHM_STUCK;
+    }
+    shm_take_edges(set, op);
+    if (shm_any_cancelled(set)) {
+        return SHM_STUCK;
+    }
+    shm_publish(set, &set->own->taken, op->end);
+    return shm_bulk_end(set, op);
+}
+
+/* A part holds both edges of the tensor, or there are none, so that an edge is in one part or in two. Room for a block
+ * and both edges is taken from the ring. */
+static void shm_write_begin(shm_set *set, shm_op *op) {
+    uint64_t ranks = (uint64_t)set->count, unit = shm_unit(op, SHM_BLOCK), head, tail, from, length;
+    shm_edges(set, op, &head, &tail);
+    uint64_t least = head > 0 || tail < op->call.bytes ? 2 * shm_page(set) : unit;
+    op->part = shm_round_to((op->call.bytes + ranks - 1) / ranks, unit);
+    op->part = op->part < least ? shm_round_to(least, unit) : op->part;
+    op->chunk = SHM_BLOCK / unit * unit;
+    op->stride = 2 * shm_page(set) + SHM_BLOCK;
+    op->post.position = shm_ring_place(set, set->position, op->stride);
+    op->reduce.at = 0;
+    op->end = op->post.position + op->stride;
+    op->step = shm_write_step;
+    shm_part_range(op->part, set->rank, op->call.bytes, &from, &length);
+    if (length == 0) {
+        shm_publish(set, &set->own->reduced, op->end);
+    }
+}
+
+/* ---- the choice ---- */
+
+/* Known when all have arrived, and the same on all ranks. */
+static bool shm_is_direct(const shm_set *set, const shm_op *op) {
+    bool room = !shm_writes(op) || (2 * shm_page(set) + SHM_BLOCK <= set->ring_bytes / 2 &&
+                                    (uint64_t)op->call.element_bytes <= SHM_BLOCK);
+    return set->count > 1 && room && shm_all_offered(set, op);
+}
+
+static void shm_direct_begin(shm_set *set, shm_op *op) {
+    if (!shm_look_at_all(set, op)) {
+        op->failure = DDL_ERR_NOMEM; /* the others wait for this rank, until the core gives the operation up */
+    } else if (shm_writes(op)) {
+        shm_write_begin(set, op);
+    } else {
+        shm_read_begin(set, op);
+    }
+}
+
+#endif /* SHM_NATIVE_DIRECT_H */

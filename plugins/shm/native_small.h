@@ -1,0 +1,233 @@
+/* native_small: what each collective gives and takes, and the collectives whose data fits a slot: each rank writes what
+ * it gives with its arrival, waits for the arrivals that it needs, and takes from all in rank order.
+ *
+ * Every kind is four facts (shm_kinds): what a rank gives, whose arrivals it needs, and what it takes. The same two
+ * functions, shm_give and shm_get, serve slots, rounds of the ring and memory of the peers themselves; only the place
+ * differs. It must not know how operations queue up. */
+#ifndef SHM_NATIVE_SMALL_H
+#define SHM_NATIVE_SMALL_H
+
+#include "native_set.h"
+
+enum { SHM_NOBODY, SHM_EVERYBODY, SHM_THE_ROOT };                             /* who gives */
+enum { SHM_ALL, SHM_FROM_ROOT, SHM_TO_ROOT, SHM_UP_TO_SELF, SHM_BELOW_SELF }; /* whose arrivals are needed */
+enum { SHM_NOTHING, SHM_REDUCED, SHM_EACH, SHM_FROM_THE_ROOT };               /* what is taken */
+
+typedef struct shm_kind {
+    uint8_t parts; /* what is given has a part for each rank */
+    uint8_t gives, needs, takes;
+} shm_kind;
+
+static const shm_kind shm_kinds[DDL_EXSCAN + 1] = {
+    [DDL_BARRIER] = {0, SHM_NOBODY, SHM_ALL, SHM_NOTHING},
+    [DDL_BROADCAST] = {0, SHM_THE_ROOT, SHM_FROM_ROOT, SHM_FROM_THE_ROOT},
+    [DDL_REDUCE] = {0, SHM_EVERYBODY, SHM_TO_ROOT, SHM_REDUCED},
+    [DDL_ALL_REDUCE] = {0, SHM_EVERYBODY, SHM_ALL, SHM_REDUCED},
+    [DDL_GATHER] = {0, SHM_EVERYBODY, SHM_TO_ROOT, SHM_EACH},
+    [DDL_SCATTER] = {1, SHM_THE_ROOT, SHM_FROM_ROOT, SHM_FROM_THE_ROOT},
+    [DDL_ALL_GATHER] = {0, SHM_EVERYBODY, SHM_ALL, SHM_EACH},
+    [DDL_REDUCE_SCATTER] = {1, SHM_EVERYBODY, SHM_ALL, SHM_REDUCED},
+    [DDL_ALL_TO_ALL] = {1, SHM_EVERYBODY, SHM_ALL, SHM_EACH},
+    [DDL_SCAN] = {0, SHM_EVERYBODY, SHM_UP_TO_SELF, SHM_REDUCED},
+    [DDL_EXSCAN] = {0, SHM_EVERYBODY, SHM_BELOW_SELF, SHM_REDUCED},
+};
+
+static inline const shm_kind *shm_kind_of(const shm_op *op) { return &shm_kinds[op->call.kind]; }
+
+/* The ranks [*lo, *hi) from which this one takes. */
+static inline void shm_needed(const shm_set *set, const shm_op *op, int32_t *lo, int32_t *hi) {
+    int32_t root = op->call.root;
+    bool is_root = root == set->rank;
+    *lo = 0;
+    *hi = set->count;
+    switch (shm_kind_of(op)->needs) {
+    case SHM_FROM_ROOT:
+        *lo = root;
+        *hi = is_root ? root : root + 1;
+        break;
+    case SHM_TO_ROOT:
+        *hi = is_root ? *hi : 0;
+        break;
+    case SHM_UP_TO_SELF:
+        *hi = set->rank + 1;
+        break;
+    case SHM_BELOW_SELF:
+        *hi = set->rank;
+        break;
+    default:
+        break;
+    }
+}
+
+/* Does this rank give something that another takes? */
+static inline bool shm_gives(const shm_set *set, const shm_op *op) {
+    const shm_kind *k = shm_kind_of(op);
+    bool is_root = op->call.root == set->rank;
+    return k->gives == SHM_EVERYBODY ? k->needs != SHM_TO_ROOT || !is_root : k->gives == SHM_THE_ROOT && is_root;
+}
+
+/* Bytes that a rank gives in all. */
+static inline uint64_t shm_given_bytes(const shm_set *set, const shm_op *op) {
+    const shm_kind *k = shm_kind_of(op);
+    return k->gives == SHM_NOBODY ? 0 : k->parts ? op->call.bytes * (uint64_t)set->count : op->call.bytes;
+}
+
+/* ---- giving and taking, anywhere ---- */
+
+/* Copies bytes [at, at + bytes) of what this rank gives, of each part where it has parts, to where others take it. */
+static inline void shm_give(const shm_set *set, const shm_op *op, uint8_t *to, uint64_t at, uint64_t bytes) {
+    const uint8_t *in = op->call.in;
+    if (!shm_kind_of(op)->parts) {
+        memcpy(to, in + at, bytes);
+        return;
+    }
+    for (int32_t j = 0; j < set->count; j++) {
+        if (j != set->rank) {
+            memcpy(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes);
+        }
+    }
+}
+
+/* Where this rank's own contribution to itself stands. */
+static inline const uint8_t *shm_own_part(const shm_set *set, const shm_op *op, uint64_t at) {
+    uint64_t part = shm_kind_of(op)->parts ? (uint64_t)set->rank * op->call.bytes : 0;
+    return (const uint8_t *)op->call.in + part + at;
+}
+
+static inline void shm_copy_bytes(void *to, const void *from, uint64_t bytes) {
+    if (to != from) {
+        memcpy(to, from, bytes);
+    }
+}
+
+/* dst = what ranks [0, hi) give, in rank order: the same bits on every rank. Theirs begins at sources[j] + from. */
+static inline void shm_get_reduced(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+                                    int32_t hi, uint64_t at, uint64_t bytes) {
+    uint8_t *dst = (uint8_t *)op->call.out + at;
+    for (int32_t j = 0; j < hi; j++) {
+        set->sources[j] = j == set->rank ? shm_own_part(set, op, at) : pieces[j] + from;
+    }
+    if (hi > 1) {
+        op->call.reduce(op->call.reduce_arg, dst, set->sources, hi, bytes);
+    } else if (hi == 1) {
+        shm_copy_bytes(dst, set->sources[0], bytes);
+    }
+}
+
+static inline void shm_get_each(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+                                 uint64_t at, uint64_t bytes) {
+    for (int32_t k = 0; k < set->count; k++) {
+        int32_t j = set->rank + k < set->count ? set->rank + k : set->rank + k - set->count; /* not all at one */
+        uint8_t *dst = (uint8_t *)op->call.out + (uint64_t)j * op->call.bytes + at;
+        shm_copy_bytes(dst, j == set->rank ? shm_own_part(set, op, at) : pieces[j] + from, bytes);
+    }
+}
+
+/* Takes bytes [at, at + bytes) of the result. What rank j gave of them stands at pieces[j] + from; where that has
+ * parts, they are part_bytes apart. */
+static inline void shm_get(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+                            uint64_t part_bytes, uint64_t at, uint64_t bytes) {
+    const shm_kind *k = shm_kind_of(op);
+    int32_t lo, hi;
+    shm_needed(set, op, &lo, &hi);
+    from += k->parts ? (uint64_t)set->rank * part_bytes : 0;
+    if (k->takes == SHM_REDUCED) {
+        shm_get_reduced(set, op, pieces, from, hi, at, bytes);
+    } else if (k->takes == SHM_EACH && hi > 0) {
+        shm_get_each(set, op, pieces, from, at, bytes);
+    } else if (k->takes == SHM_FROM_THE_ROOT && hi > lo) {
+        memcpy((uint8_t *)op->call.out + at, pieces[lo] + from, bytes);
+    } else if (k->takes == SHM_FROM_THE_ROOT && k->parts) {
+        shm_copy_bytes((uint8_t *)op->call.out + at, shm_own_part(set, op, at), bytes);
+    }
+}
+
+/* ---- arriving ---- */
+
+static inline bool shm_in_line(uint64_t bytes) { return bytes <= SHM_LINE_DATA; }
+
+/* May this rank write the line of an operation, and the slot when it needs one: has everybody ended the operation that
+ * they served? Usually known from the arrivals of later operations; else the ranks' own words are read. */
+static inline bool shm_line_free(shm_set *set, const shm_op *op) {
+    uint64_t sequence = op->call.sequence, ahead = shm_in_line(shm_given_bytes(set, op)) ? SHM_LINES : SHM_SLOTS;
+    if (sequence <= set->floor + ahead) {
+        return true;
+    }
+    uint64_t least = sequence - ahead;
+    if (!shm_all_counted(set, offsetof(shm_face, ended), 0, set->count, least)) {
+        return false;
+    }
+    set->floor = least;
+    return true;
+}
+
+/* The data of the arrival must have been written. Next comes the next line: it is made ours while the others work. */
+static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_bytes) {
+    uint64_t sequence = op->call.sequence;
+    shm_line *line = &set->own->lines[sequence % SHM_LINES];
+    const uint8_t *slot = set->own->slots[(sequence + 1) % SHM_SLOTS];
+    line->signature = op->call.signature;
+    atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
+    shm_wake_others(set);
+    for (uint64_t i = 0; i < slot_bytes; i += SHM_LINE) {
+        shm_prefetch_write(slot + i);
+    }
+}
+
+/* Have ranks awaited .. until - 1 come? A rank that came with another call stops the operation here. */
+static inline bool shm_arrived(shm_set *set, shm_op *op) {
+    for (; op->awaited < op->until; op->awaited++) {
+        const shm_line *line = &shm_face_of(set, op->awaited)->lines[op->call.sequence % SHM_LINES];
+        if (op->awaited == set->rank) {
+            continue;
+        }
+        if (atomic_load_explicit(&line->sequence, memory_order_acquire) != op->call.sequence) { /* its data comes with it */
+            return false;
+        }
+        if (line->signature != op->call.signature) {
+            op->differs = op->awaited;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What the others may conclude from the end of an operation. Where all wait for all, the next arrival says it. */
+static inline void shm_tell_end(shm_set *set, const shm_op *op) {
+    if (shm_kind_of(op)->needs == SHM_ALL) {
+        set->floor = op->call.sequence - 1;
+    } else {
+        shm_publish(set, &set->own->ended, op->call.sequence);
+    }
+}
+
+/* ---- the whole operation, when it is small ---- */
+
+/* Where the data of a small operation stands in everybody's piece. */
+static inline uint64_t shm_slot_at(uint64_t sequence, uint64_t bytes) {
+    return shm_in_line(bytes)
+               ? offsetof(shm_face, lines) + sequence % SHM_LINES * sizeof(shm_line) + offsetof(shm_line, data)
+               : offsetof(shm_face, slots) + sequence % SHM_SLOTS * SHM_SLOT_BYTES;
+}
+
+static int shm_small_step(shm_set *set, shm_op *op) {
+    if (!shm_arrived(set, op)) {
+        return SHM_STUCK;
+    }
+    uint64_t at = shm_slot_at(op->call.sequence, shm_given_bytes(set, op));
+    shm_get(set, op, set->pieces, at, op->call.bytes, 0, op->call.bytes);
+    shm_tell_end(set, op);
+    return SHM_ENDED;
+}
+
+static inline void shm_small_begin(shm_set *set, shm_op *op) {
+    uint64_t bytes = shm_given_bytes(set, op);
+    if (shm_gives(set, op)) {
+        shm_give(set, op, shm_own_piece(set) + shm_slot_at(op->call.sequence, bytes), 0, op->call.bytes);
+    }
+    shm_needed(set, op, &op->awaited, &op->until);
+    op->step = shm_small_step;
+    shm_arrive(set, op, shm_in_line(bytes) ? 0 : bytes);
+}
+
+#endif /* SHM_NATIVE_SMALL_H */

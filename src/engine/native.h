@@ -1,0 +1,226 @@
+/* engine: collectives that a transport runs by itself, by load and store, for the ranks of one host (plugin.h,
+ * native_*). In a plan such a collective is one step. The ranks of a group agree on whether they have it when the group
+ * is made, because all must choose alike. */
+#ifndef DDL_ENGINE_NATIVE_H
+#define DDL_ENGINE_NATIVE_H
+
+#include "op.h"
+
+static void ddl__step_finish(ddl__op *op, uint32_t i);
+static void ddl__op_run(ddl_context *c, ddl__op *op);
+static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
+
+/* >>set */
+
+/* The ranks of a group that are on this host, in group order, as world ranks. Returns how many; *out_rank: which of
+ * them is this one. */
+static int32_t ddl__native_ranks(const ddl_group *g, int32_t *out, int32_t *out_rank) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (g->host_of[i] == g->host_of[g->rank]) {
+            *out_rank = i == g->rank ? count : *out_rank;
+            out[count++] = g->ranks[i];
+        }
+    }
+    return count;
+}
+
+/* The endpoint through which this rank reaches all of them, if it can run collectives; else NULL. */
+static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count) {
+    ddl__endpoint *all = NULL;
+    for (int32_t i = 0; i < count; i++) {
+        ddl__endpoint *e = c->links[ranks[i]].endpoint;
+        if (ranks[i] == c->rank) {
+            continue;
+        }
+        if (e == NULL || (all != NULL && e != all)) {
+            return NULL;
+        }
+        all = e;
+    }
+    return all != NULL && DDL_HAS(all->table, native_open) ? all : NULL;
+}
+
+/* Opens this rank's part. False: plans are used; that all ranks do the same is for the caller to see to. */
+static bool ddl__native_open(ddl_group *g) {
+    ddl_context *c = g->context;
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
+    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0;
+    ddl__endpoint *e = ddl__native_endpoint(c, ranks, count);
+    uint64_t id = (uint64_t)g->epoch << 32 | g->id;
+    void *set = NULL;
+    if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
+        g->native = (ddl__native){.table = e->table, .self = e->self, .set = set};
+        g->settings_version++;
+    }
+    ddl__free(&c->base, ranks);
+    return set != NULL;
+}
+
+static void ddl__native_close(ddl_group *g) {
+    if (g->native.set != NULL) {
+        g->native.table->native_close(g->native.self, g->native.set);
+        g->native.set = NULL;
+        g->settings_version++;
+    }
+}
+
+/* >>operation */
+
+/* As a transport calls it. */
+static void ddl__native_reduce(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes) {
+    if (src_count == 2) {
+        ddl__reduce_pair(arg, dst, srcs[0], srcs[1], bytes);
+    } else {
+        ddl__reduce_many(arg, dst, (const char *const *)srcs, src_count, bytes);
+    }
+}
+
+static void ddl__native_unlist(ddl_context *c, ddl__op *op) {
+    ddl__op **at = &c->natives;
+    while (*at != op) {
+        at = &(*at)->native_next;
+    }
+    *at = op->native_next;
+    op->native = NULL;
+    op->is_native = false;
+}
+
+/* The group's rank of a rank of its set. */
+static int32_t ddl__native_rank(const ddl_group *g, int32_t rank) {
+    for (int32_t i = 0; rank >= 0 && i < g->size; i++) {
+        if (g->host_of[i] == g->host_of[g->rank] && rank-- == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* On this rank alone, as far as is known: the others wait for it, so that they have to be told. The operation is still
+ * listed: what others may write to is taken away from them (ddl__native_abandon). */
+static void ddl__native_failed(ddl_context *c, const ddl__op *op, ddl_status status) {
+    ddl_group *g = op->group;
+    ddl__break_everywhere(c, g, ddl__may_break(status) ? status : DDL_ERR_INTERNAL,
+                          "the transport of rank %d %s %s: %s", g->rank,
+                          op->native == NULL ? "cannot begin" : "failed in", ddl__kind_name(op->call.kind),
+                          ddl_status_text(status));
+}
+
+/* Looks at one. True: it moved, and op may be gone. */
+static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
+    ddl_group *g = op->group;
+    int32_t rank = -1;
+    if (g->doubt_ns != 0) {
+        return false; /* it cannot end any more: the group breaks as soon as the other call is spelled out */
+    }
+    ddl_status status = op->native == NULL ? op->native_refused
+                                           : g->native.table->native_test(g->native.self, g->native.set, op->native,
+                                                                          looks, &rank);
+    op->native_waits = ddl__native_rank(g, rank);
+    if (status == DDL_IN_PROGRESS) {
+        return false;
+    }
+    if (status == DDL_ERR_MISMATCH) {
+        ddl__mismatch_seen(c, g, ddl__native_rank(g, rank), op->sequence);
+        return true;
+    }
+    if (status < 0) {
+        ddl__native_failed(c, op, status);
+        return true;
+    }
+    ddl__native_unlist(c, op);
+    ddl__step_finish(op, op->native_step);
+    ddl__op_run(c, op);
+    return true;
+}
+
+static int32_t ddl__natives_poll(ddl_context *c) {
+    int32_t moved = 0;
+    for (ddl__op *op = c->natives, *next; op != NULL; op = next) {
+        next = op->native_next;
+        if (ddl__native_look(c, op, 1)) {
+            return moved + 1; /* the list may be another one now */
+        }
+    }
+    return moved;
+}
+
+/* From now on it is looked at. Operations of a set end in order. `status` is that of native_start: what could not
+ * begin fails at the next look, as other steps are being started here. */
+static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_status status, void *native) {
+    op->native = status == DDL_OK ? native : NULL;
+    op->native_refused = status;
+    op->native_step = step;
+    op->native_next = NULL;
+    op->native_waits = -1;
+    op->is_native = true;
+    ddl__op **end = &c->natives;
+    while (*end != NULL) {
+        end = &(*end)->native_next;
+    }
+    *end = op;
+}
+
+static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = &op->cached->plan.steps[i];
+    ddl_group *g = op->group;
+    char *in = op->base[s->src_space], *out = op->base[s->dst_space];
+    ddl_native_call call = {.size = sizeof call,
+                            .kind = (int32_t)s->slot,
+                            .root = s->peer,
+                            .element_bytes = op->cached->element_bytes,
+                            .sequence = ++g->native.sequence,
+                            .signature = op->call.signature + i,
+                            .in = in != NULL ? in + s->src : NULL,
+                            .out = out != NULL ? out + s->dst : NULL,
+                            .bytes = (uint64_t)s->bytes,
+                            .reduce = ddl__native_reduce,
+                            .reduce_arg = &op->reduction};
+    void *native = NULL;
+    ddl_status status = g->native.table->native_start(g->native.self, g->native.set, &call, &native);
+    ddl__native_list(c, op, i, status, native);
+    op->natives_left--;
+}
+
+/* Operations of a set begin in the same order on all ranks: those of a group in the order of its calls, whatever
+ * becomes ready first. */
+static bool ddl__native_has_turn(const ddl__op *op) {
+    for (const ddl__op *o = op->group->ops; o != NULL; o = o->next) {
+        if (o->natives_left > 0 && (int32_t)(o->sequence - op->sequence) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Begins a native step, or leaves it until earlier calls have begun theirs; those that waited for this one follow. */
+static void ddl__step_native(ddl_context *c, ddl__op *op, uint32_t i) {
+    if (!ddl__native_has_turn(op)) {
+        op->native_parked = i;
+        return;
+    }
+    ddl__native_begin(c, op, i);
+    for (ddl__op *next = op; next != NULL && next->natives_left == 0;) {
+        next = NULL;
+        for (ddl__op *o = op->group->ops; o != NULL; o = o->next) {
+            next = o->native_parked != DDL__NO_STEP && ddl__native_has_turn(o) ? o : next;
+        }
+        if (next != NULL) {
+            i = next->native_parked;
+            next->native_parked = DDL__NO_STEP;
+            ddl__native_begin(c, next, i);
+        }
+    }
+}
+
+/* Takes an operation's memory back from the transport and from all ranks. */
+static void ddl__native_abandon(ddl_context *c, ddl__op *op) {
+    if (op->native != NULL) {
+        op->group->native.table->native_cancel(op->group->native.self, op->group->native.set, op->native);
+    }
+    if (op->is_native) {
+        ddl__native_unlist(c, op);
+    }
+}
+
+#endif /* DDL_ENGINE_NATIVE_H */

@@ -1,0 +1,756 @@
+/* The libfabric plugin against a small host instead of the core, over the tcp provider on loopback: content and order
+ * of messages of all sizes; then the same with what only other providers do, forced by settings: no order between
+ * messages (what SRD is below EFA's own ordering), small messages, no reads, registration of everything, no descriptor
+ * to wait on, no inject (fi_efa(7): "Wait objects are not currently supported", "No support for inject"); operations of
+ * libfabric that fail or ask to come back; memory that is wanted back; deaths, strangers, and settings that make no
+ * sense.
+ * tests/run: variants=gcc,asan timeout=150 */
+#include "test.h"
+
+#include "../plugins/fabric/fabric.c"
+
+#include <fcntl.h>
+#include <poll.h>
+
+enum { RANKS = 6, SETTINGS = 4 };
+
+/* ---- a host ---- */
+
+typedef struct letter {
+    ddl_message message; /* header: payload bytes u64, number u64, sender u64, zeros */
+    int returned, borrowed;
+    ddl_status status;
+    uint8_t *payload;
+    uint64_t bytes;
+} letter;
+
+typedef struct endpoint {
+    ddl_host host; /* first: functions of the host get back to the endpoint */
+    fabric_self *self;
+    int rank, blocks, open_landings, returned, lost[RANKS], lost_error[RANKS], landing_failed;
+    int fail_alloc, allocs; /* the n-th allocation fails */
+    int discard;
+    const char *settings[SETTINGS];
+    const char *detail;
+    uint64_t next[RANKS], arrived[RANKS], bad, sent_number[RANKS];
+    uint8_t *landing[RANKS];
+    uint64_t landing_bytes[RANKS], landing_number[RANKS];
+    char log[8192];
+} endpoint;
+
+static endpoint *of(const ddl_host *host) { return (endpoint *)(uintptr_t)host; }
+
+static uint8_t pattern(uint64_t number, uint64_t sender, uint64_t at) {
+    return (uint8_t)((number * 31 + sender * 7 + at * 13 + (at >> 9)) ^ 0x5a);
+}
+
+static void *mini_alloc(const ddl_host *host, size_t bytes) {
+    if (++of(host)->allocs == of(host)->fail_alloc) {
+        return NULL;
+    }
+    void *p = malloc(bytes + 1);
+    memset(p, 0xa5, bytes + 1); /* a plugin must not count on zeros */
+    of(host)->blocks++;
+    return p;
+}
+
+static void mini_free(const ddl_host *host, void *memory) {
+    if (memory != NULL) {
+        of(host)->blocks--;
+        free(memory);
+    }
+}
+
+static void mini_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    endpoint *e = of(host);
+    size_t used = strlen(e->log);
+    if (level <= DDL_LOG_INFO && used + strlen(line) + 2 < sizeof e->log) {
+        snprintf(e->log + used, sizeof e->log - used, "%s\n", line);
+    }
+}
+
+static const char *mini_setting(const ddl_host *host, const char *name) {
+    for (int i = 0; i < SETTINGS && of(host)->settings[i] != NULL; i++) {
+        const char *line = of(host)->settings[i];
+        if (strncmp(line, name, strlen(name)) == 0 && line[strlen(name)] == '=') {
+            return line + strlen(name) + 1;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t mini_now_ns(const ddl_host *host) {
+    struct timespec t;
+    (void)host;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t word(const uint8_t *header, int i) {
+    uint64_t w;
+    memcpy(&w, header + 8 * i, 8);
+    return w;
+}
+
+static void arrived(endpoint *e, int peer, uint64_t number, const uint8_t *data, uint64_t bytes) {
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < bytes && !e->discard; i++) {
+        wrong += data[i] != pattern(number, (uint64_t)peer, i);
+    }
+    e->bad += wrong;
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(number, e->next[peer]);
+    e->next[peer]++;
+    e->arrived[peer]++;
+}
+
+static ddl_status mini_deliver(const ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                               uint64_t bytes) {
+    CHECK_EQ(word(header, 2), peer);
+    CHECK_EQ(word(header, 0), bytes);
+    CHECK(of(host)->landing[peer] == NULL);
+    arrived(of(host), peer, word(header, 1), payload, bytes);
+    return DDL_OK;
+}
+
+static ddl_status mini_land(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
+                            void **out_to, void **out_token) {
+    endpoint *e = of(host);
+    CHECK_EQ(word(header, 2), peer);
+    CHECK(e->landing[peer] == NULL);
+    e->landing_bytes[peer] = *out_bytes = word(header, 0);
+    e->landing_number[peer] = word(header, 1);
+    e->landing[peer] = malloc(*out_bytes + 1);
+    memset(e->landing[peer], 0xee, *out_bytes + 1);
+    *out_to = e->discard ? NULL : e->landing[peer];
+    *out_token = e->landing[peer];
+    e->open_landings++;
+    return DDL_OK;
+}
+
+static void mini_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
+    endpoint *e = of(host);
+    uint8_t *data = e->landing[peer];
+    CHECK(token == data);
+    e->open_landings--;
+    e->landing[peer] = NULL;
+    if (status == DDL_OK) {
+        CHECK_EQ(data[e->landing_bytes[peer]], 0xee);
+        arrived(e, peer, e->landing_number[peer], data, e->landing_bytes[peer]);
+    } else {
+        e->landing_failed++;
+    }
+    free(data);
+}
+
+static void mini_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    letter *l = (letter *)message;
+    l->returned++;
+    l->status = status;
+    of(host)->returned++;
+}
+
+static void mini_lost(const ddl_host *host, int32_t peer, int32_t error, const char *what) {
+    CHECK(what != NULL && what[0] != '\0');
+    of(host)->lost[peer]++;
+    of(host)->lost_error[peer] = error;
+}
+
+/* ---- what the tests do with it ---- */
+
+static ddl_status endpoint_try(endpoint *e, int rank, int n) {
+    e->rank = rank;
+    e->host = (ddl_host){.size = sizeof e->host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
+                         .log = mini_log, .setting = mini_setting, .now_ns = mini_now_ns, .deliver = mini_deliver,
+                         .land = mini_land, .landed = mini_landed, .sent = mini_sent, .lost = mini_lost};
+    ddl_transport_params params = {.size = sizeof params, .rank = rank, .world_size = n, .local_ranks = n, .cores = 1,
+                                   .host_id = "here", .asked = 1, .detail = e->detail};
+    void *self = NULL;
+    ddl_status status = fabric_transport.open(&e->host, &params, &self);
+    e->self = self;
+    return status;
+}
+
+static const char *world_detail = "tcp";
+
+/* Without libfabric or its tcp provider there is nothing to test. */
+static int available(void) {
+    endpoint *e = calloc(1, sizeof *e);
+    e->detail = world_detail;
+    int ok = endpoint_try(e, 0, 2) == DDL_OK;
+    if (ok) {
+        fabric_transport.close(e->self);
+    }
+    free(e);
+    return ok;
+}
+
+#define NEED_LIBFABRIC()                                                                                               \
+    if (!available()) {                                                                                                \
+        SKIP("libfabric with its tcp provider is not here");                                                           \
+    }
+
+static void meet(endpoint *e, int peer, const void *address) {
+    uint64_t latency = 0, bandwidth = 0;
+    CHECK_EQ(fabric_transport.add_peer(e->self, peer, address, sizeof(fabric_address), "here", &latency, &bandwidth),
+             DDL_OK);
+    CHECK(latency > 0 && bandwidth > 0);
+}
+
+static endpoint *world_open(int n, const char *first, const char *second) {
+    endpoint *e = calloc(RANKS, sizeof *e);
+    for (int i = 0; i < n; i++) {
+        e[i].detail = world_detail;
+        e[i].settings[0] = first;
+        e[i].settings[1] = second;
+        ddl_status status = endpoint_try(&e[i], i, n);
+        if (status != DDL_OK) {
+            fprintf(stderr, "no endpoint: %s\n%s", status == DDL_ERR_NOMEM ? "no memory" : "see below", e[i].log);
+            exit(1);
+        }
+    }
+    for (int i = 0; i < n * n; i++) {
+        if (i / n != i % n) {
+            meet(&e[i / n], i % n, &e[i % n].self->address);
+        }
+    }
+    return e;
+}
+
+static void endpoint_close(endpoint *e) {
+    if (e->self != NULL) {
+        fabric_transport.close(e->self);
+    }
+    e->self = NULL;
+    CHECK_EQ(e->blocks, 0);
+    CHECK_EQ(e->open_landings, 0);
+    CHECK_EQ(e->bad, 0);
+}
+
+static void world_close(endpoint *e, int n) {
+    for (int i = 0; i < n; i++) {
+        endpoint_close(&e[i]);
+    }
+    free(e);
+}
+
+/* Fills a letter and sends it. DDL_OK: the memory is scribbled over at once, as the caller may. */
+static ddl_status post(endpoint *e, int peer, letter *l, uint64_t bytes) {
+    uint64_t words[6] = {bytes, e->sent_number[peer]++, (uint64_t)e->rank};
+    memset(l, 0x77, sizeof *l); /* next and priv hold nonsense: they are the transport's to set */
+    memcpy(l->message.header, words, sizeof words);
+    l->returned = 0;
+    l->bytes = bytes;
+    l->payload = malloc(bytes + 1);
+    for (uint64_t i = 0; i < bytes; i++) {
+        l->payload[i] = pattern(words[1], words[2], i);
+    }
+    l->message.payload = bytes > 0 ? l->payload : NULL;
+    l->message.payload_bytes = bytes;
+    ddl_status status = fabric_transport.send(e->self, peer, &l->message);
+    if (status == DDL_OK) {
+        memset(l->payload, 0xdd, bytes);
+    }
+    l->borrowed = status == DDL_IN_PROGRESS;
+    return status;
+}
+
+static void letter_free(letter *l) {
+    CHECK_EQ(l->returned, l->borrowed);
+    free(l->payload);
+}
+
+static int progress_all(endpoint *e, int n) {
+    int events = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t got = e[i].self != NULL ? fabric_transport.progress(e[i].self, -1) : 0;
+        CHECK(got >= 0);
+        events += got;
+    }
+    return events;
+}
+
+static void sleep_all(endpoint *e, int n, int ms) {
+    struct pollfd fds[RANKS];
+    for (int i = 0; i < n; i++) {
+        fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+        if (e[i].self != NULL && fabric_transport.arm(e[i].self, &fds[i].fd) != DDL_OK) {
+            return;
+        }
+    }
+    poll(fds, (nfds_t)n, ms);
+}
+
+static int drive(endpoint *e, int n, double until, const char *what) {
+    if (progress_all(e, n) == 0) {
+        sleep_all(e, n, 20);
+    }
+    if (test_now_s() >= until) {
+        test__fail(__FILE__, __LINE__, "never came true: %s", what);
+    }
+    return test_now_s() < until;
+}
+
+/* Leaves the test when the condition does not come true. */
+#define DRIVE(world, n, condition)                                                                                     \
+    for (double until = test_now_s() + 20 * test_slow(); !(condition);)                                                \
+        if (!drive(world, n, until, #condition)) {                                                                     \
+            return;                                                                                                    \
+        }
+
+static const uint64_t sizes[] = {0, 1, 47, 48, 4095, 16304, 16305, 65536, 0, 65537, 300001, 1 << 20, 3, 131072};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+static uint64_t all_arrived(const endpoint *e, int n) {
+    uint64_t count = 0;
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < n; k++) {
+            count += e[i].arrived[k];
+        }
+    }
+    return count;
+}
+
+static int all_returned(const letter *l, int count) {
+    for (int i = 0; i < count; i++) {
+        if (l[i].returned != l[i].borrowed) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* All to all: each rank has all its letters under way before anybody reads. */
+static void exchange_in(endpoint *e, int n, int rounds) {
+    int count = n * (n - 1) * SIZES;
+    letter *letters = calloc((size_t)count, sizeof *letters);
+    for (int round = 0; round < rounds; round++) {
+        int k = 0;
+        for (int i = 0; i < n * n; i++) {
+            for (int j = 0; j < SIZES && i / n != i % n; j++) {
+                ddl_status status = post(&e[i / n], i % n, &letters[k++], sizes[(j + round) % SIZES]);
+                CHECK(status == DDL_OK || status == DDL_IN_PROGRESS);
+            }
+        }
+        DRIVE(e, n, all_arrived(e, n) == (uint64_t)(count * (round + 1)) && all_returned(letters, count));
+        for (int i = 0; i < count; i++) {
+            letter_free(&letters[i]);
+        }
+    }
+    free(letters);
+}
+
+static void exchange(int n, const char *first, const char *second) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(n, first, second);
+    exchange_in(e, n, 3);
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < n; k++) {
+            CHECK_EQ(e[i].lost[k], 0);
+        }
+    }
+    world_close(e, n);
+}
+
+TEST(all_sizes_both_ways) { exchange(2, NULL, NULL); }
+TEST(six_ranks_all_to_all) { exchange(RANKS, NULL, NULL); }
+
+/* ---- what other providers do ---- */
+
+TEST(without_order) { exchange(3, "FABRIC_FORCE_UNORDERED=1", NULL); }
+TEST(without_order_and_with_small_messages) {
+    exchange(2, "FABRIC_FORCE_UNORDERED=1", "FABRIC_FORCE_MAX_MESSAGE=2048");
+}
+TEST(without_reads) { exchange(3, "FABRIC_FORCE_NO_RMA=1", NULL); }
+TEST(reads_of_nearly_everything) { exchange(3, "FABRIC_OFFER_BYTES=0", NULL); }
+TEST(small_messages) { exchange(2, "FABRIC_FORCE_MAX_MESSAGE=512", NULL); }
+TEST(reads_in_parts) { exchange(2, "FABRIC_FORCE_MAX_MESSAGE=8K", "FABRIC_OFFER_BYTES=8K"); }
+TEST(nothing_to_wait_on) { exchange(2, "FABRIC_FORCE_NO_WAIT=1", NULL); }
+TEST(without_inject) { exchange(2, "FABRIC_FORCE_NO_INJECT=1", NULL); }
+TEST(local_registration) { exchange(2, "FABRIC_FORCE_MR=local", NULL); }
+
+/* ofi_rxm does not hand these modes down; providers with RDM endpoints of their own do what they are told: sockets, and
+ * tcp from 2.0 on. (net of 1.17 does too, and leaks.) */
+static void in_mode(const char *first, const char *second) {
+    world_detail = "sockets";
+    if (!available()) {
+        world_detail = "tcp";
+    }
+    exchange(2, first, second);
+    world_detail = "tcp";
+}
+
+TEST(virtual_addresses) { in_mode("FABRIC_FORCE_MR=virt_addr,allocated", NULL); }
+TEST(keys_of_the_provider) { in_mode("FABRIC_FORCE_MR=prov_key", NULL); }
+TEST(every_mode_at_once) { in_mode("FABRIC_FORCE_MR=local,virt_addr,prov_key,allocated", "FABRIC_FORCE_UNORDERED=1"); }
+TEST(automatic_progress) { exchange(2, "FABRIC_PROGRESS=auto", NULL); }
+TEST(manual_progress) { exchange(2, "FABRIC_PROGRESS=manual", NULL); }
+
+/* Payloads go in pieces where a registration fails: of the sender, of the receiver in the middle of it, or of both. */
+TEST(every_third_registration_fails) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=3", NULL); }
+TEST(registrations_fail_on_both_sides) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=4", "FABRIC_FORCE_MR=local"); }
+TEST(no_payload_can_be_registered) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=1", NULL); }
+
+/* ---- operations that fail: the tables of libfabric are replaced under the plugin ---- */
+
+static struct fi_ops_msg *real_msg;
+static struct fi_ops_rma *real_rma;
+static int call_number, fail_every;
+static ssize_t fail_with;
+
+static ssize_t flaky_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    return ++call_number % fail_every == 0 ? fail_with : real_msg->send(ep, buf, len, desc, at, context);
+}
+
+static ssize_t flaky_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at) {
+    return ++call_number % fail_every == 0 ? fail_with : real_msg->inject(ep, buf, len, at);
+}
+
+static ssize_t flaky_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    return ++call_number % fail_every == 0 ? -FI_EAGAIN : real_msg->recv(ep, buf, len, desc, at, context);
+}
+
+static ssize_t flaky_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
+                          uint64_t key, void *context) {
+    return ++call_number % fail_every == 0 ? fail_with : real_rma->read(ep, buf, len, desc, at, address, key, context);
+}
+
+static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(3, NULL, NULL);
+    struct fi_ops_msg msg = *(real_msg = e[0].self->rails[0].ep->msg);
+    struct fi_ops_rma rma = *(real_rma = e[0].self->rails[0].ep->rma);
+    call_number = 0;
+    fail_every = every;
+    fail_with = with;
+    msg.send = flaky_send;
+    msg.inject = flaky_inject;
+    msg.recv = flaky_recv;
+    rma.read = flaky_read;
+    for (int i = 0; i < 3; i++) {
+        e[i].self->rails[0].ep->msg = messages ? &msg : real_msg;
+        e[i].self->rails[0].ep->rma = reads ? &rma : real_rma;
+    }
+    exchange_in(e, 3, 2);
+    for (int i = 0; i < 3; i++) {
+        e[i].self->rails[0].ep->msg = real_msg;
+        e[i].self->rails[0].ep->rma = real_rma;
+    }
+    world_close(e, 3);
+}
+
+TEST(every_second_call_is_to_be_repeated) { exchange_flaky(2, -FI_EAGAIN, 1, 1); }
+TEST(every_third_read_cannot_be_started) { exchange_flaky(3, -FI_EIO, 0, 1); }
+TEST(no_read_can_be_started) { exchange_flaky(1, -FI_ENOSYS, 0, 1); }
+
+/* A provider that demands FI_MR_ENDPOINT: each region is bound to the endpoint and enabled before it is used. */
+static struct fi_ops_mr *real_mr;
+static int binds, enables;
+
+static int counting_bind(struct fid *fid, struct fid *to, uint64_t flags) {
+    (void)fid, (void)to, (void)flags;
+    binds++;
+    return 0;
+}
+
+static int counting_control(struct fid *fid, int command, void *arg) {
+    (void)fid, (void)arg;
+    enables += command == FI_ENABLE;
+    return 0;
+}
+
+static int counting_reg(struct fid *fid, const void *buf, size_t len, uint64_t access, uint64_t offset, uint64_t key,
+                        uint64_t flags, struct fid_mr **mr, void *context) {
+    static struct fi_ops ops;
+    int result = real_mr->reg(fid, buf, len, access, offset, key, flags, mr, context);
+    if (result == 0) {
+        ops = *(*mr)->fid.ops;
+        ops.bind = counting_bind;
+        ops.control = counting_control;
+        (*mr)->fid.ops = &ops;
+    }
+    return result;
+}
+
+TEST(regions_are_bound_to_the_endpoint_where_that_is_demanded) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    struct fi_ops_mr mr = *(real_mr = e[0].self->rails[0].domain->mr);
+    mr.reg = counting_reg;
+    binds = enables = 0;
+    for (int i = 0; i < 2; i++) {
+        e[i].self->rails[0].domain->mr = &mr;
+        e[i].self->mr_mode |= FI_MR_ENDPOINT;
+    }
+    exchange_in(e, 2, 1);
+    CHECK(binds > 0);
+    CHECK_EQ(binds, enables);
+    for (int i = 0; i < 2; i++) {
+        e[i].self->rails[0].domain->mr = real_mr;
+    }
+    world_close(e, 2);
+}
+
+/* ---- limits ---- */
+
+TEST(a_stuck_receiver_holds_the_sender_up_without_blocking_it) {
+    NEED_LIBFABRIC();
+    enum { COUNT = 64 };
+    endpoint *e = world_open(2, NULL, NULL);
+    letter *l = calloc(COUNT, sizeof *l);
+    double start = test_now_s();
+    for (int i = 0; i < COUNT; i++) {
+        ddl_status status = post(&e[0], 1, &l[i], i % 2 ? 1 << 20 : 60000);
+        CHECK(status == DDL_OK || status == DDL_IN_PROGRESS);
+    }
+    for (int i = 0; i < 200; i++) {
+        CHECK(fabric_transport.progress(e[0].self, 1) >= 0);
+    }
+    CHECK(test_now_s() - start < 5 * test_slow());
+    CHECK(e[0].self->peers[1].link->spent <= FABRIC_FIRST_WINDOW);
+    DRIVE(e, 2, e[1].arrived[0] == COUNT && all_returned(l, COUNT));
+    CHECK(e[0].self->peers[1].link->spent - e[1].self->peers[0].link->taken <= FABRIC_WINDOW);
+    for (int i = 0; i < COUNT; i++) {
+        letter_free(&l[i]);
+    }
+    free(l);
+    world_close(e, 2);
+}
+
+TEST(an_idle_endpoint_sleeps) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    exchange_in(e, 2, 1);
+    for (double until = test_now_s() + 0.3; test_now_s() < until;) {
+        progress_all(e, 2); /* the last acknowledgements */
+    }
+    struct timespec a, b;
+    int wakes = 0;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
+    for (double until = test_now_s() + 1; test_now_s() < until; wakes++) {
+        progress_all(e, 2);
+        sleep_all(e, 2, 100);
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+    CHECK(wakes < 60);
+    CHECK((double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9 < 0.2 * test_slow());
+    world_close(e, 2);
+}
+
+/* ---- ends ---- */
+
+TEST(peer_dead_gives_everything_back) {
+    NEED_LIBFABRIC();
+    enum { COUNT = 20 };
+    endpoint *e = world_open(3, NULL, NULL);
+    letter l[COUNT], last;
+    for (int i = 0; i < COUNT; i++) {
+        post(&e[0], 1, &l[i], i % 2 ? 300000 : 60000);
+    }
+    for (int i = 0; i < 50; i++) {
+        fabric_transport.progress(e[0].self, 1);
+    }
+    double start = test_now_s();
+    fabric_transport.peer_dead(e[0].self, 1);
+    CHECK(test_now_s() - start < 1 * test_slow());
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_EQ(l[i].returned, l[i].borrowed);
+        CHECK(!l[i].borrowed || l[i].status == DDL_ERR_PEER);
+        letter_free(&l[i]);
+    }
+    CHECK_EQ(post(&e[0], 1, &last, 8), DDL_ERR_PEER);
+    letter_free(&last);
+    CHECK_EQ(e[0].lost[1], 0);
+    e[0].sent_number[1] = 0;
+    post(&e[0], 2, &last, 100000); /* the others are not touched by it */
+    DRIVE(e, 3, e[2].arrived[0] == 1 && last.returned == last.borrowed);
+    letter_free(&last);
+    world_close(e, 3);
+}
+
+TEST(words_said_before_close_arrive_before_the_loss) {
+    NEED_LIBFABRIC();
+    enum { COUNT = 10 };
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l[COUNT + 1];
+    post(&e[0], 1, &l[COUNT], 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1);
+    for (int i = 0; i < COUNT; i++) {
+        post(&e[0], 1, &l[i], 1000);
+    }
+    endpoint_close(&e[0]);
+    DRIVE(e, 2, e[1].lost[0] == 1);
+    CHECK_EQ(e[1].arrived[0], COUNT + 1);
+    CHECK_EQ(e[1].lost_error[0], 0);
+    for (int i = 0; i <= COUNT; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+/* The receiver does not look: the sender gets its memory back all the same, scribbles over it, and what arrives is what
+ * was sent. */
+static void recall_of(uint64_t bytes, const char *setting) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, setting, NULL);
+    letter first, l;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1);
+    CHECK_EQ(post(&e[0], 1, &l, bytes), DDL_IN_PROGRESS);
+    double start = test_now_s();
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    CHECK(test_now_s() - start < 1 * test_slow());
+    memset(l.payload, 0x11, bytes);
+    DRIVE(e, 2, e[1].arrived[0] == 2);
+    CHECK_EQ(l.returned, 0);
+    CHECK_EQ(e[1].lost[0], 0);
+    free(l.payload);
+    letter_free(&first);
+    post(&e[0], 1, &first, 400000);
+    DRIVE(e, 2, e[1].arrived[0] == 3 && first.returned == first.borrowed);
+    letter_free(&first);
+    world_close(e, 2);
+}
+
+TEST(recall_of_an_offer) { recall_of(1 << 20, NULL); }
+TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
+
+TEST(redirect_leaves_the_memory_alone) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_NO_RMA=1", NULL);
+    letter l;
+    e[1].discard = 1; /* what lands is not looked at */
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].landing[0] != NULL);
+    uint8_t *other = malloc(1 << 20);
+    fabric_transport.redirect(e[1].self, 0, e[1].landing[0], other);
+    memset(e[1].landing[0], 0x33, 1 << 20);
+    uint8_t *old = e[1].landing[0];
+    uint64_t touched = 0;
+    for (int i = 0; i < 1000 && e[1].arrived[0] == 0; i++) {
+        progress_all(e, 2);
+        for (int k = 0; k < 1 << 20 && e[1].landing[0] == old; k += 997) {
+            touched += old[k] != 0x33;
+        }
+    }
+    CHECK_EQ(touched, 0);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1);
+    letter_free(&l);
+    free(other);
+    world_close(e, 2);
+}
+
+/* ---- who is not of the job ---- */
+
+TEST(a_stranger_is_not_heard) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(3, NULL, NULL);
+    letter l;
+    fabric_link *link = fabric_link_of(e[2].self, 1);
+    e[2].self->peers[1].token_out ^= 1; /* it knows all but the nonce */
+    for (uint8_t kind = 0; kind < 12; kind++) {
+        fabric_head head = fabric_head_of(e[2].self, link, kind, 0, 0);
+        DRIVE(e, 3, fabric_put(e[2].self, link, &head, NULL, 0, NULL, 0) == FABRIC_GONE);
+    }
+    post(&e[0], 1, &l, 100);
+    DRIVE(e, 3, e[1].arrived[0] == 1);
+    for (int i = 0; i < 100; i++) {
+        progress_all(e, 3);
+    }
+    CHECK_EQ(e[1].arrived[2], 0);
+    CHECK_EQ(e[1].lost[2], 0);
+    CHECK(e[1].self->peers[2].link == NULL);
+    letter_free(&l);
+    world_close(e, 3);
+}
+
+/* A member may send what makes no sense: its link ends, and nothing is written anywhere. */
+TEST(nonsense_of_a_member_ends_its_link) {
+    NEED_LIBFABRIC();
+    for (uint32_t seed = 1; seed <= 30; seed++) {
+        endpoint *e = world_open(2, NULL, NULL);
+        fabric_link *link = fabric_link_of(e[0].self, 1);
+        uint8_t body[200];
+        uint32_t x = seed;
+        for (size_t i = 0; i < sizeof body; i++) {
+            x = x * 1664525u + 1013904223u;
+            body[i] = (uint8_t)(x >> 24);
+        }
+        uint8_t kind = (uint8_t)(seed % 12);
+        size_t bytes = seed * 7 % 120;
+        fabric_head head = fabric_head_of(e[0].self, link, kind, seed % 3 == 0 ? seed : 0, seed % 5 == 0 ? bytes : seed);
+        int whole = kind == FABRIC_WHOLE || kind == FABRIC_FIRST || kind == FABRIC_OFFER;
+        if (!whole || bytes < DDL_MESSAGE_HEADER_BYTES) { /* with a header the small host would take its word */
+            DRIVE(e, 2, fabric_put(e[0].self, link, &head, body, bytes, NULL, 0) == FABRIC_GONE);
+            for (int i = 0; i < 200; i++) {
+                progress_all(e, 2);
+            }
+        }
+        e[0].self->peers[1].gone = 1;
+        world_close(e, 2);
+    }
+}
+
+/* ---- bad input ---- */
+
+static void refused(const char *detail, const char *setting, const char *sentence) {
+    NEED_LIBFABRIC();
+    endpoint *e = calloc(1, sizeof *e);
+    e->detail = detail;
+    e->settings[0] = setting;
+    CHECK(endpoint_try(e, 0, 2) < 0);
+    CHECK_STR(e->log, sentence);
+    CHECK_EQ(e->blocks, 0);
+    free(e);
+}
+
+TEST(an_unknown_provider) { refused("nosuch", NULL, "no provider nosuch"); }
+TEST(an_interface_that_does_not_exist) { refused("tcp", "FABRIC_INTERFACE=eth77", "there is no interface eth77"); }
+TEST(a_subnet_that_is_none) { refused("tcp", "FABRIC_SUBNET=10.0.0.0", "as 10.1.0.0/16"); }
+TEST(a_subnet_without_adapters) { refused("tcp", "FABRIC_SUBNET=203.0.113.0/24", "it is not in DDL_FABRIC_SUBNET"); }
+TEST(a_domain_that_does_not_exist) { refused("tcp", "FABRIC_DOMAIN=mlx5_9", "DDL_FABRIC_DOMAIN names another"); }
+TEST(a_number_that_is_none) { refused("tcp", "FABRIC_RAILS=two", "DDL_FABRIC_RAILS is \"two\""); }
+TEST(hardware_that_is_not_here) { refused("efa", NULL, "no provider efa"); }
+
+TEST(ranks_that_see_different_providers_are_told) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    fabric_address other = e[1].self->address;
+    uint64_t latency, bandwidth;
+    snprintf(other.provider, sizeof other.provider, "verbs;ofi_rxm");
+    CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "here", &latency, &bandwidth),
+             DDL_ERR_UNSUPPORTED);
+    CHECK_STR(e[0].log, "rank 1 uses verbs;ofi_rxm");
+    other = e[1].self->address;
+    CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "there", &latency, &bandwidth),
+             DDL_ERR_UNSUPPORTED); /* without a secret, and at a loopback address */
+    CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, 7, "here", &latency, &bandwidth), DDL_ERR_ARG);
+    world_close(e, 2);
+}
+
+TEST(a_lack_of_memory_leaves_nothing_behind) {
+    NEED_LIBFABRIC();
+    int failures = 0;
+    for (int i = 1; i < 40; i++) {
+        endpoint *e = calloc(1, sizeof *e);
+        e->detail = "tcp";
+        e->fail_alloc = i;
+        ddl_status status = endpoint_try(e, 0, 2);
+        failures += status < 0;
+        CHECK(status == DDL_OK || status == DDL_ERR_NOMEM);
+        endpoint_close(e);
+        free(e);
+    }
+    CHECK(failures >= 8);
+}
+
+/* The handlers that libraries behind libfabric install are not ours to leave. */
+TEST(no_signal_handler_stays) {
+    struct sigaction before[FABRIC_SIGNALS], now;
+    fabric_signals_save(before);
+    NEED_LIBFABRIC();
+    for (int i = 0; i < FABRIC_SIGNALS; i++) {
+        sigaction(fabric_signals[i], NULL, &now);
+        CHECK(now.sa_sigaction == before[i].sa_sigaction);
+    }
+}

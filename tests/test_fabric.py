@@ -1,0 +1,128 @@
+"""tests/run: timeout=200
+
+The libfabric plugin in whole programs: what ddl-info says of it, sentences of what cannot be, a library that is missing or
+too old, registrations that fail, and two ranks on two hosts, one of which is killed."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+from harness import BUILD, check, main, sh, skip, test
+
+PERF, INFO, RUN = BUILD / "ddl-perf", BUILD / "ddl-info", BUILD / "ddlrun"
+
+
+def environment(transports="fabric:tcp", **more):
+    for needed in (BUILD / "libddl-fabric.so", PERF, INFO, RUN):
+        if not needed.exists():
+            skip(f"{needed.name} is not built; make builds it, where libfabric's headers are")
+    return dict(os.environ, DDL_TRANSPORTS=transports, DDL_PLUGIN_PATH=str(BUILD), **more)
+
+
+def job(program, env, ranks=2):
+    return sh(str(RUN), f"-n {ranks} --no-prefix", program, env=env, timeout=60)
+
+
+@test
+def ddl_info_says_what_was_found_and_taken():
+    text = job(INFO, environment()).stdout
+    check("what transports found" in text and "fabric: tcp" in text and "is taken" in text, text)
+
+
+def fails(sentence, **env):
+    result = job(INFO, environment(**env))
+    check(result.returncode != 0 and sentence in result.stdout, f"{sentence!r} is not in:\n{result.stdout[-3000:]}")
+
+
+@test
+def a_provider_that_is_not_there_is_an_error():
+    fails("no provider nosuch", transports="fabric:nosuch")
+
+
+@test
+def an_interface_that_is_not_there_is_an_error():
+    fails("there is no interface eth77", DDL_FABRIC_INTERFACE="eth77")
+
+
+def with_library(source, sentence):
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/libfabric.so.1"
+        if source is None:
+            with open(library, "w") as file:
+                file.write("no library")
+        else:
+            with open(f"{folder}/old.c", "w") as file:
+                file.write(source)
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", library, f"{folder}/old.c"], check=True)
+        fails(sentence, LD_LIBRARY_PATH=folder)
+
+
+@test
+def without_libfabric_a_sentence_says_what_to_install():
+    with_library(None, "install it")
+
+
+@test
+def an_old_libfabric_is_refused():
+    names = ["getinfo", "freeinfo", "dupinfo", "fabric", "strerror"]
+    source = "".join(f"int fi_{name}(void) {{ return 0; }}\n" for name in names)
+    with_library(source + "unsigned fi_version(void) { return 1u << 16 | 10; }\n", "older than 1.14")
+
+
+@test
+def nobody_who_did_not_ask_is_told_of_it():
+    env = environment(LD_LIBRARY_PATH="/nowhere")
+    del env["DDL_TRANSPORTS"]
+    result = job(PERF, env)
+    check(result.returncode == 0 and "fabric" not in result.stdout, result.stdout[-2000:])
+
+
+@test
+def registrations_that_fail_cost_speed_and_nothing_else():
+    env = environment(DDL_FABRIC_FORCE_FAIL_REGISTRATION="2")
+    result = sh(str(RUN), "-n 2 --no-prefix", PERF, "all_reduce -b 1M -e 4M -n 3", env=env, timeout=60)
+    told = "may lock" in result.stdout or "Payloads are copied" in result.stdout
+    check(result.returncode == 0 and told and re.search(r"\b0 elements are wrong|^# all", result.stdout, re.M),
+          result.stdout[-3000:])
+
+
+def own_address():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect(("192.0.2.77", 9))
+            address = s.getsockname()[0]
+        except OSError:
+            skip("this machine has no network but loopback")
+    if address.startswith("127."):
+        skip("this machine has no network but loopback")
+    return address
+
+
+@test
+def a_rank_of_another_host_that_is_killed_is_noticed():
+    with socket.socket() as s:
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+    common = environment(MASTER_ADDR=own_address(), MASTER_PORT=str(port), WORLD_SIZE="2", LOCAL_WORLD_SIZE="1",
+                         LOCAL_RANK="0", DDL_SECRET="a secret that only tests have")
+    ranks = [subprocess.Popen([PERF, *"all_reduce -b 1M -e 1M -n 1000000 -c 0".split()], text=True,
+                              env=dict(common, RANK=str(i), DDL_HOST_ID=f"host{i}"), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) for i in range(2)]
+    try:
+        time.sleep(4)
+        check(ranks[0].poll() is None and ranks[1].poll() is None, "the job did not run")
+        ranks[1].send_signal(signal.SIGKILL)
+        start = time.monotonic()
+        text = ranks[0].communicate(timeout=30)[0]
+        check("rank 1" in text and "is dead" in text, text)
+        check(time.monotonic() - start < 5 + 2 * os.getloadavg()[0], f"after {time.monotonic() - start:.1f} s")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+main()

@@ -1,0 +1,244 @@
+"""libfabric's tcp between two hosts, network namespaces with a cable between them: the suites with their ranks spread over
+both, and the same promises as over built-in TCP about cuts, resets, slow cables, stopped and killed ranks; a model that is
+trained over it has the same loss.
+tests/run: timeout=500 """
+import csv
+import os
+import pathlib
+import re
+import signal
+import time
+
+from harness import BUILD, check, good, main, scratch, sh, skip, test
+from jobs import Job, check_causes, cut, drop_rule, program, two_hosts
+
+RANK = program()
+FABRIC = {"DDL_TRANSPORTS": "fabric:tcp", "DDL_PLUGIN_PATH": str(BUILD)}
+
+
+def job(hosts, words, layout, **more):
+    if not (BUILD / "libddl-fabric.so").exists():
+        skip("libddl-fabric.so is not built; make plugins builds it where libfabric-dev is installed")
+    return Job(RANK, words, hosts=hosts, layout=layout, **{**FABRIC, **more})
+
+
+# ---------------------------------------------------------------------------------------------- it works
+
+
+def spread_suite(suite, *words):
+    path = BUILD / "tests" / "gcc" / suite
+    if not path.exists() or not (BUILD / "libddl-fabric.so").exists():
+        skip(f"{path} or libddl-fabric.so is not built; tests/run and make plugins build them")
+    with two_hosts() as hosts, hosts.spread(**FABRIC) as env:
+        done = sh(path, *words, env=env, timeout=240)
+        last = re.findall(r"^(\d+) passed, (\d+) failed", done.stdout, re.M)
+        check(done.returncode == 0 and last and int(last[-1][0]) > 0, f"{suite} {words}:\n{done.stdout[-3000:]}")
+        sent = hosts.run("A", "cat /sys/class/net/ddla/statistics/tx_bytes")
+        check(int(sent) > 1 << 20, f"only {sent} bytes went over the cable")
+
+
+@test
+def collectives_with_ranks_on_both():
+    spread_suite("test_collectives", "two_ranks", "three_ranks", "four_ranks", "every_root", "scalars")
+
+
+@test
+def messages_with_ranks_on_both():
+    spread_suite("test_p2p", "between_processes", "sixty_four_mebibytes")
+
+
+@test
+def v_forms_with_ranks_on_both():
+    spread_suite("test_v_forms")
+
+
+@test
+def all_collectives_2_and_2():
+    with two_hosts() as hosts, job(hosts, "correct", "AABB") as j:
+        j.succeed()
+        j.check("4 ranks on 2 hosts; fabric to 1 rank here and 2 elsewhere" in j.output(0), "another transport was taken")
+        j.check(all("correct; " in j.output(r) for r in range(4)), "not all have come to the end")
+
+
+@test
+def all_collectives_1_and_3_interleaved_with_checksums():
+    with two_hosts() as hosts, job(hosts, "correct", "BABB", MASTER_ADDR=hosts.address["B"], DDL_CHECK="payload") as j:
+        j.succeed()
+
+
+@test
+def shared_memory_inside_and_fabric_between():
+    with two_hosts() as hosts, job(hosts, "correct", "ABBA", DDL_TRANSPORTS="shm,fabric:tcp") as j:
+        j.succeed()
+        j.check("shm to 1 rank here and 0 elsewhere; fabric to 0 ranks here and 2 elsewhere" in
+                j.output(0).replace(" (first of DDL_TRANSPORTS that reaches them)", ""), "other transports were taken")
+
+
+@test
+def one_slow_cable():
+    """10 Mbit/s: 2 MB between the hosts take more than a second; nothing is given up meanwhile."""
+    with two_hosts() as hosts:
+        hosts.shape("tbf rate 10mbit burst 16k latency 300ms")
+        with job(hosts, "once 500000", "AABB") as j:
+            j.succeed(120)
+            took = float(j.lines(0, "done")[0]) - float(j.lines(0, "looping")[0])
+            j.check(took > 0.8, f"2 MB went over a cable of 10 Mbit/s in {took:.2f} s: it was not used")
+
+
+# -------------------------------------------------------------------------------------------- it trains
+
+
+def losses(folder):
+    with open(pathlib.Path(folder, "loss.csv")) as file:
+        return [row["loss"] for row in csv.DictReader(file)]
+
+
+def training(folder, name):
+    (pathlib.Path(folder) / "text").write_bytes(pathlib.Path(__file__).read_bytes() * 4)
+    return (f"--layers 1 --dim 32 --heads 2 --context 32 --steps 20 --warmup 5 --save 20 --eval 20 --batch 2 --sample 0 "
+            f"--data {folder}/text --out {folder}/{name}").split()
+
+
+def needs_training():
+    for name in ("train_gpt", "ddlrun", "libddl-fabric.so"):
+        if not (BUILD / name).exists():
+            skip(f"{name} is not built; make builds it")
+
+
+@test
+def training_on_one_host_has_the_loss_of_tcp():
+    needs_training()
+    with scratch() as folder:
+        env = dict(os.environ, DDL_PLUGIN_PATH=str(BUILD), DDL_ALGO="ring")
+        for transport in ("tcp", "fabric:tcp"):
+            name = transport.replace(":", "-")
+            good(BUILD / "ddlrun", "-n 4 --transport", transport, BUILD / "train_gpt", training(folder, name), env=env)
+        check(len(losses(folder + "/tcp")) == 20 and losses(folder + "/tcp") == losses(folder + "/fabric-tcp"),
+              f"{losses(folder + '/tcp')} over TCP, {losses(folder + '/fabric-tcp')} over fabric")
+
+
+@test
+def training_on_two_hosts_has_the_loss_of_tcp():
+    needs_training()
+    with two_hosts() as hosts, scratch() as folder:
+        for transport in ("tcp", "fabric:tcp"):
+            words = training(folder, transport.replace(":", "-"))
+            with Job(BUILD / "train_gpt", *words, hosts=hosts, layout="AABB", DDL_ALGO="ring",
+                     **{**FABRIC, "DDL_TRANSPORTS": transport}) as j:
+                j.succeed()
+        check(len(losses(folder + "/tcp")) == 20 and losses(folder + "/tcp") == losses(folder + "/fabric-tcp"),
+              f"{losses(folder + '/tcp')} over TCP, {losses(folder + '/fabric-tcp')} over fabric")
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def halves(j, since):
+    """All ranks of each side report ranks of the other, within five seconds."""
+    j.finish(40)
+    check_causes(j, [0, 1], [2, 3], since, 5)
+    check_causes(j, [2, 3], [0, 1], since, 5)
+
+
+@test
+def cut_cable():
+    with two_hosts() as hosts, job(hosts, "loop 1000 600 1", "AABB") as j:
+        j.until("looping")
+        halves(j, cut(hosts))
+        for rank in range(4):
+            j.check("DDL_ERR_QUORUM" in j.lines(rank, "shrink")[0], f"half a world went on on rank {rank}")
+
+
+@test
+def cut_cable_while_much_is_under_way():
+    with two_hosts() as hosts, job(hosts, "loop 1000000 600 0", "ABBB") as j:
+        j.until("looping")
+        since = cut(hosts)
+        j.finish(40)
+        check_causes(j, [1, 2, 3], [0], since, 5)
+        check_causes(j, [0], [1, 2, 3], since, 5)
+        for rank in (1, 2, 3):
+            j.check(re.search(r"DDL_OK 3", j.lines(rank, "shrink")[0]) and j.lines(rank, "survived"),
+                    f"rank {rank} of the majority did not go on")
+
+
+def one_way(dead_end, count):
+    with two_hosts() as hosts, job(hosts, f"loop {count} 600 0", "AABB") as j:
+        j.until("looping")
+        drop_rule(hosts, dead_end, "drop", f"iifname {hosts.device[dead_end]}")
+        halves(j, time.monotonic())
+
+
+@test
+def nothing_gets_to_a():
+    one_way("A", 1000)
+
+
+@test
+def nothing_gets_to_b():
+    one_way("B", 100000)
+
+
+@test
+def reset_by_a_firewall():
+    with two_hosts() as hosts, job(hosts, "loop 1000 600 1", "AABB") as j:
+        j.until("looping")
+        drop_rule(hosts, "B", "reject with tcp reset", f"ip protocol tcp iifname {hosts.device['B']}")
+        halves(j, time.monotonic())
+
+
+@test
+def short_cuts_are_not_seen():
+    """While data flows, and while nobody says anything."""
+    with two_hosts() as hosts, job(hosts, "loop 100000 10 0", "AABB") as busy, job(hosts, "loop 10 10 3000", "ABAB") as idle:
+        busy.until("looping")
+        idle.until("looping")
+        for seconds in (1.0, 1.8):
+            hosts.link("down")
+            time.sleep(seconds)
+            hosts.link("up")
+            time.sleep(2.5)
+        busy.succeed()
+        idle.succeed()
+
+
+@test
+def killed_rank_of_the_other_host():
+    with two_hosts() as hosts:
+        for victim in (3, 0):
+            with job(hosts, "loop 1000 600 1", "AABB") as j:
+                j.until("looping")
+                time.sleep(0.2)
+                since = time.monotonic()
+                j.signal(victim, signal.SIGKILL)
+                others = [r for r in range(4) if r != victim]
+                j.finish(40)
+                check_causes(j, others, [victim], since, 1)
+                for rank in others:
+                    j.check("DDL_OK 3" in j.lines(rank, "shrink")[0] and j.lines(rank, "survived"),
+                            f"rank {rank} did not go on")
+
+
+def processor_s(process):
+    fields = pathlib.Path("/proc", str(process.pid), "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@test
+def stopped_rank_of_the_other_host_is_not_dead():
+    """And those who wait for it sleep."""
+    with two_hosts() as hosts, job(hosts, "once 4194304", "AABB") as j:
+        j.until("looping")
+        j.signal(3, signal.SIGSTOP)
+        time.sleep(2)
+        before = [processor_s(j.process[r]) for r in range(3)]
+        time.sleep(4)
+        spent = [processor_s(j.process[r]) - before[r] for r in range(3)]
+        j.check(max(spent) < 0.4, f"seconds of processor time that ranks used in 4 s of waiting: {spent}")
+        j.check(not any(j.lines(r, "error") for r in range(4)), "a stopped rank was reported dead")
+        j.check(not any(j.lines(r, "done") for r in (0, 1, 2)), "the sum ended without rank 3")
+        j.signal(3, signal.SIGCONT)
+        j.succeed()
+
+
+main()

@@ -1,0 +1,683 @@
+/* Native collectives of plugins/shm against plain loops, without a core: every kind, sizes around every border, in place
+ * and not, ordinary and lent memory, queues, delays, mismatches, and ranks that stop in the middle.
+ * tests/run: variants=gcc,asan,tsan timeout=400 */
+#define TEST_TIMEOUT_S 240
+#define SHM_FAR_BYTES (512u << 10) /* so that the sizes below lie on both sides */
+#include "shm_native.h"
+
+enum { GUARD = 64, POISON = 0xa5, QUEUE = 24, MOST_RANKS = 8 };
+
+/* ---- what is computed ---- */
+
+/* Neither commutative nor associative: the result shows the order of the ranks. */
+static void fold(void *arg, void *dst, const void *const *srcs, int32_t n, uint64_t bytes) {
+    uint64_t element = *(const uint64_t *)arg;
+    if (n < 2 || bytes % element != 0) {
+        test__fail(__FILE__, __LINE__, "reduce got %d sources and %llu bytes", (int)n, (unsigned long long)bytes);
+    }
+    for (uint64_t i = 0; i < bytes / 4; i++) {
+        uint32_t x = ((const uint32_t *)srcs[0])[i];
+        for (int32_t k = 1; k < n; k++) {
+            x = x * 3 + ((const uint32_t *)srcs[k])[i];
+        }
+        ((uint32_t *)dst)[i] = x;
+    }
+}
+
+static uint32_t mix(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* What rank gives in operation `seq` at word i. */
+static uint32_t given(uint64_t seq, int rank, uint64_t i) {
+    return mix((uint32_t)i + (uint32_t)rank * 0x10001u + (uint32_t)seq * 0x9e3779b9u);
+}
+
+static uint32_t folded(uint64_t seq, int ranks, uint64_t i) {
+    uint32_t x = given(seq, 0, i);
+    for (int r = 1; r < ranks; r++) {
+        x = x * 3 + given(seq, r, i);
+    }
+    return x;
+}
+
+/* ---- one operation ---- */
+
+enum { ORDINARY, LENT, LENT_ODD, MEMORIES }; /* LENT_ODD: not at the start of a page */
+
+typedef struct job {
+    uint64_t seq;
+    int kind, root, n, rank, memory;
+    bool in_place;
+    uint64_t bytes, element;
+    uint8_t *in, *out;
+    void *op;
+} job;
+
+typedef struct buffers {
+    shm *t;
+    uint64_t room;
+    uint8_t *ordinary[QUEUE][2], *lent[QUEUE][2];
+} buffers;
+
+static void buffers_make(buffers *b, shm *t, uint64_t most) {
+    b->t = t;
+    b->room = most + 2 * GUARD + 8192;
+    for (int q = 0; q < QUEUE; q++) {
+        for (int k = 0; k < 2; k++) {
+            void *memory = NULL;
+            b->ordinary[q][k] = malloc(b->room);
+            if (shm_lend(t, b->room, &memory) != DDL_OK || b->ordinary[q][k] == NULL) {
+                test__fail(__FILE__, __LINE__, "no memory");
+                exit(1);
+            }
+            b->lent[q][k] = memory;
+        }
+    }
+}
+
+static void buffers_free(buffers *b) {
+    for (int q = 0; q < QUEUE; q++) {
+        for (int k = 0; k < 2; k++) {
+            free(b->ordinary[q][k]);
+            shm_take_back(b->t, b->lent[q][k]);
+        }
+    }
+}
+
+static bool has_parts(int kind) { return shm_kinds[kind].parts; }
+static bool reduces(int kind) { return shm_kinds[kind].takes == SHM_REDUCED; }
+
+/* Bytes of the two buffers of this rank; 0: not looked at. */
+static uint64_t in_bytes(const job *j) {
+    bool gives = j->kind != DDL_BARRIER && ((j->kind != DDL_BROADCAST && j->kind != DDL_SCATTER) || j->rank == j->root);
+    return !gives ? 0 : has_parts(j->kind) ? j->bytes * (uint64_t)j->n : j->bytes;
+}
+
+static uint64_t out_bytes(const job *j) {
+    bool gets = j->kind != DDL_BARRIER && ((j->kind != DDL_REDUCE && j->kind != DDL_GATHER) || j->rank == j->root);
+    bool many = j->kind == DDL_GATHER || j->kind == DDL_ALL_GATHER || j->kind == DDL_ALL_TO_ALL;
+    return !gets ? 0 : many ? j->bytes * (uint64_t)j->n : j->bytes;
+}
+
+/* Where the buffers are; in place as api.h says for each kind. */
+static void place(job *j, buffers *b, int q) {
+    uint8_t **at = j->memory == ORDINARY ? b->ordinary[q] : b->lent[q];
+    uint64_t skip = j->memory == LENT_ODD ? 1000 + 4 * (uint64_t)(j->seq % 700) : GUARD;
+    skip = j->memory == LENT ? 4096 : skip;
+    uint64_t own = (uint64_t)j->rank * j->bytes;
+    uint64_t used = skip + j->bytes * (uint64_t)j->n + GUARD;
+    memset(at[0], POISON, used);
+    memset(at[1], POISON, used);
+    j->in = at[0] + skip;
+    j->out = at[1] + skip;
+    if (j->kind == DDL_BROADCAST) {
+        j->in = j->out;
+    } else if (j->in_place) {
+        bool parts_out = j->kind == DDL_GATHER || j->kind == DDL_ALL_GATHER;
+        bool parts_in = j->kind == DDL_SCATTER || j->kind == DDL_REDUCE_SCATTER;
+        bool root_only = j->kind == DDL_GATHER || j->kind == DDL_SCATTER || j->kind == DDL_REDUCE;
+        if (!root_only || j->rank == j->root) {
+            j->in = parts_out ? j->out + own : parts_in ? j->in : j->out;
+            j->out = parts_in ? j->in + own : j->out;
+        }
+    }
+    for (uint64_t i = 0; i < in_bytes(j) / 4; i++) {
+        ((uint32_t *)(void *)j->in)[i] = given(j->seq, j->rank, i);
+    }
+}
+
+static uint32_t expected(const job *j, uint64_t i) {
+    uint64_t words = j->bytes / 4, from = words > 0 ? i / words : 0;
+    switch (j->kind) {
+    case DDL_BROADCAST:
+        return given(j->seq, j->root, i);
+    case DDL_SCATTER:
+        return given(j->seq, j->root, (uint64_t)j->rank * words + i);
+    case DDL_GATHER:
+    case DDL_ALL_GATHER:
+        return given(j->seq, (int)from, i % words);
+    case DDL_ALL_TO_ALL:
+        return given(j->seq, (int)from, (uint64_t)j->rank * words + i % words);
+    case DDL_REDUCE_SCATTER:
+        return folded(j->seq, j->n, (uint64_t)j->rank * words + i);
+    case DDL_SCAN:
+        return folded(j->seq, j->rank + 1, i);
+    case DDL_EXSCAN:
+        return folded(j->seq, j->rank, i);
+    default:
+        return folded(j->seq, j->n, i);
+    }
+}
+
+static const char *const names[] = {"",       "barrier", "broadcast",  "reduce",         "all_reduce", "gather",
+                                    "scatter", "all_gather", "reduce_scatter", "all_to_all", "scan",       "exscan"};
+
+static void wrong(const job *j, const char *what, uint64_t i, uint32_t is, uint32_t should) {
+    test__fail(__FILE__, __LINE__,
+               "%s %s: operation %llu, %llu bytes of %llu, rank %d of %d, root %d, memory %d, in place %d: [%llu] is %x, "
+               "should be %x",
+               what, names[j->kind], (unsigned long long)j->seq, (unsigned long long)j->bytes,
+               (unsigned long long)j->element, j->rank, j->n, j->root, j->memory, (int)j->in_place,
+               (unsigned long long)i, is, should);
+}
+
+static void verify(const job *j) {
+    uint64_t bytes = j->kind == DDL_EXSCAN && j->rank == 0 ? 0 : out_bytes(j);
+    const uint32_t *out = (const uint32_t *)(const void *)j->out;
+    for (uint64_t i = 0; i < bytes / 4; i++) {
+        uint32_t should = expected(j, i);
+        if (out[i] != should) {
+            wrong(j, "result of", i, out[i], should);
+            return;
+        }
+    }
+    bool separate = j->in + in_bytes(j) <= j->out || j->out + out_bytes(j) <= j->in;
+    for (uint64_t i = 0; separate && i < in_bytes(j) / 4; i++) {
+        if (((const uint32_t *)(const void *)j->in)[i] != given(j->seq, j->rank, i)) {
+            wrong(j, "input of", i, 0, given(j->seq, j->rank, i));
+            return;
+        }
+    }
+    for (int i = 1; i <= GUARD && separate; i++) {
+        if (j->out[-i] != POISON || j->out[bytes + (uint64_t)i - 1] != POISON) {
+            wrong(j, "bytes around the result of", (uint64_t)i, j->out[-i], POISON);
+            return;
+        }
+    }
+}
+
+static void start(shm *t, void *set, job *j) {
+    ddl_native_call call = {.size = sizeof call,
+                            .kind = j->kind,
+                            .root = j->root,
+                            .element_bytes = (int32_t)j->element,
+                            .sequence = j->seq,
+                            .signature = mix((uint32_t)j->seq) * (uint64_t)(j->kind + 100) + j->bytes,
+                            .in = j->in,
+                            .out = j->out,
+                            .bytes = j->bytes,
+                            .reduce = reduces(j->kind) ? fold : NULL,
+                            .reduce_arg = &j->element};
+    ddl_status status = shm_transport.native_start(t, set, &call, &j->op);
+    CHECK_EQ(status, DDL_OK);
+    if (status != DDL_OK) {
+        exit(1);
+    }
+}
+
+/* Sleeps as the core does. A sleep that ends by its timeout although there was something to do was a lost wake-up. */
+static void sleep_armed(shm *t) {
+    int fd = -1;
+    if (shm_transport.arm(t, &fd) == DDL_OK) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        int ready = poll(&p, 1, (int)(3000 * test_slow()));
+        int32_t events = shm_transport.progress(t, -1);
+        if (ready == 0 && events > 0) {
+            test__fail(__FILE__, __LINE__, "rank %d slept through a wake-up", (int)t->rank);
+        }
+    } else {
+        shm_transport.progress(t, -1);
+    }
+}
+
+static ddl_status test_until(shm *t, void *set, void *op, unsigned *seed, int32_t *out_rank) {
+    double limit = test_now_s() + 60 * test_slow();
+    for (int tries = 0; test_now_s() < limit; tries++) {
+        ddl_status status = shm_transport.native_test(t, set, op, rand_r(seed) % 20, out_rank);
+        if (status != DDL_IN_PROGRESS) {
+            return status;
+        }
+        if (tries > 3) {
+            sleep_armed(t);
+        } else if (rand_r(seed) % 4 == 0) {
+            sched_yield();
+        }
+    }
+    return DDL_ERR_TIMEOUT;
+}
+
+static void finish(shm *t, void *set, job *j, unsigned *seed) {
+    int32_t rank = -1;
+    ddl_status status = test_until(t, set, j->op, seed, &rank);
+    if (status != DDL_OK) {
+        wrong(j, ddl_status_name(status), 0, 0, 0);
+        exit(1);
+    }
+    verify(j);
+}
+
+/* ---- all kinds and sizes ---- */
+
+static const uint64_t sizes[] = {0,    4,    12,    108,   112,   116,    512,     1020,        1024, 1028,
+                                 2048, 4092, 4096,  4100,  8192,  12288,  16380,   16384,       16388, 32768,
+                                 65536, 65540, 100000, 262144, 300004, 786432, 1 << 20, (1 << 20) + 4};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+typedef struct sweep {
+    uint64_t most; /* bytes of the larger buffer */
+    int queued;    /* operations under way at once, at most */
+    int rounds;    /* 0: every kind and size in turn */
+    bool delays;
+} sweep;
+
+/* Operation `seq` is the same on all ranks. */
+static job choose(uint64_t seq, int rank, int n, const sweep *s) {
+    uint32_t x = mix((uint32_t)seq * 7919u + (uint32_t)n);
+    job j = {.seq = seq, .rank = rank, .n = n, .kind = (int)(x % DDL_EXSCAN) + 1, .root = (int)((x >> 8) % (unsigned)n)};
+    uint32_t size = (x >> 16) % SIZES;
+    if (s->rounds == 0) {
+        j.kind = (int)(seq - 1) % DDL_EXSCAN + 1;
+        size = (uint32_t)((seq - 1) / DDL_EXSCAN) % SIZES;
+    }
+    uint32_t y = mix(x);
+    j.memory = (int)(y % MEMORIES);
+    j.in_place = (y >> 8) % 2;
+    j.element = (y >> 12) % 4 == 0 ? 12 : 4;
+    j.bytes = j.kind == DDL_BARRIER ? 0 : sizes[size] / j.element * j.element;
+    while (j.bytes * (uint64_t)n > s->most) {
+        j.bytes = j.bytes / 2 / j.element * j.element;
+    }
+    return j;
+}
+
+static void pause_at_random(unsigned *seed) {
+    unsigned x = (unsigned)rand_r(seed) % 64;
+    if (x == 0) {
+        usleep((useconds_t)(rand_r(seed) % 2000));
+    } else if (x < 16) {
+        sched_yield();
+    }
+}
+
+static void sweep_rank(shm *t, int rank, int n, void *arg) {
+    const sweep *s = arg;
+    int32_t ranks[MOST_RANKS];
+    buffers b;
+    void *set = NULL;
+    unsigned seed = (unsigned)rank * 77u + (unsigned)n;
+    static const uint64_t group = 0x1234;
+    job jobs[QUEUE];
+    for (int r = 0; r < n; r++) {
+        ranks[r] = r;
+    }
+    buffers_make(&b, t, s->most);
+    CHECK_EQ(shm_transport.native_open(t, group, ranks, n, rank, &set), DDL_OK);
+    uint64_t total = s->rounds > 0 ? (uint64_t)s->rounds : (uint64_t)DDL_EXSCAN * SIZES;
+    for (uint64_t seq = 1, ended = 1; ended <= total; ended++) {
+        unsigned depth = 1 + mix((uint32_t)ended + 5) % (unsigned)s->queued;
+        for (; seq <= total && seq < ended + depth; seq++) {
+            job *j = &jobs[seq % QUEUE];
+            *j = choose(seq, rank, n, s);
+            place(j, &b, (int)(seq % QUEUE));
+            if (s->delays) {
+                pause_at_random(&seed);
+            }
+            start(t, set, j);
+        }
+        finish(t, set, &jobs[ended % QUEUE], &seed);
+    }
+    shm_transport.native_close(t, set);
+    buffers_free(&b);
+}
+
+static void run_sweep(int n, sweep *s, bool threads) {
+    native_world w = {.fn = sweep_rank, .arg = s};
+    native_world_make(&w, n);
+    if (threads) {
+        ranks_threads(n, native_thread_rank, &w);
+    } else {
+        ranks_fork(n, native_fork_rank, &w, 200);
+    }
+    native_world_free(&w);
+}
+
+static void every_kind_and_size(bool threads) {
+    static const int counts[] = {1, 2, 3, 4, 7, 8};
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+        sweep s = {.most = counts[k] > 4 ? 1 << 18 : 1 << 20, .queued = 1};
+        run_sweep(counts[k], &s, threads);
+    }
+}
+
+TEST(every_kind_and_size_forked) { every_kind_and_size(false); }
+TEST(every_kind_and_size_threads) { every_kind_and_size(true); }
+
+TEST(queues_and_delays_forked) {
+    for (int n = 2; n <= 5; n++) {
+        sweep s = {.most = 1 << 18, .queued = QUEUE - 1, .rounds = 600, .delays = true};
+        run_sweep(n, &s, false);
+    }
+}
+
+TEST(queues_and_delays_threads) {
+    for (int n = 2; n <= 4; n++) {
+        sweep s = {.most = 1 << 16, .queued = QUEUE - 1, .rounds = 300, .delays = true};
+        run_sweep(n, &s, true);
+    }
+}
+
+/* Rings so small that ranks wait for room in them at every step, and in another order each time. */
+TEST(little_room) {
+    setenv("SHM_STAGING_BYTES", "64K", 1);
+    for (int n = 2; n <= 4; n++) {
+        sweep s = {.most = 1 << 20, .queued = 2, .rounds = 300, .delays = true};
+        run_sweep(n, &s, false);
+    }
+    unsetenv("SHM_STAGING_BYTES");
+}
+
+TEST(large_ones) {
+    for (int n = 2; n <= 4; n++) {
+        sweep s = {.most = 4 << 20, .queued = 2, .rounds = 60};
+        run_sweep(n, &s, false);
+    }
+}
+
+/* The same where ranks may read each other's memory, and more of them than cores: of ordinary memory, what each sends to
+ * each is fetched by the kernel. */
+typedef struct pulling {
+    sweep sweep; /* first */
+    _Atomic int *met, *pulled;
+} pulling;
+
+static void pulling_rank(shm *t, int rank, int n, void *arg) {
+    pulling *p = arg;
+    shm_probe_offer(t); /* of this process */
+    atomic_fetch_add(p->met, 1);
+    while (atomic_load(p->met) < n) {
+        sched_yield();
+    }
+    for (int i = 0; i < n; i++) {
+        if (i != rank) {
+            shm_probe(t, i);
+            atomic_fetch_add(p->pulled, atomic_load(&shm_control(t, rank)->pulls[i]) == SHM_PULLS);
+        }
+    }
+    sweep_rank(t, rank, n, arg);
+}
+
+TEST(large_ones_by_the_kernel) {
+    for (int n = 2; n <= 4; n++) {
+        pulling p = {{.most = 4 << 20, .queued = 2, .rounds = 120}, ranks_shared(64), ranks_shared(64)};
+        native_world w = {.fn = pulling_rank, .arg = &p};
+        native_world_make(&w, n);
+        ranks_fork(n, native_fork_rank, &w, 60);
+        native_world_free(&w);
+        if (atomic_load(p.pulled) < n * (n - 1)) {
+            SKIP("the kernel does not let ranks read each other's memory");
+        }
+    }
+}
+
+/* ---- calls that differ ---- */
+
+typedef struct differing {
+    int kind, memory;
+    uint64_t bytes;
+} differing;
+
+static void all_ranks(int32_t *ranks, int n) {
+    for (int r = 0; r < n; r++) {
+        ranks[r] = r;
+    }
+}
+
+static void differing_rank(shm *t, int rank, int n, void *arg) {
+    const differing *d = arg;
+    int32_t ranks[MOST_RANKS], other = -1;
+    unsigned seed = (unsigned)rank;
+    void *set = NULL;
+    buffers b;
+    all_ranks(ranks, n);
+    buffers_make(&b, t, 1 << 18);
+    CHECK_EQ(shm_transport.native_open(t, 0, ranks, n, rank, &set), DDL_OK); /* 0: the world has this id */
+    job j = {.seq = 1, .kind = d->kind, .rank = rank, .n = n, .memory = d->memory, .bytes = d->bytes, .element = 4};
+    j.kind = rank == 1 && j.kind == DDL_BARRIER ? DDL_ALL_REDUCE : j.kind;
+    j.bytes = rank == 1 ? j.bytes + 4 : j.bytes;
+    place(&j, &b, 0);
+    start(t, set, &j);
+    CHECK_EQ(test_until(t, set, j.op, &seed, &other), DDL_ERR_MISMATCH);
+    CHECK(rank == 1 ? other == 0 || other == 2 : other == 1);
+    shm_transport.native_cancel(t, set, j.op);
+    for (uint64_t i = 0; i < out_bytes(&j); i++) {
+        CHECK_EQ(j.out[i], POISON);
+    }
+    ddl_native_call call = {.size = sizeof call, .kind = DDL_BARRIER, .sequence = 2};
+    CHECK_EQ(shm_transport.native_start(t, set, &call, &j.op), DDL_ERR_UNSUPPORTED);
+    shm_transport.native_close(t, set);
+    buffers_free(&b);
+}
+
+TEST(calls_that_differ_write_nothing) {
+    static const int kinds[] = {DDL_BARRIER, DDL_ALL_REDUCE, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL};
+    static const uint64_t bytes[] = {8, 4096, 70000};
+    for (size_t k = 0; k < 5; k++) {
+        for (int memory = ORDINARY; memory <= LENT; memory++) {
+            for (size_t i = 0; i < 3; i++) {
+                differing d = {kinds[k], memory, kinds[k] == DDL_BARRIER ? 0 : bytes[i]};
+                native_world w = {.fn = differing_rank, .arg = &d};
+                native_world_make(&w, 3);
+                ranks_fork(3, native_fork_rank, &w, 60);
+                native_world_free(&w);
+            }
+        }
+    }
+}
+
+/* ---- ranks that stop ---- */
+
+typedef struct stopping {
+    int kind;
+    volatile int stopped, cancelled, woken, late, checked;
+} stopping;
+
+typedef struct stopper {
+    stopping *shared;
+    uint64_t element;
+    int calls;
+} stopper;
+
+/* The third block of the last rank is reduced, and written out, long after everybody has given the operation up. */
+static void fold_and_stop(void *arg, void *dst, const void *const *srcs, int32_t n, uint64_t bytes) {
+    stopper *s = arg;
+    fold(&s->element, dst, srcs, n, bytes);
+    if (++s->calls == 3) {
+        s->shared->stopped = 1;
+        raise(SIGSTOP);
+    }
+    s->shared->late += s->shared->cancelled == 2;
+}
+
+static void wait_for(volatile int *word, int value) {
+    for (int i = 0; *word < value && i < 20000; i++) {
+        usleep(1000);
+    }
+    CHECK(*word >= value);
+}
+
+static void fill(uint8_t *p, uint64_t bytes, int value) { memset(p, value, bytes); }
+
+static void check_filled(const uint8_t *p, uint64_t bytes, int value) {
+    for (uint64_t i = 0; i < bytes; i++) {
+        if (p[i] != value) {
+            test__fail(__FILE__, __LINE__, "byte %llu is %02x, written by a rank that was late", (unsigned long long)i, p[i]);
+            return;
+        }
+    }
+}
+
+/* The two others: give up, use the buffers, and find in them what they have written. */
+static void left_behind(shm *t, void *set, job *j, stopping *s, buffers *b) {
+    int32_t other;
+    wait_for(&s->stopped, 1);
+    CHECK_EQ(shm_transport.native_test(t, set, j->op, 100, &other), DDL_IN_PROGRESS);
+    shm_transport.native_cancel(t, set, j->op);
+    fill(b->lent[0][0], b->room, 0x11);
+    fill(b->lent[0][1], b->room, 0x22);
+    __atomic_fetch_add(&s->cancelled, 1, __ATOMIC_SEQ_CST);
+    wait_for(&s->woken, 1);
+    check_filled(b->lent[0][0], b->room, 0x11);
+    check_filled(b->lent[0][1], b->room, 0x22);
+    shm_transport.native_close(t, set);
+}
+
+/* The same buffers again, for the two ranks that are left. */
+static void once_more(shm *t, int rank, buffers *b) {
+    int32_t ranks[2] = {0, 1};
+    void *set = NULL;
+    unsigned seed = (unsigned)rank;
+    CHECK_EQ(shm_transport.native_open(t, 99, ranks, 2, rank, &set), DDL_OK);
+    for (uint64_t seq = 1; seq <= 6; seq++) {
+        job j = {.seq = seq, .kind = DDL_ALL_REDUCE, .rank = rank, .n = 2, .memory = 1 + (int)(seq % 2), .element = 4};
+        j.bytes = 500000;
+        j.in_place = seq > 3;
+        place(&j, b, 0);
+        start(t, set, &j);
+        finish(t, set, &j, &seed);
+    }
+    shm_transport.native_close(t, set);
+}
+
+static void stopping_rank(shm *t, int rank, int n, void *arg) {
+    stopping *s = arg;
+    int32_t ranks[3] = {0, 1, 2}, other = -1;
+    void *set = NULL;
+    buffers b;
+    buffers_make(&b, t, 2 << 20);
+    CHECK_EQ(shm_transport.native_open(t, 5, ranks, n, rank, &set), DDL_OK);
+    job j = {.seq = 1, .kind = s->kind, .root = 1, .rank = rank, .n = n, .memory = LENT_ODD, .element = 4};
+    j.bytes = 600000;
+    place(&j, &b, 0);
+    stopper me = {s, 4, rank == 2 ? 0 : 1 << 20};
+    ddl_native_call call = {.size = sizeof call, .kind = j.kind, .root = 1, .element_bytes = 4, .sequence = 1, .signature = 8,
+                            .in = j.in, .out = j.out, .bytes = j.bytes, .reduce = fold_and_stop, .reduce_arg = &me};
+    CHECK_EQ(shm_transport.native_start(t, set, &call, &j.op), DDL_OK);
+    if (rank < 2) {
+        for (double limit = test_now_s() + 20; test_now_s() < limit && s->stopped == 0;) {
+            shm_transport.native_test(t, set, j.op, 10, &other);
+            sched_yield();
+        }
+        left_behind(t, set, &j, s, &b);
+        once_more(t, rank, &b);
+        wait_for(&s->checked, 1);
+        shm_reclaim(t);
+        CHECK_EQ(t->memory->withdrawn_count, 0); /* the late one has left: the old pages are free */
+    } else {
+        double limit = test_now_s() + 30;
+        for (int i = 0; i < 2000 || (me.calls < 4 && test_now_s() < limit); i++) {
+            CHECK_EQ(shm_transport.native_test(t, set, j.op, 10, &other), DDL_IN_PROGRESS); /* it never believes it */
+            sched_yield();
+        }
+        CHECK(me.calls > 3);
+        s->woken = 1;
+        usleep(100000);
+        shm_transport.native_cancel(t, set, j.op);
+        shm_transport.native_close(t, set);
+        s->checked = 1;
+    }
+    buffers_free(&b);
+}
+
+/* The one who goes on must do so after the others have given up and written to their buffers. */
+static void stop_in(int kind) {
+    stopping *s = ranks_shared(sizeof *s);
+    native_world w = {.fn = stopping_rank, .arg = s};
+    ranks r;
+    s->kind = kind;
+    native_world_make(&w, 3);
+    ranks_start(&r, 3, native_fork_rank, &w);
+    wait_for(&s->cancelled, 2);
+    ranks_kill(&r, 2, SIGCONT);
+    ranks_wait(&r, 60);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(r.status[i], 0);
+    }
+    CHECK(!r.timed_out);
+    CHECK(s->late > 0);
+    native_world_free(&w);
+}
+
+TEST(late_writers_meet_nobody) {
+    stop_in(DDL_ALL_REDUCE);
+    stop_in(DDL_REDUCE);
+}
+
+TEST(late_readers_believe_nothing) { stop_in(DDL_REDUCE_SCATTER); }
+
+/* ---- sets come and go ---- */
+
+static void coming_and_going(shm *t, int rank, int n, void *arg) {
+    int32_t ranks[MOST_RANKS];
+    unsigned seed = (unsigned)rank;
+    buffers b;
+    (void)arg;
+    all_ranks(ranks, n);
+    buffers_make(&b, t, 1 << 16);
+    for (uint64_t group = 1; group < 60; group++) {
+        void *set = NULL;
+        for (int tries = 0; tries < 20000 && shm_transport.native_open(t, group, ranks, n, rank, &set) != DDL_OK; tries++) {
+            usleep(100); /* the others have not left the last ones */
+        }
+        REQUIRE(set != NULL);
+        for (uint64_t seq = 1; seq <= 1 + group % 5; seq++) {
+            job j = {.seq = seq, .rank = rank, .n = n, .element = 4, .kind = (int)(group % DDL_EXSCAN) + 1};
+            j.bytes = j.kind == DDL_BARRIER ? 0 : group % 2 ? 64 : 9000;
+            place(&j, &b, 0);
+            start(t, set, &j);
+            finish(t, set, &j, &seed);
+        }
+        shm_transport.native_close(t, set);
+    }
+    buffers_free(&b);
+}
+
+TEST(sets_come_and_go) {
+    native_world w = {.fn = coming_and_going};
+    native_world_make(&w, 3);
+    ranks_fork(3, native_fork_rank, &w, 60);
+    native_world_free(&w);
+}
+
+/* Rank 2 dies with its arrival written. The others give up, and their pieces come back although it never left. */
+static void dying_rank(shm *t, int rank, int n, void *arg) {
+    int32_t ranks[3] = {0, 1, 2}, other = -1;
+    volatile int *dead = arg;
+    void *set = NULL;
+    buffers b;
+    buffers_make(&b, t, 2 << 20);
+    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    job j = {.seq = 1, .kind = DDL_ALL_REDUCE, .rank = rank, .n = n, .memory = LENT, .element = 4, .bytes = 65536};
+    place(&j, &b, 0);
+    if (rank == 2) {
+        start(t, set, &j);
+        *dead = 1;
+        _exit(0);
+    }
+    wait_for(dead, 1);
+    start(t, set, &j);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(shm_transport.native_test(t, set, j.op, 10, &other), DDL_IN_PROGRESS);
+    }
+    shm_transport.native_cancel(t, set, j.op);
+    shm_transport.native_close(t, set);
+    shm_transport.peer_dead(t, 2);
+    once_more(t, rank, &b);
+    for (int i = 0; i < 20000 && t->natives->sets != NULL; i++) {
+        usleep(100);
+        shm_reclaim(t);
+    }
+    CHECK(t->natives->sets == NULL);
+    CHECK_EQ(t->natives->pieces, 0);
+    CHECK_EQ(t->memory->withdrawn_count, 0);
+    buffers_free(&b);
+}
+
+TEST(pieces_of_the_dead_come_back) {
+    native_world w = {.fn = dying_rank, .arg = ranks_shared(64)};
+    native_world_make(&w, 3);
+    ranks_fork(3, native_fork_rank, &w, 60);
+    native_world_free(&w);
+}

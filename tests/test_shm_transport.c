@@ -1,0 +1,463 @@
+/* Messages of the shared-memory transport against a small host: content and order of all sizes and by each way,
+ * back-pressure, sleep, recall and redirection, damage, deaths.
+ * tests/run: variants=gcc,asan timeout=150 */
+#define _GNU_SOURCE 1
+#include "shm_host.h"
+
+/* ---- messages ---- */
+
+static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 4095, 8192, 8193, 65536, 0, 65537, 300001, 1 << 20, 3};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+/* All to all: each rank has all its letters under way before anybody reads. lent: from tensor memory. */
+static void exchange(int n, const char *cma, const char *ring, int lent) {
+    static endpoint e[RANKS];
+    static letter l[RANKS][RANKS][SIZES];
+    int before = fd_count();
+    world_open_as(e, n, cma, ring);
+    for (int i = 0; i < n * n * SIZES; i++) {
+        int from = i % n, to = i / n % n, k = i / n / n;
+        void *memory = NULL;
+        if (from != to) {
+            CHECK(!lent || e[from].transport->memory_alloc(e[from].self, sizes[k], &memory) == DDL_OK);
+            CHECK(post_in(&e[from], to, &l[from][to][k], sizes[k], memory) >= 0);
+        }
+    }
+    uint64_t done = 0;
+    DRIVE(e, n, done == (uint64_t)(n * (n - 1)) * SIZES) {
+        done = 0;
+        for (int i = 0; i < n * n; i++) {
+            done += e[i / n].arrived[i % n];
+        }
+    }
+    progress_all(e, n);
+    for (int i = 0; i < n * n; i++) {
+        for (int k = 0; i / n != i % n && k < SIZES; k++) {
+            letter *one = &l[i / n][i % n][k];
+            letter_free(one);
+            CHECK(!one->borrowed || one->status == DDL_OK);
+            if (lent) {
+                e[i / n].transport->memory_free(e[i / n].self, one->payload);
+            }
+        }
+        CHECK_EQ(e[i / n].lost[i % n], 0);
+    }
+    world_close(e, n);
+    CHECK_EQ(fd_count(), before);
+}
+
+TEST(all_sizes_both_ways_fetched) { exchange(2, NULL, NULL, 0); }
+TEST(all_sizes_both_ways_streamed) { exchange(2, "0", NULL, 0); }
+TEST(all_sizes_both_ways_from_lent_memory) { exchange(2, NULL, NULL, 1); }
+TEST(all_sizes_both_ways_through_small_rings) { exchange(2, "0", "16K", 0); }
+TEST(eight_ranks_all_to_all_fetched) { exchange(RANKS, NULL, NULL, 0); }
+TEST(eight_ranks_all_to_all_streamed) { exchange(RANKS, "0", "16K", 0); }
+TEST(eight_ranks_all_to_all_from_lent_memory) { exchange(RANKS, NULL, "16K", 1); }
+
+/* send() from inside deliver() and landed(): the way a core answers a request. */
+TEST(answers_from_within_a_host_function) {
+    for (int way = 0; way < 2; way++) {
+        static endpoint e[2];
+        letter l[DEPTH];
+        world_open_as(e, 2, way == 0 ? NULL : "0", NULL);
+        e[1].echo = 1;
+        for (int i = 0; i < DEPTH; i++) {
+            CHECK(post(&e[0], 1, &l[i], sizes[i % SIZES]) >= 0);
+        }
+        DRIVE(e, 2, e[0].arrived[1] == DEPTH) {}
+        for (int i = 0; i < 4; i++) {
+            progress_all(e, 2);
+        }
+        for (int i = 0; i < DEPTH; i++) {
+            letter_free(&l[i]);
+        }
+        world_close(e, 2);
+    }
+}
+
+/* The receiver does nothing: send() comes back at once, the memory stays borrowed, and there is nothing to wake for. */
+static void stuck_receiver(const char *cma) {
+    static endpoint e[2];
+    static letter l[DEPTH];
+    world_open_as(e, 2, cma, NULL);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
+    }
+    for (int i = 0; i < 100; i++) {
+        e[0].transport->progress(e[0].self, 1);
+    }
+    CHECK_EQ(e[0].returned, 0);
+    CHECK_EQ(sleep_all(e, 1, 30), 0);
+    DRIVE(e, 2, e[1].arrived[0] == DEPTH && l[DEPTH - 1].returned) {}
+    for (int i = 0; i < DEPTH; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(a_stuck_receiver_holds_the_sender_up_without_blocking_it) { stuck_receiver(NULL); }
+TEST(a_stuck_receiver_of_streams_does_too) { stuck_receiver("0"); }
+
+/* Nobody polls: each side is woken by what the other does, and by nothing else. */
+static void sleepers(const char *cma) {
+    static endpoint e[2];
+    static letter l[DEPTH];
+    struct pollfd fd[2] = {{.events = POLLIN}, {.events = POLLIN}};
+    world_open_as(e, 2, cma, NULL);
+    CHECK_EQ(sleep_all(e, 2, 30), 0);
+    for (int i = 0; i < 8; i++) {
+        post(&e[0], 1, &l[i], i % 2 == 0 ? 8 : 1 << 20);
+    }
+    for (int turns = 0; e[1].arrived[0] < 8 || !l[7].returned; turns++) {
+        REQUIRE(turns < 10000);
+        ddl_status armed[2];
+        for (int i = 0; i < 2; i++) {
+            armed[i] = e[i].transport->arm(e[i].self, &fd[i].fd);
+        }
+        bool sleeps = armed[0] == DDL_OK && armed[1] == DDL_OK;
+        REQUIRE(poll(fd, 2, sleeps ? 2000 : 0) > 0 || !sleeps); /* else both sleep for ever */
+        for (int i = 0; i < 2; i++) {
+            if (fd[i].revents != 0 || armed[i] != DDL_OK) {
+                e[i].transport->progress(e[i].self, -1);
+            }
+        }
+    }
+    while (progress_all(e, 2) > 0) {
+    }
+    CHECK_EQ(sleep_all(e, 2, 30), 0);
+    for (int i = 0; i < 8; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(sleepers_are_woken_when_something_is_fetched) { sleepers(NULL); }
+TEST(sleepers_are_woken_when_there_is_room) { sleepers("0"); }
+
+/* Whoever reads /proc/net/unix knows the names of the bells; ringing takes the token. */
+TEST(a_stranger_cannot_wake_anybody) {
+    static endpoint e[2];
+    world_open(e, 2);
+    shm *t = e[0].self;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_un name;
+    socklen_t name_bytes = shm_bell_name(&t->address, &name);
+    CHECK_EQ(sleep_all(e, 1, 0), 0);
+    for (size_t bytes = 0; bytes < 64; bytes++) {
+        uint8_t text[64];
+        memcpy(text, shm_head(t)->bell_token, 16);
+        memset(text + 16, 0, sizeof text - 16);
+        text[bytes % 16] ^= bytes == 16; /* the right length with one wrong byte, and the token with other lengths */
+        sendto(fd, text, bytes, MSG_DONTWAIT, (struct sockaddr *)&name, name_bytes);
+    }
+    CHECK_EQ(sleep_all(e, 1, 30), 0);
+    sendto(fd, shm_head(t)->bell_token, 16, MSG_DONTWAIT, (struct sockaddr *)&name, name_bytes);
+    CHECK_EQ(sleep_all(e, 1, 1000), 1); /* the filter does let the token through */
+    close(fd);
+    world_close(e, 2);
+}
+
+TEST(peer_dead_gives_everything_back) {
+    for (int way = 0; way < 2; way++) {
+        static endpoint e[3];
+        letter l[DEPTH], other, later;
+        world_open_as(e, 3, way == 0 ? NULL : "0", NULL);
+        for (int i = 0; i < DEPTH; i++) {
+            CHECK(post(&e[0], 1, &l[i], 1 << 20) >= 0);
+        }
+        for (int i = 0; i < 3; i++) {
+            e[1].transport->progress(e[1].self, -1);
+            e[0].transport->progress(e[0].self, -1);
+        }
+        CHECK_EQ(e[1].open_landings, way); /* a stream is in the middle */
+        e[0].transport->peer_dead(e[0].self, 1);
+        e[1].transport->peer_dead(e[1].self, 0);
+        CHECK_EQ(e[1].landing_failed[0], way);
+        int failed = 0;
+        for (int i = 0; i < DEPTH; i++) {
+            failed += l[i].returned && l[i].status == DDL_ERR_PEER;
+            letter_free(&l[i]);
+        }
+        CHECK(failed > 0);
+        CHECK_EQ(post(&e[0], 1, &later, 5), DDL_ERR_PEER);
+        letter_free(&later);
+        post(&e[0], 2, &other, 5);
+        DRIVE(e, 3, e[2].arrived[0] == 1) {}
+        letter_free(&other);
+        CHECK_EQ(e[0].lost[1] + e[1].lost[0] + e[0].lost[2] + e[2].lost[0], 0);
+        world_close(e, 3);
+    }
+}
+
+/* A rank that finishes early: what it sent comes first, large ones from a copy, then the news, once, without error. */
+TEST(words_sent_before_close_arrive_before_the_loss) {
+    static endpoint e[2];
+    letter l[6];
+    world_open(e, 2);
+    for (int i = 0; i < 6; i++) {
+        CHECK(post(&e[0], 1, &l[i], i % 2 == 0 ? 100 : 1 << 20) >= 0);
+    }
+    endpoint_close(&e[0]);
+    for (int i = 0; i < 6; i++) {
+        letter_free(&l[i]); /* scribbled over: nobody may read it any more */
+    }
+    DRIVE(e + 1, 1, e[1].lost[0] > 0) {}
+    CHECK_EQ(e[1].arrived[0], 6);
+    CHECK_EQ(e[1].lost[0], 1);
+    CHECK_EQ(e[1].lost_error[0], 0);
+    endpoint_close(&e[1]);
+}
+
+TEST(close_does_not_wait) {
+    static endpoint e[2];
+    static letter l[DEPTH];
+    world_open_as(e, 2, "0", NULL);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
+    }
+    endpoint_close(&e[0]);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(l[i].status == DDL_ERR_CANCELLED);
+        letter_free(&l[i]);
+    }
+    DRIVE(e + 1, 1, e[1].lost[0] > 0) {} /* in the middle of a stream: what was landing failed */
+    CHECK_EQ(e[1].landing_failed[0], 1);
+    endpoint_close(&e[1]);
+}
+
+static void damage(uint64_t bytes) {
+    static endpoint e[2];
+    letter l[3];
+    world_open(e, 2);
+    e[1].refuse = 1;
+    for (int i = 0; i < 3; i++) {
+        post(&e[0], 1, &l[i], bytes);
+    }
+    DRIVE(e, 2, e[1].lost[0] == 1 && e[0].lost[1] == 1) {}
+    CHECK_EQ(e[1].lost_error[0], EBADMSG);
+    CHECK_EQ(e[1].arrived[0], 0);
+    for (int i = 0; i < 3; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(a_damaged_header_ends_the_link) { damage(1000); }
+TEST(a_damaged_header_of_a_large_one_ends_the_link) { damage(1 << 20); }
+
+/* A peer out of its mind writes over the ring that it shares with this rank. */
+TEST(a_scribbled_ring_ends_the_link_and_no_more) {
+    for (int what = 0; what < 4; what++) {
+        static endpoint e[3];
+        letter first, l, other;
+        world_open(e, 3);
+        post(&e[0], 1, &first, 8);
+        DRIVE(e, 3, e[1].arrived[0] == 1) {}
+        shm_ring_end *out = &shm_link_of(e[0].self, 1)->out;
+        uint64_t *next = (uint64_t *)(void *)(out->ring->records + out->place);
+        switch (what) {
+        case 0: *next = (uint64_t)SHM_EAGER << 32 | 20; break;  /* shorter than a header */
+        case 1: *next = (uint64_t)SHM_PIECE << 32 | 80; break;  /* of nothing */
+        case 2: *next = (uint64_t)77 << 32 | 80; break;         /* no kind */
+        default: *next = (uint64_t)SHM_FETCH << 32 | 30; break; /* too short */
+        }
+        DRIVE(e, 3, e[1].lost[0] == 1) {}
+        CHECK_EQ(e[1].lost_error[0], EBADMSG);
+        CHECK_EQ(post(&e[1], 0, &l, 8), DDL_ERR_PEER);
+        letter_free(&l);
+        post(&e[2], 1, &other, 8);
+        DRIVE(e, 3, e[1].arrived[2] == 1) {}
+        letter_free(&first);
+        letter_free(&other);
+        world_close(e, 3);
+    }
+}
+
+/* A place or an address that the peer has no business with. */
+TEST(a_payload_that_is_nowhere_ends_the_link) {
+    static endpoint e[2];
+    letter l;
+    world_open(e, 2);
+    post(&e[0], 1, &l, 1 << 20);
+    shm_fetch *record = (shm_fetch *)(uintptr_t)l.message.priv[SHM_NOTE_RECORD];
+    record->lent = 1;
+    record->at = ((shm *)e[0].self)->segment_bytes - 4096; /* goes beyond the end */
+    DRIVE(e, 2, e[1].lost[0] == 1 && l.returned) {}
+    CHECK_EQ(e[1].landing_failed[0], 1);
+    letter_free(&l);
+    world_close(e, 2);
+}
+
+TEST(a_payload_that_nobody_wants_is_skipped) {
+    static endpoint e[2];
+    letter l[SIZES];
+    world_open(e, 2);
+    e[1].discard = 1;
+    for (int i = 0; i < SIZES; i++) {
+        post(&e[0], 1, &l[i], sizes[i]);
+    }
+    DRIVE(e, 2, e[1].arrived[0] == SIZES) {}
+    progress_all(e, 2);
+    for (int i = 0; i < SIZES; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+/* ---- taking back ---- */
+
+static endpoint *recalled_at;
+static letter *recalled_letter;
+
+static void recall_now(void) {
+    recalled_at->transport->recall(recalled_at->self, 1, &recalled_letter->message);
+    recalled_letter->borrowed = 0; /* and letter_free checks that sent() is not called */
+    memset(recalled_letter->payload, 0xdd, recalled_letter->message.payload_bytes);
+    memset(&recalled_letter->message, 0xdd, sizeof recalled_letter->message);
+}
+
+TEST(recall_while_the_peer_is_fetching) {
+    static endpoint e[2];
+    letter l[3];
+    world_open(e, 2);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
+    }
+    recalled_at = &e[0];
+    recalled_letter = &l[0];
+    faults.at_read = recall_now; /* the first half is copied, then the rest is written over */
+    DRIVE(e, 2, e[1].arrived[0] == 3 && l[2].returned) {}
+    CHECK(faults.at_read == NULL);
+    for (int i = 0; i < 3; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+static void recall_queued(const char *cma, int lent) {
+    enum { LETTERS = 200, BYTES = 100000 };
+    static endpoint e[2];
+    static letter l[LETTERS];
+    world_open_as(e, 2, cma, "16K");
+    int count = 0;
+    for (int i = 0; i < LETTERS; i++) {
+        void *memory = NULL;
+        CHECK(!lent || e[0].transport->memory_alloc(e[0].self, BYTES, &memory) == DDL_OK);
+        CHECK_EQ(post_in(&e[0], 1, &l[i], BYTES, memory), DDL_IN_PROGRESS);
+        count += l[i].message.priv[SHM_NOTE_END] > 0 || l[i].message.priv[SHM_NOTE_DONE] > 0;
+    }
+    CHECK(count > 0 && count < LETTERS); /* some are in the ring or begun: those must still arrive */
+    for (int i = 0; i < LETTERS; i++) {
+        recalled_at = &e[0];
+        recalled_letter = &l[i];
+        recall_now();
+    }
+    DRIVE(e, 2, e[1].arrived[0] == (uint64_t)count) {}
+    progress_all(e, 2);
+    CHECK(shm_link_of(e[0].self, 1)->fetched.first == NULL && shm_link_of(e[0].self, 1)->waiting.first == NULL);
+    for (int i = 0; i < LETTERS; i++) {
+        if (lent) {
+            e[0].transport->memory_free(e[0].self, l[i].payload);
+        }
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+TEST(recall_of_what_waits_to_be_fetched) { recall_queued(NULL, 0); }
+TEST(recall_of_lent_memory) { recall_queued(NULL, 1); }
+TEST(recall_of_a_stream) { recall_queued("0", 0); }
+
+/* The kernel forbids it after all: the sender lends a copy, and later ones come as streams. */
+TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
+    static endpoint e[2];
+    letter l[4];
+    world_open(e, 2);
+    faults.read_error = EPERM;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
+    }
+    DRIVE(e, 2, e[1].arrived[0] == 3 && l[2].returned) {}
+    CHECK_EQ(post(&e[0], 1, &l[3], 1 << 20), DDL_IN_PROGRESS);
+    CHECK(l[3].message.priv[SHM_NOTE_DONE] > 0);
+    DRIVE(e, 2, e[1].arrived[0] == 4 && l[3].returned) {}
+    for (int i = 0; i < 4; i++) {
+        letter_free(&l[i]);
+    }
+    world_close(e, 2);
+}
+
+/* The peer was killed in the middle: its memory is gone, the half that came is thrown away. */
+TEST(a_sender_that_dies_while_it_is_read) {
+    static endpoint e[2];
+    letter l;
+    struct pollfd fd = {.events = POLLIN};
+    world_open(e, 2);
+    post(&e[0], 1, &l, 1 << 20);
+    faults.read_error = ESRCH;
+    for (int i = 0; i < 10; i++) {
+        e[1].transport->progress(e[1].self, 0);
+    }
+    CHECK_EQ(e[1].open_landings, 1);
+    CHECK_EQ(e[1].transport->arm(e[1].self, &fd.fd), DDL_OK); /* it sleeps, it does not spin */
+    e[1].transport->peer_dead(e[1].self, 0);
+    CHECK_EQ(e[1].landing_failed[0], 1);
+    CHECK_EQ(e[1].arrived[0] + (uint64_t)e[1].lost[0], 0);
+    e[0].transport->peer_dead(e[0].self, 1);
+    letter_free(&l);
+    world_close(e, 2);
+}
+
+/* The receiver was killed in the middle of copying, and is never heard of again. */
+TEST(a_receiver_that_dies_while_it_reads) {
+    static endpoint e[2];
+    letter l[DEPTH];
+    world_open(e, 2);
+    for (int i = 0; i < DEPTH; i++) {
+        post(&e[0], 1, &l[i], i % 2 == 0 ? 1 << 20 : 100);
+    }
+    e[0].transport->progress(e[0].self, -1);
+    e[0].transport->peer_dead(e[0].self, 1);
+    for (int i = 0; i < DEPTH; i++) {
+        CHECK(!l[i].borrowed || l[i].status == DDL_ERR_PEER);
+        letter_free(&l[i]);
+    }
+    e[1].transport->peer_dead(e[1].self, 0);
+    world_close(e, 2);
+}
+
+TEST(redirect_moves_what_still_comes) {
+    static endpoint e[2];
+    letter l;
+    world_open_as(e, 2, "0", NULL);
+    post(&e[0], 1, &l, 1 << 20);
+    DRIVE(e, 2, e[1].open_landings == 1) {}
+    uint64_t done = shm_link_of(e[1].self, 0)->done;
+    CHECK(done > 0 && done < 1 << 20);
+    uint8_t *elsewhere = calloc(1, 1 << 20);
+    e[1].transport->redirect(e[1].self, 0, &e, NULL); /* of another token: nothing */
+    e[1].transport->redirect(e[1].self, 0, e[1].landing[0], elsewhere);
+    e[1].discard = 1;
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < 1 << 20; i++) {
+        wrong += elsewhere[i] != (i < done ? 0 : pattern(0, 0, i));
+    }
+    CHECK_EQ(wrong, 0u);
+    free(elsewhere);
+    letter_free(&l);
+    world_close(e, 2);
+}
+
+TEST(redirect_to_nowhere_ends_the_link_later) {
+    static endpoint e[2];
+    letter l;
+    world_open_as(e, 2, "0", NULL);
+    post(&e[0], 1, &l, 1 << 20);
+    DRIVE(e, 2, e[1].open_landings == 1) {}
+    e[1].transport->redirect(e[1].self, 0, e[1].landing[0], NULL);
+    CHECK_EQ(e[1].lost[0], 0);
+    DRIVE(e, 2, e[1].lost[0] == 1 && e[0].lost[1] == 1 && l.returned) {}
+    letter_free(&l);
+    world_close(e, 2);
+}

@@ -1,0 +1,73 @@
+"""tests/run: timeout=3000
+
+The plugins are real transports: the suites of messages, collectives and failures pass over each, with nothing of TCP in
+use; over shared memory also with plans in place of native collectives, and where no rank may read another's memory."""
+import os
+import re
+
+from harness import BUILD, check, good, main, sh, skip, test
+
+MESSAGES = ["test_p2p", "test_collectives", "test_v_forms", "test_requests", "test_leave"]
+FAILURES = ["test_mismatch", "test_threads", "test_stop", "test_agree", "test_groups", "test_persistent"]
+CASES = [("template", suite, "", {}) for suite in MESSAGES]
+CASES += [("shm", suite, "", {}) for suite in MESSAGES + FAILURES]
+CASES += [("shm", suite, "_by_plans", {"DDL_ALGO": "ring"}) for suite in ("test_collectives", "test_mismatch")]
+CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1"}) for suite in ("test_collectives", "test_mismatch")]
+CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
+CASES += [("fabric:tcp", suite, "", {}) for suite in MESSAGES + FAILURES]
+
+
+def environment(plugin, extra):
+    library = f"libddl-{plugin.partition(':')[0]}.so"
+    if not (BUILD / library).exists():
+        skip(f"{library} is not built; make plugins builds it, where its libraries are")
+    return dict(os.environ, DDL_TRANSPORTS=plugin, DDL_PLUGIN_PATH=str(BUILD), **extra)
+
+
+def suite_over(plugin, suite, extra):
+    program = BUILD / "tests" / "gcc" / suite
+    env = environment(plugin, extra)
+    if not program.exists():
+        skip(f"{program} is not built; tests/run builds it")
+    result = sh(str(program), env=env, timeout=420)
+    last = re.findall(r"^(\d+) passed, (\d+) failed", result.stdout, re.M)
+    check(result.returncode == 0 and last and int(last[-1][0]) > 0 and last[-1][1] == "0",
+          f"{suite} over {plugin} {extra}:\n{result.stdout[-3000:]}")
+
+
+def add(plugin, suite, name, extra):
+    def run():
+        suite_over(plugin, suite, extra)
+    run.__name__ = f"{suite[5:]}_over_{plugin.replace(':', '_')}{name}"
+    test(run)
+
+
+for case in CASES:
+    add(*case)
+
+
+def carries(plugin):
+    info = BUILD / "ddl-info"
+    env = environment(plugin, {})
+    if not info.exists() or not (BUILD / "ddlrun").exists():
+        skip("ddl-info and ddlrun are not built")
+    text = good(str(BUILD / "ddlrun"), "-n 2 --no-prefix", str(info), env=env)
+    check(re.search(rf"^ +1 +0 +\d+ +{plugin.partition(':')[0]} ", text, re.M), f"the link is not by {plugin}:\n{text}")
+
+
+@test
+def it_is_the_template_that_carries():
+    carries("template")
+
+
+@test
+def it_is_shared_memory_that_carries():
+    carries("shm")
+
+
+@test
+def it_is_libfabric_that_carries():
+    carries("fabric:tcp")
+
+
+main()
