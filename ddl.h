@@ -5032,6 +5032,7 @@ static inline uint32_t ddl__crc32c(uint32_t crc, const void *data, size_t bytes)
 #define DDL__FRAME_MAX_PAYLOAD (1u << 20)
 #define DDL__FRAME_MAGIC 0x316c6464u /* "ddl1" read as a little-endian word */
 #define DDL__FRAME_FLAG_CRC 0x8000u  /* payload_crc covers the payload */
+#define DDL__DEAD_LINK 1u            /* flag of DEAD: only a link was lost; the hosts of that rank know better */
 /* A minor version adds; a major one is refused in the handshake, so a frame of another version is damage or a bug. */
 #define DDL__WIRE_MAJOR 1
 #define DDL__WIRE_MINOR 0
@@ -10961,6 +10962,7 @@ static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
+static const char ddl__how_unexpected[] = "it sent a part of a collective that was not expected";
 
 /* A clock that costs a few nanoseconds, for what is only reported: set right by the real one now and then. */
 typedef struct ddl__clock {
@@ -12128,7 +12130,7 @@ static bool ddl__has_process(const ddl_context *c, const ddl__link *l) {
 
 /* >>death */
 
-static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *text, int32_t but) {
+static void ddl__flood(ddl_context *c, ddl__frame f, int32_t rank, const char *text, int32_t but) {
     uint8_t payload[300];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u32(&w, (uint32_t)rank);
@@ -12136,7 +12138,7 @@ static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *t
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link *l = &c->links[i];
         if (i != rank && i != but && l->connected && l->life == DDL__ALIVE) {
-            ddl__tell(c, i, (ddl__frame){.type = type}, payload, w.at);
+            ddl__tell(c, i, f, payload, w.at);
         }
     }
 }
@@ -12151,15 +12153,16 @@ static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     }
 }
 
-/* Declares a rank dead: text is the cause that everybody will report. but: who told us, -1 for nobody. */
-static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t but) {
+/* Declares a rank dead: text is the cause that everybody will report. flags: DDL__DEAD_LINK or 0. but: who told us, -1
+ * for nobody. */
+static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t flags, int32_t but) {
     ddl__link *l = &c->links[rank];
     if (l->life == DDL__DEAD || rank == c->rank || c->finalized) {
         return;
     }
     ddl__settle(c, l, DDL__DEAD);
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
-    ddl__flood(c, DDL__FRAME_DEAD, rank, text, but);
+    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags}, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
@@ -12184,11 +12187,11 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     }
 }
 
-static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
+static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how, uint16_t flags) {
     ddl__link *l = &c->links[rank];
     char text[256];
     snprintf(text, sizeof text, "rank %d (pid %d on host %s) is dead: %s", rank, l->pid, l->host_name, how);
-    ddl__dead(c, rank, text, -1);
+    ddl__dead(c, rank, text, flags, -1);
 }
 
 /* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same,
@@ -12219,7 +12222,7 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (c->links[i].host == host && c->links[i].life == DDL__MISSED) {
-            ddl__dead(c, i, text, -1);
+            ddl__dead(c, i, text, DDL__DEAD_LINK, -1);
         }
     }
 }
@@ -12248,8 +12251,13 @@ static void ddl__judge_gone(ddl_context *c, int32_t rank) {
         ddl__settle(c, l, DDL__LEFT);
         l->drained = true;
     } else if (c->board != NULL || l->connected) {
-        ddl__dead_rank(c, rank, ddl__how_ended);
+        ddl__dead_rank(c, rank, ddl__how_ended, 0);
     } /* else it may have left in order: those who are connected to it know and tell */
+}
+
+/* It is cut off for what it sent, and not because it cannot be heard from here. */
+static bool ddl__did_wrong(const ddl__link *l) {
+    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected;
 }
 
 static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
@@ -12261,13 +12269,14 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (!l->same_host && l->missed_how == ddl__how_cut) {
         ddl__dead_host(c, l->host, ddl__how_cut);
     } else if (told) {
-        ddl__dead_rank(c, rank, l->missed_how);
+        ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
-        ddl__dead_rank(c, rank, "its process lives but closed its link");
+        ddl__dead_rank(c, rank, "its process lives but closed its link", 0);
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
         ddl__dead_rank(c, rank,
                        "its connection ended without a goodbye: its process died, or something between the hosts "
-                       "cut the connection");
+                       "cut the connection",
+                       DDL__DEAD_LINK);
     }
 }
 
@@ -12319,11 +12328,12 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_ERR_CORRUPT;
     }
     const ddl__link *l = &c->links[rank];
-    if (l->host == c->links[c->rank].host && l->host != c->links[peer].host && ddl__has_process(c, l)) {
-        c->next_look_ns = 0; /* who sits elsewhere may only have lost the cable; here one sees whether it lives */
+    if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
+        ddl__has_process(c, l)) {
+        c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */
         return DDL_OK;
     }
-    ddl__dead(c, (int32_t)rank, text, peer);
+    ddl__dead(c, (int32_t)rank, text, f->flags & DDL__DEAD_LINK, peer);
     return DDL_OK;
 }
 
@@ -16537,7 +16547,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
         c->stats.unexpected_bytes -= e->frame.bytes;
         ddl__op *op = ddl__op_find(g, sequence);
         if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
-            ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
+            ddl__missed(c, g->ranks[e->source], ddl__how_unexpected);
         }
         ddl__scratch_put(c, e);
         at = &g->early; /* the list may have changed */
@@ -18712,7 +18722,8 @@ typedef struct ddl__agreement {
     uint64_t joined_ns;
     ddl__value mine, value; /* own contribution; accepted, then decided */
     int32_t best;           /* the highest round of an accepted value that a JOIN brought, -1: none */
-    ddl__value heard;       /* that value; before: the gone ranks of all contributions */
+    ddl__value heard;       /* that value */
+    uint8_t *gone_of;       /* coordinator: whom each rank takes for gone, a bitmap each; NULL until the first JOIN */
     ddl__voter voters[];    /* by group rank; behind them the three bitmaps */
 } ddl__agreement;
 
@@ -18722,13 +18733,17 @@ static bool ddl__bit(const uint8_t *bits, int32_t i) { return (bits[i / 8] >> (i
 
 static void ddl__bit_set(uint8_t *bits, int32_t i) { bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << (i % 8)); }
 
-/* Nothing more will come from that rank. */
 static ddl__agreement *ddl__agreement_find(const ddl_group *g, uint32_t sequence) {
     ddl__agreement *a = g->agreements;
     while (a != NULL && a->sequence != sequence) {
         a = a->next;
     }
     return a;
+}
+
+static void ddl__agreement_free(ddl__base *base, ddl__agreement *a) {
+    ddl__free(base, a->gone_of);
+    ddl__free(base, a);
 }
 
 /* Finds or makes it. The one before stays, to tell who asks late; older ones go. */
@@ -18754,7 +18769,7 @@ static ddl__agreement *ddl__agreement_get(ddl_group *g, uint32_t sequence) {
         ddl__agreement *old = *at;
         if (old->sequence + 1 < g->agree_sequence) {
             *at = old->next;
-            ddl__free(base, old);
+            ddl__agreement_free(base, old);
         } else {
             at = &old->next;
         }
@@ -18766,7 +18781,7 @@ static void ddl__agree_group_free(ddl_group *g) {
     while (g->agreements != NULL) {
         ddl__agreement *a = g->agreements;
         g->agreements = a->next;
-        ddl__free(&g->context->base, a);
+        ddl__agreement_free(&g->context->base, a);
     }
 }
 
@@ -18815,6 +18830,13 @@ static void ddl__agree_decide(ddl_group *g, ddl__agreement *a) {
 }
 
 static void ddl__agree_take_join(ddl_group *g, ddl__agreement *a, int32_t from, int32_t round, const ddl__value *v) {
+    size_t bits = ddl__agree_bytes(g);
+    if (a->gone_of == NULL) {
+        a->gone_of = ddl__alloc_array(&g->context->base, (size_t)g->size, bits);
+        if (a->gone_of == NULL) {
+            return; /* as lost: it asks again */
+        }
+    }
     a->voters[from] = (ddl__voter){.joined = true, .accepted = a->voters[from].accepted, .purpose = v->purpose,
                                    .flag = v->flag};
     if (a->proposed) { /* it asks again: our proposal, or its answer, was lost to failing memory */
@@ -18825,10 +18847,8 @@ static void ddl__agree_take_join(ddl_group *g, ddl__agreement *a, int32_t from, 
     } else if (round > a->best) {
         a->best = round;
         ddl__value_copy(g, &a->heard, v);
-    } else if (a->best < 0) {
-        for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
-            a->heard.gone[i] |= v->gone[i];
-        }
+    } else {
+        memcpy(a->gone_of + (size_t)from * bits, v->gone, bits);
     }
 }
 
@@ -18889,17 +18909,19 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
 
 /* >>rounds */
 
-/* The value of a first round: the contributions of all who live. */
+/* The value of a first round: the contributions of all who live. Who joined and was cut off since finds everybody else
+ * dead: it takes nobody with it. */
 static void ddl__agree_put_together(ddl_group *g, ddl__agreement *a) {
     ddl__value *v = &a->value;
+    size_t bits = ddl__agree_bytes(g);
     ddl__value_copy(g, v, &a->mine);
-    for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
-        v->gone[i] |= a->heard.gone[i];
-    }
     for (int32_t i = 0; i < g->size; i++) {
         if (ddl__is_gone(g, i)) {
             ddl__bit_set(v->gone, i);
         } else if (i != g->rank) {
+            for (size_t at = 0; at < bits; at++) {
+                v->gone[at] |= a->gone_of[(size_t)i * bits + at];
+            }
             v->flag &= a->voters[i].flag;
             v->verdict = a->voters[i].purpose != v->purpose ? DDL_ERR_MISMATCH : v->verdict;
         }
@@ -20383,7 +20405,7 @@ static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *
     }
     if (!c->aborted) {
         ddl__abort_here(c, text);
-        ddl__flood(c, DDL__FRAME_ABORT, c->rank, text, peer);
+        ddl__flood(c, (ddl__frame){.type = DDL__FRAME_ABORT}, c->rank, text, peer);
     }
     return DDL_OK;
 }
@@ -20398,7 +20420,7 @@ DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason) {
         for (int32_t i = 0; i < context->world_size; i++) { /* all, connected or not: nobody may be left waiting */
             context->links[i].connected = i != context->rank;
         }
-        ddl__flood(context, DDL__FRAME_ABORT, context->rank, text, -1);
+        ddl__flood(context, (ddl__frame){.type = DDL__FRAME_ABORT}, context->rank, text, -1);
         ddl__poll(context, -1);
     }
     ddl__unlock(context);

@@ -241,3 +241,26 @@ TEST(no_schedule_of_deaths_and_messages_splits_an_agreement) {
 
 /* Who is gone does not fit into a control message of the usual size. */
 TEST(a_group_of_ten_thousand_agrees) { schedules(fault_seed("large groups"), fault_runs(20, 2000), MANY); }
+
+/* Rank 2 is cut off: it takes the others for dead and says so to rank 0, which then learns that rank 2 is gone. */
+TEST(who_was_cut_off_takes_nobody_with_it) {
+    size = world = 4;
+    queues_empty();
+    for (int k = 0; k < size; k++) {
+        node_open(k);
+    }
+    nodes[2].links[1].life = nodes[2].links[3].life = DDL__DEAD;
+    node_step(&nodes[2]);
+    CHECK_EQ(queues[2][0].count, 1);
+    deliver(2, 0);
+    nodes[2].dead = 1;
+    for (int k = 0; k < size; k++) {
+        queues[2][k].count = 0;
+    }
+    settle();
+    judge();
+    CHECK(ddl__bit(nodes[0].agreement->value.gone, 2));
+    for (int k = 0; k < size; k++) {
+        node_close(&nodes[k]);
+    }
+}

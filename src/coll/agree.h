@@ -62,7 +62,8 @@ typedef struct ddl__agreement {
     uint64_t joined_ns;
     ddl__value mine, value; /* own contribution; accepted, then decided */
     int32_t best;           /* the highest round of an accepted value that a JOIN brought, -1: none */
-    ddl__value heard;       /* that value; before: the gone ranks of all contributions */
+    ddl__value heard;       /* that value */
+    uint8_t *gone_of;       /* coordinator: whom each rank takes for gone, a bitmap each; NULL until the first JOIN */
     ddl__voter voters[];    /* by group rank; behind them the three bitmaps */
 } ddl__agreement;
 
@@ -72,13 +73,17 @@ static bool ddl__bit(const uint8_t *bits, int32_t i) { return (bits[i / 8] >> (i
 
 static void ddl__bit_set(uint8_t *bits, int32_t i) { bits[i / 8] = (uint8_t)(bits[i / 8] | 1u << (i % 8)); }
 
-/* Nothing more will come from that rank. */
 static ddl__agreement *ddl__agreement_find(const ddl_group *g, uint32_t sequence) {
     ddl__agreement *a = g->agreements;
     while (a != NULL && a->sequence != sequence) {
         a = a->next;
     }
     return a;
+}
+
+static void ddl__agreement_free(ddl__base *base, ddl__agreement *a) {
+    ddl__free(base, a->gone_of);
+    ddl__free(base, a);
 }
 
 /* Finds or makes it. The one before stays, to tell who asks late; older ones go. */
@@ -104,7 +109,7 @@ static ddl__agreement *ddl__agreement_get(ddl_group *g, uint32_t sequence) {
         ddl__agreement *old = *at;
         if (old->sequence + 1 < g->agree_sequence) {
             *at = old->next;
-            ddl__free(base, old);
+            ddl__agreement_free(base, old);
         } else {
             at = &old->next;
         }
@@ -116,7 +121,7 @@ static void ddl__agree_group_free(ddl_group *g) {
     while (g->agreements != NULL) {
         ddl__agreement *a = g->agreements;
         g->agreements = a->next;
-        ddl__free(&g->context->base, a);
+        ddl__agreement_free(&g->context->base, a);
     }
 }
 
@@ -165,6 +170,13 @@ static void ddl__agree_decide(ddl_group *g, ddl__agreement *a) {
 }
 
 static void ddl__agree_take_join(ddl_group *g, ddl__agreement *a, int32_t from, int32_t round, const ddl__value *v) {
+    size_t bits = ddl__agree_bytes(g);
+    if (a->gone_of == NULL) {
+        a->gone_of = ddl__alloc_array(&g->context->base, (size_t)g->size, bits);
+        if (a->gone_of == NULL) {
+            return; /* as lost: it asks again */
+        }
+    }
     a->voters[from] = (ddl__voter){.joined = true, .accepted = a->voters[from].accepted, .purpose = v->purpose,
                                    .flag = v->flag};
     if (a->proposed) { /* it asks again: our proposal, or its answer, was lost to failing memory */
@@ -175,10 +187,8 @@ static void ddl__agree_take_join(ddl_group *g, ddl__agreement *a, int32_t from, 
     } else if (round > a->best) {
         a->best = round;
         ddl__value_copy(g, &a->heard, v);
-    } else if (a->best < 0) {
-        for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
-            a->heard.gone[i] |= v->gone[i];
-        }
+    } else {
+        memcpy(a->gone_of + (size_t)from * bits, v->gone, bits);
     }
 }
 
@@ -239,17 +249,19 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
 
 /* >>rounds */
 
-/* The value of a first round: the contributions of all who live. */
+/* The value of a first round: the contributions of all who live. Who joined and was cut off since finds everybody else
+ * dead: it takes nobody with it. */
 static void ddl__agree_put_together(ddl_group *g, ddl__agreement *a) {
     ddl__value *v = &a->value;
+    size_t bits = ddl__agree_bytes(g);
     ddl__value_copy(g, v, &a->mine);
-    for (size_t i = 0; i < ddl__agree_bytes(g); i++) {
-        v->gone[i] |= a->heard.gone[i];
-    }
     for (int32_t i = 0; i < g->size; i++) {
         if (ddl__is_gone(g, i)) {
             ddl__bit_set(v->gone, i);
         } else if (i != g->rank) {
+            for (size_t at = 0; at < bits; at++) {
+                v->gone[at] |= a->gone_of[(size_t)i * bits + at];
+            }
             v->flag &= a->voters[i].flag;
             v->verdict = a->voters[i].purpose != v->purpose ? DDL_ERR_MISMATCH : v->verdict;
         }

@@ -877,7 +877,7 @@ static ddl_status ddl__on_abort(ddl_context *c, int32_t peer, const ddl__frame *
     }
     if (!c->aborted) {
         ddl__abort_here(c, text);
-        ddl__flood(c, DDL__FRAME_ABORT, c->rank, text, peer);
+        ddl__flood(c, (ddl__frame){.type = DDL__FRAME_ABORT}, c->rank, text, peer);
     }
     return DDL_OK;
 }
@@ -892,7 +892,7 @@ DDL_API ddl_status ddl_abort(ddl_context *context, const char *reason) {
         for (int32_t i = 0; i < context->world_size; i++) { /* all, connected or not: nobody may be left waiting */
             context->links[i].connected = i != context->rank;
         }
-        ddl__flood(context, DDL__FRAME_ABORT, context->rank, text, -1);
+        ddl__flood(context, (ddl__frame){.type = DDL__FRAME_ABORT}, context->rank, text, -1);
         ddl__poll(context, -1);
     }
     ddl__unlock(context);

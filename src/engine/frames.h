@@ -403,7 +403,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
         c->stats.unexpected_bytes -= e->frame.bytes;
         ddl__op *op = ddl__op_find(g, sequence);
         if (op != NULL && ddl__op_deliver(c, op, e->source, &e->frame, e->data) < 0) {
-            ddl__missed(c, g->ranks[e->source], "it sent a part of a collective that was not expected");
+            ddl__missed(c, g->ranks[e->source], ddl__how_unexpected);
         }
         ddl__scratch_put(c, e);
         at = &g->early; /* the list may have changed */

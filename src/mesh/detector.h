@@ -64,7 +64,7 @@ static bool ddl__has_process(const ddl_context *c, const ddl__link *l) {
 
 /* >>death */
 
-static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *text, int32_t but) {
+static void ddl__flood(ddl_context *c, ddl__frame f, int32_t rank, const char *text, int32_t but) {
     uint8_t payload[300];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u32(&w, (uint32_t)rank);
@@ -72,7 +72,7 @@ static void ddl__flood(ddl_context *c, uint8_t type, int32_t rank, const char *t
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link *l = &c->links[i];
         if (i != rank && i != but && l->connected && l->life == DDL__ALIVE) {
-            ddl__tell(c, i, (ddl__frame){.type = type}, payload, w.at);
+            ddl__tell(c, i, f, payload, w.at);
         }
     }
 }
@@ -87,15 +87,16 @@ static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     }
 }
 
-/* Declares a rank dead: text is the cause that everybody will report. but: who told us, -1 for nobody. */
-static void ddl__dead(ddl_context *c, int32_t rank, const char *text, int32_t but) {
+/* Declares a rank dead: text is the cause that everybody will report. flags: DDL__DEAD_LINK or 0. but: who told us, -1
+ * for nobody. */
+static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t flags, int32_t but) {
     ddl__link *l = &c->links[rank];
     if (l->life == DDL__DEAD || rank == c->rank || c->finalized) {
         return;
     }
     ddl__settle(c, l, DDL__DEAD);
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
-    ddl__flood(c, DDL__FRAME_DEAD, rank, text, but);
+    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags}, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
@@ -120,11 +121,11 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
     }
 }
 
-static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how) {
+static void ddl__dead_rank(ddl_context *c, int32_t rank, const char *how, uint16_t flags) {
     ddl__link *l = &c->links[rank];
     char text[256];
     snprintf(text, sizeof text, "rank %d (pid %d on host %s) is dead: %s", rank, l->pid, l->host_name, how);
-    ddl__dead(c, rank, text, -1);
+    ddl__dead(c, rank, text, flags, -1);
 }
 
 /* A cut is between hosts, not ranks. Several here see it at once, each on a link of its own: they must tell the same,
@@ -155,7 +156,7 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (c->links[i].host == host && c->links[i].life == DDL__MISSED) {
-            ddl__dead(c, i, text, -1);
+            ddl__dead(c, i, text, DDL__DEAD_LINK, -1);
         }
     }
 }
@@ -184,8 +185,13 @@ static void ddl__judge_gone(ddl_context *c, int32_t rank) {
         ddl__settle(c, l, DDL__LEFT);
         l->drained = true;
     } else if (c->board != NULL || l->connected) {
-        ddl__dead_rank(c, rank, ddl__how_ended);
+        ddl__dead_rank(c, rank, ddl__how_ended, 0);
     } /* else it may have left in order: those who are connected to it know and tell */
+}
+
+/* It is cut off for what it sent, and not because it cannot be heard from here. */
+static bool ddl__did_wrong(const ddl__link *l) {
+    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected;
 }
 
 static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
@@ -197,13 +203,14 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (!l->same_host && l->missed_how == ddl__how_cut) {
         ddl__dead_host(c, l->host, ddl__how_cut);
     } else if (told) {
-        ddl__dead_rank(c, rank, l->missed_how);
+        ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
-        ddl__dead_rank(c, rank, "its process lives but closed its link");
+        ddl__dead_rank(c, rank, "its process lives but closed its link", 0);
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
         ddl__dead_rank(c, rank,
                        "its connection ended without a goodbye: its process died, or something between the hosts "
-                       "cut the connection");
+                       "cut the connection",
+                       DDL__DEAD_LINK);
     }
 }
 
@@ -255,11 +262,12 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_ERR_CORRUPT;
     }
     const ddl__link *l = &c->links[rank];
-    if (l->host == c->links[c->rank].host && l->host != c->links[peer].host && ddl__has_process(c, l)) {
-        c->next_look_ns = 0; /* who sits elsewhere may only have lost the cable; here one sees whether it lives */
+    if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
+        ddl__has_process(c, l)) {
+        c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */
         return DDL_OK;
     }
-    ddl__dead(c, (int32_t)rank, text, peer);
+    ddl__dead(c, (int32_t)rank, text, f->flags & DDL__DEAD_LINK, peer);
     return DDL_OK;
 }
 

@@ -23,6 +23,7 @@
 #define DDL__FRAME_MAX_PAYLOAD (1u << 20)
 #define DDL__FRAME_MAGIC 0x316c6464u /* "ddl1" read as a little-endian word */
 #define DDL__FRAME_FLAG_CRC 0x8000u  /* payload_crc covers the payload */
+#define DDL__DEAD_LINK 1u            /* flag of DEAD: only a link was lost; the hosts of that rank know better */
 /* A minor version adds; a major one is refused in the handshake, so a frame of another version is damage or a bug. */
 #define DDL__WIRE_MAJOR 1
 #define DDL__WIRE_MINOR 0
