@@ -86,6 +86,7 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
         fabric_route(p->master_host, &out->route);
     }
     int here = fabric_ip_is_loopback(&out->route) || (p->master_host == NULL && p->local_ranks == p->world_size);
+    out->authenticated = p->authenticated != 0;
     out->loopback_only = !p->authenticated || (here && !chosen);
     return 1;
 }
@@ -272,6 +273,9 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
         return DDL_ERR_CONFIG;
     }
+    if (fabric_any_device()) {
+        fabric_share_receives();
+    }
     const char *why = fabric_library_open(&s->lib);
     if (why != NULL) {
         fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
@@ -294,8 +298,8 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     return status;
 }
 
-/* ofi_rxm of libfabric 1.17 crashes when messages still wait in its queue while it closes their connection: it takes them
- * then, and posts the receive anew on what it has just closed. Bounded, as peers may go on sending. */
+/* Takes what still waits: ofi_rxm with receives of each connection crashes on it (fabric_share_receives). Bounded, as
+ * peers may go on sending. */
 static void fabric_drain(fabric_rail *r) {
     struct fi_cq_tagged_entry entry[16];
     struct fi_cq_err_entry wrong;

@@ -17,6 +17,7 @@
 
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
@@ -62,6 +63,14 @@ static int fabric_symbols(void *handle, fabric_library *out) {
            fabric_symbol(handle, "fi_version", &out->version) &&
            fabric_symbol(handle, "fi_strerror", &out->strerror);
 }
+
+/* ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages:
+ * it posts each anew on the endpoint that it has just closed. With receives that all connections share, as its tcp has
+ * anyway, nothing is posted to a connection; they also take less memory. ofi_rxm has no other way to ask for them than
+ * this variable, which it reads whenever an endpoint is opened: it stays set. It is set before libfabric is loaded,
+ * where there is an RDMA device, and where the user has not decided (0 keeps the receives of each connection). glibc
+ * orders setenv among threads, but not with a getenv at the same time: docs/operations.md says what to do about it. */
+static void fabric_share_receives(void) { setenv("FI_OFI_RXM_USE_SRX", "1", 0); }
 
 /* Never closed: providers may have started threads. NULL: it can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out) {

@@ -25,7 +25,9 @@ typedef struct fabric_wish {
     const char *provider;  /* or NULL */
     const char *domain, *interface_name;
     struct sockaddr_storage subnet, route; /* ss_family 0: none */
-    int subnet_bits, loopback_only, rails;
+    int subnet_bits, rails;
+    int loopback_only; /* sockets: all ranks are here, or anybody could send to us */
+    int authenticated; /* adapters: there is a job secret */
 } fabric_wish;
 
 static const char *const fabric_order[] = {"efa", "verbs", "tcp"};
@@ -245,8 +247,12 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
     if (w->domain != NULL && (info->domain_attr->name == NULL || strcmp(w->domain, info->domain_attr->name) != 0)) {
         return "DDL_FABRIC_DOMAIN names another";
     }
+    int sockets = fabric_is_sockets(info);
+    if (!sockets && !w->authenticated) {
+        return "without a job secret no adapter is used, as it hears other hosts; ddlrun makes one, DDL_SECRET gives one";
+    }
     if (!is_ip) {
-        return w->loopback_only ? "without a job secret only loopback is used" : NULL;
+        return NULL;
     }
     if (at.ss_family == 0 || fabric_ip_is_link_local(&at)) {
         return "it has no address that others can use";
@@ -258,7 +264,7 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
     if (w->subnet.ss_family != 0 && !fabric_ip_within(&at, &w->subnet, w->subnet_bits)) {
         return "it is not in DDL_FABRIC_SUBNET";
     }
-    if (w->loopback_only) {
+    if (w->loopback_only && sockets) {
         return fabric_ip_is_loopback(&at) ? NULL : "only loopback is used: all ranks are here, or there is no job secret";
     }
     if (fabric_ip_is_loopback(&at)) {
@@ -268,7 +274,7 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
         if (fabric_exists("/sys/class/net/%s/bridge", name)) {
             return "it is a bridge";
         }
-        if (fabric_is_sockets(info) && w->route.ss_family != 0 && !fabric_ip_equal(&w->route, &at)) {
+        if (sockets && w->route.ss_family != 0 && !fabric_ip_equal(&w->route, &at)) {
             return "it does not lead to the master";
         }
     }
