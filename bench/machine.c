@@ -4,6 +4,7 @@
  *
  *     cc -O2 -march=native -o machine bench/machine.c && ./machine
  *     ./machine all_reduce RANKS BYTES...    what an all_reduce in shared memory has to move at the least, and nothing else
+ *     ./machine distance                     nanoseconds that a cache line takes from one core to another
  *
  * Medians; each block takes well under a second. */
 #define _GNU_SOURCE
@@ -236,6 +237,54 @@ static void streams(void) {
     }
 }
 
+/* How far apart two cores are, in nanoseconds that a cache line takes from one to the other: the least of many short
+ * series, since what else runs only makes them longer. A virtual machine may find its cores moved while it runs. */
+static double line_ns(int from, int to) {
+    enum { SERIES = 100, TRIPS = 200 };
+    double least = 1e9;
+    pid_t child = fork();
+    if (child < 0) {
+        die("fork");
+    }
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(child == 0 ? to : from, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    for (int i = 0; i < SERIES; i++) {
+        double start = now_ns();
+        for (int k = 0; k < TRIPS; k++) {
+            int mine = 2 * (i * TRIPS + k) + (child == 0);
+            for (int tries = 1; shared->turn != mine; tries++) {
+                if (tries % 4096 == 0) {
+                    sched_yield(); /* the other may share this core, if the mask was refused */
+                }
+            }
+            shared->turn = mine + 1;
+        }
+        double ns = (now_ns() - start) / TRIPS / 2;
+        least = ns < least ? ns : least;
+    }
+    if (child == 0) {
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    return least;
+}
+
+/* Between the first two cores that this process may use; 0 where there is one. */
+static int distance(void) {
+    cpu_set_t all;
+    int cpus[2] = {0, 0}, found = 0;
+    sched_getaffinity(0, sizeof all, &all);
+    for (int i = 0; i < CPU_SETSIZE && found < 2; i++) {
+        if (CPU_ISSET(i, &all)) {
+            cpus[found++] = i;
+        }
+    }
+    printf("%.1f\n", found == 2 ? line_ns(cpus[0], cpus[1]) : 0.0);
+    return 0;
+}
+
 /* The plain loop a user would write; what the compiler makes of it is the machine's offer. */
 static void add(float *restrict dst, const float *restrict src, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -376,6 +425,9 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc > 2 && strcmp(argv[1], "all_reduce") == 0) {
         return limits(argc, argv);
+    }
+    if (argc == 2 && strcmp(argv[1], "distance") == 0) {
+        return distance();
     }
     char control[64] = "?";
     FILE *file = fopen("/proc/sys/net/ipv4/tcp_congestion_control", "r");

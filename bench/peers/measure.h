@@ -33,7 +33,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512 };
+enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512, BENCH_LEAST_ROUNDS = 6 };
+#define BENCH_SIZE_NS 2e9
 
 /* What `count` means to bench_peer.run, in floats; `bytes` in the output is always the larger of a rank's two buffers:
  *   all_reduce      out[count] summed in place over ranks
@@ -66,13 +67,13 @@ typedef struct bench_peer {
     void (*give)(void *state, void *memory);
 } bench_peer;
 
-/* The mapped file. `arrived` and `turn` are the barrier; nanoseconds[r] belongs to rank r until the barrier after a
- * size. */
+/* The mapped file. `arrived` and `turn` are the barrier; `enough` is the round after which a size ends, written by rank 0;
+ * nanoseconds[r] belongs to rank r until the barrier after a size. */
 typedef struct bench_shared {
     uint32_t arrived;
     uint32_t turn;
     uint32_t failed;
-    uint32_t unused;
+    int32_t enough;
     double nanoseconds[BENCH_MAX_RANKS][BENCH_MAX_ROUNDS];
 } bench_shared;
 
@@ -131,8 +132,9 @@ static inline bench_shared *bench_map(void) {
     return (bench_shared *)p;
 }
 
-/* Any count above a few dozen gives a stable median; the table bounds the time of a whole comparison. The same for
- * every library, and never adapted to what is measured: slow and fast libraries get the same number of draws. */
+/* Any count above a few dozen gives a stable median; the table bounds the time of a whole comparison, the same for every
+ * library. Where a library is so slow that it takes more than BENCH_SIZE_NS over a size, it ends when it has
+ * BENCH_LEAST_ROUNDS. */
 static inline int bench_rounds(size_t bytes) {
     int rounds = bytes <= (32u << 10)    ? 400
                  : bytes <= (256u << 10) ? 150
@@ -313,13 +315,20 @@ static inline int bench_round(const bench_run *run, int round, int repeats, doub
 static inline int bench_size(bench_run *run, size_t bytes) {
     int rounds = bench_rounds(bytes);
     int warmup = bench_warmup(rounds);
+    bool first = run->peer->rank == 0;
+    double start = bench_now_ns();
     if (bench_shape(run, bytes) != 0) {
         fprintf(stderr, "bench: no memory for %zu bytes\n", bytes);
         return -1;
     }
-    for (int i = 0; i <= warmup + rounds; i++) {
+    if (first) {
+        run->shared->enough = warmup + rounds;
+    }
+    bench_meet(run);
+    int last = warmup + rounds;
+    for (int i = 0; i <= last; i++) {
         double ns = 0;
-        bool checked = i == 0 || i == warmup + rounds; /* once: repeated in place, a sum is another */
+        bool checked = i == 0 || i == last; /* once: repeated in place, a sum is another */
         if (bench_round(run, i, checked ? 1 : bench_repeats(bytes), &ns) != 0) {
             return -1;
         }
@@ -329,10 +338,16 @@ static inline int bench_size(bench_run *run, size_t bytes) {
         if (checked && bench_check_together(run, i) != 0) {
             return -1;
         }
+        if (i < last) { /* what rank 0 wrote after the round before, all see after they have met in this one */
+            last = __atomic_load_n(&run->shared->enough, __ATOMIC_RELAXED);
+        }
+        if (first && i + 2 < last && i + 1 >= warmup + BENCH_LEAST_ROUNDS && bench_now_ns() - start > BENCH_SIZE_NS) {
+            __atomic_store_n(&run->shared->enough, i + 2, __ATOMIC_RELAXED);
+        }
     }
     bench_meet(run);
-    if (run->peer->rank == 0) {
-        bench_report(run, bytes, rounds);
+    if (first) {
+        bench_report(run, bytes, last - warmup);
     }
     bench_meet(run);
     bench_give(run->peer, run->in);
