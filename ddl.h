@@ -34,8 +34,8 @@
  *     ddlrun -n 4 ./hello                                        on this machine
  *     torchrun --no-python --nnodes 2 --nproc-per-node 4 ...     on several; mpirun and srun do as well
  *
- * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective, then
- * the plugin ABI, then the implementation.
+ * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective
+ * optimizer, then the plugin ABI, then the implementation.
  *
  * >>options
  * Macros that are defined before the #include. "Everywhere": alike in all files. "Implementation file only": in the
@@ -775,6 +775,63 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
 /* Cuts count elements over parts with remainder: the first count % parts parts get one more. Part index starts at
  * *out_begin and has *out_count elements. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t *out_begin, int64_t *out_count);
+
+/* >>optimizer
+ * How parameters follow gradients, the same on a worker and on a server. All math is f32 (norms f64), without
+ * fused multiply-add, so that every processor and every cut into shards gives the same bits. w: parameter, g: its
+ * gradient, lr: learning_rate times the factor of a schedule, wd: weight_decay, t: step, from 1.
+ *
+ *     DDL_SGD         g += wd*w;  w -= lr*g
+ *     DDL_MOMENTUM    g += wd*w;  m = momentum*m + g;  w -= lr*m          Polyak 1964, as in torch
+ *     DDL_NESTEROV    g += wd*w;  m = momentum*m + g;  w -= lr*(g + momentum*m)    Sutskever et al. 2013
+ *     DDL_ADAM        g += wd*w;  m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*g*g;
+ *                     w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + epsilon)       Kingma, Ba, arXiv 1412.6980
+ *     DDL_ADAMW       w *= 1 - lr*wd, then Adam with wd = 0               Loshchilov, Hutter, arXiv 1711.05101
+ *     DDL_LARS        L = trust*|w| / (|g| + wd*|w|), 1 when a norm is 0;
+ *                     m = momentum*m + lr*L*(g + wd*w);  w -= m           You et al., arXiv 1708.03888
+ *     DDL_LAMB        m, v as Adam;  r = m^/(sqrt(v^) + epsilon) + wd*w;
+ *                     w -= lr * trust*|w|/|r| * r, factor 1 when a norm is 0      You et al., arXiv 1904.00962
+ *     DDL_OPTIMIZER_FN   the program's own function
+ *
+ * The norms |.| go over one whole tensor, however it is sharded. A NaN or infinity in g goes into w. */
+typedef enum ddl_optimizer_kind {
+    DDL_SGD = 0,
+    DDL_MOMENTUM = 1,
+    DDL_NESTEROV = 2,
+    DDL_ADAM = 3,
+    DDL_ADAMW = 4,
+    DDL_LARS = 5,
+    DDL_LAMB = 6,
+    DDL_OPTIMIZER_FN = 7
+} ddl_optimizer_kind;
+/* One step on a part of a tensor: all of it, or the elements [offset, offset + count) that a rank or server holds. */
+typedef struct ddl_optimizer_part {
+    int64_t step;         /* from 1 */
+    double learning_rate; /* of this step, the schedule's factor included */
+    int32_t tensor;       /* its number, in order of registration */
+    int64_t offset;       /* of the part in its tensor, in elements */
+    int64_t count;
+    float *param;
+    const float *grad;
+    float *state;        /* slot s of element i is state[s * state_stride + i]; zero before the first step */
+    int64_t state_stride;
+} ddl_optimizer_part;
+/* Must depend on nothing but the part, elementwise, or shards differ from the whole. Must not call ddl. */
+typedef void (*ddl_optimizer_fn)(void *user, const ddl_optimizer_part *part);
+/* All zero is SGD. A member that is 0 takes its default; one below 0 means "none" where so marked. */
+typedef struct ddl_optimizer {
+    ddl_optimizer_kind kind;
+    double learning_rate; /* 0.01; Adam, AdamW, LAMB 0.001; LARS 0.1 */
+    double momentum;      /* 0.9; below 0: none */
+    double beta1;         /* 0.9; below 0: none */
+    double beta2;         /* 0.999 */
+    double epsilon;       /* 1e-8; LAMB 1e-6 */
+    double weight_decay;  /* 0 */
+    double trust;         /* LARS 0.001, LAMB 1 */
+    ddl_optimizer_fn fn;  /* of DDL_OPTIMIZER_FN, with its argument and the floats of state it keeps per element */
+    void *user;
+    int32_t state_slots;
+} ddl_optimizer;
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -20520,6 +20577,503 @@ DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t by
     }
     ddl__unlock(context);
     return text.used;
+}
+
+/* >>optim/vectors */
+/* optim/vectors: what optimizers and encoders need of vectors beyond src/dtype: products that are rounded before they
+ * are added, square roots, sums of squares. All are exact in the sense of IEEE 754, so that every level, every cut of
+ * an array and every processor gives the same bits. Must not know: optimizers. */
+
+/* Kernels take whole runs of this many elements; what is left over is padded (DDL__RUN of any level fits in it). */
+#define DDL__RUN 16
+
+/* Keeps the compiler from fusing a product with the addition after it: a fused one is rounded once instead of twice,
+ * and only some processors have it. An empty asm costs nothing; where we do not know the name of the vector registers
+ * the value goes through memory. */
+#if defined(__x86_64__)
+#define DDL__ROUNDED(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define DDL__ROUNDED(x) __asm__("" : "+w"(x))
+#else
+#define DDL__ROUNDED(x) __asm__("" : "+m"(x))
+#endif
+
+/* r = x * y, rounded. r may be x; y may be a scalar. */
+#define DDL__MUL(r, x, y)                                                                                              \
+    do {                                                                                                               \
+        (r) = (x) * (y);                                                                                               \
+        DDL__ROUNDED(r);                                                                                               \
+    } while (0)
+
+#if defined(__x86_64__)
+#define DDL__SQRT_16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
+#define DDL__SQRT_32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
+#define DDL__SQRT_64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#elif defined(__aarch64__)
+#define DDL__SQRT_16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#else
+#define DDL__SQRT_16(x) ddl__sqrt_lanes(x)
+#endif
+
+/* The square root in double, within a last place, without libm (the library does not link it): a first guess that
+ * halves the exponent, then Newton's iteration. Rounded to float it is exact: no float has a root that near to the
+ * middle of two floats. */
+static inline double ddl__sqrt(double x) {
+    if (!(x > 0) || x > 1.7e308) {
+        return x < 0 ? (x - x) / (x - x) : x;
+    }
+    uint64_t bits;
+    double guess;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits >> 1) + ((uint64_t)1023 << 51);
+    memcpy(&guess, &bits, sizeof guess);
+    for (int i = 0; i < 6; i++) {
+        guess = 0.5 * (guess + x / guess);
+    }
+    return guess;
+}
+
+static inline ddl__f32_v16 ddl__sqrt_lanes(ddl__f32_v16 x) {
+    for (int i = 0; i < 4; i++) {
+        x[i] = (float)ddl__sqrt((double)x[i]);
+    }
+    return x;
+}
+
+/* Floats that become doubles of twice the width: half a vector of each width. */
+typedef float ddl__f32_h16 DDL__VECTOR(8);
+typedef float ddl__f32_h32 DDL__VECTOR(16);
+typedef float ddl__f32_h64 DDL__VECTOR(32);
+
+/* lanes[i % 8] += x[i]^2 for count elements, a multiple of DDL__RUN. Eight lanes whatever the width, so that the order
+ * of additions is the same at every level; the square of a float is exact in double, so fusing does no harm. */
+#define DDL__SQUARES_STEP(W, j)                                                                                        \
+    if ((j) < 64 / (W)) {                                                                                              \
+        ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
+        ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
+        sum[j] += wide * wide;                                                                                         \
+    }
+#define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
+    target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
+        ddl__f64_v##W sum[4];                                                                                          \
+        memset(sum, 0, sizeof sum);                                                                                    \
+        memcpy(sum, lanes, 8 * sizeof(double));                                                                        \
+        for (int64_t i = 0; i < count; i += 8) {                                                                       \
+            DDL__SQUARES_STEP(W, 0)                                                                                    \
+            DDL__SQUARES_STEP(W, 1)                                                                                    \
+            DDL__SQUARES_STEP(W, 2)                                                                                    \
+            DDL__SQUARES_STEP(W, 3)                                                                                    \
+        }                                                                                                              \
+        memcpy(lanes, sum, 8 * sizeof(double));                                                                        \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+DDL__DEFINE_SQUARES(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_SQUARES(avx2, DDL__AVX2, 32)
+DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
+#endif
+
+/* The kernel of a level out of three; levels that a processor family lacks are not named. */
+#if defined(__x86_64__)
+#define DDL__AT_LEVEL(level, name)                                                                                     \
+    ((level) == DDL__CPU_AVX512 ? name##_avx512 : (level) == DDL__CPU_AVX2 ? name##_avx2 : name##_portable)
+#else
+#define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
+#endif
+
+/* Sum of squares of one block: eight lanes, added in a fixed order. */
+static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
+    double lanes[8] = {0};
+    float rest[DDL__RUN] = {0};
+    int64_t whole = count - count % DDL__RUN;
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
+    memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
+ * wherever they are made. 16 KiB: a block and a second one of scratch stay in the first-level cache. */
+#define DDL__BLOCK 4096
+
+static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        sum += ddl__block_squares(level, x + i, DDL__MIN(count - i, DDL__BLOCK));
+    }
+    return sum;
+}
+
+/* The sum of x[i]^2 in double: for norms and for clipping. */
+static inline double ddl__sum_squares(const float *x, int64_t count) {
+    return ddl__sum_squares_at(ddl__cpu_level(), x, count);
+}
+
+/* >>optim/kernels */
+/* optim/kernels: one step of each optimizer over arrays, in vectors. Formulas and papers stand in api.h.
+ * Must not know: tensors, shards, configs. */
+
+/* The numbers of one step, rounded once from double. */
+typedef struct ddl__optim_scalars {
+    float rate;          /* what the update is multiplied by */
+    float decay;         /* of the weight, added to the gradient (LAMB: to the update) */
+    float keep;          /* AdamW: what the weight is multiplied by */
+    float beta1, fresh1; /* the momentum, or beta1; and 1 - beta1 */
+    float beta2, fresh2;
+    float unbias1; /* LAMB: 1 / (1 - beta1^t); for Adam it is inside rate */
+    float unbias2; /* 1 / sqrt(1 - beta2^t) */
+    float epsilon;
+} ddl__optim_scalars;
+
+/* The arrays of one step: weight, gradient, first and second moment, and (LAMB) where the update goes. */
+typedef struct ddl__optim_streams {
+    float *w;
+    const float *g;
+    float *m, *v, *r;
+} ddl__optim_streams;
+
+/* count is a multiple of DDL__RUN. The arrays overlap nowhere. */
+typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams, int64_t count);
+
+#define DDL__GET(W, x) (*(const ddl__f32_v##W *)(const void *)(s.x + i))
+#define DDL__PUT(W, x, value) (*(ddl__f32_v##W *)(void *)(s.x + i) = (value))
+
+/* g + wd * w, which the weight decay of all but AdamW and LAMB begins with. */
+#define DDL__OPTIM_DECAYED(W)                                                                                          \
+    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
+    DDL__MUL(t, w, k.decay);                                                                                           \
+    g += t
+
+#define DDL__OPTIM_SGD(W)                                                                                              \
+    DDL__OPTIM_DECAYED(W);                                                                                             \
+    DDL__MUL(t, g, k.rate);                                                                                            \
+    DDL__PUT(W, w, w - t);
+
+#define DDL__OPTIM_MOMENTUM(W)                                                                                         \
+    DDL__OPTIM_DECAYED(W);                                                                                             \
+    DDL__MUL(t, DDL__GET(W, m), k.beta1);                                                                              \
+    g += t;                                                                                                            \
+    DDL__PUT(W, m, g);                                                                                                 \
+    DDL__MUL(t, g, k.rate);                                                                                            \
+    DDL__PUT(W, w, w - t);
+
+#define DDL__OPTIM_NESTEROV(W)                                                                                         \
+    DDL__OPTIM_DECAYED(W);                                                                                             \
+    ddl__f32_v##W m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+    m += g;                                                                                                            \
+    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__MUL(t, m, k.beta1);                                                                                           \
+    t += g;                                                                                                            \
+    DDL__MUL(t, t, k.rate);                                                                                            \
+    DDL__PUT(W, w, w - t);
+
+/* rate holds the trust ratio too: it goes into the momentum, not onto it. */
+#define DDL__OPTIM_LARS(W)                                                                                             \
+    DDL__OPTIM_DECAYED(W);                                                                                             \
+    ddl__f32_v##W m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+    DDL__MUL(t, g, k.rate);                                                                                            \
+    m += t;                                                                                                            \
+    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__PUT(W, w, w - m);
+
+/* Both moments take in g. */
+#define DDL__OPTIM_MOMENTS(W)                                                                                          \
+    ddl__f32_v##W m, v;                                                                                                \
+    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+    DDL__MUL(t, g, k.fresh1);                                                                                          \
+    m += t;                                                                                                            \
+    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__MUL(t, g, g);                                                                                                 \
+    DDL__MUL(t, t, k.fresh2);                                                                                          \
+    DDL__MUL(v, DDL__GET(W, v), k.beta2);                                                                              \
+    v += t;                                                                                                            \
+    DDL__PUT(W, v, v)
+
+/* t = sqrt(v / (1 - beta2^t)) + epsilon */
+#define DDL__OPTIM_ROOT(W, t, v)                                                                                       \
+    do {                                                                                                               \
+        (t) = DDL__SQRT_##W(v);                                                                                        \
+        DDL__MUL(t, t, k.unbias2);                                                                                     \
+        (t) += k.epsilon;                                                                                              \
+    } while (0)
+
+/* Adam and AdamW: the one has keep 1, the other decay 0. */
+#define DDL__OPTIM_ADAM(W)                                                                                             \
+    DDL__OPTIM_DECAYED(W);                                                                                             \
+    DDL__OPTIM_MOMENTS(W);                                                                                             \
+    DDL__OPTIM_ROOT(W, t, v);                                                                                          \
+    DDL__MUL(m, m, k.rate);                                                                                            \
+    DDL__MUL(w, w, k.keep);                                                                                            \
+    DDL__PUT(W, w, w - m / t);
+
+/* r = m^ / (sqrt(v^) + epsilon) + wd * w, from w, m and v: the same bits each time. */
+#define DDL__OPTIM_UPDATE(W, w, m, v, t)                                                                               \
+    do {                                                                                                               \
+        DDL__OPTIM_ROOT(W, t, v);                                                                                      \
+        DDL__MUL(m, m, k.unbias1);                                                                                     \
+        (t) = (m) / (t);                                                                                               \
+        DDL__MUL(m, w, k.decay);                                                                                       \
+        (t) += (m);                                                                                                    \
+    } while (0)
+
+/* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
+ * twice costs less than storing it. */
+#define DDL__OPTIM_LAMB_MOMENTS(W)                                                                                     \
+    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
+    DDL__OPTIM_MOMENTS(W);                                                                                             \
+    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
+    DDL__PUT(W, r, t);
+#define DDL__OPTIM_LAMB(W)                                                                                             \
+    ddl__f32_v##W w = DDL__GET(W, w), m = DDL__GET(W, m), v = DDL__GET(W, v), t;                                       \
+    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
+    DDL__MUL(t, t, k.rate);                                                                                            \
+    DDL__PUT(W, w, w - t);
+
+/* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. */
+#define DDL__DEFINE_OPTIM(L, target, W, name, BODY)                                                                    \
+    target static void ddl__optim_##name##_##L(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams,   \
+                                               int64_t count) {                                                        \
+        const ddl__optim_scalars k = *scalars;                                                                         \
+        const ddl__optim_streams s = *streams;                                                                         \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            BODY(W)                                                                                                    \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+#define DDL__DEFINE_OPTIMS(L, target, W)                                                                               \
+    DDL__DEFINE_OPTIM(L, target, W, sgd, DDL__OPTIM_SGD)                                                               \
+    DDL__DEFINE_OPTIM(L, target, W, momentum, DDL__OPTIM_MOMENTUM)                                                     \
+    DDL__DEFINE_OPTIM(L, target, W, nesterov, DDL__OPTIM_NESTEROV)                                                     \
+    DDL__DEFINE_OPTIM(L, target, W, adam, DDL__OPTIM_ADAM)                                                             \
+    DDL__DEFINE_OPTIM(L, target, W, lars, DDL__OPTIM_LARS)                                                             \
+    DDL__DEFINE_OPTIM(L, target, W, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                             \
+    DDL__DEFINE_OPTIM(L, target, W, lamb, DDL__OPTIM_LAMB)
+DDL__DEFINE_OPTIMS(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32)
+DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64)
+#endif
+
+/* Runs a kernel on any count: what is less than a run goes through padded copies, so that the last elements get the
+ * bits they would get in the middle. Arrays that a kernel does not use are NULL. */
+static inline void ddl__optim_run(ddl__optim_fn kernel, const ddl__optim_scalars *scalars, ddl__optim_streams s,
+                                  int64_t count) {
+    int64_t whole = count - count % DDL__RUN;
+    size_t rest = (size_t)(count - whole) * sizeof(float);
+    kernel(scalars, &s, whole);
+    if (rest == 0) {
+        return;
+    }
+    float pad[5][DDL__RUN] = {{0}};
+    const float *arrays[5] = {s.w, s.g, s.m, s.v, s.r};
+    for (int a = 0; a < 5; a++) {
+        if (arrays[a] != NULL) {
+            memcpy(pad[a], arrays[a] + whole, rest);
+        }
+    }
+    kernel(scalars, &(ddl__optim_streams){pad[0], pad[1], pad[2], pad[3], pad[4]}, DDL__RUN);
+    float *written[5] = {s.w, NULL, s.m, s.v, s.r};
+    for (int a = 0; a < 5; a++) {
+        if (written[a] != NULL) {
+            memcpy(written[a] + whole, pad[a], rest);
+        }
+    }
+}
+
+/* >>optim/optim */
+/* optim/optim: optimizers as the rooms above use them: check a config, size the state, take a step on a part.
+ * Must not know: ranks, servers, or where a gradient comes from.
+ *
+ *     ddl__optim_init(sentence, &config, &optimizer)                checks, fills in the defaults
+ *     state = zeroed floats, ddl__optim_slots(&optimizer) per element
+ *     elementwise kinds:   ddl__optim_step(&optimizer, &part, NULL)
+ *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
+ *                          add the sums of all parts of the tensor, in a fixed order
+ *                          ddl__optim_step(&optimizer, &part, sums)
+ * With the same part sums the parts of a tensor get the same bits as the whole. */
+
+static inline const char *ddl__optim_name(ddl_optimizer_kind kind) {
+    static const char *const names[] = {"SGD", "momentum", "Nesterov", "Adam", "AdamW", "LARS", "LAMB", "fn"};
+    return (unsigned)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
+}
+
+/* Floats of state per element. */
+static inline int32_t ddl__optim_slots(const ddl_optimizer *optimizer) {
+    switch (optimizer->kind) {
+    case DDL_SGD: return 0;
+    case DDL_MOMENTUM:
+    case DDL_NESTEROV:
+    case DDL_LARS: return 1;
+    case DDL_ADAM:
+    case DDL_ADAMW:
+    case DDL_LAMB: return 2;
+    case DDL_OPTIMIZER_FN: return optimizer->state_slots;
+    }
+    return 0;
+}
+
+/* Whether a step needs the sums of ddl__optim_sums over the whole tensor. */
+static inline bool ddl__optim_needs_sums(const ddl_optimizer *optimizer) {
+    return optimizer->kind == DDL_LARS || optimizer->kind == DDL_LAMB;
+}
+
+/* A member in its range, after defaults. */
+static inline ddl_status ddl__optim_range(ddl__sentence *sentence, const ddl_optimizer *o, const char *name,
+                                          double value, double end) {
+    if (value >= 0 && value < end) {
+        return DDL_OK;
+    }
+    return ddl__fail(sentence, DDL_ERR_ARG, "optimizer %s: %s is %g; it must be at least 0 and below %g",
+                     ddl__optim_name(o->kind), name, value, end);
+}
+
+static inline double ddl__or_default(double value, double otherwise) {
+    return value == 0 ? otherwise : value;
+}
+
+/* Checks a config and writes it with all defaults filled in; *out is untouched on an error. */
+static inline ddl_status ddl__optim_init(ddl__sentence *sentence, const ddl_optimizer *config, ddl_optimizer *out) {
+    ddl_optimizer o = *config;
+    if ((unsigned)o.kind > DDL_OPTIMIZER_FN) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "%d is not a kind of optimizer; see ddl_optimizer_kind", (int)o.kind);
+    }
+    if (o.kind == DDL_OPTIMIZER_FN && (o.fn == NULL || o.state_slots < 0 || o.state_slots > 64)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "a DDL_OPTIMIZER_FN optimizer needs fn, and 0 to 64 state_slots; this one has fn %s and %d",
+                         o.fn == NULL ? "NULL" : "set", o.state_slots);
+    }
+    bool adam = o.kind == DDL_ADAM || o.kind == DDL_ADAMW || o.kind == DDL_LAMB;
+    o.learning_rate = ddl__or_default(o.learning_rate, adam ? 0.001 : o.kind == DDL_LARS ? 0.1 : 0.01);
+    o.momentum = o.momentum < 0 ? 0 : ddl__or_default(o.momentum, 0.9);
+    o.beta1 = o.beta1 < 0 ? 0 : ddl__or_default(o.beta1, 0.9);
+    o.beta2 = ddl__or_default(o.beta2, 0.999);
+    o.epsilon = ddl__or_default(o.epsilon, o.kind == DDL_LAMB ? 1e-6 : 1e-8);
+    o.trust = ddl__or_default(o.trust, o.kind == DDL_LARS ? 0.001 : 1);
+    DDL__TRY(ddl__optim_range(sentence, &o, "learning_rate", o.learning_rate, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "momentum", o.momentum, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "beta1", o.beta1, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "beta2", o.beta2, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "epsilon", o.epsilon, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "weight_decay", o.weight_decay, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "trust", o.trust, 1e30));
+    *out = o;
+    return DDL_OK;
+}
+
+/* x^n for n >= 0 by squaring: libm is not linked, and its last bits differ from one libc to the next. */
+static inline double ddl__power(double x, int64_t n) {
+    double result = 1;
+    for (; n > 0; n >>= 1, x *= x) {
+        result = n & 1 ? result * x : result;
+    }
+    return result;
+}
+
+static inline ddl__optim_scalars ddl__optim_scalars_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
+    double rate = part->learning_rate, unbias1 = 1 / (1 - ddl__power(o->beta1, part->step));
+    bool adam = o->kind == DDL_ADAM || o->kind == DDL_ADAMW, moments = adam || o->kind == DDL_LAMB;
+    double beta1 = moments ? o->beta1 : o->momentum;
+    return (ddl__optim_scalars){
+        .rate = (float)(adam ? rate * unbias1 : rate),
+        .decay = (float)(o->kind == DDL_ADAMW ? 0 : o->weight_decay),
+        .keep = (float)(o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1),
+        .beta1 = (float)beta1,
+        .fresh1 = (float)(1 - beta1),
+        .beta2 = (float)o->beta2,
+        .fresh2 = (float)(1 - o->beta2),
+        .unbias1 = (float)unbias1,
+        .unbias2 = (float)(1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step))),
+        .epsilon = (float)o->epsilon,
+    };
+}
+
+static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
+    int32_t slots = ddl__optim_slots(o);
+    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? part->state : NULL,
+                                slots > 1 ? part->state + part->state_stride : NULL, NULL};
+}
+
+static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                  double *sums) {
+    float update[DDL__BLOCK];
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        ddl__optim_streams s = ddl__optim_streams_of(o, part);
+        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
+        s = (ddl__optim_streams){s.w + i, s.g + i, s.m + i, s.v + i, update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
+        sums[0] += ddl__block_squares(level, s.w, count);
+        sums[1] += ddl__block_squares(level, update, count);
+    }
+}
+
+/* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
+ * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
+static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double out_sums[2]) {
+    out_sums[0] = out_sums[1] = 0;
+    if (o->kind == DDL_LARS) {
+        out_sums[0] = ddl__sum_squares_at(level, part->param, part->count);
+        out_sums[1] = ddl__sum_squares_at(level, part->grad, part->count);
+    } else if (o->kind == DDL_LAMB) {
+        ddl__lamb_sums(level, o, part, out_sums);
+    }
+}
+
+static inline void ddl__optim_sums(const ddl_optimizer *o, const ddl_optimizer_part *part, double out_sums[2]) {
+    ddl__optim_sums_at(ddl__cpu_level(), o, part, out_sums);
+}
+
+/* What LARS and LAMB multiply the learning rate by. */
+static inline double ddl__optim_trust(const ddl_optimizer *o, const double sums[2]) {
+    double w = ddl__sqrt(sums[0]), other = ddl__sqrt(sums[1]);
+    if (w == 0 || other == 0) {
+        return 1;
+    }
+    return o->trust * w / (o->kind == DDL_LARS ? other + o->weight_decay * w : other);
+}
+
+static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind) {
+    switch (kind) {
+    case DDL_SGD: return DDL__AT_LEVEL(level, ddl__optim_sgd);
+    case DDL_MOMENTUM: return DDL__AT_LEVEL(level, ddl__optim_momentum);
+    case DDL_NESTEROV: return DDL__AT_LEVEL(level, ddl__optim_nesterov);
+    case DDL_ADAM:
+    case DDL_ADAMW: return DDL__AT_LEVEL(level, ddl__optim_adam);
+    case DDL_LARS: return DDL__AT_LEVEL(level, ddl__optim_lars);
+    case DDL_LAMB: return DDL__AT_LEVEL(level, ddl__optim_lamb);
+    case DDL_OPTIMIZER_FN: break;
+    }
+    return NULL;
+}
+
+/* One step on a part of a tensor. sums: of the whole tensor, for LARS and LAMB; NULL for the others. The arrays of the
+ * part overlap nowhere; count may be 0. optimizer comes from ddl__optim_init. */
+static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      const double *sums) {
+    if (part->count <= 0) {
+        return;
+    }
+    if (o->kind == DDL_OPTIMIZER_FN) {
+        o->fn(o->user, part);
+        return;
+    }
+    ddl_optimizer_part scaled = *part;
+    if (ddl__optim_needs_sums(o)) {
+        scaled.learning_rate *= ddl__optim_trust(o, sums);
+    }
+    ddl__optim_streams streams = ddl__optim_streams_of(o, part);
+    if (o->kind == DDL_LAMB) {
+        streams.g = NULL; /* it is in the moments already */
+    }
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, &scaled);
+    ddl__optim_run(ddl__optim_kernel(level, o->kind), &scalars, streams, part->count);
+}
+
+static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {
+    ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
 }
 
 #endif /* DDL_IMPLEMENTATION */

@@ -542,6 +542,63 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
  * *out_begin and has *out_count elements. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_part(int64_t count, int32_t parts, int32_t index, int64_t *out_begin, int64_t *out_count);
 
+/* >>optimizer
+ * How parameters follow gradients, the same on a worker and on a server. All math is f32 (norms f64), without
+ * fused multiply-add, so that every processor and every cut into shards gives the same bits. w: parameter, g: its
+ * gradient, lr: learning_rate times the factor of a schedule, wd: weight_decay, t: step, from 1.
+ *
+ *     DDL_SGD         g += wd*w;  w -= lr*g
+ *     DDL_MOMENTUM    g += wd*w;  m = momentum*m + g;  w -= lr*m          Polyak 1964, as in torch
+ *     DDL_NESTEROV    g += wd*w;  m = momentum*m + g;  w -= lr*(g + momentum*m)    Sutskever et al. 2013
+ *     DDL_ADAM        g += wd*w;  m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*g*g;
+ *                     w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + epsilon)       Kingma, Ba, arXiv 1412.6980
+ *     DDL_ADAMW       w *= 1 - lr*wd, then Adam with wd = 0               Loshchilov, Hutter, arXiv 1711.05101
+ *     DDL_LARS        L = trust*|w| / (|g| + wd*|w|), 1 when a norm is 0;
+ *                     m = momentum*m + lr*L*(g + wd*w);  w -= m           You et al., arXiv 1708.03888
+ *     DDL_LAMB        m, v as Adam;  r = m^/(sqrt(v^) + epsilon) + wd*w;
+ *                     w -= lr * trust*|w|/|r| * r, factor 1 when a norm is 0      You et al., arXiv 1904.00962
+ *     DDL_OPTIMIZER_FN   the program's own function
+ *
+ * The norms |.| go over one whole tensor, however it is sharded. A NaN or infinity in g goes into w. */
+typedef enum ddl_optimizer_kind {
+    DDL_SGD = 0,
+    DDL_MOMENTUM = 1,
+    DDL_NESTEROV = 2,
+    DDL_ADAM = 3,
+    DDL_ADAMW = 4,
+    DDL_LARS = 5,
+    DDL_LAMB = 6,
+    DDL_OPTIMIZER_FN = 7
+} ddl_optimizer_kind;
+/* One step on a part of a tensor: all of it, or the elements [offset, offset + count) that a rank or server holds. */
+typedef struct ddl_optimizer_part {
+    int64_t step;         /* from 1 */
+    double learning_rate; /* of this step, the schedule's factor included */
+    int32_t tensor;       /* its number, in order of registration */
+    int64_t offset;       /* of the part in its tensor, in elements */
+    int64_t count;
+    float *param;
+    const float *grad;
+    float *state;        /* slot s of element i is state[s * state_stride + i]; zero before the first step */
+    int64_t state_stride;
+} ddl_optimizer_part;
+/* Must depend on nothing but the part, elementwise, or shards differ from the whole. Must not call ddl. */
+typedef void (*ddl_optimizer_fn)(void *user, const ddl_optimizer_part *part);
+/* All zero is SGD. A member that is 0 takes its default; one below 0 means "none" where so marked. */
+typedef struct ddl_optimizer {
+    ddl_optimizer_kind kind;
+    double learning_rate; /* 0.01; Adam, AdamW, LAMB 0.001; LARS 0.1 */
+    double momentum;      /* 0.9; below 0: none */
+    double beta1;         /* 0.9; below 0: none */
+    double beta2;         /* 0.999 */
+    double epsilon;       /* 1e-8; LAMB 1e-6 */
+    double weight_decay;  /* 0 */
+    double trust;         /* LARS 0.001, LAMB 1 */
+    ddl_optimizer_fn fn;  /* of DDL_OPTIMIZER_FN, with its argument and the floats of state it keeps per element */
+    void *user;
+    int32_t state_slots;
+} ddl_optimizer;
+
 #ifdef __cplusplus
 } /* extern "C" */
 

@@ -1,0 +1,198 @@
+/* optim/optim: optimizers as the rooms above use them: check a config, size the state, take a step on a part.
+ * Must not know: ranks, servers, or where a gradient comes from.
+ *
+ *     ddl__optim_init(sentence, &config, &optimizer)                checks, fills in the defaults
+ *     state = zeroed floats, ddl__optim_slots(&optimizer) per element
+ *     elementwise kinds:   ddl__optim_step(&optimizer, &part, NULL)
+ *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
+ *                          add the sums of all parts of the tensor, in a fixed order
+ *                          ddl__optim_step(&optimizer, &part, sums)
+ * With the same part sums the parts of a tensor get the same bits as the whole. */
+#ifndef DDL_OPTIM_OPTIM_H
+#define DDL_OPTIM_OPTIM_H
+
+#include "kernels.h"
+
+static inline const char *ddl__optim_name(ddl_optimizer_kind kind) {
+    static const char *const names[] = {"SGD", "momentum", "Nesterov", "Adam", "AdamW", "LARS", "LAMB", "fn"};
+    return (unsigned)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
+}
+
+/* Floats of state per element. */
+static inline int32_t ddl__optim_slots(const ddl_optimizer *optimizer) {
+    switch (optimizer->kind) {
+    case DDL_SGD: return 0;
+    case DDL_MOMENTUM:
+    case DDL_NESTEROV:
+    case DDL_LARS: return 1;
+    case DDL_ADAM:
+    case DDL_ADAMW:
+    case DDL_LAMB: return 2;
+    case DDL_OPTIMIZER_FN: return optimizer->state_slots;
+    }
+    return 0;
+}
+
+/* Whether a step needs the sums of ddl__optim_sums over the whole tensor. */
+static inline bool ddl__optim_needs_sums(const ddl_optimizer *optimizer) {
+    return optimizer->kind == DDL_LARS || optimizer->kind == DDL_LAMB;
+}
+
+/* A member in its range, after defaults. */
+static inline ddl_status ddl__optim_range(ddl__sentence *sentence, const ddl_optimizer *o, const char *name,
+                                          double value, double end) {
+    if (value >= 0 && value < end) {
+        return DDL_OK;
+    }
+    return ddl__fail(sentence, DDL_ERR_ARG, "optimizer %s: %s is %g; it must be at least 0 and below %g",
+                     ddl__optim_name(o->kind), name, value, end);
+}
+
+static inline double ddl__or_default(double value, double otherwise) {
+    return value == 0 ? otherwise : value;
+}
+
+/* Checks a config and writes it with all defaults filled in; *out is untouched on an error. */
+static inline ddl_status ddl__optim_init(ddl__sentence *sentence, const ddl_optimizer *config, ddl_optimizer *out) {
+    ddl_optimizer o = *config;
+    if ((unsigned)o.kind > DDL_OPTIMIZER_FN) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "%d is not a kind of optimizer; see ddl_optimizer_kind", (int)o.kind);
+    }
+    if (o.kind == DDL_OPTIMIZER_FN && (o.fn == NULL || o.state_slots < 0 || o.state_slots > 64)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "a DDL_OPTIMIZER_FN optimizer needs fn, and 0 to 64 state_slots; this one has fn %s and %d",
+                         o.fn == NULL ? "NULL" : "set", o.state_slots);
+    }
+    bool adam = o.kind == DDL_ADAM || o.kind == DDL_ADAMW || o.kind == DDL_LAMB;
+    o.learning_rate = ddl__or_default(o.learning_rate, adam ? 0.001 : o.kind == DDL_LARS ? 0.1 : 0.01);
+    o.momentum = o.momentum < 0 ? 0 : ddl__or_default(o.momentum, 0.9);
+    o.beta1 = o.beta1 < 0 ? 0 : ddl__or_default(o.beta1, 0.9);
+    o.beta2 = ddl__or_default(o.beta2, 0.999);
+    o.epsilon = ddl__or_default(o.epsilon, o.kind == DDL_LAMB ? 1e-6 : 1e-8);
+    o.trust = ddl__or_default(o.trust, o.kind == DDL_LARS ? 0.001 : 1);
+    DDL__TRY(ddl__optim_range(sentence, &o, "learning_rate", o.learning_rate, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "momentum", o.momentum, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "beta1", o.beta1, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "beta2", o.beta2, 1));
+    DDL__TRY(ddl__optim_range(sentence, &o, "epsilon", o.epsilon, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "weight_decay", o.weight_decay, 1e30));
+    DDL__TRY(ddl__optim_range(sentence, &o, "trust", o.trust, 1e30));
+    *out = o;
+    return DDL_OK;
+}
+
+/* x^n for n >= 0 by squaring: libm is not linked, and its last bits differ from one libc to the next. */
+static inline double ddl__power(double x, int64_t n) {
+    double result = 1;
+    for (; n > 0; n >>= 1, x *= x) {
+        result = n & 1 ? result * x : result;
+    }
+    return result;
+}
+
+static inline ddl__optim_scalars ddl__optim_scalars_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
+    double rate = part->learning_rate, unbias1 = 1 / (1 - ddl__power(o->beta1, part->step));
+    bool adam = o->kind == DDL_ADAM || o->kind == DDL_ADAMW, moments = adam || o->kind == DDL_LAMB;
+    double beta1 = moments ? o->beta1 : o->momentum;
+    return (ddl__optim_scalars){
+        .rate = (float)(adam ? rate * unbias1 : rate),
+        .decay = (float)(o->kind == DDL_ADAMW ? 0 : o->weight_decay),
+        .keep = (float)(o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1),
+        .beta1 = (float)beta1,
+        .fresh1 = (float)(1 - beta1),
+        .beta2 = (float)o->beta2,
+        .fresh2 = (float)(1 - o->beta2),
+        .unbias1 = (float)unbias1,
+        .unbias2 = (float)(1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step))),
+        .epsilon = (float)o->epsilon,
+    };
+}
+
+static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
+    int32_t slots = ddl__optim_slots(o);
+    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? part->state : NULL,
+                                slots > 1 ? part->state + part->state_stride : NULL, NULL};
+}
+
+static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                  double *sums) {
+    float update[DDL__BLOCK];
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        ddl__optim_streams s = ddl__optim_streams_of(o, part);
+        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
+        s = (ddl__optim_streams){s.w + i, s.g + i, s.m + i, s.v + i, update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
+        sums[0] += ddl__block_squares(level, s.w, count);
+        sums[1] += ddl__block_squares(level, update, count);
+    }
+}
+
+/* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
+ * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
+static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double out_sums[2]) {
+    out_sums[0] = out_sums[1] = 0;
+    if (o->kind == DDL_LARS) {
+        out_sums[0] = ddl__sum_squares_at(level, part->param, part->count);
+        out_sums[1] = ddl__sum_squares_at(level, part->grad, part->count);
+    } else if (o->kind == DDL_LAMB) {
+        ddl__lamb_sums(level, o, part, out_sums);
+    }
+}
+
+static inline void ddl__optim_sums(const ddl_optimizer *o, const ddl_optimizer_part *part, double out_sums[2]) {
+    ddl__optim_sums_at(ddl__cpu_level(), o, part, out_sums);
+}
+
+/* What LARS and LAMB multiply the learning rate by. */
+static inline double ddl__optim_trust(const ddl_optimizer *o, const double sums[2]) {
+    double w = ddl__sqrt(sums[0]), other = ddl__sqrt(sums[1]);
+    if (w == 0 || other == 0) {
+        return 1;
+    }
+    return o->trust * w / (o->kind == DDL_LARS ? other + o->weight_decay * w : other);
+}
+
+static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind) {
+    switch (kind) {
+    case DDL_SGD: return DDL__AT_LEVEL(level, ddl__optim_sgd);
+    case DDL_MOMENTUM: return DDL__AT_LEVEL(level, ddl__optim_momentum);
+    case DDL_NESTEROV: return DDL__AT_LEVEL(level, ddl__optim_nesterov);
+    case DDL_ADAM:
+    case DDL_ADAMW: return DDL__AT_LEVEL(level, ddl__optim_adam);
+    case DDL_LARS: return DDL__AT_LEVEL(level, ddl__optim_lars);
+    case DDL_LAMB: return DDL__AT_LEVEL(level, ddl__optim_lamb);
+    case DDL_OPTIMIZER_FN: break;
+    }
+    return NULL;
+}
+
+/* One step on a part of a tensor. sums: of the whole tensor, for LARS and LAMB; NULL for the others. The arrays of the
+ * part overlap nowhere; count may be 0. optimizer comes from ddl__optim_init. */
+static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      const double *sums) {
+    if (part->count <= 0) {
+        return;
+    }
+    if (o->kind == DDL_OPTIMIZER_FN) {
+        o->fn(o->user, part);
+        return;
+    }
+    ddl_optimizer_part scaled = *part;
+    if (ddl__optim_needs_sums(o)) {
+        scaled.learning_rate *= ddl__optim_trust(o, sums);
+    }
+    ddl__optim_streams streams = ddl__optim_streams_of(o, part);
+    if (o->kind == DDL_LAMB) {
+        streams.g = NULL; /* it is in the moments already */
+    }
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, &scaled);
+    ddl__optim_run(ddl__optim_kernel(level, o->kind), &scalars, streams, part->count);
+}
+
+static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {
+    ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
+}
+
+#endif /* DDL_OPTIM_OPTIM_H */

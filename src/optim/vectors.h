@@ -1,0 +1,135 @@
+/* optim/vectors: what optimizers and encoders need of vectors beyond src/dtype: products that are rounded before they
+ * are added, square roots, sums of squares. All are exact in the sense of IEEE 754, so that every level, every cut of
+ * an array and every processor gives the same bits. Must not know: optimizers. */
+#ifndef DDL_OPTIM_VECTORS_H
+#define DDL_OPTIM_VECTORS_H
+
+#include "../base.h"
+#include "../dtype/vectors.h"
+
+/* Kernels take whole runs of this many elements; what is left over is padded (DDL__RUN of any level fits in it). */
+#define DDL__RUN 16
+
+/* Keeps the compiler from fusing a product with the addition after it: a fused one is rounded once instead of twice,
+ * and only some processors have it. An empty asm costs nothing; where we do not know the name of the vector registers
+ * the value goes through memory. */
+#if defined(__x86_64__)
+#define DDL__ROUNDED(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define DDL__ROUNDED(x) __asm__("" : "+w"(x))
+#else
+#define DDL__ROUNDED(x) __asm__("" : "+m"(x))
+#endif
+
+/* r = x * y, rounded. r may be x; y may be a scalar. */
+#define DDL__MUL(r, x, y)                                                                                              \
+    do {                                                                                                               \
+        (r) = (x) * (y);                                                                                               \
+        DDL__ROUNDED(r);                                                                                               \
+    } while (0)
+
+#if defined(__x86_64__)
+#define DDL__SQRT_16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
+#define DDL__SQRT_32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
+#define DDL__SQRT_64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#elif defined(__aarch64__)
+#define DDL__SQRT_16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#else
+#define DDL__SQRT_16(x) ddl__sqrt_lanes(x)
+#endif
+
+/* The square root in double, within a last place, without libm (the library does not link it): a first guess that
+ * halves the exponent, then Newton's iteration. Rounded to float it is exact: no float has a root that near to the
+ * middle of two floats. */
+static inline double ddl__sqrt(double x) {
+    if (!(x > 0) || x > 1.7e308) {
+        return x < 0 ? (x - x) / (x - x) : x;
+    }
+    uint64_t bits;
+    double guess;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits >> 1) + ((uint64_t)1023 << 51);
+    memcpy(&guess, &bits, sizeof guess);
+    for (int i = 0; i < 6; i++) {
+        guess = 0.5 * (guess + x / guess);
+    }
+    return guess;
+}
+
+static inline ddl__f32_v16 ddl__sqrt_lanes(ddl__f32_v16 x) {
+    for (int i = 0; i < 4; i++) {
+        x[i] = (float)ddl__sqrt((double)x[i]);
+    }
+    return x;
+}
+
+/* Floats that become doubles of twice the width: half a vector of each width. */
+typedef float ddl__f32_h16 DDL__VECTOR(8);
+typedef float ddl__f32_h32 DDL__VECTOR(16);
+typedef float ddl__f32_h64 DDL__VECTOR(32);
+
+/* lanes[i % 8] += x[i]^2 for count elements, a multiple of DDL__RUN. Eight lanes whatever the width, so that the order
+ * of additions is the same at every level; the square of a float is exact in double, so fusing does no harm. */
+#define DDL__SQUARES_STEP(W, j)                                                                                        \
+    if ((j) < 64 / (W)) {                                                                                              \
+        ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
+        ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
+        sum[j] += wide * wide;                                                                                         \
+    }
+#define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
+    target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
+        ddl__f64_v##W sum[4];                                                                                          \
+        memset(sum, 0, sizeof sum);                                                                                    \
+        memcpy(sum, lanes, 8 * sizeof(double));                                                                        \
+        for (int64_t i = 0; i < count; i += 8) {                                                                       \
+            DDL__SQUARES_STEP(W, 0)                                                                                    \
+            DDL__SQUARES_STEP(W, 1)                                                                                    \
+            DDL__SQUARES_STEP(W, 2)                                                                                    \
+            DDL__SQUARES_STEP(W, 3)                                                                                    \
+        }                                                                                                              \
+        memcpy(lanes, sum, 8 * sizeof(double));                                                                        \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+DDL__DEFINE_SQUARES(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_SQUARES(avx2, DDL__AVX2, 32)
+DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
+#endif
+
+/* The kernel of a level out of three; levels that a processor family lacks are not named. */
+#if defined(__x86_64__)
+#define DDL__AT_LEVEL(level, name)                                                                                     \
+    ((level) == DDL__CPU_AVX512 ? name##_avx512 : (level) == DDL__CPU_AVX2 ? name##_avx2 : name##_portable)
+#else
+#define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
+#endif
+
+/* Sum of squares of one block: eight lanes, added in a fixed order. */
+static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
+    double lanes[8] = {0};
+    float rest[DDL__RUN] = {0};
+    int64_t whole = count - count % DDL__RUN;
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
+    memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
+ * wherever they are made. 16 KiB: a block and a second one of scratch stay in the first-level cache. */
+#define DDL__BLOCK 4096
+
+static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        sum += ddl__block_squares(level, x + i, DDL__MIN(count - i, DDL__BLOCK));
+    }
+    return sum;
+}
+
+/* The sum of x[i]^2 in double: for norms and for clipping. */
+static inline double ddl__sum_squares(const float *x, int64_t count) {
+    return ddl__sum_squares_at(ddl__cpu_level(), x, count);
+}
+
+#endif /* DDL_OPTIM_VECTORS_H */
