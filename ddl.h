@@ -67,6 +67,7 @@
  *     DDL_TRANSPORTS                 transports in order of preference, as shm,tcp; all that load without it
  *     DDL_PLUGINS                    plugins that must load: names or absolute paths, separated by commas
  *     DDL_PLUGIN_PATH                folders to find plugins in, separated by colons
+ *     DDL_SELF_TEST         1        0: transports of plugins are used without having been tried out
  *     DDL_ALGO             auto      algorithms, as ring or all_reduce=ring,broadcast=tree
  *     DDL_TUNE_CACHE                 a file that keeps the measured latency and bandwidth for later runs
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none
@@ -6054,6 +6055,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_TRANSPORTS", "", "transports in order of preference, as shm,tcp; all that load without it"},
     {"DDL_PLUGINS", "", "plugins that must load: names or absolute paths, separated by commas"},
     {"DDL_PLUGIN_PATH", "", "folders to find plugins in, separated by colons"},
+    {"DDL_SELF_TEST", "1", "0: transports of plugins are used without having been tried out"},
     {"DDL_ALGO", "auto", "algorithms, as ring or all_reduce=ring,broadcast=tree"},
     {"DDL_TUNE_CACHE", "", "a file that keeps the measured latency and bandwidth for later runs of the same shape"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
@@ -6715,7 +6717,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload;
+    bool progress_thread, deterministic, check_payload, self_test;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -6770,6 +6772,9 @@ static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, d
 
 static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     const char *text = ddl__setting_env("DDL_CHECK");
+    int64_t self_test = 1;
+    DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
+    out->self_test = self_test == 1;
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }
@@ -10432,6 +10437,7 @@ typedef struct ddl__plugin_record {
     void *handle;     /* of dlopen; NULL when folded in or refused */
     const char *path; /* "(built in: NAME)" when folded in */
     const char *reason;
+    bool needed; /* a list of what must load led to it */
     char name[DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_record;
 
@@ -10880,6 +10886,25 @@ static void ddl__loader_scan_all(ddl__loader *loader) {
 #endif
 }
 
+/* A plugin that was loaded turns out not to work: it is with the refused ones from now on. It stays open. Returns
+ * whether it had to load; else the reason is a warning. */
+static bool ddl__loader_reject(ddl__loader *loader, const ddl_plugin *plugin, const char *reason) {
+    ddl__plugin_record **at = &loader->loaded;
+    while ((*at)->plugin != plugin) {
+        at = &(*at)->next;
+    }
+    ddl__plugin_record *record = *at;
+    bool needed = record->needed;
+    ddl__plugin_try again = {.path = record->path};
+    memcpy(again.name, record->name, sizeof again.name);
+    snprintf(again.reason, sizeof again.reason, "%s", reason);
+    ddl__log(loader->base, needed ? DDL_LOG_DEBUG : DDL_LOG_WARN, "plugin %s is not used: %s", record->path, reason);
+    ddl__plugin_append(loader, &loader->refused, &again);
+    *at = record->next;
+    ddl__free(loader->base, record);
+    return needed;
+}
+
 /* Forgets the lists. The plugins stay open. */
 static void ddl__loader_close(ddl__loader *loader) {
     ddl__plugin_record *lists[2] = {loader->loaded, loader->refused};
@@ -10907,6 +10932,9 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
     ddl_status status = DDL_OK;
     for (size_t i = 0; status == DDL_OK && i < params->asked_count; i++) {
         status = ddl__loader_asked(loader, &params->asked[i], &none, sentence);
+    }
+    for (ddl__plugin_record *p = loader->loaded; p != NULL; p = p->next) {
+        p->needed = true;
     }
     if (status == DDL_OK && !none) {
         ddl__loader_scan_all(loader);
@@ -12414,6 +12442,439 @@ static void ddl__say_goodbye(ddl_context *c) {
             ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, NULL, 0);
         }
     }
+}
+
+/* >>mesh/selftest */
+/* mesh: the self-test of a plugin's transport. Before a plugin carries the job's data, two endpoints of it are opened
+ * in this process and play a job of two ranks: messages of odd sizes go both ways, and one native all_reduce when there
+ * is such. What arrives late, twice, in the wrong order, damaged or never is the plugin's failure; what cannot be set
+ * up is not: the plugin may be short of memory or descriptors, and opening it in earnest will tell. It must not know
+ * the job: the two have a job number of their own. */
+
+enum { DDL__SELFTEST_ROUNDS = 2, DDL__SELFTEST_SIZES = 7, DDL__SELFTEST_MESSAGES = 14, DDL__SELFTEST_NATIVE = 1023 };
+#define DDL__SELFTEST_NS (5 * DDL__NS_PER_S) /* only a transport that loses something takes so long */
+
+/* Nothing; odd; beyond the pieces and rings that transports cut at. */
+static const uint32_t ddl__selftest_sizes[DDL__SELFTEST_SIZES] = {0, 1, 3, 255, 4097, 16385, 131071};
+
+/* One of the two ranks: as much of a context as host functions look at. */
+typedef struct ddl__selftest_side {
+    ddl_context c; /* first: handlers and the host table find their way back */
+    ddl__link links[2];
+    ddl__outgoing out[DDL__SELFTEST_MESSAGES];
+    int32_t posted, sent, come;
+    uint8_t *room;       /* where a payload may land directly */
+    const uint8_t *data; /* message i is data + i % DDL__SELFTEST_SIZES, unaligned most of the time */
+    uint8_t *memory;
+    void *set, *op;
+    uint32_t in[DDL__SELFTEST_NATIVE], result[DDL__SELFTEST_NATIVE];
+    bool *short_of; /* memory or the like, either side */
+    ddl__text *why;
+} ddl__selftest_side;
+
+static uint32_t ddl__selftest_bytes(int32_t i) { return ddl__selftest_sizes[i % DDL__SELFTEST_SIZES]; }
+
+/* The first failure is the reason. */
+static ddl_status __attribute__((format(printf, 2, 3))) ddl__selftest_fail(ddl__selftest_side *side, const char *format,
+                                                                           ...) {
+    char line[DDL__PLUGIN_REASON_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (side->why->used == 0) {
+        ddl__text_add(side->why, "%s", line);
+    }
+    return DDL_ERR_CORRUPT;
+}
+
+/* >>selftest_host */
+
+static void *ddl__selftest_alloc(const ddl_host *host, size_t bytes) {
+    ddl__selftest_side *side = (ddl__selftest_side *)ddl__core(host);
+    void *memory = ddl__alloc(&side->c.base, bytes);
+    *side->short_of = *side->short_of || memory == NULL;
+    return memory;
+}
+
+static void ddl__selftest_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    (void)host;
+    (void)level;
+    (void)line; /* opening it in earnest says the same */
+}
+
+static void ddl__selftest_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
+    ddl__selftest_side *side = (ddl__selftest_side *)ddl__core(host);
+    *side->short_of = *side->short_of || system_error == ENOMEM || system_error == EMFILE || system_error == ENFILE ||
+                      system_error == ENOBUFS || system_error == ENOSPC;
+    ddl__selftest_fail(side, "it lost the link from rank %d to rank %d (%s%s%s)", side->c.rank, peer, what,
+                       system_error != 0 ? ": " : "", system_error != 0 ? strerror(system_error) : "");
+}
+
+/* A message is here: is it the next one, and whole? */
+static ddl_status ddl__selftest_check(ddl__selftest_side *side, const ddl__frame *f, const void *payload) {
+    int32_t i = side->come++;
+    uint32_t bytes = ddl__selftest_bytes(i);
+    if (i >= DDL__SELFTEST_MESSAGES || f->sequence != (uint64_t)i) {
+        return ddl__selftest_fail(side, "message %llu of %d came as number %d", (unsigned long long)f->sequence,
+                                  DDL__SELFTEST_MESSAGES, i);
+    }
+    if (f->bytes != bytes || f->signature != ddl__crc32c(0, side->data + i % DDL__SELFTEST_SIZES, bytes) ||
+        (bytes > 0 && ddl__crc32c(0, payload, bytes) != f->signature)) {
+        return ddl__selftest_fail(side, "message %d, of %u bytes, arrived damaged", i, bytes);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__selftest_deliver(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    (void)peer;
+    return ddl__selftest_check((ddl__selftest_side *)c, f, payload);
+}
+
+/* Every other payload that may land anywhere lands in its place. */
+static void *ddl__selftest_place(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
+    ddl__selftest_side *side = (ddl__selftest_side *)c;
+    (void)peer;
+    (void)landing;
+    return f->sequence % 2 == 1 && f->bytes <= ddl__selftest_sizes[DDL__SELFTEST_SIZES - 1] ? side->room : NULL;
+}
+
+static void ddl__selftest_placed(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
+    (void)peer;
+    if (status == DDL_OK) {
+        ddl__selftest_check((ddl__selftest_side *)c, &landing->frame, landing->target);
+    }
+}
+
+static void ddl__selftest_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl__selftest_side *side = (ddl__selftest_side *)c;
+    side->sent++;
+    if (status < 0) {
+        ddl__selftest_fail(side, "message %lld was not sent: %s", (long long)out->index, ddl_status_text(status));
+    }
+}
+
+/* >>selftest_stage */
+
+/* Makes a side and opens its endpoint. Not DDL_OK: nothing can be said of the plugin. */
+static ddl_status ddl__selftest_open(const ddl_context *real, ddl__selftest_side *side, int32_t rank, uint64_t job,
+                                     const ddl_transport *table, const ddl_transport_params *as) {
+    ddl_context *c = &side->c;
+    ddl__endpoint *e = &c->endpoints[0];
+    ddl_transport_params params = *as;
+    size_t bytes = sizeof e->address / 2;
+    c->base.log_level = DDL_LOG_NONE;
+    c->settings.secret = real->settings.secret;
+    c->settings.secret_bytes = real->settings.secret_bytes;
+    c->rank = rank;
+    c->world_size = c->local_ranks = 2;
+    c->cores = real->cores;
+    c->job = job;
+    c->links = side->links;
+    c->handlers[DDL__FRAME_P2P] =
+        (ddl__handler){ddl__selftest_deliver, ddl__selftest_place, ddl__selftest_placed};
+    side->memory = ddl__alloc(&c->base, ddl__selftest_sizes[DDL__SELFTEST_SIZES - 1]);
+    side->room = side->memory;
+    c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (side->memory == NULL || c->epoll_fd < 0) {
+        return DDL_ERR_NOMEM;
+    }
+    ddl__pass_open(c);
+    e->host = ddl__host_table(c);
+    e->host.alloc = ddl__selftest_alloc;
+    e->host.log = ddl__selftest_log;
+    e->host.lost = ddl__selftest_lost;
+    params.rank = rank;
+    params.world_size = params.local_ranks = 2;
+    params.port_range = NULL; /* those ports are the job's */
+    DDL__TRY(table->open(&e->host, &params, &e->self));
+    e->table = table;
+    DDL__TRY(table->address(e->self, e->address, &bytes));
+    e->address_bytes = (uint32_t)bytes;
+    return DDL_OK;
+}
+
+/* Lets both sides know each other. */
+static ddl_status ddl__selftest_meet(ddl__selftest_side sides[2], const char *host_id) {
+    for (int32_t i = 0; i < 2; i++) {
+        ddl_context *c = &sides[i].c, *other = &sides[1 - i].c;
+        ddl__link *l = &sides[i].links[1 - i];
+        memcpy(l->pass_name, other->pass_name, sizeof l->pass_name);
+        l->endpoint = &c->endpoints[0];
+        for (int32_t k = 0; k < 2; k++) {
+            sides[i].links[k].same_host = sides[i].links[k].same_space = true;
+            sides[i].links[k].pidfd = -1;
+        }
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        const ddl__endpoint *e = &sides[i].c.endpoints[0], *other = &sides[1 - i].c.endpoints[0];
+        uint64_t latency_ns, bytes_per_s;
+        ddl_status status = e->table->add_peer(e->self, 1 - i, other->address, other->address_bytes, host_id,
+                                               &latency_ns, &bytes_per_s);
+        if (status == DDL_ERR_UNSUPPORTED && (e->table->flags & DDL_TRANSPORT_LOCAL) == 0) { /* between hosts only? */
+            status = e->table->add_peer(e->self, 1 - i, other->address, other->address_bytes, "another host",
+                                        &latency_ns, &bytes_per_s);
+        }
+        DDL__TRY(status);
+    }
+    return DDL_OK;
+}
+
+/* Moves both sides on once; gives the core away when there was nothing to do. */
+static void ddl__selftest_turn(ddl__selftest_side sides[2], uint32_t *idle) {
+    int32_t events = 0;
+    for (int32_t i = 0; i < 2; i++) {
+        ddl__endpoint *e = &sides[i].c.endpoints[0];
+        ddl__pass_progress(&sides[i].c);
+        int32_t n = e->table->progress(e->self, 1 - i);
+        if (n < 0) {
+            ddl__selftest_fail(&sides[i], "its progress failed: %s", ddl_status_text((ddl_status)n));
+        }
+        events += n;
+    }
+    *idle = events > 0 ? 0 : *idle + 1;
+    if (*idle > 1000) {
+        poll(NULL, 0, 1);
+    } else if (*idle > 20) {
+        sched_yield();
+    }
+}
+
+/* What is shared by both stands, or has been given up: that is no failure. */
+static ddl_status ddl__selftest_ready(ddl__selftest_side sides[2], uint64_t deadline_ns) {
+    uint32_t idle = 0;
+    while (DDL_HAS(sides[0].c.endpoints[0].table, ready)) {
+        ddl_status status[2];
+        for (int32_t i = 0; i < 2; i++) {
+            const ddl__endpoint *e = &sides[i].c.endpoints[0];
+            status[i] = e->table->ready(e->self, 1 - i);
+            DDL__TRY(status[i]);
+        }
+        if (status[0] == DDL_OK && status[1] == DDL_OK) {
+            break;
+        }
+        if (ddl__now_ns() > deadline_ns) {
+            return ddl__selftest_fail(&sides[0], "its two ends were not ready after %d s",
+                                      (int)(DDL__SELFTEST_NS / DDL__NS_PER_S));
+        }
+        ddl__selftest_turn(sides, &idle);
+    }
+    return DDL_OK;
+}
+
+/* >>selftest_data */
+
+static ddl_status ddl__selftest_post(ddl__selftest_side *side) {
+    while (side->posted < DDL__SELFTEST_MESSAGES) {
+        int32_t i = side->posted;
+        const uint8_t *payload = side->data + i % DDL__SELFTEST_SIZES;
+        ddl__frame f = {.type = DDL__FRAME_P2P, .bytes = ddl__selftest_bytes(i), .sequence = (uint64_t)i};
+        f.signature = ddl__crc32c(0, payload, f.bytes);
+        side->out[i].done = ddl__selftest_done;
+        side->out[i].index = i;
+        ddl_status status = ddl__post(&side->c, 1 - side->c.rank, &side->out[i], &f, payload);
+        if (status < 0) {
+            *side->short_of = *side->short_of || status == DDL_ERR_NOMEM;
+            return ddl__selftest_fail(side, "it refuses message %d, of %u bytes: %s", i, f.bytes,
+                                      ddl_status_text(status));
+        }
+        side->posted++;
+        side->sent += status == DDL_OK;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__selftest_messages(ddl__selftest_side sides[2], uint64_t deadline_ns) {
+    uint32_t idle = 0;
+    for (int32_t i = 0; i < 2; i++) {
+        DDL__TRY(ddl__selftest_post(&sides[i]));
+    }
+    for (;;) {
+        bool all = true;
+        for (int32_t i = 0; i < 2; i++) {
+            all = all && sides[i].come >= DDL__SELFTEST_MESSAGES && sides[i].sent == DDL__SELFTEST_MESSAGES;
+        }
+        if (sides[0].why->used > 0) {
+            return DDL_ERR_CORRUPT;
+        }
+        if (all) {
+            return DDL_OK;
+        }
+        if (ddl__now_ns() > deadline_ns) {
+            return ddl__selftest_fail(&sides[0], "after %d s, %d and %d of %d messages had arrived",
+                                      (int)(DDL__SELFTEST_NS / DDL__NS_PER_S), sides[0].come, sides[1].come,
+                                      DDL__SELFTEST_MESSAGES);
+        }
+        ddl__selftest_turn(sides, &idle);
+    }
+}
+
+static void ddl__selftest_sum(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes) {
+    uint8_t *out = dst;
+    (void)arg;
+    for (uint64_t at = 0; at < bytes; at += sizeof(uint32_t)) {
+        uint32_t sum = 0, one;
+        for (int32_t i = 0; i < src_count; i++) {
+            memcpy(&one, (const uint8_t *)srcs[i] + at, sizeof one);
+            sum += one;
+        }
+        memcpy(out + at, &sum, sizeof sum);
+    }
+}
+
+/* Begins the sum on one side. DDL_ERR_UNSUPPORTED: it is not served natively. */
+static ddl_status ddl__selftest_begin(ddl__selftest_side *side) {
+    static const int32_t ranks[2] = {0, 1};
+    const ddl__endpoint *e = &side->c.endpoints[0];
+    for (uint32_t i = 0; i < DDL__SELFTEST_NATIVE; i++) {
+        side->in[i] = (i + 1) * (side->c.rank == 0 ? 3u : 0x01000193u);
+        side->result[i] = 0xdeadbeef;
+    }
+    ddl_native_call call = {.size = sizeof call, .kind = DDL_ALL_REDUCE, .element_bytes = sizeof side->in[0],
+                            .sequence = 1, .signature = 1, .in = side->in, .out = side->result,
+                            .bytes = sizeof side->in, .reduce = ddl__selftest_sum};
+    DDL__TRY(e->table->native_open(e->self, 1, ranks, 2, side->c.rank, &side->set));
+    if (e->table->native_cost_ns(e->self, side->set, call.kind, call.bytes) == 0) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    return e->table->native_start(e->self, side->set, &call, &side->op);
+}
+
+/* Ends what began on one side. */
+static void ddl__selftest_end(ddl__selftest_side *side) {
+    const ddl__endpoint *e = &side->c.endpoints[0];
+    if (side->op != NULL) {
+        e->table->native_cancel(e->self, side->set, side->op);
+    }
+    if (side->set != NULL) {
+        e->table->native_close(e->self, side->set);
+    }
+    side->op = side->set = NULL;
+}
+
+static ddl_status ddl__selftest_native(ddl__selftest_side sides[2], uint64_t deadline_ns) {
+    const ddl_transport *table = sides[0].c.endpoints[0].table;
+    uint32_t idle = 0;
+    if (!DDL_HAS(table, native_open) || ddl__selftest_begin(&sides[0]) < 0 || ddl__selftest_begin(&sides[1]) < 0) {
+        return DDL_OK; /* such calls go by messages */
+    }
+    while (sides[0].op != NULL || sides[1].op != NULL) {
+        for (int32_t i = 0; i < 2; i++) {
+            int32_t waits_for = -1;
+            ddl__selftest_side *side = &sides[i];
+            ddl_status status = side->op == NULL ? DDL_IN_PROGRESS
+                                : table->native_test(side->c.endpoints[0].self, side->set, side->op, 4, &waits_for);
+            side->op = status == DDL_OK ? NULL : side->op;
+            if (status < 0) {
+                return ddl__selftest_fail(side, "its native all_reduce failed: %s", ddl_status_text(status));
+            }
+        }
+        if (ddl__now_ns() > deadline_ns) {
+            return ddl__selftest_fail(&sides[0], "its native all_reduce did not end within %d s",
+                                      (int)(DDL__SELFTEST_NS / DDL__NS_PER_S));
+        }
+        ddl__selftest_turn(sides, &idle);
+    }
+    for (uint32_t i = 0; i < 2 * DDL__SELFTEST_NATIVE; i++) {
+        uint32_t at = i / 2, expected = sides[0].in[at] + sides[1].in[at];
+        if (sides[i % 2].result[at] != expected) {
+            return ddl__selftest_fail(&sides[i % 2], "element %u of its native all_reduce is %u, expected %u", at,
+                                      sides[i % 2].result[at], expected);
+        }
+    }
+    return DDL_OK;
+}
+
+/* >>selftest */
+
+static void ddl__selftest_close(ddl__selftest_side *side) {
+    ddl_context *c = &side->c;
+    ddl__endpoint *e = &c->endpoints[0];
+    ddl__pass_close(c);
+    if (e->table != NULL) {
+        ddl__selftest_end(side);
+        e->table->close(e->self);
+    }
+    while (c->notes != NULL) {
+        ddl__note *n = c->notes;
+        c->notes = n->next;
+        ddl__free(&c->base, n);
+    }
+    while (c->landings != NULL) {
+        ddl__landing *l = c->landings;
+        c->landings = l->next;
+        ddl__free(&c->base, l);
+    }
+    ddl__scratch_free_all(c);
+    ddl__free(&c->base, side->memory);
+    if (c->epoll_fd >= 0) {
+        close(c->epoll_fd);
+    }
+}
+
+/* The whole play. *out_short: the plugin was short of something, so that nothing was shown. */
+static ddl_status ddl__selftest_play(ddl_context *c, const ddl_transport *table, const ddl_transport_params *params,
+                                     ddl__selftest_side sides[2], uint8_t *data) {
+    uint64_t job, deadline_ns = ddl__now_ns() + DDL__SELFTEST_NS;
+    DDL__TRY(ddl__random(&job, sizeof job));
+    for (uint32_t i = 0; i < ddl__selftest_sizes[DDL__SELFTEST_SIZES - 1] + DDL__SELFTEST_SIZES; i++) {
+        data[i] = (uint8_t)((i * 2654435761u) >> 24);
+    }
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < 2 && status == DDL_OK; i++) {
+        sides[i].data = data;
+        status = ddl__selftest_open(c, &sides[i], i, job, table, params);
+    }
+    status = status == DDL_OK ? ddl__selftest_meet(sides, params->host_id) : status;
+    status = status == DDL_OK ? ddl__selftest_ready(sides, deadline_ns) : status;
+    status = status == DDL_OK ? ddl__selftest_messages(sides, deadline_ns) : status;
+    return status == DDL_OK ? ddl__selftest_native(sides, deadline_ns) : status;
+}
+
+/* One try. Returns true unless the transport has failed; then *why says how. */
+static bool ddl__selftest_once(ddl_context *c, const ddl_transport *table, const ddl_transport_params *params,
+                               ddl__text *why) {
+    bool short_of = false;
+    ddl__selftest_side *sides = ddl__alloc_array(&c->base, 2, sizeof *sides);
+    uint8_t *data = ddl__alloc(&c->base, ddl__selftest_sizes[DDL__SELFTEST_SIZES - 1] + DDL__SELFTEST_SIZES);
+    for (int32_t i = 0; sides != NULL && i < 2; i++) {
+        sides[i].c.base = c->base;
+        sides[i].c.epoll_fd = sides[i].c.pass_fd = sides[i].c.wake_fd = -1;
+        sides[i].short_of = &short_of;
+        sides[i].why = why;
+    }
+    if (sides != NULL && data != NULL) {
+        uint64_t start_ns = ddl__now_ns();
+        ddl_status status = ddl__selftest_play(c, table, params, sides, data);
+        ddl__log(&c->base, DDL_LOG_DEBUG, "self-test: %s, %.2f ms",
+                 why->used > 0 ? "failed" : status < 0 ? ddl_status_text(status) : "passed",
+                 (double)(ddl__now_ns() - start_ns) * 1e-6);
+    }
+    for (int32_t i = 0; sides != NULL && i < 2; i++) {
+        ddl__selftest_close(&sides[i]);
+    }
+    ddl__free(&c->base, data);
+    ddl__free(&c->base, sides);
+    return why->used == 0 || short_of;
+}
+
+/* Tries a transport out. What fails once may have met a full system or a signal; twice is no chance. A transport that
+ * is used on request only (tests, simulations) may have a world or a clock of its own, and is believed.
+ * Returns false when it is not to be used; *why says how it failed. */
+static bool ddl__selftest(ddl_context *c, const ddl_transport *table, const ddl_transport_params *params,
+                          ddl__text *why) {
+    if (!c->settings.self_test || (table->flags & DDL_TRANSPORT_ON_REQUEST) != 0 || DDL_HAS(table, clock_ns)) {
+        return true;
+    }
+    uint64_t start_ns = ddl__now_ns();
+    if (ddl__selftest_once(c, table, params, why)) {
+        return true;
+    }
+    if (ddl__now_ns() - start_ns >= DDL__SELFTEST_NS) {
+        return false; /* no moment's trouble lasts so long */
+    }
+    why->used = 0;
+    return ddl__selftest_once(c, table, params, why);
 }
 
 /* >>mesh/spaces */
@@ -19587,12 +20048,153 @@ static ddl_status ddl__greet(ddl_context *c) {
     return DDL_OK;
 }
 
+/* >>coll/transports */
+/* coll: the transports of a job, opened before it is joined: those that were asked for, else all that there are. A
+ * plugin's transport is tried out first. */
+
+enum { DDL__BLOB_TRANSPORTS = 4, DDL__ADDRESS_BYTES = 128 }; /* that a rank tells the others about */
+
+static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
+    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
+        return &ddl__tcp_plugin;
+    }
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
+            return p->plugin;
+        }
+    }
+    return NULL;
+}
+
+/* The self-test of a plugin's transport. *out_usable: false when it failed and nobody had asked for it. */
+static ddl_status ddl__endpoint_try(ddl_context *c, const ddl_plugin *plugin, bool wanted,
+                                    const ddl_transport_params *params, bool *out_usable) {
+    char reason[DDL__PLUGIN_REASON_BYTES] = "its self-test failed: ";
+    size_t head = strlen(reason);
+    ddl__text why = {reason + head, sizeof reason - head, 0};
+    if (plugin == &ddl__tcp_plugin || ddl__selftest(c, plugin->transport, params, &why)) {
+        return DDL_OK;
+    }
+    bool needed = ddl__loader_reject(&c->loader, plugin, reason);
+    if (wanted || needed) {
+        return ddl__error(c, DDL_ERR_PLUGIN,
+                          "ddl_init: plugin %s, which %s asks for, cannot be used: %s. Repair it or take it off the "
+                          "list (DDL_SELF_TEST=0 uses it all the same)",
+                          plugin->name, wanted ? "DDL_TRANSPORTS" : "DDL_PLUGINS", reason);
+    }
+    *out_usable = false;
+    return DDL_OK;
+}
+
+/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
+    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
+        return DDL_OK;
+    }
+    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
+    ddl_transport_params params = {.size = sizeof params,
+                                   .rank = c->rank,
+                                   .world_size = c->world_size,
+                                   .local_ranks = c->settings.launch.local_world,
+                                   .cores = c->cores,
+                                   .host_id = c->settings.host_id,
+                                   .interface_name = c->settings.interface_name,
+                                   .advertise = c->settings.advertise,
+                                   .port_range = c->settings.port_range,
+                                   .master_host = c->settings.place.host,
+                                   .authenticated = c->settings.secret != NULL,
+                                   .asked = wanted,
+                                   .detail = detail};
+    size_t bytes = DDL__ADDRESS_BYTES;
+    bool usable = true;
+    DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));
+    if (!usable) {
+        return DDL_OK;
+    }
+    e->plugin = plugin;
+    e->table = plugin->transport;
+    e->host = ddl__host_table(c);
+    c->error.text[0] = 0;
+    c->opening = wanted;
+    ddl_status status = e->table->open(&e->host, &params, &e->self);
+    if (status == DDL_OK) {
+        status = e->table->address(e->self, e->address, &bytes);
+        if (status < 0) {
+            e->table->close(e->self);
+        }
+    }
+    if (status == DDL_OK) {
+        ddl__opening_warned(c);
+    }
+    c->opening = false;
+    if (status < 0 && !wanted) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
+        return DDL_OK;
+    }
+    if (status < 0) {
+        char why[400];
+        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
+        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
+                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
+    }
+    e->address_bytes = (uint32_t)bytes;
+    c->endpoint_count++;
+    return DDL_OK;
+}
+
+/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
+static ddl_status ddl__watch_open(ddl_context *c) {
+    bool blind = false, there = false;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
+        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
+    }
+    int32_t before = c->endpoint_count;
+    if (!blind || there || c->settings.secret == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
+    c->endpoints[before].only_watches = c->endpoint_count > before;
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order; else all that there are. */
+static ddl_status ddl__endpoints_open(ddl_context *c) {
+    const char *list = c->settings.transports;
+    if (list == NULL) {
+        for (const ddl__plugin_record *p = c->loader.loaded, *next; p != NULL; p = next) {
+            const ddl_transport *t = p->plugin->transport;
+            next = p->next; /* one that fails its self-test leaves the list */
+            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
+            }
+        }
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
+    }
+    for (const char *at = list; *at != 0;) {
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        char detail[64];
+        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
+        if (plugin == NULL) {
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(name, 40u), at);
+        }
+        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
+        at += length + (at[length] == ',');
+    }
+    return ddl__watch_open(c);
+}
+
 /* >>coll/join */
 /* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the
  * world. */
 
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__BLOB_TRANSPORTS = 4, DDL__NAME_BYTES = 16, DDL__ADDRESS_BYTES = 128,
-       DDL__CORES_MAX = 1 << 20 };
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
 
 /* What a rank tells the others about itself. */
 typedef struct ddl__blob {
@@ -19656,118 +20258,6 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
         b->transports[i].bytes = ddl__get_u32(&r);
         ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
     }
-}
-
-/* >>transports */
-
-static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
-    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
-        return &ddl__tcp_plugin;
-    }
-    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
-            return p->plugin;
-        }
-    }
-    return NULL;
-}
-
-/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
-static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
-    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
-        return DDL_OK;
-    }
-    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
-    ddl_transport_params params = {.size = sizeof params,
-                                   .rank = c->rank,
-                                   .world_size = c->world_size,
-                                   .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->cores,
-                                   .host_id = c->settings.host_id,
-                                   .interface_name = c->settings.interface_name,
-                                   .advertise = c->settings.advertise,
-                                   .port_range = c->settings.port_range,
-                                   .master_host = c->settings.place.host,
-                                   .authenticated = c->settings.secret != NULL,
-                                   .asked = wanted,
-                                   .detail = detail};
-    size_t bytes = DDL__ADDRESS_BYTES;
-    e->plugin = plugin;
-    e->table = plugin->transport;
-    e->host = ddl__host_table(c);
-    c->error.text[0] = 0;
-    c->opening = wanted;
-    ddl_status status = e->table->open(&e->host, &params, &e->self);
-    if (status == DDL_OK) {
-        status = e->table->address(e->self, e->address, &bytes);
-        if (status < 0) {
-            e->table->close(e->self);
-        }
-    }
-    if (status == DDL_OK) {
-        ddl__opening_warned(c);
-    }
-    c->opening = false;
-    if (status < 0 && !wanted) {
-        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
-        return DDL_OK;
-    }
-    if (status < 0) {
-        char why[400];
-        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
-        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
-                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
-    }
-    e->address_bytes = (uint32_t)bytes;
-    c->endpoint_count++;
-    return DDL_OK;
-}
-
-/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
-static ddl_status ddl__watch_open(ddl_context *c) {
-    bool blind = false, there = false;
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
-        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
-    }
-    int32_t before = c->endpoint_count;
-    if (!blind || there || c->settings.secret == NULL) {
-        return DDL_OK;
-    }
-    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
-    c->endpoints[before].only_watches = c->endpoint_count > before;
-    return DDL_OK;
-}
-
-/* Opens the transports that were asked for, in that order; else all that there are. */
-static ddl_status ddl__endpoints_open(ddl_context *c) {
-    const char *list = c->settings.transports;
-    if (list == NULL) {
-        for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-            const ddl_transport *t = p->plugin->transport;
-            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
-                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
-            }
-        }
-        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
-    }
-    for (const char *at = list; *at != 0;) {
-        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
-        char detail[64];
-        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
-        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
-        if (plugin == NULL) {
-            return ddl__error(
-                c, DDL_ERR_PLUGIN,
-                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                "looked for)",
-                (int)DDL__MIN(name, 40u), at);
-        }
-        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
-        at += length + (at[length] == ',');
-    }
-    return ddl__watch_open(c);
 }
 
 static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {

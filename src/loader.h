@@ -49,6 +49,7 @@ typedef struct ddl__plugin_record {
     void *handle;     /* of dlopen; NULL when folded in or refused */
     const char *path; /* "(built in: NAME)" when folded in */
     const char *reason;
+    bool needed; /* a list of what must load led to it */
     char name[DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_record;
 
@@ -497,6 +498,25 @@ static void ddl__loader_scan_all(ddl__loader *loader) {
 #endif
 }
 
+/* A plugin that was loaded turns out not to work: it is with the refused ones from now on. It stays open. Returns
+ * whether it had to load; else the reason is a warning. */
+static bool ddl__loader_reject(ddl__loader *loader, const ddl_plugin *plugin, const char *reason) {
+    ddl__plugin_record **at = &loader->loaded;
+    while ((*at)->plugin != plugin) {
+        at = &(*at)->next;
+    }
+    ddl__plugin_record *record = *at;
+    bool needed = record->needed;
+    ddl__plugin_try again = {.path = record->path};
+    memcpy(again.name, record->name, sizeof again.name);
+    snprintf(again.reason, sizeof again.reason, "%s", reason);
+    ddl__log(loader->base, needed ? DDL_LOG_DEBUG : DDL_LOG_WARN, "plugin %s is not used: %s", record->path, reason);
+    ddl__plugin_append(loader, &loader->refused, &again);
+    *at = record->next;
+    ddl__free(loader->base, record);
+    return needed;
+}
+
 /* Forgets the lists. The plugins stay open. */
 static void ddl__loader_close(ddl__loader *loader) {
     ddl__plugin_record *lists[2] = {loader->loaded, loader->refused};
@@ -524,6 +544,9 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
     ddl_status status = DDL_OK;
     for (size_t i = 0; status == DDL_OK && i < params->asked_count; i++) {
         status = ddl__loader_asked(loader, &params->asked[i], &none, sentence);
+    }
+    for (ddl__plugin_record *p = loader->loaded; p != NULL; p = p->next) {
+        p->needed = true;
     }
     if (status == DDL_OK && !none) {
         ddl__loader_scan_all(loader);

@@ -67,6 +67,7 @@
  *     DDL_TRANSPORTS                 transports in order of preference, as shm,tcp; all that load without it
  *     DDL_PLUGINS                    plugins that must load: names or absolute paths, separated by commas
  *     DDL_PLUGIN_PATH                folders to find plugins in, separated by colons
+ *     DDL_SELF_TEST         1        0: transports of plugins are used without having been tried out
  *     DDL_ALGO             auto      algorithms, as ring or all_reduce=ring,broadcast=tree
  *     DDL_TUNE_CACHE                 a file that keeps the measured latency and bandwidth for later runs
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none

@@ -23,7 +23,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload;
+    bool progress_thread, deterministic, check_payload, self_test;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -78,6 +78,9 @@ static ddl_status ddl__settings_job(const ddl_config *config, ddl__base *base, d
 
 static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     const char *text = ddl__setting_env("DDL_CHECK");
+    int64_t self_test = 1;
+    DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
+    out->self_test = self_test == 1;
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }

@@ -1,0 +1,104 @@
+/* odd_transport: the template with one fault, for tests/test_selftest.c. The fault is there in a world of two only: the
+ * self-test's; a job of three over it works. DDL_ODD_FAULT says which. */
+#include "../plugins/template/template.c"
+
+static char odd_fault[16];
+static int odd_world;
+
+static int odd_is(const char *fault) { return odd_world == 2 && strcmp(odd_fault, fault) == 0; }
+
+static ddl_status odd_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
+    const char *fault = host->setting(host, "ODD_FAULT");
+    odd_world = params->world_size;
+    snprintf(odd_fault, sizeof odd_fault, "%s", fault != NULL ? fault : "");
+    return odd_is("memory") ? DDL_ERR_NOMEM : template_open(host, params, out_self);
+}
+
+/* Takes a message whose payload is of so many bytes, and sends it with a changed byte, or not at all. */
+static ddl_status odd_send(void *self, int32_t peer, ddl_message *message) {
+    static int large; /* the second one is the last message of a side */
+    large += message->payload_bytes == 131071;
+    if (odd_is("damage") && ((template_self *)self)->rank == 0 && message->payload_bytes == 4097) {
+        ((uint8_t *)(uintptr_t)message->payload)[4096] = 0;
+    }
+    if (odd_is("full") && message->payload_bytes == 255) {
+        return DDL_ERR_NOMEM;
+    }
+    if ((odd_is("lose") && message->payload_bytes == 255) ||
+        (odd_is("hang") && message->payload_bytes == 131071 && large % 2 == 0)) {
+        return DDL_OK;
+    }
+    return template_send(self, peer, message);
+}
+
+/* Looks better than tcp, so that it is chosen. */
+static ddl_status odd_add_peer(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
+                               uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
+    ddl_status status = template_add_peer(self, peer, address, bytes, peer_host_id, out_latency_ns, out_bytes_per_s);
+    *out_latency_ns = 1;
+    *out_bytes_per_s = 1000000000000u;
+    return status;
+}
+
+static int32_t odd_progress(void *self, int32_t expect) {
+    return odd_is("progress") ? (int32_t)DDL_ERR_SYSTEM : template_progress(self, expect);
+}
+
+static ddl_status odd_ready(void *self, int32_t peer) {
+    (void)self;
+    (void)peer;
+    return odd_is("apart") ? DDL_ERR_UNSUPPORTED : DDL_OK;
+}
+
+/* A native all_reduce of two that forgets the other one's part. */
+static ddl_status odd_native_open(void *self, uint64_t group, const int32_t *ranks, int32_t count, int32_t rank,
+                                  void **out_set) {
+    (void)group, (void)ranks, (void)count, (void)rank;
+    *out_set = self;
+    return odd_is("native") ? DDL_OK : DDL_ERR_UNSUPPORTED;
+}
+
+static void odd_native_close(void *self, void *set) { (void)self, (void)set; }
+
+static uint64_t odd_native_cost_ns(void *self, void *set, int32_t kind, uint64_t bytes) {
+    (void)self, (void)set, (void)kind, (void)bytes;
+    return 1;
+}
+
+static ddl_status odd_native_start(void *self, void *set, const ddl_native_call *call, void **out_op) {
+    (void)set;
+    memcpy(call->out, call->in, call->bytes);
+    *out_op = self;
+    return DDL_OK;
+}
+
+static ddl_status odd_native_test(void *self, void *set, void *op, int32_t looks, int32_t *out_rank) {
+    (void)self, (void)set, (void)op, (void)looks, (void)out_rank;
+    return DDL_OK;
+}
+
+static void odd_native_cancel(void *self, void *set, void *op) { (void)self, (void)set, (void)op; }
+
+DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_odd_v1(const ddl_host *host);
+const ddl_plugin *ddl_plugin_odd_v1(const ddl_host *host) {
+    static ddl_transport table;
+    static ddl_plugin plugin;
+    (void)host;
+    table = template_transport;
+    table.flags &= ~(uint32_t)DDL_TRANSPORT_ON_REQUEST;
+    table.open = odd_open;
+    table.add_peer = odd_add_peer;
+    table.send = odd_send;
+    table.progress = odd_progress;
+    table.ready = odd_ready;
+    table.native_open = odd_native_open;
+    table.native_close = odd_native_close;
+    table.native_cost_ns = odd_native_cost_ns;
+    table.native_start = odd_native_start;
+    table.native_test = odd_native_test;
+    table.native_cancel = odd_native_cancel;
+    plugin = template_plugin;
+    plugin.name = "odd";
+    plugin.transport = &table;
+    return &plugin;
+}
