@@ -75,6 +75,7 @@
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
+ *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
  *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *
@@ -6063,6 +6064,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
+    {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
     {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
 };
@@ -6140,10 +6142,10 @@ static ddl_status ddl__pick_int(int64_t given, const char *member, const char *n
     return DDL_OK;
 }
 
-/* 0 or 1: on when the config says so, else by the environment. */
+/* 0 or 1: on when the config says so, else by the environment, else *out as it is. */
 static ddl_status ddl__pick_switch(int32_t given, const char *member, const char *name, bool *out, ddl__sentence *why) {
     const char *text = ddl__setting_env(name);
-    int64_t value = given;
+    int64_t value = given == 1 || *out;
     if (given != 0 && given != 1) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %d; 0 or 1 is possible", member, given);
     }
@@ -6717,7 +6719,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test;
+    bool progress_thread, deterministic, check_payload, self_test, spread;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -6806,6 +6808,8 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(
         ddl__pick_switch(c->progress_thread, "progress_thread", "DDL_PROGRESS_THREAD", &out->progress_thread, why));
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
+    out->spread = true;
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
     return ddl__settings_check(out, why);
 }
 
@@ -11093,6 +11097,10 @@ struct ddl_context {
     ddl__link *links; /* by world rank */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
+    _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */
+    bool spread, place_pinned;
+    int32_t place_core, crowd_looks;
+    uint64_t place_ns, moved_ns, move_pause_ns;
     int32_t pass_fd; /* listens for passed descriptors */
     int32_t passing_count;
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
@@ -12090,17 +12098,25 @@ static void ddl__pass_close(ddl_context *c) {
 }
 
 /* >>mesh/board */
-/* mesh: the goodbye board, one byte for each rank in memory that the ranks of a host share. A rank that leaves in order
- * sets its byte before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye
- * message may still be in a socket, and most ranks of a host are not connected to each other.
+/* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
+ * that says on which core it waits (cores.h). A rank that leaves in order sets its byte before its process can end,
+ * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
+ * most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
  * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
 
+/* The words begin in a cache line of their own. */
+static size_t ddl__board_places(int32_t world_size) { return ((size_t)world_size + 63) / 64 * 64; }
+
+static size_t ddl__board_bytes(int32_t world_size) {
+    return ddl__board_places(world_size) + (size_t)world_size * sizeof(uint64_t);
+}
+
 /* This rank's own board as a descriptor, -1 when there can be none. */
 static int32_t ddl__board_make(int32_t world_size) {
-    int fd = memfd_create("ddl-goodbye", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0 && (posix_fallocate(fd, 0, world_size) != 0 ||
+    int fd = memfd_create("ddl-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (posix_fallocate(fd, 0, (off_t)ddl__board_bytes(world_size)) != 0 ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
         close(fd);
         fd = -1;
@@ -12119,10 +12135,12 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
  * look at it into SIGBUS. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st;
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == c->world_size &&
+    size_t bytes = ddl__board_bytes(c->world_size);
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
         (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
-        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
+        c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
     }
     if (fd >= 0) {
         close(fd);
@@ -12135,8 +12153,10 @@ static void ddl__board_open(ddl_context *c, int fd) {
 
 static void ddl__board_close(ddl_context *c) {
     if (c->board != NULL) {
-        munmap(c->board, (size_t)c->world_size);
+        munmap(c->board, ddl__board_bytes(c->world_size));
         c->board = NULL;
+        c->places = NULL;
+        c->spread = false;
     }
     if (c->board_fd >= 0) {
         close(c->board_fd);
@@ -12153,6 +12173,144 @@ static void ddl__board_leave(ddl_context *c) {
 
 static bool ddl__board_left(const ddl_context *c, int32_t rank) {
     return c->board != NULL && atomic_load_explicit(&c->board[rank], memory_order_acquire) == 1; /* pairs with leave */
+}
+
+/* >>mesh/cores */
+/* mesh: which core each rank of this host waits on, and moving apart those that share one. Two ranks that answer each
+ * other at once, each yielding to the other, stay on one core for seconds: the kernel sees a core where all get their
+ * turn. Ranks say on the shared board where they wait; who finds too many on its core moves itself, and only itself. It
+ * must not know what is waited for. */
+
+enum {
+    DDL__PLACE_PINNED = 1 << 16, /* of a place: the program allows that thread one core alone */
+    DDL__PLACE_CORE = (1 << 16) - 1,
+    DDL__PLACE_STAMP_SHIFT = 17,
+    DDL__PLACE_FRESH = 50,       /* milliseconds (of 2^20 ns) that a place is believed */
+    DDL__CROWD_LOOKS = 2         /* in a row must find it too full: wake-ups share a core for a moment */
+};
+
+#define DDL__PLACE_LOOK_NS DDL__NS_PER_MS
+/* From one move of a rank to its next; twice as long each time, up to the second, when the kernel undoes it: on a busy
+ * machine it has its reasons. */
+#define DDL__MOVE_NS (10 * DDL__NS_PER_MS)
+#define DDL__MOVE_NS_MAX (640 * DDL__NS_PER_MS)
+
+/* A place in one word, so that it is read whole: core + 1, whether pinned, and when. 0: nowhere. */
+static inline uint64_t ddl__place_make(int32_t core, bool pinned, uint64_t now_ns) {
+    return (now_ns >> 20) << DDL__PLACE_STAMP_SHIFT | (pinned ? (uint64_t)DDL__PLACE_PINNED : 0) |
+           (uint64_t)(core + 1);
+}
+
+/* The core of a place, if it is one of `allowed` and said of late; else -1. */
+static int32_t ddl__place_core(uint64_t place, uint64_t now_ns, const cpu_set_t *allowed) {
+    int32_t core = (int32_t)(place & DDL__PLACE_CORE) - 1;
+    int64_t age = (int64_t)((now_ns >> 20) - (place >> DDL__PLACE_STAMP_SHIFT));
+    bool fresh = age <= DDL__PLACE_FRESH && age >= -DDL__PLACE_FRESH;
+    return fresh && core >= 0 && core < CPU_SETSIZE && CPU_ISSET((size_t)core, allowed) ? core : -1;
+}
+
+/* Where rank `me` should go: a core of `allowed`, or -1: it stays. A core is too full when another has at least two
+ * fewer; the highest rank on it that is not pinned goes, to the core with the fewest; of several the nearest by number.
+ * Ranks that wait elsewhere, or have not said so of late, do not count. */
+static int32_t ddl__cores_choose(const _Atomic uint64_t *places, int32_t count, int32_t me, uint64_t now_ns,
+                                 const cpu_set_t *allowed) {
+    uint16_t load[CPU_SETSIZE] = {0};
+    int32_t here = ddl__place_core(atomic_load_explicit(&places[me], memory_order_relaxed), now_ns, allowed);
+    int32_t best = here;
+    if (here < 0) {
+        return -1;
+    }
+    for (int32_t i = 0; i < count; i++) { /* relaxed: a hint, and each word is whole */
+        uint64_t place = atomic_load_explicit(&places[i], memory_order_relaxed);
+        int32_t core = ddl__place_core(place, now_ns, allowed);
+        if (core == here && i > me && (place & DDL__PLACE_PINNED) == 0) {
+            return -1; /* that one's turn */
+        }
+        if (core >= 0 && load[core] < UINT16_MAX) {
+            load[core]++;
+        }
+    }
+    for (int32_t core = 0; core < CPU_SETSIZE && load[here] > 1; core++) {
+        bool nearer = abs(core - here) < abs(best - here);
+        if (CPU_ISSET((size_t)core, allowed) && (load[core] < load[best] || (load[core] == load[best] && nearer))) {
+            best = core;
+        }
+    }
+    return load[best] + 1 < load[here] ? best : -1;
+}
+
+/* Moves the calling thread, and leaves it as free as it was: from there the kernel may take it anywhere. */
+static bool ddl__cores_move(int32_t core, const cpu_set_t *allowed) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)core, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) {
+        return false;
+    }
+    if (sched_setaffinity(0, sizeof *allowed, allowed) != 0) { /* all of them were taken from us in between */
+        memset(&one, 0xff, sizeof one);
+        sched_setaffinity(0, sizeof one, &one);
+    }
+    return true;
+}
+
+static void ddl__place_say(ddl_context *c, int32_t core, bool pinned, uint64_t now) {
+    c->place_core = core;
+    c->place_pinned = pinned;
+    atomic_store_explicit(&c->places[c->rank], ddl__place_make(core, pinned, now), memory_order_relaxed);
+}
+
+/* Says where this rank waits, and moves it when that core is too full: see ddl__place_wait. */
+static void ddl__place_look(ddl_context *c, int32_t core, uint64_t now) {
+    cpu_set_t allowed;
+    c->place_ns = now;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        c->spread = false; /* more cores than the mask has room for, or a sandbox */
+        return;
+    }
+    bool pinned = CPU_COUNT(&allowed) < 2;
+    ddl__place_say(c, core, pinned, now);
+    int32_t to = pinned ? -1 : ddl__cores_choose(c->places, c->world_size, c->rank, now, &allowed);
+    c->crowd_looks = to >= 0 ? c->crowd_looks + 1 : 0;
+    if (c->crowd_looks < DDL__CROWD_LOOKS || now - c->moved_ns < c->move_pause_ns) {
+        return;
+    }
+    bool again = now - c->moved_ns < 2 * DDL__MOVE_NS_MAX;
+    c->move_pause_ns = again ? DDL__MIN(2 * c->move_pause_ns, DDL__MOVE_NS_MAX) : DDL__MOVE_NS;
+    c->moved_ns = now;
+    c->crowd_looks = 0;
+    if (ddl__cores_move(to, &allowed)) {
+        ddl__place_say(c, to, false, now);
+        ddl__log(&c->base, DDL_LOG_DEBUG, "moved from core %d, which other ranks wait on too, to core %d", core, to);
+    }
+}
+
+/* At each wait that yields. Cheap: a number of the kernel's that is read without a call, and once a millisecond a look
+ * at the others. */
+static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
+    int32_t core = c->spread ? sched_getcpu() : -1;
+    if (core < 0 || core >= DDL__PLACE_CORE) {
+        return;
+    }
+    if (now - c->place_ns >= (uint64_t)DDL__PLACE_LOOK_NS) {
+        ddl__place_look(c, core, now);
+    } else if (core != c->place_core) {
+        ddl__place_say(c, core, c->place_pinned, now);
+    }
+}
+
+/* It sleeps: whichever core it had is free. */
+static inline void ddl__place_sleep(ddl_context *c) {
+    if (c->spread && c->place_core >= 0) {
+        c->place_core = -1;
+        atomic_store_explicit(&c->places[c->rank], 0, memory_order_relaxed);
+    }
+}
+
+/* Once the board is there. */
+static void ddl__places_open(ddl_context *c) {
+    c->place_core = -1;
+    c->spread = c->settings.spread && c->places != NULL && c->local_ranks > 1;
 }
 
 /* >>mesh/detector */
@@ -13076,6 +13234,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (unarmed && !own_way) {
         ms = DDL__MIN(ms, 1u);
     }
+    ddl__place_sleep(c);
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
@@ -13095,6 +13254,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
 static void ddl__yield(ddl_context *c, bool unlocked) {
     uint64_t before = ddl__about_ns(c);
+    ddl__place_wait(c, before);
     if (unlocked) {
         ddl__unlock(c);
     }
@@ -20505,6 +20665,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     int board = c->links[first].same_space ? ddl__board_reach(table[first].pid, table[first].board_fd) : -1;
     ddl_status status = ddl__links_settle(c, offers, first, &board);
     ddl__board_open(c, board);
+    ddl__places_open(c);
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
         status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }

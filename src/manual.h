@@ -75,6 +75,7 @@
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
+ *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
  *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *

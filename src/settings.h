@@ -23,7 +23,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test;
+    bool progress_thread, deterministic, check_payload, self_test, spread;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -112,6 +112,8 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(
         ddl__pick_switch(c->progress_thread, "progress_thread", "DDL_PROGRESS_THREAD", &out->progress_thread, why));
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
+    out->spread = true;
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
     return ddl__settings_check(out, why);
 }
 

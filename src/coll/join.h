@@ -318,6 +318,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     int board = c->links[first].same_space ? ddl__board_reach(table[first].pid, table[first].board_fd) : -1;
     ddl_status status = ddl__links_settle(c, offers, first, &board);
     ddl__board_open(c, board);
+    ddl__places_open(c);
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
         status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }

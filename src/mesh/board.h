@@ -1,6 +1,7 @@
-/* mesh: the goodbye board, one byte for each rank in memory that the ranks of a host share. A rank that leaves in order
- * sets its byte before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye
- * message may still be in a socket, and most ranks of a host are not connected to each other.
+/* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
+ * that says on which core it waits (cores.h). A rank that leaves in order sets its byte before its process can end,
+ * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
+ * most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
  * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
@@ -13,10 +14,17 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+/* The words begin in a cache line of their own. */
+static size_t ddl__board_places(int32_t world_size) { return ((size_t)world_size + 63) / 64 * 64; }
+
+static size_t ddl__board_bytes(int32_t world_size) {
+    return ddl__board_places(world_size) + (size_t)world_size * sizeof(uint64_t);
+}
+
 /* This rank's own board as a descriptor, -1 when there can be none. */
 static int32_t ddl__board_make(int32_t world_size) {
-    int fd = memfd_create("ddl-goodbye", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0 && (posix_fallocate(fd, 0, world_size) != 0 ||
+    int fd = memfd_create("ddl-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (posix_fallocate(fd, 0, (off_t)ddl__board_bytes(world_size)) != 0 ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
         close(fd);
         fd = -1;
@@ -35,10 +43,12 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
  * look at it into SIGBUS. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st;
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == c->world_size &&
+    size_t bytes = ddl__board_bytes(c->world_size);
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
         (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
-        void *at = mmap(NULL, (size_t)c->world_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
+        c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
     }
     if (fd >= 0) {
         close(fd);
@@ -51,8 +61,10 @@ static void ddl__board_open(ddl_context *c, int fd) {
 
 static void ddl__board_close(ddl_context *c) {
     if (c->board != NULL) {
-        munmap(c->board, (size_t)c->world_size);
+        munmap(c->board, ddl__board_bytes(c->world_size));
         c->board = NULL;
+        c->places = NULL;
+        c->spread = false;
     }
     if (c->board_fd >= 0) {
         close(c->board_fd);

@@ -156,6 +156,10 @@ struct ddl_context {
     ddl__link *links; /* by world rank */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
+    _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */
+    bool spread, place_pinned;
+    int32_t place_core, crowd_looks;
+    uint64_t place_ns, moved_ns, move_pause_ns;
     int32_t pass_fd; /* listens for passed descriptors */
     int32_t passing_count;
     uint8_t pass_name[DDL__PASS_NAME_BYTES];

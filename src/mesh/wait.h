@@ -4,9 +4,9 @@
 #ifndef DDL_MESH_WAIT_H
 #define DDL_MESH_WAIT_H
 
+#include "cores.h"
 #include "spaces.h"
 
-#include <sched.h>
 #include <sys/eventfd.h>
 
 enum {
@@ -131,6 +131,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (unarmed && !own_way) {
         ms = DDL__MIN(ms, 1u);
     }
+    ddl__place_sleep(c);
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
@@ -150,6 +151,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
 static void ddl__yield(ddl_context *c, bool unlocked) {
     uint64_t before = ddl__about_ns(c);
+    ddl__place_wait(c, before);
     if (unlocked) {
         ddl__unlock(c);
     }

@@ -30,6 +30,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
+    {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
     {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
 };
@@ -107,10 +108,10 @@ static ddl_status ddl__pick_int(int64_t given, const char *member, const char *n
     return DDL_OK;
 }
 
-/* 0 or 1: on when the config says so, else by the environment. */
+/* 0 or 1: on when the config says so, else by the environment, else *out as it is. */
 static ddl_status ddl__pick_switch(int32_t given, const char *member, const char *name, bool *out, ddl__sentence *why) {
     const char *text = ddl__setting_env(name);
-    int64_t value = given;
+    int64_t value = given == 1 || *out;
     if (given != 0 && given != 1) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s of ddl_config is %d; 0 or 1 is possible", member, given);
     }

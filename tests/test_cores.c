@@ -1,0 +1,232 @@
+/* Ranks that wait on one core move apart: who goes where, how often, and what is left alone.
+ * tests/run: variants=gcc,asan,tsan timeout=60 */
+#define DDL_IMPLEMENTATION
+#include "world.h"
+
+#define NOW (1000 * DDL__NS_PER_S)
+
+/* One character for each rank, the core it waits on: a letter when it is pinned there, '-' nowhere, '!' on core 0 but
+ * said a second ago. `may`: cores that are allowed. */
+typedef struct choice {
+    const char *places, *may;
+    int me, to;
+} choice;
+
+static const choice choices[] = {
+    {"00", "01", 1, 1},       /* the highest goes */
+    {"00", "01", 0, -1},      /* and nobody else */
+    {"01", "01", 1, -1},      /* apart already */
+    {"0-", "01", 0, -1},      /* the other sleeps */
+    {"0!", "01", 0, -1},      /* or has not said for long */
+    {"-0", "01", 0, -1},      /* who is nowhere stays */
+    {"0a", "01", 0, 1},       /* the highest is pinned: the next goes */
+    {"00", "0", 1, -1},       /* nowhere to go */
+    {"02", "01", 0, -1},      /* cores of other cpusets do not count */
+    {"2200", "01", 3, 1},     /* nor do their ranks */
+    {"0000", "01", 3, 1},     /* 4 on 2 cores: 2 each */
+    {"0001", "01", 2, 1},
+    {"0001", "01", 3, -1},
+    {"0011", "01", 1, -1},
+    {"00011", "01", 2, -1},   /* one more than the other is no reason */
+    {"0012", "0123", 1, 3},
+    {"00001", "01", 3, 1},
+    {"000", "012", 2, 1},     /* the nearest by number */
+    {"222", "0123", 2, 1},
+    {"2221", "0123", 2, 3},   /* and empty */
+    {"001122", "0123", 1, 3}, /* fewer ranks first */
+};
+
+static void set_places(_Atomic uint64_t *places, const char *text) {
+    for (int i = 0; text[i] != 0; i++) {
+        bool pinned = text[i] >= 'a';
+        int core = text[i] == '!' ? 0 : text[i] - (pinned ? 'a' : '0');
+        uint64_t when = text[i] == '!' ? NOW - DDL__NS_PER_S : NOW;
+        atomic_store(&places[i], text[i] == '-' ? 0 : ddl__place_make(core, pinned, when));
+    }
+}
+
+TEST(who_goes_where) {
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const choice *t = &choices[i];
+        _Atomic uint64_t places[8];
+        cpu_set_t allowed;
+        CPU_ZERO(&allowed);
+        for (const char *at = t->may; *at != 0; at++) {
+            CPU_SET((size_t)(*at - '0'), &allowed);
+        }
+        set_places(places, t->places);
+        int to = ddl__cores_choose(places, (int32_t)strlen(t->places), t->me, NOW, &allowed);
+        if (to != t->to) {
+            test__fail(__FILE__, __LINE__, "\"%s\" on cores \"%s\": rank %d goes to %d instead of %d", t->places, t->may,
+                       t->me, to, t->to);
+        }
+    }
+}
+
+/* The first two cores that this thread may use; false when there is one only. */
+static bool two_cores(int out[2], cpu_set_t *out_allowed) {
+    int found = 0;
+    CHECK_EQ(sched_getaffinity(0, sizeof *out_allowed, out_allowed), 0);
+    for (int i = 0; i < CPU_SETSIZE && found < 2; i++) {
+        if (CPU_ISSET((size_t)i, out_allowed)) {
+            out[found++] = i;
+        }
+    }
+    return found == 2;
+}
+
+static bool mask_is(const cpu_set_t *expected) {
+    cpu_set_t now;
+    return sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, expected);
+}
+
+/* Rank 1 of two, both of which are on `core` at `now`, looks. Returns whether it moved. */
+static bool look_crowded(ddl_context *c, int core, uint64_t now) {
+    uint64_t before = c->moved_ns;
+    atomic_store(&c->places[0], ddl__place_make(core, false, now));
+    ddl__place_look(c, core, now);
+    return c->moved_ns != before;
+}
+
+TEST(moves_are_rare_and_leave_the_mask) {
+    int core[2];
+    cpu_set_t allowed;
+    if (!two_cores(core, &allowed)) {
+        SKIP("needs two cores");
+    }
+    static _Atomic uint64_t places[2];
+    static ddl_context c = {.world_size = 2, .rank = 1, .local_ranks = 2, .places = places, .settings.spread = true};
+    uint64_t ms = DDL__NS_PER_MS;
+    ddl__places_open(&c);
+    CHECK(c.spread);
+    CHECK(!look_crowded(&c, core[0], NOW)); /* not at the first look */
+    atomic_store(&places[0], 0);
+    ddl__place_look(&c, core[0], NOW + ms);
+    CHECK(!look_crowded(&c, core[0], NOW + 2 * ms)); /* nor at the first after one that found room */
+    CHECK(look_crowded(&c, core[0], NOW + 3 * ms));
+    CHECK_EQ(c.place_core, core[1]);
+    CHECK(places[1] == ddl__place_make(core[1], false, NOW + 3 * ms));
+    CHECK(mask_is(&allowed));
+    uint64_t last = NOW + 3 * ms;
+    for (uint64_t pause = 10; pause <= 1280; pause *= 2) { /* the kernel takes it back each time */
+        uint64_t least = DDL__MIN(pause, 640u) * ms;
+        CHECK(!look_crowded(&c, core[0], last + 1 * ms));
+        CHECK(!look_crowded(&c, core[0], last + 2 * ms));
+        CHECK(!look_crowded(&c, core[0], last + least - ms));
+        CHECK(look_crowded(&c, core[0], last + least));
+        last += least;
+    }
+    CHECK(mask_is(&allowed));
+    ddl__place_sleep(&c);
+    CHECK(places[1] == 0);
+}
+
+/* Binds the calling thread, and gives back what it was bound to. */
+static void bind_to(int core, cpu_set_t *old) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)core, &one);
+    CHECK_EQ(sched_getaffinity(0, sizeof *old, old), 0);
+    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+static void sum_once(ddl_group *w) {
+    float x[4] = {1, 2, 3, 4};
+    OK(ddl_all_reduce(w, DDL_VIEW(x, 4), DDL_VIEW(x, 4), DDL_SUM));
+    CHECK_EQ((int)x[3], 4 * ddl_size(w));
+}
+
+/* Both were bound to one core and set free: within the deadline one is seen on another, or has moved. */
+static void stacked(ddl_group *w, void *arg) {
+    int core[2];
+    cpu_set_t allowed;
+    ddl_context *c = ddl_group_context(w);
+    int32_t apart = 0;
+    (void)arg;
+    two_cores(core, &allowed);
+    REQUIRE(c->spread);
+    bind_to(core[0], &allowed);
+    CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
+    for (double end = test_now_s() + 10 * test_slow(); apart == 0 && test_now_s() < end;) {
+        sum_once(w);
+        int32_t mine = c->moved_ns != 0 || sched_getcpu() != core[0];
+        ddl_tensor view = ddl_tensor_1d(&apart, DDL_I32, 1), from = ddl_tensor_1d(&mine, DDL_I32, 1);
+        OK(ddl_all_reduce(w, from, view, DDL_MAX));
+    }
+    CHECK_EQ(apart, 1);
+    CHECK(mask_is(&allowed));
+}
+
+/* Bound by the program: they say so, and stay. */
+static void pinned(ddl_group *w, void *arg) {
+    int core[2];
+    cpu_set_t allowed, now;
+    ddl_context *c = ddl_group_context(w);
+    (void)arg;
+    two_cores(core, &allowed);
+    bind_to(core[0], &allowed);
+    uint64_t before = c->moved_ns;
+    c->place_ns = 0; /* looks at its next yield */
+    bool said = false;
+    for (double end = test_now_s() + 10 * test_slow(); !said && test_now_s() < end;) {
+        ddl__lock(c);
+        ddl__yield(c, false);
+        said = (c->places[c->rank] & DDL__PLACE_PINNED) != 0;
+        ddl__unlock(c);
+    }
+    CHECK(said);
+    for (int i = 0; i < 300; i++) {
+        sum_once(w);
+    }
+    CHECK(c->moved_ns == before);
+    CHECK_EQ(sched_getaffinity(0, sizeof now, &now), 0);
+    CHECK_EQ(CPU_COUNT(&now), 1);
+    CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
+}
+
+static void turned_off(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_context *c = ddl_group_context(w);
+    CHECK(!c->spread);
+    sum_once(w);
+    CHECK(c->places == NULL || c->places[c->rank] == 0);
+}
+
+TEST(threads_on_one_core_move_apart) {
+    int core[2];
+    cpu_set_t allowed;
+    if (!two_cores(core, &allowed)) {
+        SKIP("needs two cores");
+    }
+    world_threads(2, stacked, NULL);
+}
+
+TEST(processes_on_one_core_move_apart) {
+    int core[2];
+    cpu_set_t allowed;
+    if (!two_cores(core, &allowed)) {
+        SKIP("needs two cores");
+    }
+    world_fork(2, stacked, NULL, 30);
+}
+
+TEST(pinned_threads_stay) {
+    int core[2];
+    cpu_set_t allowed;
+    if (!two_cores(core, &allowed)) {
+        SKIP("needs two cores");
+    }
+    world_threads(2, pinned, NULL);
+}
+
+TEST(the_setting_turns_it_off) {
+    setenv("DDL_SPREAD", "0", 1);
+    world_threads(2, turned_off, NULL);
+    setenv("DDL_SPREAD", "2", 1);
+    ddl_context *c = NULL;
+    char why[512] = "";
+    ddl_config config = {.world_size = 1, .error_text = why, .error_bytes = sizeof why};
+    CHECK_EQ(ddl_init(&config, &c), DDL_ERR_CONFIG);
+    CHECK_STR(why, "DDL_SPREAD is \"2\"; 0 or 1 is possible");
+    unsetenv("DDL_SPREAD");
+}
