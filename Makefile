@@ -15,7 +15,7 @@ LIBS = -lpthread -ldl -lm
 DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
        openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev libfabric-dev \
        qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
-       python3-torch
+       python3-torch python3-yaml python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
@@ -100,6 +100,7 @@ deps:
 	@if [ "$$(id -u)" = 0 ]; then S=; else S=sudo; fi; export DEBIAN_FRONTEND=noninteractive; set -ex; \
 	$$S apt-get update; \
 	$$S apt-get install -y --no-install-recommends $(DEPS); \
+	PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet kubernetes-validate || echo 'a test of manifests will skip'; \
 	$$S apt-get install -y --no-install-recommends libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
 
 install: header tools plugins

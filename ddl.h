@@ -61,6 +61,7 @@
  *     DDL_SECRET_FD                  a descriptor to read the job secret from; ddlrun sets it
  *     DDL_SECRET_FILE                a file with the job secret (16 bytes or more), readable by its owner alone
  *     DDL_SECRET                     the job secret itself
+ *     DDL_PMIX_LIBRARY               the library by which ranks meet that a PMIx launcher started; libpmix.so.2
  *     DDL_INTERFACE                  the network interface to bind and to advertise
  *     DDL_ADVERTISE                  an address that peers reach this rank at, when it is not the bound one
  *     DDL_PORT_RANGE                 ports that ranks listen on, as 20000-20100; any free port without it
@@ -6050,6 +6051,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SECRET", "", "the job secret itself, at least 16 bytes"},
     {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
     {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
+    {"DDL_PMIX_LIBRARY", "libpmix.so.2", "the library by which ranks meet that a PMIx launcher started"},
     {"DDL_INTERFACE", "", "the network interface to bind and to advertise"},
     {"DDL_ADVERTISE", "", "an address that peers reach this rank at, when it is not the bound one"},
     {"DDL_PORT_RANGE", "", "ports that ranks listen on, as 20000-20100; any free port without it"},
@@ -6206,6 +6208,10 @@ static ddl_status ddl__parse_port_range(const char *text, int32_t *out_first, in
 /* >>settings/launch */
 /* launch: which rank of how many this process is, by the variables of whoever started it, and where rank 0 is. */
 
+#ifndef DDL_NO_PLUGINS
+#include <dlfcn.h>
+#endif
+
 #define DDL__WORLD_MAX 1048576
 
 typedef struct ddl__launch {
@@ -6214,8 +6220,9 @@ typedef struct ddl__launch {
     int32_t local_rank, local_world; /* -1: not told */
 } ddl__launch;
 
-/* In the order they are asked. The first of which a rank or a world is set decides: srun and mpirun often start
- * torchrun, whose ranks then carry both. world_too: another name of the same thing. */
+/* In the order they are asked, the inner before the outer. The first of which a rank or a world is set decides: srun
+ * and mpirun often start torchrun, and Slurm starts the proxies of both mpiruns, so that ranks carry several.
+ * world_too: another name of the same thing. */
 typedef struct ddl__launcher {
     const char *by, *rank, *world, *world_too, *local_rank, *local_world;
 } ddl__launcher;
@@ -6228,10 +6235,17 @@ static const ddl__launcher ddl__launchers[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
 };
 
+static bool ddl__env_equal(const char *a, const char *b) {
+    return ddl__env(a) != NULL && ddl__env(b) != NULL && strcmp(ddl__env(a), ddl__env(b)) == 0;
+}
+
 /* A batch script of Slurm carries SLURM_PROCID=0 and SLURM_NTASKS too, though it is no task: only a step has a node
- * list of its own. A plain ./train in a script is a world of one. */
+ * list of its own. A plain ./train in a script is a world of one. With --mpi=pmi2 Slurm sets the variables of PMI as
+ * well; they are hydra's when they say something else. */
 static bool ddl__launcher_present(const ddl__launcher *l) {
-    if (strcmp(l->by, "Slurm") == 0 && ddl__env("SLURM_STEP_NODELIST") == NULL) {
+    bool step = ddl__env("SLURM_STEP_NODELIST") != NULL;
+    bool same = ddl__env_equal("PMI_RANK", "SLURM_PROCID") && ddl__env_equal("PMI_SIZE", "SLURM_STEP_NUM_TASKS");
+    if ((strcmp(l->by, "Slurm") == 0 && !step) || (strcmp(l->by, "PMI") == 0 && step && same)) {
         return false;
     }
     return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL ||
@@ -6300,8 +6314,35 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
             return ddl__launch_from(&ddl__launchers[i], out, why);
         }
     }
+    if (ddl__env("PMIX_RANK") != NULL) {
+        return ddl__fail(why, DDL_ERR_CONFIG,
+                         "ddl_init: a PMIx launcher says that this is rank %.20s, but nothing says of how many. Set "
+                         "WORLD_SIZE and RANK, or start it by mpirun or srun",
+                         ddl__env("PMIX_RANK"));
+    }
     *out = (ddl__launch){"nobody", 0, 1, 0, 1};
     return DDL_OK;
+}
+
+/* Says so when variables of two launchers contradict each other. That is as it should be where one started the other:
+ * torchrun and ddlrun are known to be started so; else one rank of a host warns. */
+static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
+    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
+    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
+        const ddl__launcher *l = &ddl__launchers[i];
+        ddl__launch other;
+        if (strcmp(l->by, taken->by) != 0 && ddl__launcher_present(l) && ddl__launch_from(l, &other, NULL) == DDL_OK &&
+            (other.rank != taken->rank || other.world != taken->world)) {
+            ddl__log(
+                base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+                "two launchers contradict each other: this is rank %d of %d by %s, and rank %d of %d by %s. %s "
+                "decides, "
+                "as it comes first in the order %s; unset the variables of the one that did not start this process",
+                taken->rank, taken->world, taken->by, other.rank, other.world, l->by, taken->by,
+                "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
+        }
+    }
 }
 
 /* The process id of the ancestor with a program's name, 0 when there is none. */
@@ -6344,7 +6385,16 @@ static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
 }
 
 /* Where the ranks meet. */
-enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
+enum ddl__meeting {
+    DDL__MEET_ALONE,
+    DDL__MEET_EXCHANGE,
+    DDL__MEET_TCP,
+    DDL__MEET_FILE,
+    DDL__MEET_PMI, /* the launcher's key-value space will tell where rank 0 is; then it is TCP */
+    DDL__MEET_PMIX
+};
+
+#define DDL__MEET_PORTS 8 /* tried in a row, where nobody chose one free port */
 
 typedef struct ddl__meeting_place {
     int kind;         /* enum ddl__meeting */
@@ -6419,37 +6469,86 @@ static void ddl__place_beside_agent(ddl__meeting_place *place) {
     const char *agent = ddl__env("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) {
         place->port = place->port < 65527 ? place->port + 1 : 65520;
-        place->ports = 8;
+        place->ports = DDL__MEET_PORTS;
     }
 }
 
-/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed. */
+/* A program that uses MPI: then the launcher's key-value space belongs to MPI. */
+static bool ddl__uses_mpi(void) {
+#ifdef DDL_NO_PLUGINS
+    return false;
+#else
+    return dlsym(RTLD_DEFAULT, "MPI_Init") != NULL;
+#endif
+}
+
+static ddl_status ddl__place_missing(const ddl__launch *launch, bool has_host, bool has_port, ddl__sentence *why) {
+    return ddl__fail(
+        why, DDL_ERR_CONFIG,
+        "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
+        "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
+        "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder%s",
+        launch->rank, launch->world, launch->by,
+        has_host   ? "MASTER_PORT"
+        : has_port ? "MASTER_ADDR"
+                   : "MASTER_ADDR or MASTER_PORT",
+        ddl__uses_mpi() ? ". This program uses MPI, to which the launcher's key-value space belongs: it may also give "
+                          "ddl_config an exchange function that calls MPI_Allgather"
+                        : "");
+}
+
+/* A port that all tasks of a step of Slurm derive alike, below those that Linux gives away by itself. */
+static void ddl__port_of_step(char *out, size_t cap) {
+    const char *job = ddl__env("SLURM_JOB_ID"), *step = ddl__env("SLURM_STEP_ID");
+    uint64_t hash = ddl__mix_bytes(7, job != NULL ? job : "", job != NULL ? strlen(job) : 0);
+    hash = ddl__mix_bytes(hash, step != NULL ? step : "", step != NULL ? strlen(step) : 0);
+    snprintf(out, cap, "%d", 20000 + (int)(hash % 1250) * DDL__MEET_PORTS);
+}
+
+/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed; else their
+ * key-value space tells where rank 0 is, unless the program itself uses MPI, which may need it. The last: Slurm's first
+ * host, with a port made of the number of the step. */
+static ddl_status ddl__place_from_launcher(ddl__base *base, const ddl__launch *launch, bool job_known,
+                                           ddl__meeting_place *out, ddl__sentence *why) {
+    const char *list = strcmp(launch->by, "Slurm") == 0 ? ddl__env("SLURM_STEP_NODELIST") : NULL;
+    bool mpi = ddl__uses_mpi(), pmix = ddl__env("PMIX_NAMESPACE") != NULL;
+    bool theirs = strncmp(launch->by, "RANK", 4) != 0 && strcmp(launch->by, "ddl_config") != 0;
+    out->from = launch->by;
+    if (job_known && launch->local_world == launch->world) {
+        out->kind = DDL__MEET_TCP;
+        out->host = ddl__copy_string(base, "127.0.0.1");
+        out->ports = 1;
+        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    }
+    if (theirs && !mpi && (ddl__env("PMI_FD") != NULL || pmix)) {
+        out->kind = ddl__env("PMI_FD") != NULL ? DDL__MEET_PMI : DDL__MEET_PMIX;
+        return DDL_OK;
+    }
+    if (list != NULL) {
+        char first[256], port[16];
+        ddl__first_host(list, first, sizeof first);
+        ddl__port_of_step(port, sizeof port);
+        DDL__TRY(ddl__place_set_tcp(base, first, strlen(first), port, "Slurm's step", out, why));
+        out->ports = DDL__MEET_PORTS;
+        return DDL_OK;
+    }
+    return ddl__place_missing(launch, false, false, why);
+}
+
 static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, bool job_known,
                                          ddl__meeting_place *out, ddl__sentence *why) {
     const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
                *list = ddl__env("SLURM_STEP_NODELIST");
     char first[256];
-    if (host == NULL && port == NULL && job_known && launch->local_world == launch->world) {
-        out->kind = DDL__MEET_TCP;
-        out->host = ddl__copy_string(base, "127.0.0.1");
-        out->ports = 1;
-        out->from = launch->by;
-        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    if (host == NULL && port == NULL) {
+        return ddl__place_from_launcher(base, launch, job_known, out, why);
     }
     if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
         ddl__first_host(list, first, sizeof first);
         host = first;
     }
     if (host == NULL || port == NULL) {
-        return ddl__fail(
-            why, DDL_ERR_CONFIG,
-            "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
-            "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
-            "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder",
-            launch->rank, launch->world, launch->by,
-            host != NULL   ? "MASTER_PORT"
-            : port != NULL ? "MASTER_ADDR"
-                           : "MASTER_ADDR or MASTER_PORT");
+        return ddl__place_missing(launch, host != NULL, port != NULL, why);
     }
     out->from = "MASTER_ADDR and MASTER_PORT";
     DDL__TRY(ddl__place_set_tcp(base, host, strlen(host), port, "MASTER_PORT", out, why));
@@ -6818,6 +6917,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__settings_base(config, base, why));
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
+    ddl__launch_warn(base, &out->launch);
     DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {
@@ -8761,6 +8861,499 @@ static ddl_status ddl__file_rendezvous(const ddl__settings *s, ddl__base *base, 
     ddl__free(base, f.scratch);
     ddl__free(base, f.ranks);
     return status;
+}
+
+/* >>store/pmi */
+/* pmi: the key-value space of a launcher that speaks PMI-1 over the descriptor of PMI_FD: MPICH's hydra, and srun with
+ * --mpi=pmi2, which understands it as well. Lines of `key=value` words; one command, one answer. After "PMI: A Scalable
+ * Parallel Process-Management Interface for Extreme-Scale Systems" (Balaji et al., 2010) and MPICH's simple_pmi.c. */
+
+#define DDL__PMI_LINE 1280 /* hydra allows values of 1024 bytes */
+
+typedef struct ddl__pmi {
+    int fd;
+    uint64_t deadline_ns;
+    const char *by; /* for messages: the launcher */
+    ddl__sentence *why;
+    char line[DDL__PMI_LINE]; /* the last answer, without its newline */
+} ddl__pmi;
+
+/* Finds the word `key=` of a line; its value, up to the next blank, into out. False: it is not there or too long. */
+static bool ddl__pmi_word(const char *line, const char *key, char *out, size_t cap) {
+    size_t length = strlen(key);
+    for (const char *at = line; at != NULL; at = strchr(at, ' ')) {
+        at += *at == ' ';
+        if (strncmp(at, key, length) == 0 && at[length] == '=') {
+            size_t bytes = strcspn(at + length + 1, " ");
+            snprintf(out, cap, "%.*s", (int)DDL__MIN(bytes, cap), at + length + 1);
+            return bytes < cap;
+        }
+    }
+    return false;
+}
+
+/* Reads one line. Byte by byte: what follows it belongs to whoever uses the descriptor next. */
+static bool ddl__pmi_read(ddl__pmi *p) {
+    size_t used = 0;
+    while (used < sizeof p->line - 1 && ddl__socket_wait(p->fd, POLLIN, p->deadline_ns)) {
+        ssize_t n = read(p->fd, p->line + used, 1);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n == 0 ? ECONNRESET : errno;
+            return false;
+        }
+        if (p->line[used] == '\n') {
+            p->line[used] = 0;
+            return true;
+        }
+        used++;
+    }
+    errno = used < sizeof p->line - 1 ? ETIMEDOUT : EPROTO;
+    return false;
+}
+
+/* Sends a command and reads its answer, which must be `cmd=answer`, and rc=0 where it has a result. */
+static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *command) {
+    char got[32], result[16];
+    if (!ddl__socket_send(p->fd, command, strlen(command), p->deadline_ns) || !ddl__pmi_read(p)) {
+        bool late = errno == ETIMEDOUT;
+        return ddl__fail(p->why, late ? DDL_ERR_TIMEOUT : DDL_ERR_SYSTEM,
+                         "ddl_init: the launcher (%s, over PMI_FD %d) did not answer %.20s: %s%s", p->by, p->fd,
+                         command, strerror(errno),
+                         late ? ". Its barrier waits for every rank: look at what the others printed last" : "");
+    }
+    if (!ddl__pmi_word(p->line, "cmd", got, sizeof got) || strcmp(got, answer) != 0 ||
+        (ddl__pmi_word(p->line, "rc", result, sizeof result) && strcmp(result, "0") != 0)) {
+        return ddl__fail(
+            p->why, DDL_ERR_CONFIG,
+            "ddl_init: the launcher (%s, over PMI_FD %d) answered %.20s with \"%.100s\". Set MASTER_ADDR and "
+            "MASTER_PORT on all ranks instead",
+            p->by, p->fd, command, p->line);
+    }
+    return DDL_OK;
+}
+
+/* Slurm ends a job that greets twice, and hydra needs no greeting. That it was done is kept where it concerns the
+ * process and nobody else: in the descriptor, which from then on is hidden from programs that this one executes. */
+static ddl_status ddl__pmi_greet(ddl__pmi *p) {
+    int flags = fcntl(p->fd, F_GETFD);
+    if (flags < 0) {
+        return ddl__fail(
+            p->why, DDL_ERR_CONFIG,
+            "ddl_init: PMI_FD is %d, but no such descriptor is open: a program between the launcher (%s) and "
+            "this one closed it. Set MASTER_ADDR and MASTER_PORT on all ranks instead",
+            p->fd, p->by);
+    }
+    if ((flags & FD_CLOEXEC) != 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__pmi_ask(p, "response_to_init", "cmd=init pmi_version=1 pmi_subversion=1\n"));
+    (void)fcntl(p->fd, F_SETFD, flags | FD_CLOEXEC);
+    return DDL_OK;
+}
+
+/* text of rank 0, one word without '=' and ';', reaches all. Blocks until all ranks have called, or the deadline. */
+static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap, uint64_t deadline_ns,
+                                 ddl__sentence *why) {
+    int64_t fd = -1;
+    char space[256], command[DDL__PMI_LINE];
+    DDL__TRY(ddl__env_int("PMI_FD", 0, INT32_MAX, &fd, why));
+    ddl__pmi pmi = {.fd = (int)fd, .deadline_ns = deadline_ns, .by = s->launch.by, .why = why};
+    DDL__TRY(ddl__pmi_greet(&pmi));
+    DDL__TRY(ddl__pmi_ask(&pmi, "my_kvsname", "cmd=get_my_kvsname\n"));
+    if (!ddl__pmi_word(pmi.line, "kvsname", space, sizeof space)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: the launcher (%s) has no key-value space: \"%.100s\"",
+                         s->launch.by, pmi.line);
+    }
+    if (s->launch.rank == 0) {
+        snprintf(command, sizeof command, "cmd=put kvsname=%s key=ddl value=%s\n", space, text);
+        DDL__TRY(ddl__pmi_ask(&pmi, "put_result", command));
+    }
+    DDL__TRY(ddl__pmi_ask(&pmi, "barrier_out", "cmd=barrier_in\n"));
+    snprintf(command, sizeof command, "cmd=get kvsname=%s key=ddl\n", space);
+    ddl_status status = ddl__pmi_ask(&pmi, "get_result", command);
+    if (status == DDL_OK && !ddl__pmi_word(pmi.line, "value", text, cap)) {
+        status =
+            ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: the launcher (%s) does not know where rank 0 is", s->launch.by);
+    }
+    ddl__wipe(command, sizeof command); /* it may have held the secret */
+    ddl__wipe(pmi.line, sizeof pmi.line);
+    return status;
+}
+
+/* >>store/pmix */
+/* pmix: the key-value space of a launcher that speaks PMIx (srun --mpi=pmix, Open MPI's mpirun, prun), through its
+ * client library, opened at run time. The structs are those of the PMIx Standard 2 to 5, whose layout libpmix keeps;
+ * a test compares them with its headers. */
+
+#ifndef DDL_NO_PLUGINS
+#include <dlfcn.h>
+#include <semaphore.h>
+
+typedef struct ddl__pmix_proc {
+    char space[256];
+    uint32_t rank;
+} ddl__pmix_proc;
+
+typedef struct ddl__pmix_value {
+    uint16_t type;
+    union {
+        bool flag;
+        int32_t integer;
+        char *string;
+        uint64_t room[3];
+    } data;
+} ddl__pmix_value;
+
+typedef struct ddl__pmix_info {
+    char key[512];
+    uint32_t flags;
+    ddl__pmix_value value;
+} ddl__pmix_info;
+
+enum { DDL__PMIX_BOOL = 1, DDL__PMIX_STRING = 3, DDL__PMIX_INT = 6, DDL__PMIX_GLOBAL = 3 };
+
+typedef void (*ddl__pmix_done_fn)(int status, void *user);
+
+typedef struct ddl__pmix {
+    void *library;
+    int (*init)(ddl__pmix_proc *me, ddl__pmix_info *info, size_t count);
+    int (*finalize)(const ddl__pmix_info *info, size_t count);
+    int (*put)(uint8_t scope, const char *key, ddl__pmix_value *value);
+    int (*commit)(void);
+    int (*fence)(const ddl__pmix_proc *procs, size_t proc_count, const ddl__pmix_info *info, size_t count,
+                 ddl__pmix_done_fn done, void *user);
+    int (*get)(const ddl__pmix_proc *proc, const char *key, const ddl__pmix_info *info, size_t count,
+               ddl__pmix_value **out);
+    const char *(*text)(int status);
+} ddl__pmix;
+
+/* A fence cannot be cancelled. Who comes last of its end and its waiter frees this. */
+typedef struct ddl__pmix_fence {
+    sem_t ended;
+    int status;
+    atomic_int holders;
+} ddl__pmix_fence;
+
+static void ddl__pmix_fence_drop(ddl__pmix_fence *f) {
+    /* acq_rel: the last one sees all that the other did with it */
+    if (atomic_fetch_sub_explicit(&f->holders, 1, memory_order_acq_rel) == 1) {
+        sem_destroy(&f->ended);
+        free(f);
+    }
+}
+
+static void ddl__pmix_fence_ended(int status, void *user) {
+    ddl__pmix_fence *f = user;
+    f->status = status;
+    sem_post(&f->ended);
+    ddl__pmix_fence_drop(f);
+}
+
+static const char *ddl__pmix_library(void) {
+    const char *named = ddl__setting_env("DDL_PMIX_LIBRARY");
+    return named != NULL ? named : "libpmix.so.2";
+}
+
+/* NULL, or what is wrong with the library. It stays open: it has threads of its own. */
+static const char *ddl__pmix_load(ddl__pmix *p) {
+    p->library = dlopen(ddl__pmix_library(), RTLD_NOW | RTLD_LOCAL);
+    if (p->library == NULL) {
+        return dlerror();
+    }
+    const struct {
+        const char *name;
+        void *to;
+    } symbols[] = {{"PMIx_Init", &p->init},        {"PMIx_Finalize", &p->finalize}, {"PMIx_Put", &p->put},
+                   {"PMIx_Commit", &p->commit},    {"PMIx_Fence_nb", &p->fence},    {"PMIx_Get", &p->get},
+                   {"PMIx_Error_string", &p->text}};
+    for (size_t i = 0; i < DDL__COUNT_OF(symbols); i++) {
+        void *found = dlsym(p->library, symbols[i].name);
+        if (found == NULL) {
+            return dlerror();
+        }
+        memcpy(symbols[i].to, &found, sizeof found);
+    }
+    return NULL;
+}
+
+static ddl_status ddl__pmix_fail(const ddl__pmix *p, const ddl__settings *s, const char *what, int status,
+                                 ddl__sentence *why) {
+    return ddl__fail(why, DDL_ERR_SYSTEM,
+                     "ddl_init: %s of the launcher's PMIx (%s) failed on rank %d: %s (%d). Set MASTER_ADDR and "
+                     "MASTER_PORT on all ranks instead",
+                     what, s->launch.by, s->launch.rank, p->text(status), status);
+}
+
+/* All ranks have called, and what they put is known everywhere. */
+static ddl_status ddl__pmix_fence_wait(const ddl__pmix *p, const ddl__settings *s, uint64_t deadline_ns,
+                                       ddl__sentence *why) {
+    ddl__pmix_info collect = {.key = "pmix.collect", .value = {.type = DDL__PMIX_BOOL, .data = {.flag = true}}};
+    ddl__pmix_fence *f = malloc(sizeof *f); /* not the program's allocator: it may outlive the context */
+    if (f == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory to meet by PMIx");
+    }
+    f->status = 0;
+    sem_init(&f->ended, 0, 0);
+    atomic_init(&f->holders, 2);
+    int status = p->fence(NULL, 0, &collect, 1, ddl__pmix_fence_ended, f);
+    if (status != 0) {
+        ddl__pmix_fence_drop(f);
+        ddl__pmix_fence_drop(f);
+        return ddl__pmix_fail(p, s, "the fence", status, why);
+    }
+    bool ended = false;
+    while (!(ended = sem_trywait(&f->ended) == 0) && ddl__now_ns() < deadline_ns) {
+        ddl__pause_ms(1);
+    }
+    status = ended ? f->status : 0;
+    ddl__pmix_fence_drop(f);
+    if (!ended) {
+        return ddl__fail(why, DDL_ERR_TIMEOUT,
+                         "ddl_init: not all of the %d ranks have come to the fence of the launcher's PMIx (%s) after "
+                         "%lld ms. Look at what the others printed last",
+                         s->launch.world, s->launch.by, (long long)s->init_timeout_ms);
+    }
+    return status == 0 ? DDL_OK : ddl__pmix_fail(p, s, "the fence", status, why);
+}
+
+static ddl_status ddl__pmix_talk(const ddl__pmix *p, const ddl__settings *s, const ddl__pmix_proc *me, char *text,
+                                 size_t cap, uint64_t deadline_ns, ddl__sentence *why) {
+    int status = 0;
+    if (s->launch.rank == 0) {
+        ddl__pmix_value value = {.type = DDL__PMIX_STRING, .data = {.string = text}};
+        status = p->put(DDL__PMIX_GLOBAL, "ddl", &value);
+        status = status == 0 ? p->commit() : status;
+    }
+    if (status != 0) {
+        return ddl__pmix_fail(p, s, "the key-value space", status, why);
+    }
+    DDL__TRY(ddl__pmix_fence_wait(p, s, deadline_ns, why));
+    if (s->launch.rank == 0) {
+        return DDL_OK;
+    }
+    ddl__pmix_proc zero = *me;
+    ddl__pmix_value *value = NULL;
+    ddl__pmix_info limit = {.key = "pmix.timeout", .value = {.type = DDL__PMIX_INT, .data = {.integer = 10}}};
+    zero.rank = 0;
+    status = p->get(&zero, "ddl", &limit, 1, &value);
+    if (status != 0 || value == NULL || value->type != DDL__PMIX_STRING || value->data.string == NULL) {
+        return ddl__pmix_fail(p, s, "the word of rank 0", status, why);
+    }
+    snprintf(text, cap, "%s", value->data.string);
+    ddl__wipe(value->data.string, strlen(value->data.string));
+    free(value->data.string);
+    free(value);
+    return DDL_OK;
+}
+
+/* text of rank 0 reaches all. Blocks until all ranks have called, or the deadline. The library is left at once, as the
+ * launcher takes the end of a process that has not left for an accident. */
+static ddl_status ddl__pmix_share(const ddl__settings *s, char *text, size_t cap, uint64_t deadline_ns,
+                                  ddl__sentence *why) {
+    ddl__pmix p = {0};
+    ddl__pmix_proc me = {.rank = 0};
+    const char *wrong = ddl__pmix_load(&p);
+    if (wrong != NULL) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: this process is rank %d of %d (by %s), and to meet through the launcher's PMIx it needs "
+            "%s: %.200s. Install it, name it in DDL_PMIX_LIBRARY, or set MASTER_ADDR and MASTER_PORT on all "
+            "ranks (mpirun -x, srun --export)",
+            s->launch.rank, s->launch.world, s->launch.by, ddl__pmix_library(), wrong);
+    }
+    int status = p.init(&me, NULL, 0);
+    if (status != 0) {
+        return ddl__pmix_fail(&p, s, "the library", status, why);
+    }
+    ddl_status result = ddl__pmix_talk(&p, s, &me, text, cap, deadline_ns, why);
+    if (result != DDL_ERR_TIMEOUT) { /* with a fence under way it might wait for ever */
+        p.finalize(NULL, 0);
+    }
+    return result;
+}
+
+#else /* DDL_NO_PLUGINS */
+
+static ddl_status ddl__pmix_share(const ddl__settings *s, char *text, size_t cap, uint64_t deadline_ns,
+                                  ddl__sentence *why) {
+    (void)text, (void)cap, (void)deadline_ns;
+    return ddl__fail(why, DDL_ERR_CONFIG,
+                     "ddl_init: this process is rank %d of %d (by %s), but was built with DDL_NO_PLUGINS and so cannot "
+                     "meet through PMIx. Set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x, srun --export)",
+                     s->launch.rank, s->launch.world, s->launch.by);
+}
+
+#endif /* DDL_NO_PLUGINS */
+
+/* >>store/launcher */
+/* launcher: where rank 0 is, when only the key-value space of a launcher can tell. Rank 0 puts a word there: its
+ * address, a port, and a fresh secret where the job has none; all fence, and the others get it. Then they meet over
+ * TCP. The secret is as safe as that space, by which `mpirun -x DDL_SECRET` would send it too. */
+
+#define DDL__WORD_BYTES 512
+
+typedef struct ddl__word {
+    char host[256];
+    int32_t port;
+    uint8_t secret[32];
+    bool has_secret;
+} ddl__word;
+
+/* "ddl1/10.0.0.5/29500/00ff..." or "ddl1/10.0.0.5/29500/-". */
+static void ddl__word_write(const ddl__word *w, char *out, size_t cap) {
+    ddl__text text = {out, cap, 0};
+    ddl__text_add(&text, "ddl1/%s/%d/%s", w->host, (int)w->port, w->has_secret ? "" : "-");
+    for (size_t i = 0; w->has_secret && i < sizeof w->secret; i++) {
+        ddl__text_add(&text, "%02x", w->secret[i]);
+    }
+}
+
+static int ddl__hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+/* False: it is no word of rank 0. */
+static bool ddl__word_read(const char *text, ddl__word *out) {
+    char port[8] = "";
+    int used = 0;
+    int64_t number = 0;
+    memset(out, 0, sizeof *out);
+    if (sscanf(text, "ddl1/%255[^/]/%7[0-9]/%n", out->host, port, &used) != 2 || used == 0 ||
+        !ddl__parse_int(port, 1, 65535, &number)) {
+        return false;
+    }
+    const char *hex = text + used;
+    out->port = (int32_t)number;
+    out->has_secret = strcmp(hex, "-") != 0;
+    if (out->has_secret && strlen(hex) != 2 * sizeof out->secret) {
+        return false;
+    }
+    for (size_t i = 0; out->has_secret && i < sizeof out->secret; i++) {
+        int high = ddl__hex_digit(hex[2 * i]), low = ddl__hex_digit(hex[2 * i + 1]);
+        if (high < 0 || low < 0) {
+            return false;
+        }
+        out->secret[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+/* The address of rank 0 for the others: of the interface that was named, else of the first that is up; the loopback
+ * only where there is no other. */
+static ddl_status ddl__word_address(const ddl__settings *s, ddl__address *out, ddl__sentence *why) {
+    ddl__addresses found = {0};
+    ddl__interface_addresses(s->interface_name, &found);
+    if (found.count == 0 && s->interface_name == NULL) {
+        ddl__interface_addresses("lo", &found);
+    }
+    if (found.count == 0) {
+        return ddl__fail(
+            why, DDL_ERR_CONFIG,
+            "ddl_init: rank 0 has no address to tell the others: interface %s has none; check DDL_INTERFACE and "
+            "`ip addr`",
+            s->interface_name != NULL ? s->interface_name : "lo");
+    }
+    *out = found.list[0];
+    return DDL_OK;
+}
+
+/* A port that is free now; of DDL_PORT_RANGE its first, as the ports after it are tried too. */
+static int32_t ddl__word_port(const ddl__settings *s, ddl__address address) {
+    socklen_t bytes = sizeof address.at;
+    int32_t port = 0;
+    if (s->port_first != 0) {
+        return s->port_first;
+    }
+    ddl__address_set_port(&address, 0);
+    int fd = socket(address.at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, &address.at.any, address.bytes) == 0 && getsockname(fd, &address.at.any, &bytes) == 0) {
+        port = ntohs(address.at.any.sa_family == AF_INET6 ? address.at.v6.sin6_port : address.at.v4.sin_port);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return port != 0 ? DDL__MIN(port, 65536 - DDL__MEET_PORTS) : 29500;
+}
+
+static ddl_status ddl__word_make(const ddl__settings *s, ddl__word *out, ddl__sentence *why) {
+    ddl__address address;
+    memset(out, 0, sizeof *out);
+    DDL__TRY(ddl__word_address(s, &address, why));
+    const void *at = address.at.any.sa_family == AF_INET6 ? (const void *)&address.at.v6.sin6_addr
+                                                          : (const void *)&address.at.v4.sin_addr;
+    inet_ntop(address.at.any.sa_family, at, out->host, sizeof out->host);
+    out->port = ddl__word_port(s, address);
+    out->has_secret = s->secret == NULL;
+    return out->has_secret && ddl__random(out->secret, sizeof out->secret) != DDL_OK
+               ? ddl__fail(why, DDL_ERR_SYSTEM, "ddl_init: the kernel gives no random bytes for a job secret")
+               : DDL_OK;
+}
+
+/* What the word says goes into the settings, as if MASTER_ADDR, MASTER_PORT and DDL_SECRET had. */
+static ddl_status ddl__word_take(ddl__settings *s, ddl__base *base, const ddl__word *w, ddl__sentence *why) {
+    ddl__secret secret = {NULL, 0, NULL};
+    s->place.host = ddl__copy_string(base, w->host);
+    if (s->place.host == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for the name of rank 0's host");
+    }
+    s->place.kind = DDL__MEET_TCP;
+    s->place.port = w->port;
+    s->place.ports = DDL__MEET_PORTS;
+    if (w->has_secret && s->secret == NULL) {
+        DDL__TRY(ddl__secret_set(base, "the launcher", w->secret, sizeof w->secret, &secret, why));
+        s->secret = secret.bytes;
+        s->secret_bytes = secret.count;
+        s->secret_source = secret.source;
+    }
+    return DDL_OK;
+}
+
+/* Turns a place that the launcher knows into an address. Blocks until all ranks have called, at most init_timeout_ms.
+ * Does nothing for other places. Errors: DDL_ERR_CONFIG, DDL_ERR_SYSTEM, DDL_ERR_TIMEOUT, DDL_ERR_NOMEM. */
+static ddl_status ddl__launcher_place(ddl__settings *s, ddl__base *base, ddl__sentence *why) {
+    uint64_t deadline = ddl__deadline(ddl__now_ns(), s->init_timeout_ms);
+    char text[DDL__WORD_BYTES] = "";
+    ddl__word word;
+    if (s->place.kind != DDL__MEET_PMI && s->place.kind != DDL__MEET_PMIX) {
+        return DDL_OK;
+    }
+    if (s->launch.rank == 0) {
+        DDL__TRY(ddl__word_make(s, &word, why));
+        ddl__word_write(&word, text, sizeof text);
+    }
+    ddl_status status = s->place.kind == DDL__MEET_PMI ? ddl__pmi_share(s, text, sizeof text, deadline, why)
+                                                       : ddl__pmix_share(s, text, sizeof text, deadline, why);
+    if (status == DDL_OK && !ddl__word_read(text, &word)) {
+        status =
+            ddl__fail(why, DDL_ERR_CONFIG,
+                      "ddl_init: rank 0 left no address in the key-value space of the launcher (%s): all ranks must "
+                      "run one version of ddl, and none of them with MASTER_ADDR alone",
+                      s->launch.by);
+    }
+    status = status == DDL_OK ? ddl__word_take(s, base, &word, why) : status;
+    ddl__wipe(text, sizeof text);
+    ddl__wipe(&word, sizeof word);
+    return status;
+}
+
+/* Waits until the name of rank 0's host resolves: in a cluster that gives names to what it starts (Kubernetes), it does
+ * so when rank 0 has been placed. Who uses the name says what is wrong with it. */
+static void ddl__launcher_name_wait(const ddl__settings *s, const ddl__base *base) {
+    uint64_t start = ddl__now_ns(), deadline = ddl__deadline(start, s->init_timeout_ms);
+    ddl__addresses list;
+    bool said = false;
+    int error = 0;
+    while (s->place.kind == DDL__MEET_TCP && s->launch.rank != 0 &&
+           ((error = ddl__resolve(s->place.host, &list)) == EAI_NONAME || error == EAI_AGAIN) &&
+           ddl__now_ns() < deadline) {
+        if (!said && ddl__now_ns() - start > 5 * DDL__NS_PER_S) {
+            ddl__log(base, DDL_LOG_WARN, "the name of rank 0's host, %s (%s), does not resolve yet: %s; trying on",
+                     s->place.host, s->place.from, gai_strerror(error));
+            said = true;
+        }
+        ddl__pause_ms(200);
+    }
 }
 
 /* >>store */
@@ -20804,6 +21397,8 @@ static ddl_status ddl__world_make(ddl_context *c) {
 }
 
 static ddl_status ddl__join(ddl_context *c) {
+    DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
+    ddl__launcher_name_wait(&c->settings, &c->base);
     c->rank = c->settings.launch.rank;
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);

@@ -122,6 +122,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__settings_base(config, base, why));
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
+    ddl__launch_warn(base, &out->launch);
     DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {

@@ -5,6 +5,7 @@
 
 #include "store/client.h"
 #include "store/file.h"
+#include "store/launcher.h"
 
 static ddl_status ddl__rendezvous_tcp(const ddl__settings *s, ddl__base *base, const void *blob, size_t bytes,
                                       uint8_t *table, uint64_t deadline_ns, uint64_t *strangers, ddl__sentence *why) {

@@ -299,9 +299,7 @@ TEST(launchers_on_one_host_need_no_address) {
          "slurm-4.2"},
         {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2 DDL_JOB=mine", "mine"}};
     static const char *const remote[] = {
-        "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=n7",
         "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2", /* the job has no name */
-        "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=4 SLURM_STEP_NODELIST=n1",
         "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2"};
     ddl__settings s;
     for (size_t i = 0; i < DDL__COUNT_OF(cases); i++) {
@@ -316,6 +314,35 @@ TEST(launchers_on_one_host_need_no_address) {
         CHECK_EQ(read_with(NULL, &s), DDL_ERR_CONFIG);
         CHECK_STR(why.text, "MASTER_");
     }
+}
+
+/* Between hosts their key-value space tells where rank 0 is; Slurm without one has a first host, and a number of which
+ * all tasks of the step, and no others, make one port. */
+TEST(launchers_on_several_hosts_tell_where_rank_0_is) {
+    static const char *const slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=4 "
+                                     "SLURM_STEP_ID=%d SLURM_STEP_NODELIST=n[3-4]";
+    ddl__settings s;
+    env_set("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=n7");
+    CHECK_EQ(read_with(NULL, &s), DDL_OK);
+    CHECK_EQ(s.place.kind, DDL__MEET_PMIX);
+    done(&s);
+    env_set("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALNRANKS=2 PMI_FD=5 PMIX_NAMESPACE=n7");
+    CHECK_EQ(read_with(NULL, &s), DDL_OK);
+    CHECK_EQ(s.place.kind, DDL__MEET_PMI);
+    done(&s);
+    int32_t port[3];
+    for (int i = 0; i < 3; i++) {
+        char env[300];
+        snprintf(env, sizeof env, slurm, i < 2 ? 1 : 2);
+        env_set(env);
+        CHECK_EQ(read_with(NULL, &s), DDL_OK);
+        CHECK_EQ(s.place.kind, DDL__MEET_TCP);
+        CHECK_EQ(s.place.host, "n3");
+        CHECK(s.place.port >= 20000 && s.place.port + s.place.ports <= 32768);
+        port[i] = s.place.port;
+        done(&s);
+    }
+    CHECK(port[0] == port[1] && port[0] != port[2]);
 }
 
 TEST(ancestors_are_found_by_name) {

@@ -2,6 +2,7 @@
  * per event; times are of CLOCK_MONOTONIC, which is one clock for all processes of a kernel.
  *
  *     two_hosts_rank init                     joins and leaves
+ *     two_hosts_rank twice                    joins and leaves, and again in the same process
  *     two_hosts_rank correct [COUNT]          all collectives, against plain loops; with COUNT of one size, for slow links
  *     two_hosts_rank loop COUNT SECONDS MS    sums COUNT floats until rank 0 has done so for SECONDS, with MS of
  *                                             computing between two; after a death, the survivors shrink and go on
@@ -354,11 +355,10 @@ static int once(int64_t count) {
     return 0;
 }
 
-int main(int argc, char **argv) {
+static int job(int argc, char **argv) {
     char why[1024] = "";
     const char *mode = argc > 1 ? argv[1] : "init";
     ddl_config config = {.error_text = why, .error_bytes = sizeof why};
-    setvbuf(stdout, NULL, _IOLBF, 0);
     ddl_status status = ddl_init(&config, &context);
     if (status != DDL_OK) {
         printf("failed %s: %s\n", ddl_status_name(status), why);
@@ -379,4 +379,10 @@ int main(int argc, char **argv) {
     must(ddl_finalize(&context), "finalize");
     printf("done %.6f\n", now_s());
     return result;
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int result = job(argc, argv);
+    return result == 0 && argc > 1 && strcmp(argv[1], "twice") == 0 ? job(argc, argv) : result;
 }

@@ -457,6 +457,8 @@ static ddl_status ddl__world_make(ddl_context *c) {
 }
 
 static ddl_status ddl__join(ddl_context *c) {
+    DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
+    ddl__launcher_name_wait(&c->settings, &c->base);
     c->rank = c->settings.launch.rank;
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);

@@ -5,6 +5,10 @@
 #include "machine.h"
 #include "table.h"
 
+#ifndef DDL_NO_PLUGINS
+#include <dlfcn.h>
+#endif
+
 #define DDL__WORLD_MAX 1048576
 
 typedef struct ddl__launch {
@@ -13,8 +17,9 @@ typedef struct ddl__launch {
     int32_t local_rank, local_world; /* -1: not told */
 } ddl__launch;
 
-/* In the order they are asked. The first of which a rank or a world is set decides: srun and mpirun often start
- * torchrun, whose ranks then carry both. world_too: another name of the same thing. */
+/* In the order they are asked, the inner before the outer. The first of which a rank or a world is set decides: srun
+ * and mpirun often start torchrun, and Slurm starts the proxies of both mpiruns, so that ranks carry several.
+ * world_too: another name of the same thing. */
 typedef struct ddl__launcher {
     const char *by, *rank, *world, *world_too, *local_rank, *local_world;
 } ddl__launcher;
@@ -27,10 +32,17 @@ static const ddl__launcher ddl__launchers[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
 };
 
+static bool ddl__env_equal(const char *a, const char *b) {
+    return ddl__env(a) != NULL && ddl__env(b) != NULL && strcmp(ddl__env(a), ddl__env(b)) == 0;
+}
+
 /* A batch script of Slurm carries SLURM_PROCID=0 and SLURM_NTASKS too, though it is no task: only a step has a node
- * list of its own. A plain ./train in a script is a world of one. */
+ * list of its own. A plain ./train in a script is a world of one. With --mpi=pmi2 Slurm sets the variables of PMI as
+ * well; they are hydra's when they say something else. */
 static bool ddl__launcher_present(const ddl__launcher *l) {
-    if (strcmp(l->by, "Slurm") == 0 && ddl__env("SLURM_STEP_NODELIST") == NULL) {
+    bool step = ddl__env("SLURM_STEP_NODELIST") != NULL;
+    bool same = ddl__env_equal("PMI_RANK", "SLURM_PROCID") && ddl__env_equal("PMI_SIZE", "SLURM_STEP_NUM_TASKS");
+    if ((strcmp(l->by, "Slurm") == 0 && !step) || (strcmp(l->by, "PMI") == 0 && step && same)) {
         return false;
     }
     return ddl__env(l->rank) != NULL || ddl__env(l->world) != NULL ||
@@ -99,8 +111,35 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
             return ddl__launch_from(&ddl__launchers[i], out, why);
         }
     }
+    if (ddl__env("PMIX_RANK") != NULL) {
+        return ddl__fail(why, DDL_ERR_CONFIG,
+                         "ddl_init: a PMIx launcher says that this is rank %.20s, but nothing says of how many. Set "
+                         "WORLD_SIZE and RANK, or start it by mpirun or srun",
+                         ddl__env("PMIX_RANK"));
+    }
     *out = (ddl__launch){"nobody", 0, 1, 0, 1};
     return DDL_OK;
+}
+
+/* Says so when variables of two launchers contradict each other. That is as it should be where one started the other:
+ * torchrun and ddlrun are known to be started so; else one rank of a host warns. */
+static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
+    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
+    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
+        const ddl__launcher *l = &ddl__launchers[i];
+        ddl__launch other;
+        if (strcmp(l->by, taken->by) != 0 && ddl__launcher_present(l) && ddl__launch_from(l, &other, NULL) == DDL_OK &&
+            (other.rank != taken->rank || other.world != taken->world)) {
+            ddl__log(
+                base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+                "two launchers contradict each other: this is rank %d of %d by %s, and rank %d of %d by %s. %s "
+                "decides, "
+                "as it comes first in the order %s; unset the variables of the one that did not start this process",
+                taken->rank, taken->world, taken->by, other.rank, other.world, l->by, taken->by,
+                "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
+        }
+    }
 }
 
 /* The process id of the ancestor with a program's name, 0 when there is none. */
@@ -143,7 +182,16 @@ static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
 }
 
 /* Where the ranks meet. */
-enum ddl__meeting { DDL__MEET_ALONE, DDL__MEET_EXCHANGE, DDL__MEET_TCP, DDL__MEET_FILE };
+enum ddl__meeting {
+    DDL__MEET_ALONE,
+    DDL__MEET_EXCHANGE,
+    DDL__MEET_TCP,
+    DDL__MEET_FILE,
+    DDL__MEET_PMI, /* the launcher's key-value space will tell where rank 0 is; then it is TCP */
+    DDL__MEET_PMIX
+};
+
+#define DDL__MEET_PORTS 8 /* tried in a row, where nobody chose one free port */
 
 typedef struct ddl__meeting_place {
     int kind;         /* enum ddl__meeting */
@@ -218,37 +266,86 @@ static void ddl__place_beside_agent(ddl__meeting_place *place) {
     const char *agent = ddl__env("TORCHELASTIC_USE_AGENT_STORE");
     if (agent != NULL && strcmp(agent, "True") == 0) {
         place->port = place->port < 65527 ? place->port + 1 : 65520;
-        place->ports = 8;
+        place->ports = DDL__MEET_PORTS;
     }
 }
 
-/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed. */
+/* A program that uses MPI: then the launcher's key-value space belongs to MPI. */
+static bool ddl__uses_mpi(void) {
+#ifdef DDL_NO_PLUGINS
+    return false;
+#else
+    return dlsym(RTLD_DEFAULT, "MPI_Init") != NULL;
+#endif
+}
+
+static ddl_status ddl__place_missing(const ddl__launch *launch, bool has_host, bool has_port, ddl__sentence *why) {
+    return ddl__fail(
+        why, DDL_ERR_CONFIG,
+        "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
+        "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
+        "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder%s",
+        launch->rank, launch->world, launch->by,
+        has_host   ? "MASTER_PORT"
+        : has_port ? "MASTER_ADDR"
+                   : "MASTER_ADDR or MASTER_PORT",
+        ddl__uses_mpi() ? ". This program uses MPI, to which the launcher's key-value space belongs: it may also give "
+                          "ddl_config an exchange function that calls MPI_Allgather"
+                        : "");
+}
+
+/* A port that all tasks of a step of Slurm derive alike, below those that Linux gives away by itself. */
+static void ddl__port_of_step(char *out, size_t cap) {
+    const char *job = ddl__env("SLURM_JOB_ID"), *step = ddl__env("SLURM_STEP_ID");
+    uint64_t hash = ddl__mix_bytes(7, job != NULL ? job : "", job != NULL ? strlen(job) : 0);
+    hash = ddl__mix_bytes(hash, step != NULL ? step : "", step != NULL ? strlen(step) : 0);
+    snprintf(out, cap, "%d", 20000 + (int)(hash % 1250) * DDL__MEET_PORTS);
+}
+
+/* mpirun and srun set no MASTER_ADDR. When they say that all ranks are on this host, none is needed; else their
+ * key-value space tells where rank 0 is, unless the program itself uses MPI, which may need it. The last: Slurm's first
+ * host, with a port made of the number of the step. */
+static ddl_status ddl__place_from_launcher(ddl__base *base, const ddl__launch *launch, bool job_known,
+                                           ddl__meeting_place *out, ddl__sentence *why) {
+    const char *list = strcmp(launch->by, "Slurm") == 0 ? ddl__env("SLURM_STEP_NODELIST") : NULL;
+    bool mpi = ddl__uses_mpi(), pmix = ddl__env("PMIX_NAMESPACE") != NULL;
+    bool theirs = strncmp(launch->by, "RANK", 4) != 0 && strcmp(launch->by, "ddl_config") != 0;
+    out->from = launch->by;
+    if (job_known && launch->local_world == launch->world) {
+        out->kind = DDL__MEET_TCP;
+        out->host = ddl__copy_string(base, "127.0.0.1");
+        out->ports = 1;
+        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    }
+    if (theirs && !mpi && (ddl__env("PMI_FD") != NULL || pmix)) {
+        out->kind = ddl__env("PMI_FD") != NULL ? DDL__MEET_PMI : DDL__MEET_PMIX;
+        return DDL_OK;
+    }
+    if (list != NULL) {
+        char first[256], port[16];
+        ddl__first_host(list, first, sizeof first);
+        ddl__port_of_step(port, sizeof port);
+        DDL__TRY(ddl__place_set_tcp(base, first, strlen(first), port, "Slurm's step", out, why));
+        out->ports = DDL__MEET_PORTS;
+        return DDL_OK;
+    }
+    return ddl__place_missing(launch, false, false, why);
+}
+
 static ddl_status ddl__place_from_master(ddl__base *base, const ddl__launch *launch, bool job_known,
                                          ddl__meeting_place *out, ddl__sentence *why) {
     const char *host = ddl__env("MASTER_ADDR"), *port = ddl__env("MASTER_PORT"),
                *list = ddl__env("SLURM_STEP_NODELIST");
     char first[256];
-    if (host == NULL && port == NULL && job_known && launch->local_world == launch->world) {
-        out->kind = DDL__MEET_TCP;
-        out->host = ddl__copy_string(base, "127.0.0.1");
-        out->ports = 1;
-        out->from = launch->by;
-        return out->host != NULL ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "ddl_init: no memory for an address");
+    if (host == NULL && port == NULL) {
+        return ddl__place_from_launcher(base, launch, job_known, out, why);
     }
     if (host == NULL && list != NULL && strcmp(launch->by, "Slurm") == 0) {
         ddl__first_host(list, first, sizeof first);
         host = first;
     }
     if (host == NULL || port == NULL) {
-        return ddl__fail(
-            why, DDL_ERR_CONFIG,
-            "ddl_init: this process is rank %d of %d (by %s), but %s is not set, so the ranks cannot find each "
-            "other. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks "
-            "(mpirun -x, srun --export), or DDL_RENDEZVOUS=file:///shared/folder",
-            launch->rank, launch->world, launch->by,
-            host != NULL   ? "MASTER_PORT"
-            : port != NULL ? "MASTER_ADDR"
-                           : "MASTER_ADDR or MASTER_PORT");
+        return ddl__place_missing(launch, host != NULL, port != NULL, why);
     }
     out->from = "MASTER_ADDR and MASTER_PORT";
     DDL__TRY(ddl__place_set_tcp(base, host, strlen(host), port, "MASTER_PORT", out, why));
