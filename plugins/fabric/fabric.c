@@ -273,9 +273,6 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
         return DDL_ERR_CONFIG;
     }
-    if (fabric_any_device()) {
-        fabric_share_receives();
-    }
     const char *why = fabric_library_open(&s->lib);
     if (why != NULL) {
         fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
@@ -298,13 +295,13 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     return status;
 }
 
-/* Takes what still waits: ofi_rxm with receives of each connection crashes on it (fabric_share_receives). Bounded, as
+/* Takes what still waits: ofi_rxm with receives of each connection crashes on it (fabric_library_variables). Bounded, as
  * peers may go on sending. */
 static void fabric_drain(fabric_rail *r) {
     struct fi_cq_tagged_entry entry[16];
     struct fi_cq_err_entry wrong;
     ssize_t n = 1;
-    for (int i = 0; i < 1000 && r->cq != NULL && (n > 0 || n == -FI_EAVAIL); i++) {
+    for (int i = 0; i < 1000 && r->enabled && (n > 0 || n == -FI_EAVAIL); i++) {
         n = fi_cq_read(r->cq, entry, 16);
         memset(&wrong, 0, sizeof wrong);
         if (n == -FI_EAVAIL) {

@@ -64,17 +64,27 @@ static int fabric_symbols(void *handle, fabric_library *out) {
            fabric_symbol(handle, "fi_strerror", &out->strerror);
 }
 
-/* ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages:
- * it posts each anew on the endpoint that it has just closed. With receives that all connections share, as its tcp has
- * anyway, nothing is posted to a connection; they also take less memory. ofi_rxm has no other way to ask for them than
- * this variable, which it reads whenever an endpoint is opened: it stays set. It is set before libfabric is loaded,
- * where there is an RDMA device, and where the user has not decided (0 keeps the receives of each connection). glibc
- * orders setenv among threads, but not with a getenv at the same time: docs/operations.md says what to do about it. */
-static void fabric_share_receives(void) { setenv("FI_OFI_RXM_USE_SRX", "1", 0); }
+/* Two choices that libfabric offers in no other way; the user's own, if there is one, stays.
+ *
+ * ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages: it
+ * posts each anew on the endpoint that it has just closed. With receives that all connections share, as its tcp has
+ * anyway, nothing is posted to a connection; they also take less memory. The variable is read whenever an endpoint is
+ * opened, so it stays set.
+ *
+ * Without the other one ofi_rxm keeps the connection of an address that is removed, and goes on writing what is being
+ * read from that peer into memory that was given back (fabric_cut).
+ *
+ * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
+ * docs/operations.md says what to do about that. */
+static void fabric_library_variables(void) {
+    setenv("FI_OFI_RXM_USE_SRX", "1", 0);
+    setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+}
 
 /* Never closed: providers may have started threads. NULL: it can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out) {
     struct sigaction saved[FABRIC_SIGNALS];
+    fabric_library_variables();
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);

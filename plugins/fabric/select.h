@@ -458,11 +458,17 @@ static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers)
     if ((result = fabric_cq_open(s, r)) != 0) {
         return fabric_failed(s, "fi_cq_open", result);
     }
-    if ((result = fi_endpoint(r->domain, r->info, &r->ep, NULL)) != 0 ||
-        (result = fi_ep_bind(r->ep, &r->av->fid, 0)) != 0 ||
-        (result = fi_ep_bind(r->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV)) != 0 || (result = fi_enable(r->ep)) != 0) {
+    if ((result = fi_endpoint(r->domain, r->info, &r->ep, NULL)) != 0) {
+        return fabric_failed(s, "fi_endpoint", result);
+    }
+    if ((result = fi_ep_bind(r->ep, &r->av->fid, 0)) != 0) {
+        r->ep = NULL; /* lost: ofi_rxm of libfabric 1.17 crashes when it closes an endpoint without addresses */
+        return fabric_failed(s, "fi_ep_bind", result);
+    }
+    if ((result = fi_ep_bind(r->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV)) != 0 || (result = fi_enable(r->ep)) != 0) {
         return fabric_failed(s, "making an endpoint", result);
     }
+    r->enabled = 1;
     return DDL_OK;
 }
 

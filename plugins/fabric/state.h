@@ -97,6 +97,7 @@ typedef struct fabric_rail {
     struct fid_av *av;
     struct fid_cq *cq;
     struct fid_ep *ep;
+    int enabled; /* the queue may be read */
     int wait_fd; /* -1: the provider gives none */
 } fabric_rail;
 
