@@ -170,6 +170,7 @@
 #define ddl_flight_record DDL__PASTE(DDL_NAMESPACE, ddl_flight_record)
 #define ddl_gather DDL__PASTE(DDL_NAMESPACE, ddl_gather)
 #define ddl_gatherv DDL__PASTE(DDL_NAMESPACE, ddl_gatherv)
+#define ddl_grad_ready DDL__PASTE(DDL_NAMESPACE, ddl_grad_ready)
 #define ddl_group_context DDL__PASTE(DDL_NAMESPACE, ddl_group_context)
 #define ddl_group_create DDL__PASTE(DDL_NAMESPACE, ddl_group_create)
 #define ddl_group_duplicate DDL__PASTE(DDL_NAMESPACE, ddl_group_duplicate)
@@ -203,6 +204,7 @@
 #define ddl_op_create DDL__PASTE(DDL_NAMESPACE, ddl_op_create)
 #define ddl_op_create_scaled_sum DDL__PASTE(DDL_NAMESPACE, ddl_op_create_scaled_sum)
 #define ddl_op_free DDL__PASTE(DDL_NAMESPACE, ddl_op_free)
+#define ddl_param_wait DDL__PASTE(DDL_NAMESPACE, ddl_param_wait)
 #define ddl_part DDL__PASTE(DDL_NAMESPACE, ddl_part)
 #define ddl_probe DDL__PASTE(DDL_NAMESPACE, ddl_probe)
 #define ddl_progress DDL__PASTE(DDL_NAMESPACE, ddl_progress)
@@ -222,6 +224,7 @@
 #define ddl_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_stats_get)
 #define ddl_status_name DDL__PASTE(DDL_NAMESPACE, ddl_status_name)
 #define ddl_status_text DDL__PASTE(DDL_NAMESPACE, ddl_status_text)
+#define ddl_step DDL__PASTE(DDL_NAMESPACE, ddl_step)
 #define ddl_tensor_1d DDL__PASTE(DDL_NAMESPACE, ddl_tensor_1d)
 #define ddl_tensor_alloc DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc)
 #define ddl_tensor_count DDL__PASTE(DDL_NAMESPACE, ddl_tensor_count)
@@ -231,6 +234,17 @@
 #define ddl_tensor_to_dlpack DDL__PASTE(DDL_NAMESPACE, ddl_tensor_to_dlpack)
 #define ddl_test DDL__PASTE(DDL_NAMESPACE, ddl_test)
 #define ddl_test_all DDL__PASTE(DDL_NAMESPACE, ddl_test_all)
+#define ddl_trainer_add DDL__PASTE(DDL_NAMESPACE, ddl_trainer_add)
+#define ddl_trainer_create DDL__PASTE(DDL_NAMESPACE, ddl_trainer_create)
+#define ddl_trainer_describe DDL__PASTE(DDL_NAMESPACE, ddl_trainer_describe)
+#define ddl_trainer_free DDL__PASTE(DDL_NAMESPACE, ddl_trainer_free)
+#define ddl_trainer_join_out DDL__PASTE(DDL_NAMESPACE, ddl_trainer_join_out)
+#define ddl_trainer_preset DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset)
+#define ddl_trainer_preset_name DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset_name)
+#define ddl_trainer_set_rate DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_rate)
+#define ddl_trainer_start DDL__PASTE(DDL_NAMESPACE, ddl_trainer_start)
+#define ddl_trainer_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_trainer_stats_get)
+#define ddl_trainer_sync DDL__PASTE(DDL_NAMESPACE, ddl_trainer_sync)
 #define ddl_version DDL__PASTE(DDL_NAMESPACE, ddl_version)
 #define ddl_wait DDL__PASTE(DDL_NAMESPACE, ddl_wait)
 #define ddl_wait_all DDL__PASTE(DDL_NAMESPACE, ddl_wait_all)
@@ -863,6 +877,151 @@ template <class T> inline ddl_tensor ddl_view(const T *p, int64_t count) {
 template <class T, size_t N> inline ddl_tensor ddl_array(const T (&a)[N]) {
     return ddl_view(a, static_cast<int64_t>(N));
 }
+#endif
+
+/* >>api/train */
+/* api: the trainer, a layer above groups that a training loop talks to. docs/training.md explains it. */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* >>trainer
+ * A training loop says which gradient is final and which parameter it needs; a config says how the ranks of a group
+ * keep their parameters the same.
+ *
+ *     ddl_trainer_config config = {.optimizer = {.kind = DDL_ADAMW, .learning_rate = 1e-3}};
+ *     ddl_trainer_create(world, &config, &trainer);
+ *     for (i = 0; i < layers; i++)                                    in the order of forward
+ *         ddl_trainer_add(trainer, name[i], weight[i], gradient[i], NULL, NULL);
+ *     ddl_trainer_start(trainer);                                     all begin with rank 0's parameters
+ *     for (...) {
+ *         forward();                                                  ddl_param_wait(trainer, i) where it overlaps
+ *         for (i = layers - 1; i >= 0; i--) { backward(i); ddl_grad_ready(trainer, i); }
+ *         ddl_step(trainer);
+ *     }
+ *
+ * Parameters have the same bits on all ranks after each step (of local SGD: after each synchronisation). A trainer has
+ * a group of its own, so that other operations on the caller's group may come at any time. One trainer is used by one
+ * thread at a time. Operations run while the program computes when the context has a progress thread. */
+typedef struct ddl_trainer ddl_trainer;
+#define DDL_ALL (-1) /* as an index: all tensors */
+
+typedef enum ddl_sync {
+    DDL_SYNC_BSP = 0,  /* each step with the average of all ranks' gradients */
+    DDL_SYNC_LOCAL = 1 /* each rank steps alone; every local_steps steps parameters are averaged (local SGD) */
+} ddl_sync;
+
+typedef enum ddl_schedule {
+    DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones, from what it measures */
+    DDL_SCHEDULE_NONE = 1,      /* all gradients together, after backward */
+    DDL_SCHEDULE_WAIT_FREE = 2, /* each gradient when it is ready (WFBP) */
+    DDL_SCHEDULE_FUSED = 3,     /* buckets of bucket_bytes, each when it is full */
+    DDL_SCHEDULE_MERGED = 4,    /* the best merge for measured latency, bandwidth and backward (MG-WFBP) */
+    DDL_SCHEDULE_PRIORITY = 5   /* pieces, the next forward's first layers first (ByteScheduler) */
+} ddl_schedule;
+
+/* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
+ * all tensors. Not 0 ends ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
+typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
+
+/* All zero is BSP over all-reduce with SGD on schedule auto. */
+typedef struct ddl_trainer_config {
+    ddl_sync sync;
+    ddl_schedule schedule;
+    ddl_optimizer optimizer;
+    ddl_trainer_fn step; /* instead of optimizer */
+    void *step_user;
+    int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
+    double clip_norm;        /* the averaged gradients' norm over all tensors is cut to this; 0: not */
+    int32_t unchecked;       /* 1: gradients that are not finite are not looked for */
+    int32_t shard;           /* 1: each rank keeps its part of the optimizer's state (ZeRO-1) */
+    int32_t uneven;          /* 1: ranks may run out of data: see ddl_trainer_join_out */
+    int32_t overlap_forward; /* 1: ddl_step does not wait; forward calls ddl_param_wait for each parameter */
+    int64_t bucket_bytes;    /* of DDL_SCHEDULE_FUSED; default 4 MiB */
+    int64_t piece_bytes;     /* of DDL_SCHEDULE_PRIORITY; default 4 MiB */
+    int64_t credit_bytes;    /* of DDL_SCHEDULE_PRIORITY: what may be under way; default 4 pieces */
+    double latency_s;        /* of an operation, and its time per byte, for merged, priority and auto; */
+    double seconds_per_byte; /* 0: measured */
+    int32_t replan_steps;    /* how often those look whether another plan is better; default 50, -1: never */
+    int32_t local_steps;     /* of DDL_SYNC_LOCAL; default 8 */
+    int64_t local_after;     /* the first so many steps are BSP (post-local SGD) */
+    double outer_rate;       /* of DDL_SYNC_LOCAL, not 0: Nesterov's step on the averaged difference (DiLoCo: 0.7) */
+    double outer_momentum;   /* default 0.9 where outer_rate is set; below 0: none */
+} ddl_trainer_config;
+
+/* What differs for one tensor. All zero: nothing. */
+typedef struct ddl_trainer_options {
+    double rate_factor; /* of the learning rate; 0: 1; below 0: the tensor is not trained */
+    int32_t no_decay;   /* 1: no weight decay */
+} ddl_trainer_options;
+
+/* Fills *out_config for a strategy by the name that the field knows it by; the caller sets the optimizer. Names: see
+ * docs/training.md, or ddl_trainer_preset_name. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_trainer_preset(const char *name, ddl_trainer_config *out_config);
+/* The name of preset index, from 0; NULL behind the last. [any thread] */
+DDL_API const char *ddl_trainer_preset_name(int32_t index);
+
+/* Makes a trainer for a group. Local. config NULL is all zero. Free with ddl_trainer_free. Errors: DDL_ERR_ARG (a
+ * number out of range), DDL_ERR_UNSUPPORTED (what does not go together), DDL_ERR_NOMEM. [any thread] */
+DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config *config, ddl_trainer **out_trainer);
+/* Registers a parameter and its gradient, in the order in which forward uses them. Both are f16, bf16, f32 or f64, of
+ * one shape, contiguous, in host memory that stays where it is until ddl_trainer_free. f16 and bf16 parameters get a
+ * copy that the optimizer works on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE
+ * (after ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 parameters need a step of the program's own). [one thread] */
+DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
+                                   const ddl_trainer_options *options, int32_t *out_index);
+/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all, plans.
+ * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
+ * collectives. [one thread] */
+DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
+/* Frees a trainer and sets *trainer to NULL; NULL is fine. Parameters and gradients are the caller's. Local: operations
+ * that are under way end; when other ranks go on they fail there. [one thread] */
+DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer);
+
+/* Says that a gradient (index, or DDL_ALL) is final in this step; it is copied, its memory may be used again. In any
+ * order, another on each rank if it must be. Does not block. Errors: DDL_ERR_STATE (twice in a step, its parameter was
+ * not waited for, not started), DDL_ERR_ARG (no such tensor), and those of operations that failed. [one thread] */
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index);
+/* Ends a step: waits for the averages, clips, updates the parameters. Of `accumulate` calls only the last does; with
+ * overlap_forward ddl_param_wait does. Errors: DDL_ERR_STATE (a gradient is not ready: nothing has changed),
+ * DDL_ERR_ARG (the average of a gradient is not finite: the sentence names tensor and rank; on all ranks parameters
+ * stay as they were and the step is over), and those of collectives. [one thread] */
+DDL_API ddl_status ddl_step(ddl_trainer *trainer);
+/* Waits until a parameter (or DDL_ALL) has the last step's update. At once without overlap_forward. [one thread] */
+DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
+/* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
+DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
+/* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
+ * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
+DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
+/* Averages parameters now, when steps of local SGD have been taken since the last time. Every rank calls.
+ * [one thread] */
+DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer);
+
+typedef struct ddl_trainer_stats {
+    int64_t steps;        /* of the optimizer, finished */
+    double compute_s;     /* the last step, from the end of the one before: outside of the trainer, */
+    double exposed_s;     /* waiting for communication, */
+    double hidden_s;      /* communication while the program did something else */
+    int64_t bytes;        /* of gradients or parameters that the last step handed to collectives */
+    int32_t operations;   /* and in how many collectives */
+    int32_t waits;        /* how often it had to wait */
+    double norm;          /* of the averaged gradients before clipping; 0 when neither clipped nor checked */
+    int32_t contributors; /* ranks in the last average */
+    double latency_s, seconds_per_byte; /* of the model, 0 before it is known */
+    int32_t replans;                    /* how often the plan changed since the start */
+    int64_t not_finite;                 /* steps without update because a gradient was not finite */
+    int64_t local_steps;                /* taken since parameters were last averaged */
+} ddl_trainer_stats;
+/* Reads the figures of the last step. [one thread] */
+DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats);
+/* Says in a line or two what the trainer does: sync, schedule, operations, what is hidden. Returns the bytes that it
+ * needed. [one thread] */
+DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes);
+
+#ifdef __cplusplus
+} /* extern "C" */
 #endif
 
 /* >>plugin */
@@ -11659,6 +11818,12 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+/* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
+typedef struct ddl__pump {
+    void (*run)(ddl_context *c, struct ddl__pump *pump);
+    struct ddl__pump *next;
+} ddl__pump;
+
 struct ddl_context {
     ddl__base base;
     ddl__settings settings;
@@ -11717,6 +11882,7 @@ struct ddl_context {
     struct ddl__groups *groups;
     struct ddl__requests *requests;
     struct ddl__ops *ops;
+    ddl__pump *pumps; /* of trainers */
     uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
     ddl__sentence error; /* the newest, and what each thread was told */
@@ -13756,6 +13922,12 @@ static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     return events;
 }
 
+static void ddl__run_pumps(ddl_context *c) {
+    for (ddl__pump *p = c->pumps; p != NULL; p = p->next) {
+        p->run(c, p);
+    }
+}
+
 static void ddl__wake(ddl_context *c) {
     if (c->cond_waiters > 0) {
         pthread_cond_broadcast(&c->changed);
@@ -13870,12 +14042,17 @@ static void ddl__give_way(ddl_context *c) {
     ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
 }
 
+/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
+static bool ddl__is_crowded(const ddl_context *c) {
+    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
+}
+
 /* How many empty polls come before sleep. */
 static int32_t ddl__poll_limit(const ddl_context *c) {
     if (c->busy_waits > 0) {
         return DDL__POLLS_BUSY;
     }
-    return c->local_ranks > c->cores ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -13904,7 +14081,7 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     if (!cheap || wanted || c->busy_waits > 0) {
         return 1;
     }
-    return c->local_ranks > c->cores ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
 }
 
 /* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
@@ -13934,6 +14111,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
         int32_t events = ddl__poll(c, expect);
+        ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
         }
@@ -21782,6 +21960,7 @@ DDL_API ddl_status ddl_progress(ddl_context *context) {
     DDL__TRY(ddl__enter(context));
     if (!context->polling) {
         ddl__poll(context, -1);
+        ddl__run_pumps(context);
         ddl__look(context, ddl__now_ns());
     }
     ddl__unlock(context);
@@ -22320,6 +22499,2249 @@ static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, co
 
 static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {
     ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
+}
+
+/* >>train/plan */
+/* train, first part: which gradients travel together, and in which order. Pure functions of sizes and times: ranks that
+ * agree on these have the same plan. They know nothing of trainers, groups or memory. */
+
+/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. */
+typedef struct ddl__line {
+    double latency_s, seconds_per_byte;
+} ddl__line;
+
+static double ddl__line_time(const ddl__line *line, int64_t bytes) {
+    return line->latency_s + line->seconds_per_byte * (double)bytes;
+}
+
+/* A gradient in the order in which backward makes them. */
+typedef struct ddl__layer {
+    int64_t bytes;
+    double ready_s;  /* not before the one before it */
+    double needed_s; /* forward of the next step uses its parameter so long after the first parameter */
+    bool apart;      /* lies in other memory than the one before it: they cannot travel together */
+} ddl__layer;
+
+/* Merges neighbours so that the last operation ends as early as it can, with as few operations as that allows:
+ * out_first[i] says that an operation begins with layer i. This is the objective of MG-WFBP (Shi, Chu, Li, INFOCOM
+ * 2019). Its greedy rule knows nothing of layers that are apart; dynamic programming does, and is as exact:
+ *     end[j] = min over i of max(end[i], ready[j - 1]) + time(bytes of layers i ... j - 1)
+ * is right because an operation that ends earlier never makes a later one end later. end and from have count + 1
+ * entries. */
+static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl__line *line, double *end,
+                              int32_t *from, bool *out_first) {
+    end[0] = 0;
+    for (int32_t j = 1; j <= count; j++) {
+        int64_t bytes = 0;
+        end[j] = -1;
+        for (int32_t i = j - 1; i >= 0; i--) {
+            bytes += layers[i].bytes;
+            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(line, bytes);
+            if (end[j] < 0 || last <= end[j]) {
+                end[j] = last;
+                from[j] = i;
+            }
+            if (layers[i].apart) {
+                break;
+            }
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        out_first[i] = false;
+    }
+    for (int32_t j = count; j > 0; j = from[j]) {
+        out_first[from[j]] = true;
+    }
+    return end[count];
+}
+
+/* Buckets of at least `bytes` each, but for the last: a bucket that has them is closed. */
+static void ddl__plan_fuse(const ddl__layer *layers, int32_t count, int64_t bytes, bool *out_first) {
+    int64_t filled = 0;
+    for (int32_t i = 0; i < count; i++) {
+        out_first[i] = i == 0 || layers[i].apart || filled >= bytes;
+        filled = out_first[i] ? layers[i].bytes : filled + layers[i].bytes;
+    }
+}
+
+/* What is started at once: a part of a range of layers. */
+typedef struct ddl__piece {
+    int32_t first, last;        /* layers; of a part of one layer both are that layer */
+    int64_t begin_bytes, bytes; /* from the begin of layer `first` */
+} ddl__piece;
+
+/* Cuts ranges into pieces, in backward's order. A piece covers all layers that it touches. */
+static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool *first, int64_t piece_bytes,
+                             ddl__piece *out) {
+    int32_t made = 0;
+    for (int32_t i = 0, j; i < count; i = j) {
+        int64_t bytes = layers[i].bytes;
+        for (j = i + 1; j < count && !first[j]; j++) {
+            bytes += layers[j].bytes;
+        }
+        int64_t at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
+        int32_t layer = i;
+        do {
+            ddl__piece p = {
+                .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
+            at += p.bytes;
+            while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
+                passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
+            }
+            bool whole = passed + layers[p.last].bytes == at;
+            passed += whole ? layers[p.last].bytes : 0;
+            layer = p.last + whole;
+            out[made++] = p;
+        } while (at < bytes);
+    }
+    return made;
+}
+
+/* The order of ByteScheduler (Peng et al., SOSP 2019): whenever less than credit bytes are under way, the ready piece
+ * that the next forward needs first is started; one piece may overdraw the credit. Here the order is computed
+ * beforehand from agreed times, because collectives need the same order on all ranks. pieces: in backward's order,
+ * which is the reverse of the order in which forward needs them. out_order[k] is the k-th piece that is started,
+ * started_s and ended_s (by piece) are when. Returns when the last one ends. */
+static double ddl__plan_priority(const ddl__layer *layers, const ddl__piece *pieces, int32_t count,
+                                 const ddl__line *line, int64_t credit_bytes, int32_t *out_order, double *started_s,
+                                 double *ended_s) {
+    int32_t made = 0, known = 0, oldest = 0; /* known: pieces before it are ready; oldest: in out_order, under way */
+    double now = 0, free_s = 0;
+    int64_t out_bytes = 0;
+    for (int32_t i = 0; i < count; i++) {
+        ended_s[i] = -1;
+    }
+    while (made < count) {
+        while (known < count && layers[pieces[known].last].ready_s <= now) {
+            known++;
+        }
+        while (oldest < made && ended_s[out_order[oldest]] <= now) {
+            out_bytes -= pieces[out_order[oldest++]].bytes;
+        }
+        int32_t best = -1;
+        for (int32_t i = known - 1; i >= 0 && best < 0; i--) { /* of one range the first piece first */
+            if (ended_s[i] < 0) {
+                best = i;
+            }
+        }
+        while (best > 0 && pieces[best - 1].last == pieces[best].last && ended_s[best - 1] < 0) {
+            best--;
+        }
+        if (best >= 0 && (out_bytes < credit_bytes || oldest == made)) {
+            started_s[best] = now;
+            free_s = DDL__MAX(free_s, now) + ddl__line_time(line, pieces[best].bytes);
+            ended_s[best] = free_s;
+            out_bytes += pieces[best].bytes;
+            out_order[made++] = best;
+            continue;
+        }
+        double next = known < count ? layers[pieces[known].last].ready_s : -1;
+        double ends = best >= 0 ? ended_s[out_order[oldest]] : -1; /* without one that is ready no end matters */
+        now = next < 0 ? ends : ends < 0 ? next : DDL__MIN(next, ends);
+    }
+    return free_s;
+}
+
+/* When pieces end that are started in this order, each when it is ready and the one before it has been started. */
+static double ddl__plan_run(const ddl__layer *layers, const ddl__piece *pieces, const int32_t *order, int32_t count,
+                            const ddl__line *line, double *ended_s) {
+    double end = 0;
+    for (int32_t k = 0; k < count; k++) {
+        const ddl__piece *p = &pieces[order[k]];
+        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(line, p->bytes);
+        ended_s[order[k]] = end;
+    }
+    return end;
+}
+
+/* How long forward of the next step waits in all, when it may begin at begin_s (the end of backward): each layer's
+ * parameter is there when its last piece has ended. */
+static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, const ddl__piece *pieces, int32_t count,
+                              const double *ended_s, double begin_s) {
+    double late = 0;
+    for (int32_t p = 0; p < count; p++) {
+        for (int32_t l = pieces[p].first; l <= pieces[p].last && l < layer_count; l++) {
+            late = DDL__MAX(late, ended_s[p] - begin_s - layers[l].needed_s);
+        }
+    }
+    return late;
+}
+
+/* >>train/trainer */
+/* train, second part: what a trainer holds, and the checks of what it is given. */
+
+enum {
+    DDL__TRAINER_MAGIC = 0x74726169,
+    DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
+    DDL__ARENAS = DDL_F64 + 1, /* by type */
+    DDL__PIECE_UNIT = 64       /* pieces are cut at multiples of it, in bytes */
+};
+
+/* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
+ * follow each other are one range, whatever the program's memory looks like. */
+typedef struct ddl__weight {
+    char *name;
+    ddl_tensor param, grad;
+    ddl_trainer_options options;
+    int64_t count;
+    ddl_dtype wire;                /* the type of its arena */
+    int64_t at;                    /* in elements */
+    int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
+    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL */
+    float *state;                  /* slots * own_count, of the optimizer */
+    float *anchor, *momentum;      /* of the outer optimizer: parameters at the last synchronisation */
+    bool ready;                    /* in this call of the loop */
+    bool waited;                   /* has the update of the last step */
+    bool bad;                      /* this rank's gradient is not finite */
+    int32_t unit_first, unit_last; /* that carry parts of it */
+    double ready_s;                /* since the first gradient of a step was ready: a moving average */
+} ddl__weight;
+
+typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__UNIT_DONE = 2 } ddl__unit_state;
+
+/* What one collective carries: a range of an arena. */
+typedef struct ddl__unit {
+    ddl_kind kind;
+    ddl_dtype dtype;
+    int64_t begin, count; /* elements of the arena */
+    int64_t bytes;
+    int32_t members; /* tensors that it waits for */
+    int32_t missing; /* of them in this step */
+    ddl__unit_state state;
+    ddl_request *request; /* persistent */
+} ddl__unit;
+
+struct ddl_trainer {
+    ddl__pump pump; /* first: the context runs it */
+    uint32_t magic;
+    ddl_context *context;
+    ddl_group *parent, *group; /* the caller's, and its own duplicate */
+    int32_t rank, size;
+    ddl_trainer_config config; /* with defaults filled in */
+    ddl_optimizer optimizer;
+    double rate;
+    ddl__weight *weights;
+    int32_t count, room;
+    bool started, pumping;
+
+    /* the plan, and how far this step is in it; under the context's lock */
+    ddl_tensor arenas[DDL__ARENAS];
+    ddl__unit *units; /* gradients in backward's order; then, sharded, the gathers; last, uneven, the flag */
+    int32_t piece_count, unit_count;
+    int32_t *order;     /* in which units are started */
+    int32_t next, head; /* in order: the first that is not started; all before head are done */
+    int64_t credit_bytes, out_bytes;
+    int32_t out_count;
+    uint64_t busy_since, busy_ns; /* something is under way */
+    int32_t started_units;
+    int64_t started_bytes;
+    ddl_status status; /* not DDL_OK: an operation failed, and this is why */
+    char why[DDL__SENTENCE_BYTES];
+
+    /* this step */
+    int32_t micro, ready_count, waited_count;
+    bool grads_out; /* gradients of this step are averaged over ranks (else it is a step of local SGD) */
+    bool step_open; /* a gradient of it is ready */
+    bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
+    bool joined_out;
+    double flag[2]; /* of `uneven`: ranks that contribute */
+    uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
+    int64_t since_sync, steps_tried;
+    ddl_trainer_stats stats;
+
+    /* what plans are made from */
+    ddl__line line;
+    int64_t planned_at; /* step */
+    double planned_s;   /* exposed time that the plan promises */
+    const char *plan_name;
+};
+
+/* >>checks */
+
+static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool started) {
+    if (t == NULL || t->magic != DDL__TRAINER_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    ddl_trainer *mine = (ddl_trainer *)(uintptr_t)t;
+    DDL__TRY(ddl__enter(mine->context));
+    ddl_status status = DDL_OK;
+    if (t->status < 0) {
+        status = ddl__error(mine->context, t->status, "%s: the trainer has failed: %s", what, t->why);
+    } else if (started && !t->started) {
+        status = ddl__error(mine->context, DDL_ERR_STATE,
+                            "%s: the trainer has not started; call ddl_trainer_start on "
+                            "all ranks after the last ddl_trainer_add",
+                            what);
+    }
+    if (status < 0) {
+        ddl__unlock(mine->context);
+    }
+    return status;
+}
+
+/* Names what is wrong with a config; DDL_OK: nothing. */
+static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_config *o, const char *what) {
+    const struct {
+        const char *name;
+        double value, least, most;
+    } ranges[] = {
+        {"sync", o->sync, 0, DDL_SYNC_LOCAL},
+        {"schedule", o->schedule, 0, DDL_SCHEDULE_PRIORITY},
+        {"accumulate", o->accumulate, 0, 1 << 20},
+        {"clip_norm", o->clip_norm, 0, 1e30},
+        {"bucket_bytes", (double)o->bucket_bytes, 0, 1e15},
+        {"piece_bytes", (double)o->piece_bytes, 0, 1e15},
+        {"credit_bytes", (double)o->credit_bytes, 0, 1e15},
+        {"latency_s", o->latency_s, 0, 1e6},
+        {"seconds_per_byte", o->seconds_per_byte, 0, 1},
+        {"replan_steps", o->replan_steps, -1, 1 << 30},
+        {"local_steps", o->local_steps, 0, 1 << 30},
+        {"local_after", (double)o->local_after, 0, 1e15},
+        {"outer_rate", o->outer_rate, 0, 1e6},
+        {"outer_momentum", o->outer_momentum, -1, 0.9999999},
+    };
+    for (size_t i = 0; i < DDL__COUNT_OF(ranges); i++) {
+        if (!(ranges[i].value >= ranges[i].least && ranges[i].value <= ranges[i].most)) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: %s is %g; it must be from %g to %g", what, ranges[i].name,
+                              ranges[i].value, ranges[i].least, ranges[i].most);
+        }
+    }
+    return DDL_OK;
+}
+
+/* What does not go together, and why. */
+static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_config *o, const char *what) {
+    bool local = o->sync == DDL_SYNC_LOCAL;
+    bool split = o->schedule == DDL_SCHEDULE_PRIORITY || o->schedule == DDL_SCHEDULE_MERGED;
+    const struct {
+        bool wrong;
+        const char *why;
+    } pairs[] = {
+        {o->overlap_forward && o->clip_norm > 0,
+         "overlap_forward and clip_norm: the norm needs all gradients before the first update, so nothing would "
+         "overlap; take one of them"},
+        {o->overlap_forward && (local || o->shard || o->uneven || o->step != NULL),
+         "overlap_forward works with BSP and the trainer's own optimizers only; without sync, shard, uneven and step"},
+        {o->shard && (local || o->step != NULL),
+         "shard works with BSP and the trainer's own optimizers; a rank that steps alone needs the whole state"},
+        {o->shard && split,
+         "shard works with schedules auto, none, wait-free and fused: shards stay where they are, so "
+         "a plan cannot change"},
+        {o->shard && (o->optimizer.kind == DDL_LARS || o->optimizer.kind == DDL_LAMB),
+         "shard and LARS or LAMB: their norms go over whole tensors, of which a rank has parts"},
+        {!local && (o->outer_rate != 0 || o->outer_momentum != 0 || o->local_steps != 0 || o->local_after != 0),
+         "local_steps, local_after, outer_rate and outer_momentum belong to sync DDL_SYNC_LOCAL"},
+        {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
+        {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
+         "step and optimizer: a step of the program's own is instead of one; set one of them"},
+    };
+    for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
+        if (pairs[i].wrong) {
+            return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: %s", what, pairs[i].why);
+        }
+    }
+    return DDL_OK;
+}
+
+static int64_t ddl__or_bytes(int64_t bytes, int64_t otherwise) {
+    bytes = bytes == 0 ? otherwise : bytes;
+    return (bytes + DDL__PIECE_UNIT - 1) / DDL__PIECE_UNIT * DDL__PIECE_UNIT;
+}
+
+/* Checks a config and fills in the defaults; *out is untouched on error. */
+static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *config, const char *what,
+                                      ddl_trainer_config *out) {
+    static const ddl_trainer_config zero;
+    ddl_trainer_config o = config != NULL ? *config : zero;
+    DDL__TRY(ddl__trainer_check_ranges(c, &o, what));
+    DDL__TRY(ddl__trainer_check_pairs(c, &o, what));
+    ddl_status status = ddl__optim_init(&c->error, &o.optimizer, &o.optimizer);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    bool local = o.sync == DDL_SYNC_LOCAL;
+    o.accumulate = o.accumulate == 0 ? 1 : o.accumulate;
+    o.bucket_bytes = ddl__or_bytes(o.bucket_bytes, 4 << 20);
+    o.piece_bytes = ddl__or_bytes(o.piece_bytes, 4 << 20);
+    o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
+    o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
+    o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
+    o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
+    *out = o;
+    return DDL_OK;
+}
+
+/* >>making */
+
+static void ddl__trainer_run(ddl_context *c, ddl__pump *pump);
+
+DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config *config, ddl_trainer **out_trainer) {
+    const char *what = "ddl_trainer_create";
+    if (out_trainer == NULL) {
+        return ddl__refuse_group(group, what, "out_trainer");
+    }
+    *out_trainer = NULL;
+    DDL__TRY(ddl__enter_group(group, what));
+    ddl_context *c = group->context;
+    ddl_trainer_config settled;
+    ddl_status status = ddl__trainer_settle(c, config, what, &settled);
+    ddl_trainer *t = status == DDL_OK ? ddl__alloc(&c->base, sizeof *t) : NULL;
+    if (t != NULL) {
+        t->pump.run = ddl__trainer_run;
+        t->magic = DDL__TRAINER_MAGIC;
+        t->context = c;
+        t->parent = group;
+        t->rank = group->rank;
+        t->size = group->size;
+        t->config = settled;
+        t->optimizer = settled.optimizer;
+        t->rate = settled.optimizer.learning_rate;
+        t->plan_name = "none";
+        c->refs++;
+        *out_trainer = t;
+    } else if (status == DDL_OK) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* What a parameter or a gradient must be. */
+static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
+    const char *what = "ddl_trainer_add";
+    ddl_context *c = t->context;
+    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    bool same = param->ndim == grad->ndim;
+    for (int32_t d = 0; same && d < param->ndim; d++) {
+        same = param->shape[d] == grad->shape[d];
+    }
+    if (!same) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" has a gradient of another shape (%lld elements) than the parameter "
+                          "(%lld)",
+                          what, name, (long long)ddl_tensor_count(grad), (long long)ddl_tensor_count(param));
+    }
+    if (!ddl__is_contiguous(param) || !ddl__is_contiguous(grad)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: parameter and gradient of \"%s\" must be contiguous", what, name);
+    }
+    bool wide = param->dtype == DDL_F64 || grad->dtype == DDL_F64;
+    if (!ddl__dtype_is_float(param->dtype) || !ddl__dtype_is_float(grad->dtype) ||
+        (wide && param->dtype != grad->dtype)) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
+                          "f32 in any pair, and f64 with f64",
+                          what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.step == NULL) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "%s: \"%s\" is f64, but the optimizers work in f32; give the trainer a "
+                          "step of the program's own",
+                          what, name);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__weights_grow(ddl_trainer *t) {
+    if (t->count < t->room) {
+        return DDL_OK;
+    }
+    ddl__base *base = &t->context->base;
+    int32_t room = t->room == 0 ? 32 : 2 * t->room;
+    ddl__weight *grown = ddl__alloc_array(base, (size_t)room, sizeof *grown);
+    if (grown == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_add: no memory for more tensors");
+    }
+    if (t->count > 0) {
+        memcpy(grown, t->weights, (size_t)t->count * sizeof *grown);
+    }
+    ddl__free(base, t->weights);
+    t->weights = grown;
+    t->room = room;
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad,
+                                   const ddl_trainer_options *options, int32_t *out_index) {
+    ddl_context *c = t->context;
+    char given[128];
+    snprintf(given, sizeof given, "tensor %d", t->count);
+    snprintf(given, sizeof given, "%s", name != NULL ? name : given);
+    if (t->started) {
+        return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
+    }
+    if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
+        return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
+    }
+    DDL__TRY(ddl__weight_check(t, given, param, grad));
+    DDL__TRY(ddl__weights_grow(t));
+    ddl__weight *w = &t->weights[t->count];
+    *w = (ddl__weight){.param = *param, .grad = *grad, .count = ddl_tensor_count(param), .waited = true};
+    w->name = ddl__copy_string(&c->base, given);
+    if (w->name == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_add: no memory");
+    }
+    if (options != NULL) {
+        w->options = *options;
+    }
+    w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
+    if (out_index != NULL) {
+        *out_index = t->count;
+    }
+    t->count++;
+    t->waited_count++;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
+                                   const ddl_trainer_options *options, int32_t *out_index) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_add", false));
+    ddl_status status = ddl__trainer_add(trainer, name, &parameter, &gradient, options, out_index);
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_rate", false));
+    ddl_status status = DDL_OK;
+    if (learning_rate >= 0 && learning_rate < 1e30) {
+        trainer->rate = learning_rate;
+    } else {
+        status = ddl__error(trainer->context, DDL_ERR_ARG,
+                            "ddl_trainer_set_rate: the learning rate is %g; it must be at "
+                            "least 0 and finite",
+                            learning_rate);
+    }
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+/* >>train/pump */
+/* train, third part: units of communication. They are started in the plan's order, whatever the order in which
+ * gradients become ready: that is the same on all ranks. Whoever polls the context starts what has become possible. */
+
+static void ddl__trainer_break(ddl_trainer *t, ddl_status status) {
+    if (t->status >= 0) {
+        t->status = status;
+        snprintf(t->why, sizeof t->why, "%.*s", (int)sizeof t->why - 1, t->context->error.text);
+    }
+}
+
+/* What the caller of `what` gets after a break. */
+static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
+    return ddl__error(t->context, t->status, "%s in step %lld: %s", what, (long long)t->stats.steps + 1, t->why);
+}
+
+static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
+    ddl_status status = ddl__persistent_start(c, u->request);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+        return;
+    }
+    u->state = DDL__UNIT_STARTED;
+    t->busy_since = t->out_count == 0 ? ddl__now_ns() : t->busy_since;
+    t->out_count++;
+    t->out_bytes += u->bytes;
+    t->started_units++;
+    t->started_bytes += u->bytes;
+    t->next++;
+}
+
+static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
+    ddl_status status = ddl__request_report(&u->request, NULL);
+    u->state = DDL__UNIT_DONE;
+    t->out_bytes -= u->bytes;
+    if (--t->out_count == 0) {
+        t->busy_ns += ddl__now_ns() - t->busy_since;
+    }
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
+}
+
+/* Ends units whose request is done, and starts those whose turn has come. Returns whether anything ended. */
+static bool ddl__trainer_advance(ddl_context *c, ddl_trainer *t) {
+    bool ended = false;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl__unit *u = &t->units[t->order[k]];
+        if (u->state == DDL__UNIT_STARTED && u->request->state == DDL__REQUEST_DONE) {
+            ddl__unit_end(t, u);
+            ended = true;
+        }
+        t->head += k == t->head && u->state == DDL__UNIT_DONE;
+    }
+    while (t->status >= 0 && t->next < t->unit_count) {
+        ddl__unit *u = &t->units[t->order[t->next]];
+        bool credit = t->out_bytes < t->credit_bytes || t->out_count == 0; /* one piece may overdraw it */
+        if (u->missing > 0 || !credit) {
+            break;
+        }
+        ddl__unit_begin(c, t, u);
+    }
+    return ended;
+}
+
+static void ddl__trainer_pump(ddl_context *c, ddl_trainer *t) {
+    if (t->pumping || t->status < 0 || c->finalized || t->head == t->unit_count) {
+        return;
+    }
+    t->pumping = true;
+    while (ddl__trainer_advance(c, t)) { /* an end gives credit to the next, which may end at once */
+    }
+    t->pumping = false;
+}
+
+static void ddl__trainer_run(ddl_context *c, ddl__pump *pump) { ddl__trainer_pump(c, (ddl_trainer *)(void *)pump); }
+
+/* >>waiting */
+
+typedef struct ddl__unit_wait {
+    ddl_trainer *t;
+    int32_t at, last; /* units */
+} ddl__unit_wait;
+
+static bool ddl__units_done(ddl_context *c, void *arg) {
+    ddl__unit_wait *w = arg;
+    ddl__trainer_pump(c, w->t);
+    while (w->at <= w->last && w->t->units[w->at].state == DDL__UNIT_DONE) {
+        w->at++;
+    }
+    return w->at > w->last || w->t->status < 0 || c->finalized;
+}
+
+static void ddl__units_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl_request *r = t->units[t->order[k]].request;
+        if (ddl__is_pending(r)) {
+            ddl__request_attend(c, r, now, true);
+        }
+    }
+}
+
+static int32_t ddl__units_expect(ddl_context *c, void *arg) {
+    ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl_request *r = t->units[t->order[k]].request;
+        if (ddl__is_pending(r)) {
+            return r->ops->expect(c, r);
+        }
+    }
+    return -1;
+}
+
+/* Waits until units first ... last have ended. The lock is held. */
+static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t first, int32_t last) {
+    ddl_context *c = t->context;
+    ddl__unit_wait at = {t, first, last};
+    ddl__wait w = {.done = ddl__units_done,
+                   .tick = ddl__units_tick,
+                   .expect = ddl__units_expect,
+                   .arg = &at,
+                   .deadline = DDL__NEVER};
+    if (!ddl__units_done(c, &at)) {
+        const char *doing = c->doing;
+        uint64_t start = ddl__now_ns();
+        c->doing = what;
+        ddl__wait_for(c, &w);
+        c->doing = doing;
+        uint64_t spent = ddl__now_ns() - start;
+        c->stats.wait_ns += spent;
+        t->exposed_ns += spent;
+        t->stats.waits++;
+    }
+    if (t->status < 0) {
+        return ddl__trainer_broken(t, what);
+    }
+    return at.at > last ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized while it waited", what);
+}
+
+/* A new step: nothing is ready. All units of the last one have ended. */
+static void ddl__units_reset(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        t->units[i].state = DDL__UNIT_HELD;
+        t->units[i].missing = t->units[i].members;
+    }
+    t->next = t->head = 0;
+}
+
+/* One of the things that a unit waits for has come. */
+static void ddl__unit_release(ddl_trainer *t, int32_t first, int32_t last) {
+    for (int32_t i = first; i <= last; i++) {
+        t->units[i].missing--;
+    }
+}
+
+/* >>making */
+
+static void ddl__units_free(ddl_trainer *t) {
+    ddl__base *base = &t->context->base;
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        if (t->units[i].request != NULL && !t->context->finalized) {
+            ddl__request_release(t->units[i].request);
+        }
+    }
+    ddl__free(base, t->units);
+    ddl__free(base, t->order);
+    t->units = NULL;
+    t->order = NULL;
+    t->unit_count = t->piece_count = t->next = t->head = 0;
+}
+
+/* The whole of a unit's memory; of the flag its own. */
+static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
+    char *data = u->dtype == DDL_DTYPE_NONE
+                     ? (char *)(uintptr_t)t->flag
+                     : (char *)t->arenas[u->dtype].data + (size_t)u->begin * ddl_dtype_bytes(u->dtype);
+    return ddl_tensor_1d(data, u->dtype == DDL_DTYPE_NONE ? DDL_F64 : u->dtype, u->count);
+}
+
+/* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */
+static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
+    ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
+    ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;
+    ddl_collective d = {.kind = u->kind, .op = op, .in = whole, .out = whole};
+    if (u->kind != DDL_ALL_REDUCE) {
+        int64_t begin = 0, count = 0;
+        for (int32_t r = 0; r < t->size; r++) {
+            ddl_part(u->count, t->size, r, &begin, &counts[r]);
+        }
+        ddl_part(u->count, t->size, t->rank, &begin, &count);
+        own.data = (char *)whole.data + (size_t)begin * ddl_dtype_bytes(whole.dtype);
+        own.shape[0] = count;
+        d.counts = counts;
+        *(u->kind == DDL_ALL_GATHERV ? &d.in : &d.out) = own;
+    }
+    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
+    return ddl__persistent_make(t->group, &d, &u->request);
+}
+
+/* Plans all units of t->units; on error none has a request. */
+static ddl_status ddl__units_plan(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    int64_t *counts = ddl__alloc_array(&c->base, (size_t)t->size, sizeof *counts);
+    ddl_status status = counts != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    for (int32_t i = 0; i < t->unit_count && status == DDL_OK; i++) {
+        status = ddl__unit_plan(t, &t->units[i], counts);
+    }
+    ddl__free(&c->base, counts);
+    return status;
+}
+
+/* >>train/arena */
+/* train, fourth part: the memory that gradients travel in, and the arithmetic on it: copying in and out, sums of
+ * squares, the optimizer's step. Nothing here communicates. */
+
+static char *ddl__weight_wire(const ddl_trainer *t, const ddl__weight *w) {
+    return (char *)t->arenas[w->wire].data + (size_t)w->at * ddl_dtype_bytes(w->wire);
+}
+
+/* Copies elements from one float type to another; f64 only to f64. */
+static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {
+    ddl__cpu level = ddl__cpu_level();
+    size_t n = (size_t)count;
+    if (to == from) {
+        memcpy(dst, src, n * ddl_dtype_bytes(to));
+    } else if (to == DDL_F32) {
+        ddl__widen_at(level, from)(dst, src, n);
+    } else if (from == DDL_F32) {
+        ddl__narrow_at(level, to)(dst, src, n);
+    } else { /* f16 and bf16 */
+        float block[DDL__TRAIN_BLOCK];
+        for (size_t i = 0; i < n; i += DDL__TRAIN_BLOCK) {
+            size_t some = DDL__MIN(n - i, (size_t)DDL__TRAIN_BLOCK);
+            ddl__widen_at(level, from)(block, (const char *)src + 2 * i, some);
+            ddl__narrow_at(level, to)((char *)dst + 2 * i, block, some);
+        }
+    }
+}
+
+/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
+#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
+    static bool name(const void *data, int64_t count) {                                                                \
+        word bad = 0;                                                                                                  \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            word bits;                                                                                                 \
+            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
+            bad |= (word)((bits & (mask)) == (mask));                                                                  \
+        }                                                                                                              \
+        return bad != 0;                                                                                               \
+    }
+DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
+DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
+DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
+DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
+
+static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
+    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
+           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
+           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
+                               : ddl__f64_not_finite(data, count);
+}
+
+/* dst += src, of the arena's type (f32 or f64: see ddl__weight_wire_type). */
+static void ddl__accumulate(void *dst, const void *src, int64_t count, ddl_dtype dtype) {
+    ddl__reduce_kernel(dtype, DDL_SUM)(dst, dst, src, (size_t)count);
+}
+
+/* Copies the program's gradient into the arena, or adds it there, block by block; notes what is not finite. */
+static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
+    size_t from = ddl_dtype_bytes(w->grad.dtype), to = ddl_dtype_bytes(w->wire);
+    bool bad = t->micro > 0 && w->bad;
+    double block[DDL__TRAIN_BLOCK];
+    for (int64_t i = 0; i < w->count; i += DDL__TRAIN_BLOCK) {
+        int64_t some = DDL__MIN(w->count - i, (int64_t)DDL__TRAIN_BLOCK);
+        const char *src = (const char *)w->grad.data + (size_t)i * from;
+        char *dst = ddl__weight_wire(t, w) + (size_t)i * to;
+        if (t->micro == 0) {
+            ddl__convert(dst, w->wire, src, w->grad.dtype, some);
+        } else {
+            ddl__convert(block, w->wire, src, w->grad.dtype, some);
+            ddl__accumulate(dst, block, some, w->wire);
+        }
+        bad = bad || (!t->config.unchecked && ddl__not_finite(dst, some, w->wire));
+    }
+    w->bad = bad;
+    if (t->micro + 1 == t->config.accumulate && t->micro > 0) {
+        ddl__average(ddl__weight_wire(t, w), (size_t)w->count, w->wire, t->config.accumulate);
+    }
+}
+
+static void ddl__weight_zero(ddl_trainer *t, ddl__weight *w) {
+    memset(ddl__weight_wire(t, w), 0, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    w->bad = false;
+}
+
+/* Sum of squares of the own part of the averaged gradient. */
+static double ddl__weight_squares(const ddl_trainer *t, const ddl__weight *w) {
+    size_t size = ddl_dtype_bytes(w->wire);
+    float block[DDL__TRAIN_BLOCK];
+    double sum = 0;
+    for (int64_t i = 0; i < w->own_count; i += DDL__TRAIN_BLOCK) {
+        int64_t some = DDL__MIN(w->own_count - i, (int64_t)DDL__TRAIN_BLOCK);
+        const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + i) * size;
+        if (w->wire == DDL_F64) {
+            for (int64_t k = 0; k < some; k++) {
+                double x = ((const double *)(const void *)src)[k];
+                sum += x * x;
+            }
+            continue;
+        }
+        if (w->wire != DDL_F32) {
+            ddl__convert(block, DDL_F32, src, w->wire, some);
+        }
+        sum += ddl__sum_squares(w->wire == DDL_F32 ? (const float *)(const void *)src : block, some);
+    }
+    return sum;
+}
+
+/* Multiplies the own part of the gradient. */
+static void ddl__weight_scale(ddl_trainer *t, ddl__weight *w, double factor) {
+    char *at = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
+    ddl__scale(at, at, (size_t)w->own_count, w->wire, factor);
+}
+
+/* >>optimizer */
+
+/* The f32 elements that the optimizer works on. */
+static float *ddl__weight_values(const ddl__weight *w) {
+    return w->master != NULL ? w->master : (float *)w->param.data + w->own_begin;
+}
+
+/* A block of a step: [at, at + count) of the own part, with its gradient in f32. */
+static ddl_optimizer_part ddl__weight_part(const ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
+                                           float *block) {
+    const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + at) * ddl_dtype_bytes(w->wire);
+    if (w->wire != DDL_F32) {
+        ddl__convert(block, DDL_F32, src, w->wire, count);
+    }
+    return (ddl_optimizer_part){
+        .step = t->stats.steps + 1,
+        .learning_rate = t->rate * w->options.rate_factor,
+        .tensor = (int32_t)(w - t->weights),
+        .offset = w->own_begin + at,
+        .count = count,
+        .param = ddl__weight_values(w) + at,
+        .grad = w->wire == DDL_F32 ? (const float *)(const void *)src : block,
+        .state = w->state != NULL ? w->state + at : NULL,
+        .state_stride = w->own_count,
+    };
+}
+
+/* Shows what the optimizer made of the own part as the program's parameter. */
+static void ddl__weight_publish(const ddl__weight *w) {
+    if (w->master != NULL) {
+        ddl__convert((char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->master, DDL_F32, w->own_count);
+    }
+}
+
+/* One step of the optimizer on the own part of a tensor. f32 gradients are taken where they are, others in blocks. */
+static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
+    if (w->options.rate_factor < 0) {
+        return;
+    }
+    float block[DDL__TRAIN_BLOCK];
+    ddl_optimizer o = t->optimizer;
+    o.weight_decay = w->options.no_decay ? 0 : o.weight_decay;
+    int64_t step = w->wire == DDL_F32 ? DDL__MAX(w->own_count, 1) : DDL__TRAIN_BLOCK;
+    double sums[2] = {0, 0};
+    for (int64_t i = 0; ddl__optim_needs_sums(&o) && i < w->own_count; i += step) {
+        double some[2];
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
+        ddl__optim_sums(&o, &part, some);
+        sums[0] += some[0];
+        sums[1] += some[1];
+    }
+    for (int64_t i = 0; i < w->own_count; i += step) {
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
+        ddl__optim_step(&o, &part, sums);
+    }
+    ddl__weight_publish(w);
+}
+
+/* Puts the finished gradient into the program's memory, for a step of its own. */
+static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
+    ddl__convert(w->grad.data, w->grad.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+}
+
+/* >>layout */
+
+/* 16-bit gradients travel as they are, except where they would be rounded again: sums over several calls, parameters
+ * that travel too (local SGD; shards of another type). */
+static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
+    const ddl_trainer_config *o = &t->config;
+    bool exact = o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
+    return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
+}
+
+static void ddl__arenas_free(ddl_trainer *t) {
+    for (int32_t d = 0; d < DDL__ARENAS; d++) {
+        if (!t->context->finalized) {
+            ddl_tensor_free(t->context, &t->arenas[d]);
+        }
+        t->arenas[d] = (ddl_tensor){0};
+    }
+}
+
+/* Places tensors in backward's order and allocates. The lock is not held. On error there are no arenas. */
+static ddl_status ddl__arenas_make(ddl_trainer *t) {
+    int64_t counts[DDL__ARENAS] = {0};
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        w->wire = ddl__weight_wire_type(t, w);
+        w->at = counts[w->wire];
+        counts[w->wire] += w->count;
+    }
+    for (int32_t d = 1; d < DDL__ARENAS; d++) {
+        ddl_status status =
+            counts[d] > 0 ? ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]) : DDL_OK;
+        if (status < 0) {
+            ddl__arenas_free(t);
+            return status;
+        }
+    }
+    return DDL_OK;
+}
+
+/* >>train/agree */
+/* train, fifth part: what all ranks must agree on. That they have registered the same, the figures that plans are made
+ * from, and the plan. Plans depend on sizes and agreed figures only, never on addresses. */
+
+enum { DDL__WARM_STEPS = 3 }; /* steps whose times are thrown away: caches are cold, memory is touched first */
+
+/* >>same everywhere */
+
+static uint64_t ddl__mix_double(uint64_t hash, double x) { return ddl__mix_bytes(hash, &x, sizeof x); }
+
+static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
+    const ddl_optimizer *m = &o->optimizer;
+    const int64_t whole[] = {o->sync,         o->schedule,        m->kind,         m->state_slots,
+                             o->step != NULL, o->accumulate,      o->unchecked,    o->shard,
+                             o->uneven,       o->overlap_forward, o->bucket_bytes, o->piece_bytes,
+                             o->credit_bytes, o->replan_steps,    o->local_steps,  o->local_after};
+    const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
+                           m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
+                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
+        hash = ddl__mix(hash, (uint64_t)whole[i]);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(real); i++) {
+        hash = ddl__mix_double(hash, real[i]);
+    }
+    return hash;
+}
+
+static uint64_t ddl__weight_hash(const ddl__weight *w) {
+    uint64_t hash = ddl__mix_bytes((uint64_t)w->param.dtype << 8 | (uint64_t)w->grad.dtype, w->name, strlen(w->name));
+    for (int32_t d = 0; d < w->param.ndim; d++) {
+        hash = ddl__mix(hash, (uint64_t)w->param.shape[d]);
+    }
+    return ddl__mix(ddl__mix_double(hash, w->options.rate_factor), (uint64_t)(w->options.no_decay != 0));
+}
+
+/* "w2" (f32[3,4]). */
+static void ddl__weight_tell(const ddl__weight *w, ddl__text *text) {
+    ddl__text_add(text, "\"%s\" (%s[", w->name, ddl_dtype_name(w->param.dtype));
+    for (int32_t d = 0; d < w->param.ndim; d++) {
+        ddl__text_add(text, "%s%lld", d > 0 ? "," : "", (long long)w->param.shape[d]);
+    }
+    ddl__text_add(text, "], gradient %s)", ddl_dtype_name(w->grad.dtype));
+}
+
+/* An error sentence, of a caller that does not hold the lock. */
+static ddl_status ddl__trainer_say(ddl_trainer *t, ddl_status status, const char *text) {
+    DDL__TRY(ddl__enter(t->context));
+    ddl__error(t->context, status, "%s", text);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Says which ranks have another hash than rank 0. Every rank calls. */
+static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
+    uint64_t *all = malloc((size_t)t->size * sizeof *all);
+    if (all == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    }
+    ddl_status status =
+        ddl_all_gather(t->group, ddl_tensor_1d(&hash, DDL_U64, 1), ddl_tensor_1d(all, DDL_U64, t->size));
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "%s: ranks differ in ", what);
+    if (index < 0) {
+        ddl__text_add(&text, "the config of the trainer");
+    } else {
+        ddl__text_add(&text, "tensor %d, here on rank %d ", index, t->rank);
+        ddl__weight_tell(&t->weights[index], &text);
+    }
+    const char *before = ": not as on rank 0 is it on rank ";
+    for (int32_t r = 1; r < t->size; r++) {
+        if (all[r] != all[0]) {
+            ddl__text_add(&text, "%s%d", before, r);
+            before = ", ";
+        }
+    }
+    ddl__text_add(&text, "; give all ranks the same %s", index < 0 ? "config" : "tensors, in the same order");
+    free(all);
+    return status < 0 ? status : ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
+}
+
+/* Compares the numbers of tensors, the configs and all tensors. Every rank gets the same answer. */
+static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl_trainer_config *config) {
+    int64_t count[2] = {t->count, -t->count};
+    DDL__TRY(ddl_all_reduce(t->group, DDL_ARRAY(count), DDL_ARRAY(count), DDL_MIN));
+    if (count[0] != -count[1]) {
+        char line[DDL__SENTENCE_BYTES];
+        snprintf(line, sizeof line,
+                 "%s: ranks have registered between %lld and %lld tensors, rank %d has %d; "
+                 "register the same tensors in the same order on all ranks",
+                 what, (long long)count[0], (long long)-count[1], t->rank, t->count);
+        return ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
+    }
+    size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
+    uint64_t *hashes = malloc(3 * n * sizeof *hashes);
+    if (hashes == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    }
+    for (size_t i = 0; i < n; i++) {
+        hashes[2 * n + i] = hashes[i] = i == 0 ? ddl__config_hash(config) : ddl__weight_hash(&t->weights[i - 1]);
+        hashes[n + i] = ~hashes[i];
+    }
+    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
+    ddl_status status = ddl_all_reduce(t->group, both, both, DDL_MIN);
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        if (hashes[i] != ~hashes[n + i]) {
+            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i]);
+        }
+    }
+    free(hashes);
+    return status;
+}
+
+/* >>figures */
+
+static bool ddl__trainer_plans(const ddl_trainer *t) {
+    ddl_schedule s = t->config.schedule;
+    return !t->config.shard && t->size > 1 &&
+           (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
+}
+
+/* The least time of a few all-reduces of some bytes, on the slowest rank. */
+static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int32_t times, double *out_s) {
+    ddl_tensor view = ddl_tensor_1d(data, DDL_F32, bytes / 4);
+    *out_s = 1e9;
+    for (int32_t i = 0; i < times; i++) {
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl_all_reduce(t->group, view, view, DDL_MAX));
+        *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
+    }
+    return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
+}
+
+/* Measures the line where the config does not give it: a short and a long all-reduce. */
+static ddl_status ddl__line_measure(ddl_trainer *t) {
+    enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
+    t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
+    if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
+        return DDL_OK;
+    }
+    int32_t fresh = LONG_BYTES;
+    ddl_tensor data;
+    double brief, lengthy;
+    DDL__TRY(ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data));
+    memset(data.data, 0, LONG_BYTES);
+    ddl_status status = ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
+    status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
+    ddl_tensor_free(t->context, &data);
+    DDL__TRY(status);
+    double per_byte = DDL__MAX(lengthy - brief, 1e-9) / (LONG_BYTES - SHORT_BYTES);
+    t->line.seconds_per_byte = t->line.seconds_per_byte > 0 ? t->line.seconds_per_byte : per_byte;
+    t->line.latency_s = t->line.latency_s > 0 ? t->line.latency_s : DDL__MAX(brief - per_byte * SHORT_BYTES, brief / 2);
+    return DDL_OK;
+}
+
+/* Makes the ready times of all ranks one, and fits the time per byte to what the last step took. */
+static ddl_status ddl__figures_agree(ddl_trainer *t) {
+    size_t n = (size_t)t->count;
+    double *ready = malloc((n + 1) * sizeof *ready);
+    if (ready == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
+    }
+    for (size_t i = 0; i < n; i++) {
+        ready[i] = t->weights[i].ready_s;
+    }
+    ready[n] = 0;
+    ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
+    double busy_s = t->stats.exposed_s + t->stats.hidden_s;
+    ddl_status status = ddl_all_reduce(t->group, all, all, DDL_AVG);
+    status = status < 0 ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        t->weights[i].ready_s = ready[i];
+    }
+    free(ready);
+    double moving_s = busy_s - t->stats.operations * t->line.latency_s;
+    if (status == DDL_OK && t->config.seconds_per_byte <= 0 && moving_s > 0 && t->stats.bytes > 0) {
+        t->line.seconds_per_byte = moving_s / (double)t->stats.bytes;
+    }
+    return status;
+}
+
+/* >>plans */
+
+/* A plan that is being made. Arrays of one allocation. */
+typedef struct ddl__draft {
+    ddl__layer *layers;
+    double *end, *started_s, *ended_s;
+    ddl__piece *pieces;
+    int32_t *from, *order;
+    bool *first;
+    int32_t count; /* pieces */
+    int64_t credit_bytes;
+    double late_s; /* exposed, as far as the model sees it */
+    const char *name;
+} ddl__draft;
+
+/* Room for count layers and so many pieces; NULL: no memory. Free with free(). */
+static void *ddl__draft_make(ddl__draft *d, int32_t layers, int32_t pieces) {
+    size_t n = (size_t)layers + 1, p = (size_t)pieces + 1;
+    char *memory = malloc(n * (sizeof *d->layers + sizeof *d->end + sizeof *d->from + sizeof *d->first) +
+                          p * (sizeof *d->pieces + 2 * sizeof *d->started_s + sizeof *d->order));
+    if (memory == NULL) {
+        return NULL;
+    }
+    char *at = memory; /* the widest types first */
+    d->layers = (ddl__layer *)(void *)at;
+    d->pieces = (ddl__piece *)(void *)(at += n * sizeof *d->layers);
+    d->end = (double *)(void *)(at += p * sizeof *d->pieces);
+    d->started_s = (double *)(void *)(at += n * sizeof *d->end);
+    d->ended_s = (double *)(void *)(at += p * sizeof *d->started_s);
+    d->from = (int32_t *)(void *)(at += p * sizeof *d->ended_s);
+    d->order = (int32_t *)(void *)(at += n * sizeof *d->from);
+    d->first = (bool *)(void *)(at + p * sizeof *d->order);
+    return memory;
+}
+
+/* Sizes and times in backward's order. forward is taken to run twice as fast as backward. */
+static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
+    double ready = 0;
+    for (int32_t p = 0; p < t->count; p++) {
+        const ddl__weight *w = &t->weights[t->count - 1 - p];
+        ready = DDL__MAX(ready, w->ready_s);
+        layers[p] = (ddl__layer){.bytes = w->count * (int64_t)ddl_dtype_bytes(w->wire), .ready_s = ready};
+        layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
+    }
+    for (int32_t p = 0; p < t->count; p++) {
+        layers[p].needed_s = (ready - layers[p].ready_s) / 2;
+    }
+}
+
+/* How late the last parameter of forward, or the whole step, is by the model; needs ended_s. */
+static double ddl__draft_late(const ddl_trainer *t, const ddl__draft *d, double end) {
+    double begin = t->count > 0 ? d->layers[t->count - 1].ready_s : 0;
+    return t->config.overlap_forward ? ddl__plan_stall(d->layers, t->count, d->pieces, d->count, d->ended_s, begin)
+                                     : end - begin;
+}
+
+static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
+    for (int32_t i = 0; i < t->count; i++) {
+        d->first[i] = true;
+    }
+}
+
+/* Pieces in backward's order. */
+static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    for (int32_t i = 0; i < d->count; i++) {
+        d->order[i] = i;
+    }
+    d->credit_bytes = INT64_MAX;
+    d->late_s = ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+}
+
+/* Pieces in the order in which forward needs them, as far as backward allows. */
+static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    double end =
+        ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
+    d->credit_bytes = credit_bytes;
+    d->late_s = ddl__draft_late(t, d, end);
+}
+
+/* The least pieces of auto; also what draft_room counts with. */
+#define DDL__AUTO_PIECE (256 * 1024)
+
+/* Small gradients are merged to what makes up for the latency, large ones are cut, and what forward needs first goes
+ * first. Which sizes are best, the model says. Without overlap_forward only the end counts, and the best merge has the
+ * earliest. */
+static void ddl__draft_auto(const ddl_trainer *t, ddl__draft *d) {
+    int64_t best_piece = 0, small = (int64_t)(2 * t->line.latency_s / DDL__MAX(t->line.seconds_per_byte, 1e-15));
+    double best = 0;
+    d->name = "auto";
+    if (t->config.overlap_forward) {
+        ddl__plan_fuse(d->layers, t->count, small, d->first);
+        for (int64_t piece = DDL__AUTO_PIECE; piece <= 64 * DDL__AUTO_PIECE; piece *= 2) {
+            ddl__draft_by_priority(t, d, piece, 2 * piece);
+            if (best_piece == 0 || d->late_s < best) {
+                best = d->late_s;
+                best_piece = piece;
+            }
+        }
+        ddl__draft_by_priority(t, d, best_piece, 2 * best_piece);
+        return;
+    }
+    ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    ddl__draft_in_order(t, d, INT64_MAX);
+}
+
+/* The plan of the config's schedule. Without times (before the first are measured) those that need them use buckets. */
+static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
+    ddl_schedule s = t->config.schedule;
+    ddl__draft_layers(t, d->layers);
+    ddl__draft_all_first(t, d);
+    d->name = s == DDL_SCHEDULE_MERGED ? "MG-WFBP" : s == DDL_SCHEDULE_WAIT_FREE ? "wait-free" : "fused";
+    if (s == DDL_SCHEDULE_PRIORITY) {
+        d->name = "priority";
+        if (timed) {
+            ddl__draft_by_priority(t, d, t->config.piece_bytes, t->config.credit_bytes);
+        } else {
+            ddl__draft_in_order(t, d, t->config.piece_bytes);
+            d->credit_bytes = t->config.credit_bytes;
+        }
+        return;
+    }
+    if (s == DDL_SCHEDULE_AUTO && timed) {
+        ddl__draft_auto(t, d);
+        return;
+    }
+    if (s == DDL_SCHEDULE_NONE) {
+        d->name = "none";
+        ddl__plan_fuse(d->layers, t->count, INT64_MAX, d->first);
+    } else if (s == DDL_SCHEDULE_MERGED && timed) {
+        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    } else if (s != DDL_SCHEDULE_WAIT_FREE) {
+        ddl__plan_fuse(d->layers, t->count, t->config.bucket_bytes, d->first);
+    }
+    ddl__draft_in_order(t, d, INT64_MAX);
+}
+
+/* The most pieces that any schedule of this config makes. */
+static int32_t ddl__draft_room(const ddl_trainer *t) {
+    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes, pieces = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        pieces += 2 + t->weights[i].count * (int64_t)ddl_dtype_bytes(t->weights[i].wire) / least;
+    }
+    return (int32_t)DDL__MIN(pieces, (int64_t)INT32_MAX / 2);
+}
+
+/* Which units carry which tensors. */
+static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].unit_first = INT32_MAX;
+    }
+    for (int32_t i = 0; i < d->count; i++) {
+        const ddl__piece *p = &d->pieces[i];
+        ddl__weight *first = &t->weights[t->count - 1 - p->first];
+        int64_t size = (int64_t)ddl_dtype_bytes(first->wire);
+        ddl__unit *u = &t->units[i];
+        *u = (ddl__unit){.kind = t->config.shard ? DDL_REDUCE_SCATTERV : DDL_ALL_REDUCE,
+                         .dtype = first->wire,
+                         .begin = first->at + p->begin_bytes / size,
+                         .count = p->bytes / size,
+                         .members = p->last - p->first + 1};
+        for (int32_t k = p->first; k <= p->last; k++) {
+            ddl__weight *w = &t->weights[t->count - 1 - k];
+            w->unit_first = DDL__MIN(w->unit_first, i);
+            w->unit_last = i;
+        }
+    }
+}
+
+/* Replaces the units by those of a draft. Nothing is under way. On error the trainer is left without units. */
+static ddl_status ddl__units_make(ddl_trainer *t, const ddl__draft *d) {
+    ddl__base *base = &t->context->base;
+    int32_t gathers = t->config.shard ? d->count : 0, flag = t->config.uneven ? 1 : 0,
+            total = d->count + gathers + flag;
+    ddl__units_free(t);
+    t->units = ddl__alloc_array(base, (size_t)total + 1, sizeof *t->units);
+    t->order = ddl__alloc_array(base, (size_t)total + 1, sizeof *t->order);
+    if (t->units == NULL || t->order == NULL) {
+        ddl__units_free(t);
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    }
+    t->piece_count = d->count;
+    t->unit_count = total;
+    t->credit_bytes = d->credit_bytes;
+    t->plan_name = d->name;
+    ddl__units_fill(t, d);
+    for (int32_t i = 0; i < d->count; i++) {
+        t->order[flag + i] = d->order[i];
+        if (gathers > 0) {
+            t->units[d->count + i] = t->units[i];
+            t->units[d->count + i].kind = DDL_ALL_GATHERV;
+            t->units[d->count + i].members = 1;
+            t->order[flag + d->count + i] = d->count + i;
+        }
+    }
+    if (flag) { /* first, so that it is known when the gradients are */
+        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1};
+        t->order[0] = total - 1;
+    }
+    ddl_status status = ddl__units_plan(t);
+    if (status < 0) {
+        ddl__units_free(t);
+    }
+    t->head = t->next = t->unit_count; /* nothing may start before units_reset */
+    return status;
+}
+
+/* Whether a draft has the pieces and the order of the units that there are. */
+static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
+    bool same = d->count == t->piece_count && d->credit_bytes == t->credit_bytes;
+    int32_t flag = t->config.uneven ? 1 : 0;
+    for (int32_t i = 0; same && i < d->count; i++) {
+        const ddl__piece *p = &d->pieces[i];
+        const ddl__weight *w = &t->weights[t->count - 1 - p->first];
+        const ddl__unit *u = &t->units[i];
+        int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
+        same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
+               u->members == p->last - p->first + 1 && t->order[flag + i] == d->order[i];
+    }
+    return same;
+}
+
+/* What the units that there are cost by new figures. */
+static double ddl__units_late(const ddl_trainer *t, ddl__draft *d) {
+    int32_t flag = t->config.uneven ? 1 : 0;
+    d->count = t->piece_count;
+    for (int32_t i = 0, layer = 0; i < t->piece_count; i++) {
+        d->order[i] = t->order[flag + i];
+        while (layer + 1 < t->count && t->weights[t->count - 1 - layer].unit_last < i) {
+            layer++;
+        }
+        d->pieces[i] =
+            (ddl__piece){.first = layer, .last = layer + t->units[i].members - 1, .bytes = t->units[i].bytes};
+    }
+    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+}
+
+/* Makes the units: the first time (timed false), or when another plan is clearly better by the newest figures. All
+ * ranks have the same figures and decide alike. */
+static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
+    ddl__draft draft = {0};
+    int32_t room = DDL__MAX(ddl__draft_room(t), t->piece_count);
+    void *memory = ddl__draft_make(&draft, t->count, room);
+    if (memory == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    }
+    double current = 0;
+    bool first_timed = t->planned_at == 0;
+    if (timed && !first_timed) {
+        ddl__draft_layers(t, draft.layers);
+        current = ddl__units_late(t, &draft);
+    }
+    ddl__draft_fill(t, &draft, timed);
+    bool better = !timed || first_timed || draft.late_s < 0.95 * current;
+    ddl_status status = DDL_OK;
+    if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
+        status = ddl__units_make(t, &draft);
+        t->stats.replans += timed && status == DDL_OK;
+    }
+    t->plan_name = better ? draft.name : t->plan_name;
+    t->planned_at = timed ? t->steps_tried : 0;
+    t->planned_s = draft.late_s;
+    free(memory);
+    return status;
+}
+
+/* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
+static ddl_status ddl__trainer_replan(ddl_trainer *t) {
+    int64_t since = t->steps_tried - DDL__WARM_STEPS;
+    bool due = since == 0 || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
+    if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__figures_agree(t));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__trainer_plan(t, true);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* >>start */
+
+/* What the optimizer needs for the elements that this rank updates. */
+static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
+    ddl__base *base = &t->context->base;
+    bool mine = t->config.step == NULL;
+    w->own_begin = 0;
+    w->own_count = w->count;
+    if (t->config.shard && w->count > 0) {
+        const ddl__unit *u = &t->units[w->unit_first];
+        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
+        ddl_part(u->count, t->size, t->rank, &begin, &count);
+        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
+        w->own_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
+        w->own_count = DDL__MAX(high - low, 0);
+    }
+    size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
+    bool half = mine && w->param.dtype != DDL_F32, outer = t->config.outer_rate != 0;
+    w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
+    if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
+    }
+    if (outer && w->param.dtype != DDL_F64) {
+        w->anchor = ddl__alloc_array(base, n + 1, sizeof(float));
+        w->momentum = ddl__alloc_array(base, n + 1, sizeof(float));
+        if (w->anchor == NULL || w->momentum == NULL) {
+            return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The f32 copies follow the parameters. */
+static void ddl__weight_adopt(ddl__weight *w) {
+    if (w->master != NULL) {
+        ddl__convert(w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->own_count);
+    }
+}
+
+static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
+    DDL__TRY(ddl__arenas_make(t));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__trainer_plan(t, false);
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
+        status = ddl__weight_prepare(t, &t->weights[i]);
+    }
+    if (status == DDL_OK) {
+        t->pump.next = t->context->pumps;
+        t->context->pumps = &t->pump;
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+static ddl_status ddl__trainer_begin(ddl_trainer *t) {
+    DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
+    DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
+    DDL__TRY(ddl__line_measure(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
+    }
+    DDL__TRY(ddl__trainer_arrange(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_adopt(&t->weights[i]);
+    }
+    t->last_end_ns = ddl__now_ns();
+    t->started = true;
+    return DDL_OK;
+}
+
+static void ddl__trainer_undo(ddl_trainer *t);
+
+DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_start", false));
+    ddl_context *c = trainer->context;
+    ddl_status status =
+        !trainer->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
+    ddl__unlock(c);
+    DDL__TRY(status);
+    status = ddl__trainer_begin(trainer);
+    if (status < 0) {
+        ddl__trainer_undo(trainer);
+    }
+    return status;
+}
+
+/* >>end */
+
+static void ddl__unpump(ddl_trainer *t) {
+    for (ddl__pump **at = &t->context->pumps; *at != NULL; at = &(*at)->next) {
+        if (*at == &t->pump) {
+            *at = t->pump.next;
+            return;
+        }
+    }
+}
+
+/* Operations that are under way give their memory back; the other ranks learn of it when theirs fail. */
+static void ddl__units_abandon(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    for (int32_t i = 0; i < t->unit_count && !c->finalized; i++) {
+        ddl_request *r = t->units[i].request;
+        if (ddl__is_pending(r)) {
+            r->ops->abandon(c, r);
+            if (ddl__is_pending(r)) {
+                ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
+            }
+        }
+        if (r != NULL && r->state == DDL__REQUEST_DONE) {
+            ddl__request_report(&t->units[i].request, NULL);
+        }
+    }
+}
+
+/* Takes back what ddl_trainer_start has made. The lock is not held. */
+static void ddl__trainer_undo(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    ddl__base *base = &c->base;
+    ddl__lock(c);
+    ddl__unpump(t);
+    ddl__units_abandon(t);
+    ddl__units_free(t);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        ddl__free(base, w->master);
+        ddl__free(base, w->state);
+        ddl__free(base, w->anchor);
+        ddl__free(base, w->momentum);
+        w->master = w->state = w->anchor = w->momentum = NULL;
+    }
+    ddl__unlock(c);
+    ddl__arenas_free(t);
+    ddl_group_free(&t->group);
+}
+
+DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
+    if (trainer == NULL || *trainer == NULL) {
+        return DDL_OK;
+    }
+    ddl_trainer *t = *trainer;
+    ddl_context *c = t->context;
+    if (t->magic != DDL__TRAINER_MAGIC || ddl__is_forked(c)) {
+        return t->magic == DDL__TRAINER_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
+    }
+    ddl__trainer_undo(t);
+    ddl__lock(c);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__free(&c->base, t->weights[i].name);
+    }
+    ddl__free(&c->base, t->weights);
+    t->magic = 0;
+    ddl__free(&c->base, t);
+    *trainer = NULL;
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+/* >>train/step */
+/* train, sixth part: a step. Gradients become ready, averages arrive, parameters follow. */
+
+/* Steps with averaged gradients: all of BSP, the first ones of post-local SGD. */
+static bool ddl__trainer_is_bsp(const ddl_trainer *t) {
+    return t->config.sync == DDL_SYNC_BSP || t->stats.steps < t->config.local_after;
+}
+
+/* Time inside the trainer does not count as the program's. */
+static ddl_status ddl__trainer_enter(ddl_trainer *t, const char *what) {
+    DDL__TRY(ddl__trainer_ok(t, what, true));
+    t->entered_ns = ddl__now_ns();
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_leave(ddl_trainer *t, ddl_status status) {
+    t->inside_ns += ddl__now_ns() - t->entered_ns;
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* >>ready */
+
+static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
+    ddl_context *c = t->context;
+    const char *what = "ddl_grad_ready";
+    long long step = (long long)t->stats.steps + 1;
+    if (index < DDL_ALL || index >= t->count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: there is no tensor %d; rank %d has registered %d", what, index, t->rank,
+                          t->count);
+    }
+    if (t->joined_out) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: rank %d has joined out; it makes no more steps", what, t->rank);
+    }
+    for (int32_t i = 0; t->over && i < t->count; i++) {
+        if (!t->weights[i].waited) {
+            return ddl__error(
+                c, DDL_ERR_STATE,
+                "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
+                "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for each",
+                what, step, t->rank, t->weights[i].name);
+        }
+    }
+    for (int32_t i = DDL__MAX(index, 0); i < (index == DDL_ALL ? t->count : index + 1); i++) {
+        if (t->weights[i].ready) {
+            return ddl__error(c, DDL_ERR_STATE,
+                              "%s: gradient \"%s\" was made ready twice in step %lld on rank %d; call "
+                              "ddl_step between two backward passes",
+                              what, t->weights[i].name, step, t->rank);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The first gradient of a step. contributes: of `uneven`. */
+static void ddl__step_open(ddl_trainer *t, bool contributes) {
+    t->step_open = true;
+    t->grads_out = ddl__trainer_is_bsp(t);
+    t->first_ready_ns = ddl__now_ns();
+    if (t->grads_out) {
+        ddl__units_reset(t);
+        t->flag[0] = contributes ? 1 : 0;
+        if (t->config.uneven) {
+            ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
+        }
+    }
+}
+
+/* A gradient lies in the arena. */
+static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
+    w->ready = true;
+    t->ready_count++;
+    if (t->micro + 1 < t->config.accumulate) {
+        return;
+    }
+    double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
+    w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
+    if (t->grads_out) {
+        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+}
+
+static void ddl__ready_one(ddl_trainer *t, int32_t index) {
+    ddl__weight_pack(t, &t->weights[index]);
+    ddl__lock(t->context);
+    ddl__weight_ready(t, &t->weights[index]);
+    ddl__trainer_pump(t->context, t);
+    ddl__unlock(t->context);
+}
+
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_grad_ready"));
+    ddl_status status = ddl__ready_check(t, index);
+    if (status < 0) {
+        return ddl__trainer_leave(t, status);
+    }
+    if (!t->step_open) {
+        ddl__step_open(t, true);
+    }
+    ddl__unlock(t->context);
+    for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
+        ddl__ready_one(t, i);
+    }
+    ddl__lock(t->context);
+    ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
+    ddl__trainer_pump(t->context, t);
+    return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
+}
+
+/* >>figures */
+
+/* A step is over: its figures, and a clean table. took: an update was made. */
+static void ddl__step_close(ddl_trainer *t, bool took) {
+    uint64_t now = ddl__now_ns(), inside = t->inside_ns + (now - t->entered_ns), whole = now - t->last_end_ns;
+    ddl_trainer_stats *s = &t->stats;
+    s->steps += took;
+    s->compute_s = (double)(whole - DDL__MIN(whole, inside)) / 1e9;
+    s->exposed_s = (double)t->exposed_ns / 1e9;
+    s->hidden_s = (double)(t->busy_ns - DDL__MIN(t->busy_ns, t->exposed_ns)) / 1e9;
+    s->bytes = t->started_bytes;
+    s->operations = t->started_units;
+    t->steps_tried++;
+    t->last_end_ns = t->entered_ns = now;
+    t->inside_ns = t->exposed_ns = t->busy_ns = 0;
+    t->started_bytes = t->started_units = 0;
+    t->micro = t->ready_count = 0;
+    t->step_open = false;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].ready = t->weights[i].bad = false;
+    }
+}
+
+/* >>averages */
+
+/* A sum over all ranks, the same on each. The lock is held, and given up while it waits. */
+static ddl_status ddl__trainer_number(ddl_trainer *t, double *value, ddl_op op) {
+    ddl__unlock(t->context);
+    ddl_status status = ddl_all_reduce_scalar(t->group, value, op);
+    ddl__lock(t->context);
+    return status;
+}
+
+/* Which tensor is not finite on which rank: the first by registration, then by rank. */
+static ddl_status ddl__step_not_finite(ddl_trainer *t) {
+    double first = 1e18; /* whole numbers below 2^53 are exact */
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        first = t->weights[i].bad ? (double)i * t->size + t->rank : first;
+    }
+    DDL__TRY(ddl__trainer_number(t, &first, DDL_MIN));
+    long long step = (long long)t->stats.steps + 1;
+    t->stats.not_finite++;
+    ddl__step_close(t, false);
+    if (first >= 1e18) {
+        return ddl__error(t->context, DDL_ERR_ARG,
+                          "ddl_step: an average of step %lld is not finite, though each rank's "
+                          "gradients are: they are too large to be added; no parameter has changed",
+                          step);
+    }
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_step: gradient \"%s\" of step %lld is not finite on rank %d; on no "
+                      "rank has a parameter changed, and the step is over",
+                      t->weights[(int64_t)first / t->size].name, step, (int)((int64_t)first % t->size));
+}
+
+/* Norm of all averaged gradients, on all ranks from the same bits; checks and clips. */
+static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
+    double sum = 0;
+    *out_finite = true;
+    if (t->config.clip_norm <= 0 && t->config.unchecked) {
+        return DDL_OK;
+    }
+    for (int32_t i = 0; i < t->count; i++) {
+        sum += ddl__weight_squares(t, &t->weights[i]);
+    }
+    if (t->config.shard) {
+        DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
+    }
+    *out_finite = sum - sum == 0;
+    t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
+    if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
+        for (int32_t i = 0; i < t->count; i++) {
+            ddl__weight_scale(t, &t->weights[i], t->config.clip_norm / t->stats.norm);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Sums of ranks that may have contributed nothing become averages. */
+static void ddl__step_divide(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count && t->config.uneven; i++) {
+        ddl__weight *w = &t->weights[i];
+        char *own = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
+        ddl__average(own, (size_t)w->own_count, w->wire, t->stats.contributors);
+    }
+}
+
+/* Waits for the flag of `uneven`. */
+static ddl_status ddl__step_contributors(ddl_trainer *t, const char *what) {
+    t->stats.contributors = t->size;
+    if (t->config.uneven) {
+        DDL__TRY(ddl__trainer_await(t, what, t->unit_count - 1, t->unit_count - 1));
+        t->stats.contributors = (int32_t)t->flag[0];
+    }
+    return DDL_OK;
+}
+
+/* >>updates */
+
+/* The program's own step, with the averages in its gradients. The lock is given up. */
+static ddl_status ddl__step_own(ddl_trainer *t) {
+    ddl__unlock(t->context);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_unpack(t, &t->weights[i]);
+    }
+    int result = t->config.step(t->config.step_user, t);
+    ddl__lock(t->context);
+    return result == 0 ? DDL_OK
+                       : ddl__error(t->context, DDL_ERR_STATE,
+                                    "ddl_step: the program's own step returned %d in step %lld "
+                                    "on rank %d",
+                                    result, (long long)t->stats.steps + 1, t->rank);
+}
+
+static ddl_status ddl__step_update(ddl_trainer *t) {
+    if (t->config.step != NULL) {
+        return ddl__step_own(t);
+    }
+    ddl__unlock(t->context);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_update(t, &t->weights[i]);
+    }
+    ddl__lock(t->context);
+    return DDL_OK;
+}
+
+/* Each rank has stepped on its shard: parameters travel in the arenas, where gradients were. */
+static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        size_t to = ddl_dtype_bytes(w->wire), from = ddl_dtype_bytes(w->param.dtype), at = (size_t)w->own_begin;
+        ddl__convert(ddl__weight_wire(t, w) + at * to, w->wire, (const char *)w->param.data + at * from, w->param.dtype,
+                     w->own_count);
+    }
+    ddl__unit_release(t, t->piece_count, 2 * t->piece_count - 1);
+    DDL__TRY(ddl__trainer_await(t, what, t->piece_count, 2 * t->piece_count - 1));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        ddl__convert(w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+    }
+    return DDL_OK;
+}
+
+/* Averages that come one after the other are used one after the other, where nothing needs all of them first. */
+static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
+        ddl__unlock(t->context);
+        ddl__weight_update(t, w);
+        ddl__lock(t->context);
+    }
+    return DDL_OK;
+}
+
+/* The second half of a step of BSP: all gradients of this rank are on their way. */
+static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
+    const ddl_trainer_config *o = &t->config;
+    bool finite;
+    if (o->unchecked && o->clip_norm <= 0 && !o->shard && !o->uneven && o->step == NULL) {
+        DDL__TRY(ddl__step_contributors(t, what));
+        DDL__TRY(ddl__step_as_it_comes(t, what));
+        ddl__step_close(t, true);
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__step_contributors(t, what));
+    DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    if (t->stats.contributors == 0) { /* all have joined out: these were zeros */
+        ddl__step_close(t, false);
+        return DDL_OK;
+    }
+    ddl__step_divide(t);
+    DDL__TRY(ddl__step_norm(t, &finite));
+    if (!finite && !o->unchecked) {
+        return ddl__step_not_finite(t);
+    }
+    DDL__TRY(ddl__step_update(t));
+    if (o->shard) {
+        DDL__TRY(ddl__step_gather(t, what));
+    }
+    ddl__step_close(t, true);
+    return DDL_OK;
+}
+
+/* Engine of local SGD: src/train/local.h. */
+static ddl_status ddl__step_local(ddl_trainer *t, const char *what);
+
+/* >>step */
+
+/* What the program has forgotten. */
+static ddl_status ddl__step_check(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    if (t->joined_out) {
+        return ddl__error(c, DDL_ERR_STATE, "ddl_step: rank %d has joined out; it makes no more steps", t->rank);
+    }
+    for (int32_t i = 0; t->ready_count < t->count && i < t->count; i++) {
+        if (!t->weights[i].ready) {
+            return ddl__error(c, DDL_ERR_STATE,
+                              "ddl_step: gradient \"%s\" was not made ready in step %lld on rank %d; "
+                              "call ddl_grad_ready for each tensor (one that is not used has a gradient of zeros)",
+                              t->weights[i].name, (long long)t->stats.steps + 1, t->rank);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The next call of the loop adds to the same gradients. */
+static void ddl__step_again(ddl_trainer *t) {
+    t->micro++;
+    t->ready_count = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].ready = false;
+    }
+}
+
+/* overlap_forward: updates are taken when forward asks for them. */
+static void ddl__step_hand_over(ddl_trainer *t) {
+    t->over = true;
+    t->waited_count = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].waited = false;
+    }
+}
+
+/* *out_whole: a step of BSP was made, after which all ranks may plan anew. */
+static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
+    *out_whole = false;
+    DDL__TRY(ddl__step_check(t));
+    if (t->micro + 1 < t->config.accumulate) {
+        ddl__step_again(t);
+        return DDL_OK;
+    }
+    if (t->count == 0) {
+        ddl__step_close(t, true);
+        return DDL_OK;
+    }
+    if (t->grads_out && t->config.overlap_forward) {
+        ddl__step_hand_over(t);
+        return DDL_OK;
+    }
+    *out_whole = t->grads_out;
+    return t->grads_out ? ddl__step_bsp(t, "ddl_step") : ddl__step_local(t, "ddl_step");
+}
+
+DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
+    bool whole;
+    ddl_status status = ddl__step_take(t, &whole);
+    ddl__trainer_leave(t, status);
+    return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
+}
+
+/* Takes the update of one parameter, when its average is there. */
+static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
+    if (w->waited) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
+    ddl__unlock(t->context);
+    ddl__weight_update(t, w);
+    ddl__lock(t->context);
+    w->waited = true;
+    t->waited_count++;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_param_wait"));
+    ddl_status status = DDL_OK;
+    if (index < DDL_ALL || index >= t->count) {
+        status = ddl__error(t->context, DDL_ERR_ARG, "ddl_param_wait: there is no tensor %d; rank %d has registered %d",
+                            index, t->rank, t->count);
+    }
+    bool was_over = t->over;
+    for (int32_t i = DDL__MAX(index, 0); was_over && status == DDL_OK && i < (index == DDL_ALL ? t->count : index + 1);
+         i++) {
+        status = ddl__param_take(t, &t->weights[i]);
+    }
+    bool last = was_over && status == DDL_OK && t->waited_count == t->count;
+    if (last) {
+        t->over = false;
+        t->stats.contributors = t->size;
+        ddl__step_close(t, true);
+    }
+    ddl__trainer_leave(t, status);
+    return last ? ddl__trainer_replan(t) : status;
+}
+
+/* >>figures for the program */
+
+DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_stats_get", false));
+    ddl_context *c = trainer->context;
+    ddl_status status =
+        out_stats != NULL ? DDL_OK : ddl__error(c, DDL_ERR_ARG, "ddl_trainer_stats_get: out_stats is NULL");
+    if (status == DDL_OK) {
+        *out_stats = trainer->stats;
+        out_stats->latency_s = trainer->line.latency_s;
+        out_stats->seconds_per_byte = trainer->line.seconds_per_byte;
+        out_stats->local_steps = trainer->since_sync;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
+    const ddl_trainer_config *o = &t->config;
+    if (o->sync == DDL_SYNC_BSP) {
+        ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
+    } else {
+        ddl__text_add(text, "local SGD, averaged every %d steps", o->local_steps);
+        if (o->local_after > 0) {
+            ddl__text_add(text, " after %lld steps of BSP", (long long)o->local_after);
+        }
+        if (o->outer_rate != 0) {
+            ddl__text_add(text, ", outer Nesterov with rate %g and momentum %g", o->outer_rate, o->outer_momentum);
+        }
+    }
+    ddl__text_add(text, " on %d rank%s", t->size, t->size == 1 ? "" : "s");
+}
+
+DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
+    const ddl_trainer *t = trainer;
+    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
+        if (bytes > 0 && out_text != NULL) {
+            out_text[0] = '\0';
+        }
+        return 0;
+    }
+    ddl__text text = {out_text, bytes, 0};
+    const ddl_trainer_stats *s = &t->stats;
+    static const char *const schedules[] = {"auto", "none", "wait-free", "fused", "MG-WFBP", "priority"};
+    const char *asked = schedules[t->config.schedule];
+    ddl__trainer_tell_sync(t, &text);
+    ddl__text_add(&text, ", schedule %s", asked);
+    if (strcmp(asked, t->plan_name) != 0) {
+        ddl__text_add(&text, " (%s)", t->plan_name);
+    }
+    ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
+    double total_s = s->exposed_s + s->hidden_s;
+    if (s->steps > 0 && total_s > 0) {
+        ddl__text_add(&text, "; the last step communicated for %.2f ms, %.0f %% of it hidden", total_s * 1e3,
+                      100 * s->hidden_s / total_s);
+    }
+    ddl__unlock(t->context);
+    return text.used + 1;
+}
+
+/* >>train/local */
+/* train, seventh part: local SGD. Each rank steps alone; now and then parameters are averaged, or an outer optimizer
+ * steps on the averaged difference (DiLoCo: Douillard et al., arXiv 2311.08105, constants as in its authors' code). */
+
+/* [at, at + count) of what the program trains, in the arena's type. */
+static void ddl__weight_read(const ddl__weight *w, int64_t at, int64_t count, void *out) {
+    const char *param = (const char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+    if (w->master != NULL) {
+        memcpy(out, w->master + at, (size_t)count * sizeof(float));
+    } else {
+        ddl__convert(out, w->wire, param, w->param.dtype, count);
+    }
+}
+
+/* The reverse: `from` becomes the parameter. */
+static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const void *from) {
+    char *param = (char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+    if (w->master != NULL) {
+        memcpy(w->master + at, from, (size_t)count * sizeof(float));
+    }
+    ddl__convert(param, w->param.dtype, from, w->wire, count);
+}
+
+/* What the outer optimizer measures the difference from. */
+static void ddl__weight_anchor(ddl__weight *w) {
+    if (w->anchor != NULL) {
+        ddl__weight_read(w, 0, w->count, w->anchor);
+    }
+}
+
+/* Puts the parameter, or how far it has moved from the anchor, into the arena. */
+static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
+    char *wire = ddl__weight_wire(t, w);
+    if (!contributes) {
+        ddl__weight_zero(t, w);
+        return;
+    }
+    ddl__weight_read(w, 0, w->count, wire);
+    float *moved = (float *)(void *)wire;
+    for (int64_t i = 0; w->anchor != NULL && i < w->count; i++) {
+        moved[i] = w->anchor[i] - moved[i];
+    }
+}
+
+/* Nesterov on the averaged difference d: u = momentum * u + d; anchor -= rate * (d + momentum * u). */
+static void ddl__weight_outer(const ddl_trainer *t, ddl__weight *w) {
+    const float *d = (const float *)(const void *)ddl__weight_wire(t, w);
+    float rate = (float)t->config.outer_rate, momentum = (float)t->config.outer_momentum;
+    for (int64_t i = 0; i < w->count; i++) {
+        w->momentum[i] = momentum * w->momentum[i] + d[i];
+        w->anchor[i] -= rate * (d[i] + momentum * w->momentum[i]);
+    }
+    ddl__weight_write(w, 0, w->count, w->anchor);
+}
+
+/* One synchronisation. Every rank calls; with nobody contributing nothing changes. */
+static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contributes) {
+    ddl__units_reset(t);
+    t->flag[0] = contributes ? 1 : 0;
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        ddl__weight_send(t, w, contributes);
+        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+    if (t->config.uneven) {
+        ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
+    }
+    ddl__trainer_pump(t->context, t);
+    DDL__TRY(ddl__step_contributors(t, what));
+    DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    t->since_sync = 0;
+    if (t->stats.contributors == 0) {
+        return DDL_OK;
+    }
+    ddl__step_divide(t);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->anchor != NULL) {
+            ddl__weight_outer(t, w);
+        } else {
+            ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));
+        }
+    }
+    return DDL_OK;
+}
+
+/* Says which gradient of this rank's own is not finite. */
+static ddl_status ddl__local_not_finite(ddl_trainer *t, int64_t step) {
+    int32_t i = 0;
+    while (i + 1 < t->count && !t->weights[i].bad) {
+        i++;
+    }
+    t->stats.not_finite++;
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_step: gradient \"%s\" of step %lld is not finite on rank %d; its "
+                      "parameters have not changed, and the step is over",
+                      t->weights[i].name, (long long)step, t->rank);
+}
+
+/* A step of this rank alone. One that fails counts, so that all ranks synchronise after the same number. */
+static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
+    bool finite;
+    ddl_status outcome = DDL_OK;
+    DDL__TRY(ddl__step_norm(t, &finite));
+    for (int32_t i = 0; t->since_sync == 0 && i < t->count; i++) {
+        ddl__weight_anchor(&t->weights[i]);
+    }
+    if (!finite && !t->config.unchecked) {
+        outcome = ddl__local_not_finite(t, t->stats.steps + 1);
+    } else {
+        DDL__TRY(ddl__step_update(t));
+    }
+    if (++t->since_sync >= t->config.local_steps) {
+        DDL__TRY(ddl__sync_round(t, what, true));
+    }
+    ddl__step_close(t, outcome == DDL_OK);
+    return outcome;
+}
+
+DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
+    ddl_status status = DDL_OK;
+    if (t->step_open || t->over) {
+        status = ddl__error(t->context, DDL_ERR_STATE,
+                            "ddl_trainer_sync: a step is under way on rank %d; call it between "
+                            "ddl_step and the next ddl_grad_ready",
+                            t->rank);
+    } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
+        status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
+    }
+    return ddl__trainer_leave(t, status);
+}
+
+/* >>uneven */
+
+/* A step of BSP to which this rank gives zeros. */
+static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
+    ddl__step_open(t, false);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_zero(t, &t->weights[i]);
+        t->weights[i].ready = true;
+        ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
+    }
+    ddl__trainer_pump(t->context, t);
+    return ddl__step_bsp(t, what);
+}
+
+static ddl_status ddl__join_out(ddl_trainer *t) {
+    const char *what = "ddl_trainer_join_out";
+    if (!t->config.uneven || t->step_open || t->joined_out) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s on rank %d: %s", what, t->rank,
+                          !t->config.uneven ? "the config's `uneven` is 0, so that no rank may leave"
+                          : t->joined_out   ? "it has joined out already"
+                                            : "a step is under way; call it between ddl_step and the next "
+                                              "ddl_grad_ready");
+    }
+    t->joined_out = true;
+    ddl_status status = DDL_OK;
+    do {
+        bool bsp = ddl__trainer_is_bsp(t);
+        status = bsp ? ddl__join_bsp(t, what) : ddl__sync_round(t, what, t->since_sync > 0);
+        if (status == DDL_OK && bsp) {
+            ddl__unlock(t->context);
+            status = ddl__trainer_replan(t);
+            ddl__lock(t->context);
+        }
+        status = status == DDL_ERR_ARG ? DDL_OK : status; /* not finite: said to those who made it */
+    } while (status == DDL_OK && t->stats.contributors > 0);
+    t->joined_out = false;
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
+    return ddl__trainer_leave(trainer, ddl__join_out(trainer));
+}
+
+/* >>train/preset */
+/* train, last part: strategies by the names that the field knows them by. */
+
+typedef struct ddl__preset {
+    const char *name;
+    ddl_trainer_config config;
+} ddl__preset;
+
+/* Bucket sizes are the defaults of what they are named after: 25 MiB in PyTorch's DistributedDataParallel, 64 MiB in
+ * Horovod's tensor fusion; 4 MB pieces in BytePS. */
+static const ddl__preset ddl__presets[] = {
+    {"auto", {.schedule = DDL_SCHEDULE_AUTO}},
+    {"BSP-A2A", {.schedule = DDL_SCHEDULE_NONE}},
+    {"WFBP-A2A", {.schedule = DDL_SCHEDULE_WAIT_FREE}},
+    {"MG-WFBP", {.schedule = DDL_SCHEDULE_MERGED}},
+    {"ByteScheduler-A2A", {.schedule = DDL_SCHEDULE_PRIORITY, .overlap_forward = 1}},
+    {"DistributedDataParallel", {.schedule = DDL_SCHEDULE_FUSED, .bucket_bytes = 25 << 20}},
+    {"DistributedOptimizer", {.schedule = DDL_SCHEDULE_FUSED, .bucket_bytes = 64 << 20}},
+    {"ZeRO-1", {.schedule = DDL_SCHEDULE_FUSED, .shard = 1}},
+    {"local-SGD", {.sync = DDL_SYNC_LOCAL, .local_steps = 8}},
+    {"post-local-SGD", {.sync = DDL_SYNC_LOCAL, .local_steps = 4, .local_after = 1000}},
+    {"DiLoCo", {.sync = DDL_SYNC_LOCAL, .local_steps = 500, .outer_rate = 0.7, .outer_momentum = 0.9}},
+    {"mirrored", {.schedule = DDL_SCHEDULE_FUSED}},
+    {"multi-worker-mirrored", {.schedule = DDL_SCHEDULE_FUSED}},
+    {"one-device", {.schedule = DDL_SCHEDULE_NONE}},
+};
+
+DDL_API const char *ddl_trainer_preset_name(int32_t index) {
+    return index >= 0 && index < (int32_t)DDL__COUNT_OF(ddl__presets) ? ddl__presets[index].name : NULL;
+}
+
+DDL_API ddl_status ddl_trainer_preset(const char *name, ddl_trainer_config *out_config) {
+    for (size_t i = 0; name != NULL && out_config != NULL && i < DDL__COUNT_OF(ddl__presets); i++) {
+        if (strcmp(ddl__presets[i].name, name) == 0) {
+            *out_config = ddl__presets[i].config;
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_ARG;
 }
 
 #endif /* DDL_IMPLEMENTATION */

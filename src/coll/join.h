@@ -842,6 +842,7 @@ DDL_API ddl_status ddl_progress(ddl_context *context) {
     DDL__TRY(ddl__enter(context));
     if (!context->polling) {
         ddl__poll(context, -1);
+        ddl__run_pumps(context);
         ddl__look(context, ddl__now_ns());
     }
     ddl__unlock(context);

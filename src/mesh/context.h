@@ -125,6 +125,12 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+/* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
+typedef struct ddl__pump {
+    void (*run)(ddl_context *c, struct ddl__pump *pump);
+    struct ddl__pump *next;
+} ddl__pump;
+
 struct ddl_context {
     ddl__base base;
     ddl__settings settings;
@@ -183,6 +189,7 @@ struct ddl_context {
     struct ddl__groups *groups;
     struct ddl__requests *requests;
     struct ddl__ops *ops;
+    ddl__pump *pumps; /* of trainers */
     uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
     ddl__sentence error; /* the newest, and what each thread was told */

@@ -60,6 +60,12 @@ static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     return events;
 }
 
+static void ddl__run_pumps(ddl_context *c) {
+    for (ddl__pump *p = c->pumps; p != NULL; p = p->next) {
+        p->run(c, p);
+    }
+}
+
 static void ddl__wake(ddl_context *c) {
     if (c->cond_waiters > 0) {
         pthread_cond_broadcast(&c->changed);
@@ -174,12 +180,17 @@ static void ddl__give_way(ddl_context *c) {
     ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
 }
 
+/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
+static bool ddl__is_crowded(const ddl_context *c) {
+    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
+}
+
 /* How many empty polls come before sleep. */
 static int32_t ddl__poll_limit(const ddl_context *c) {
     if (c->busy_waits > 0) {
         return DDL__POLLS_BUSY;
     }
-    return c->local_ranks > c->cores ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -208,7 +219,7 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     if (!cheap || wanted || c->busy_waits > 0) {
         return 1;
     }
-    return c->local_ranks > c->cores ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
 }
 
 /* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
@@ -238,6 +249,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
         int32_t events = ddl__poll(c, expect);
+        ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
         }

@@ -1,0 +1,626 @@
+/* train, fifth part: what all ranks must agree on. That they have registered the same, the figures that plans are made
+ * from, and the plan. Plans depend on sizes and agreed figures only, never on addresses. */
+#ifndef DDL_TRAIN_AGREE_H
+#define DDL_TRAIN_AGREE_H
+
+#include "arena.h"
+
+enum { DDL__WARM_STEPS = 3 }; /* steps whose times are thrown away: caches are cold, memory is touched first */
+
+/* >>same everywhere */
+
+static uint64_t ddl__mix_double(uint64_t hash, double x) { return ddl__mix_bytes(hash, &x, sizeof x); }
+
+static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
+    const ddl_optimizer *m = &o->optimizer;
+    const int64_t whole[] = {o->sync,         o->schedule,        m->kind,         m->state_slots,
+                             o->step != NULL, o->accumulate,      o->unchecked,    o->shard,
+                             o->uneven,       o->overlap_forward, o->bucket_bytes, o->piece_bytes,
+                             o->credit_bytes, o->replan_steps,    o->local_steps,  o->local_after};
+    const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
+                           m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
+                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
+        hash = ddl__mix(hash, (uint64_t)whole[i]);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(real); i++) {
+        hash = ddl__mix_double(hash, real[i]);
+    }
+    return hash;
+}
+
+static uint64_t ddl__weight_hash(const ddl__weight *w) {
+    uint64_t hash = ddl__mix_bytes((uint64_t)w->param.dtype << 8 | (uint64_t)w->grad.dtype, w->name, strlen(w->name));
+    for (int32_t d = 0; d < w->param.ndim; d++) {
+        hash = ddl__mix(hash, (uint64_t)w->param.shape[d]);
+    }
+    return ddl__mix(ddl__mix_double(hash, w->options.rate_factor), (uint64_t)(w->options.no_decay != 0));
+}
+
+/* "w2" (f32[3,4]). */
+static void ddl__weight_tell(const ddl__weight *w, ddl__text *text) {
+    ddl__text_add(text, "\"%s\" (%s[", w->name, ddl_dtype_name(w->param.dtype));
+    for (int32_t d = 0; d < w->param.ndim; d++) {
+        ddl__text_add(text, "%s%lld", d > 0 ? "," : "", (long long)w->param.shape[d]);
+    }
+    ddl__text_add(text, "], gradient %s)", ddl_dtype_name(w->grad.dtype));
+}
+
+/* An error sentence, of a caller that does not hold the lock. */
+static ddl_status ddl__trainer_say(ddl_trainer *t, ddl_status status, const char *text) {
+    DDL__TRY(ddl__enter(t->context));
+    ddl__error(t->context, status, "%s", text);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Says which ranks have another hash than rank 0. Every rank calls. */
+static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
+    uint64_t *all = malloc((size_t)t->size * sizeof *all);
+    if (all == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    }
+    ddl_status status =
+        ddl_all_gather(t->group, ddl_tensor_1d(&hash, DDL_U64, 1), ddl_tensor_1d(all, DDL_U64, t->size));
+    char line[DDL__SENTENCE_BYTES];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "%s: ranks differ in ", what);
+    if (index < 0) {
+        ddl__text_add(&text, "the config of the trainer");
+    } else {
+        ddl__text_add(&text, "tensor %d, here on rank %d ", index, t->rank);
+        ddl__weight_tell(&t->weights[index], &text);
+    }
+    const char *before = ": not as on rank 0 is it on rank ";
+    for (int32_t r = 1; r < t->size; r++) {
+        if (all[r] != all[0]) {
+            ddl__text_add(&text, "%s%d", before, r);
+            before = ", ";
+        }
+    }
+    ddl__text_add(&text, "; give all ranks the same %s", index < 0 ? "config" : "tensors, in the same order");
+    free(all);
+    return status < 0 ? status : ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
+}
+
+/* Compares the numbers of tensors, the configs and all tensors. Every rank gets the same answer. */
+static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl_trainer_config *config) {
+    int64_t count[2] = {t->count, -t->count};
+    DDL__TRY(ddl_all_reduce(t->group, DDL_ARRAY(count), DDL_ARRAY(count), DDL_MIN));
+    if (count[0] != -count[1]) {
+        char line[DDL__SENTENCE_BYTES];
+        snprintf(line, sizeof line,
+                 "%s: ranks have registered between %lld and %lld tensors, rank %d has %d; "
+                 "register the same tensors in the same order on all ranks",
+                 what, (long long)count[0], (long long)-count[1], t->rank, t->count);
+        return ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
+    }
+    size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
+    uint64_t *hashes = malloc(3 * n * sizeof *hashes);
+    if (hashes == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    }
+    for (size_t i = 0; i < n; i++) {
+        hashes[2 * n + i] = hashes[i] = i == 0 ? ddl__config_hash(config) : ddl__weight_hash(&t->weights[i - 1]);
+        hashes[n + i] = ~hashes[i];
+    }
+    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
+    ddl_status status = ddl_all_reduce(t->group, both, both, DDL_MIN);
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        if (hashes[i] != ~hashes[n + i]) {
+            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i]);
+        }
+    }
+    free(hashes);
+    return status;
+}
+
+/* >>figures */
+
+static bool ddl__trainer_plans(const ddl_trainer *t) {
+    ddl_schedule s = t->config.schedule;
+    return !t->config.shard && t->size > 1 &&
+           (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
+}
+
+/* The least time of a few all-reduces of some bytes, on the slowest rank. */
+static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int32_t times, double *out_s) {
+    ddl_tensor view = ddl_tensor_1d(data, DDL_F32, bytes / 4);
+    *out_s = 1e9;
+    for (int32_t i = 0; i < times; i++) {
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl_all_reduce(t->group, view, view, DDL_MAX));
+        *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
+    }
+    return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
+}
+
+/* Measures the line where the config does not give it: a short and a long all-reduce. */
+static ddl_status ddl__line_measure(ddl_trainer *t) {
+    enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
+    t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
+    if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
+        return DDL_OK;
+    }
+    int32_t fresh = LONG_BYTES;
+    ddl_tensor data;
+    double brief, lengthy;
+    DDL__TRY(ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data));
+    memset(data.data, 0, LONG_BYTES);
+    ddl_status status = ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
+    status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
+    ddl_tensor_free(t->context, &data);
+    DDL__TRY(status);
+    double per_byte = DDL__MAX(lengthy - brief, 1e-9) / (LONG_BYTES - SHORT_BYTES);
+    t->line.seconds_per_byte = t->line.seconds_per_byte > 0 ? t->line.seconds_per_byte : per_byte;
+    t->line.latency_s = t->line.latency_s > 0 ? t->line.latency_s : DDL__MAX(brief - per_byte * SHORT_BYTES, brief / 2);
+    return DDL_OK;
+}
+
+/* Makes the ready times of all ranks one, and fits the time per byte to what the last step took. */
+static ddl_status ddl__figures_agree(ddl_trainer *t) {
+    size_t n = (size_t)t->count;
+    double *ready = malloc((n + 1) * sizeof *ready);
+    if (ready == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
+    }
+    for (size_t i = 0; i < n; i++) {
+        ready[i] = t->weights[i].ready_s;
+    }
+    ready[n] = 0;
+    ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
+    double busy_s = t->stats.exposed_s + t->stats.hidden_s;
+    ddl_status status = ddl_all_reduce(t->group, all, all, DDL_AVG);
+    status = status < 0 ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        t->weights[i].ready_s = ready[i];
+    }
+    free(ready);
+    double moving_s = busy_s - t->stats.operations * t->line.latency_s;
+    if (status == DDL_OK && t->config.seconds_per_byte <= 0 && moving_s > 0 && t->stats.bytes > 0) {
+        t->line.seconds_per_byte = moving_s / (double)t->stats.bytes;
+    }
+    return status;
+}
+
+/* >>plans */
+
+/* A plan that is being made. Arrays of one allocation. */
+typedef struct ddl__draft {
+    ddl__layer *layers;
+    double *end, *started_s, *ended_s;
+    ddl__piece *pieces;
+    int32_t *from, *order;
+    bool *first;
+    int32_t count; /* pieces */
+    int64_t credit_bytes;
+    double late_s; /* exposed, as far as the model sees it */
+    const char *name;
+} ddl__draft;
+
+/* Room for count layers and so many pieces; NULL: no memory. Free with free(). */
+static void *ddl__draft_make(ddl__draft *d, int32_t layers, int32_t pieces) {
+    size_t n = (size_t)layers + 1, p = (size_t)pieces + 1;
+    char *memory = malloc(n * (sizeof *d->layers + sizeof *d->end + sizeof *d->from + sizeof *d->first) +
+                          p * (sizeof *d->pieces + 2 * sizeof *d->started_s + sizeof *d->order));
+    if (memory == NULL) {
+        return NULL;
+    }
+    char *at = memory; /* the widest types first */
+    d->layers = (ddl__layer *)(void *)at;
+    d->pieces = (ddl__piece *)(void *)(at += n * sizeof *d->layers);
+    d->end = (double *)(void *)(at += p * sizeof *d->pieces);
+    d->started_s = (double *)(void *)(at += n * sizeof *d->end);
+    d->ended_s = (double *)(void *)(at += p * sizeof *d->started_s);
+    d->from = (int32_t *)(void *)(at += p * sizeof *d->ended_s);
+    d->order = (int32_t *)(void *)(at += n * sizeof *d->from);
+    d->first = (bool *)(void *)(at + p * sizeof *d->order);
+    return memory;
+}
+
+/* Sizes and times in backward's order. forward is taken to run twice as fast as backward. */
+static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
+    double ready = 0;
+    for (int32_t p = 0; p < t->count; p++) {
+        const ddl__weight *w = &t->weights[t->count - 1 - p];
+        ready = DDL__MAX(ready, w->ready_s);
+        layers[p] = (ddl__layer){.bytes = w->count * (int64_t)ddl_dtype_bytes(w->wire), .ready_s = ready};
+        layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
+    }
+    for (int32_t p = 0; p < t->count; p++) {
+        layers[p].needed_s = (ready - layers[p].ready_s) / 2;
+    }
+}
+
+/* How late the last parameter of forward, or the whole step, is by the model; needs ended_s. */
+static double ddl__draft_late(const ddl_trainer *t, const ddl__draft *d, double end) {
+    double begin = t->count > 0 ? d->layers[t->count - 1].ready_s : 0;
+    return t->config.overlap_forward ? ddl__plan_stall(d->layers, t->count, d->pieces, d->count, d->ended_s, begin)
+                                     : end - begin;
+}
+
+static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
+    for (int32_t i = 0; i < t->count; i++) {
+        d->first[i] = true;
+    }
+}
+
+/* Pieces in backward's order. */
+static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    for (int32_t i = 0; i < d->count; i++) {
+        d->order[i] = i;
+    }
+    d->credit_bytes = INT64_MAX;
+    d->late_s = ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+}
+
+/* Pieces in the order in which forward needs them, as far as backward allows. */
+static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    double end =
+        ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
+    d->credit_bytes = credit_bytes;
+    d->late_s = ddl__draft_late(t, d, end);
+}
+
+/* The least pieces of auto; also what draft_room counts with. */
+#define DDL__AUTO_PIECE (256 * 1024)
+
+/* Small gradients are merged to what makes up for the latency, large ones are cut, and what forward needs first goes
+ * first. Which sizes are best, the model says. Without overlap_forward only the end counts, and the best merge has the
+ * earliest. */
+static void ddl__draft_auto(const ddl_trainer *t, ddl__draft *d) {
+    int64_t best_piece = 0, small = (int64_t)(2 * t->line.latency_s / DDL__MAX(t->line.seconds_per_byte, 1e-15));
+    double best = 0;
+    d->name = "auto";
+    if (t->config.overlap_forward) {
+        ddl__plan_fuse(d->layers, t->count, small, d->first);
+        for (int64_t piece = DDL__AUTO_PIECE; piece <= 64 * DDL__AUTO_PIECE; piece *= 2) {
+            ddl__draft_by_priority(t, d, piece, 2 * piece);
+            if (best_piece == 0 || d->late_s < best) {
+                best = d->late_s;
+                best_piece = piece;
+            }
+        }
+        ddl__draft_by_priority(t, d, best_piece, 2 * best_piece);
+        return;
+    }
+    ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    ddl__draft_in_order(t, d, INT64_MAX);
+}
+
+/* The plan of the config's schedule. Without times (before the first are measured) those that need them use buckets. */
+static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
+    ddl_schedule s = t->config.schedule;
+    ddl__draft_layers(t, d->layers);
+    ddl__draft_all_first(t, d);
+    d->name = s == DDL_SCHEDULE_MERGED ? "MG-WFBP" : s == DDL_SCHEDULE_WAIT_FREE ? "wait-free" : "fused";
+    if (s == DDL_SCHEDULE_PRIORITY) {
+        d->name = "priority";
+        if (timed) {
+            ddl__draft_by_priority(t, d, t->config.piece_bytes, t->config.credit_bytes);
+        } else {
+            ddl__draft_in_order(t, d, t->config.piece_bytes);
+            d->credit_bytes = t->config.credit_bytes;
+        }
+        return;
+    }
+    if (s == DDL_SCHEDULE_AUTO && timed) {
+        ddl__draft_auto(t, d);
+        return;
+    }
+    if (s == DDL_SCHEDULE_NONE) {
+        d->name = "none";
+        ddl__plan_fuse(d->layers, t->count, INT64_MAX, d->first);
+    } else if (s == DDL_SCHEDULE_MERGED && timed) {
+        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    } else if (s != DDL_SCHEDULE_WAIT_FREE) {
+        ddl__plan_fuse(d->layers, t->count, t->config.bucket_bytes, d->first);
+    }
+    ddl__draft_in_order(t, d, INT64_MAX);
+}
+
+/* The most pieces that any schedule of this config makes. */
+static int32_t ddl__draft_room(const ddl_trainer *t) {
+    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes, pieces = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        pieces += 2 + t->weights[i].count * (int64_t)ddl_dtype_bytes(t->weights[i].wire) / least;
+    }
+    return (int32_t)DDL__MIN(pieces, (int64_t)INT32_MAX / 2);
+}
+
+/* Which units carry which tensors. */
+static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].unit_first = INT32_MAX;
+    }
+    for (int32_t i = 0; i < d->count; i++) {
+        const ddl__piece *p = &d->pieces[i];
+        ddl__weight *first = &t->weights[t->count - 1 - p->first];
+        int64_t size = (int64_t)ddl_dtype_bytes(first->wire);
+        ddl__unit *u = &t->units[i];
+        *u = (ddl__unit){.kind = t->config.shard ? DDL_REDUCE_SCATTERV : DDL_ALL_REDUCE,
+                         .dtype = first->wire,
+                         .begin = first->at + p->begin_bytes / size,
+                         .count = p->bytes / size,
+                         .members = p->last - p->first + 1};
+        for (int32_t k = p->first; k <= p->last; k++) {
+            ddl__weight *w = &t->weights[t->count - 1 - k];
+            w->unit_first = DDL__MIN(w->unit_first, i);
+            w->unit_last = i;
+        }
+    }
+}
+
+/* Replaces the units by those of a draft. Nothing is under way. On error the trainer is left without units. */
+static ddl_status ddl__units_make(ddl_trainer *t, const ddl__draft *d) {
+    ddl__base *base = &t->context->base;
+    int32_t gathers = t->config.shard ? d->count : 0, flag = t->config.uneven ? 1 : 0,
+            total = d->count + gathers + flag;
+    ddl__units_free(t);
+    t->units = ddl__alloc_array(base, (size_t)total + 1, sizeof *t->units);
+    t->order = ddl__alloc_array(base, (size_t)total + 1, sizeof *t->order);
+    if (t->units == NULL || t->order == NULL) {
+        ddl__units_free(t);
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    }
+    t->piece_count = d->count;
+    t->unit_count = total;
+    t->credit_bytes = d->credit_bytes;
+    t->plan_name = d->name;
+    ddl__units_fill(t, d);
+    for (int32_t i = 0; i < d->count; i++) {
+        t->order[flag + i] = d->order[i];
+        if (gathers > 0) {
+            t->units[d->count + i] = t->units[i];
+            t->units[d->count + i].kind = DDL_ALL_GATHERV;
+            t->units[d->count + i].members = 1;
+            t->order[flag + d->count + i] = d->count + i;
+        }
+    }
+    if (flag) { /* first, so that it is known when the gradients are */
+        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1};
+        t->order[0] = total - 1;
+    }
+    ddl_status status = ddl__units_plan(t);
+    if (status < 0) {
+        ddl__units_free(t);
+    }
+    t->head = t->next = t->unit_count; /* nothing may start before units_reset */
+    return status;
+}
+
+/* Whether a draft has the pieces and the order of the units that there are. */
+static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
+    bool same = d->count == t->piece_count && d->credit_bytes == t->credit_bytes;
+    int32_t flag = t->config.uneven ? 1 : 0;
+    for (int32_t i = 0; same && i < d->count; i++) {
+        const ddl__piece *p = &d->pieces[i];
+        const ddl__weight *w = &t->weights[t->count - 1 - p->first];
+        const ddl__unit *u = &t->units[i];
+        int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
+        same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
+               u->members == p->last - p->first + 1 && t->order[flag + i] == d->order[i];
+    }
+    return same;
+}
+
+/* What the units that there are cost by new figures. */
+static double ddl__units_late(const ddl_trainer *t, ddl__draft *d) {
+    int32_t flag = t->config.uneven ? 1 : 0;
+    d->count = t->piece_count;
+    for (int32_t i = 0, layer = 0; i < t->piece_count; i++) {
+        d->order[i] = t->order[flag + i];
+        while (layer + 1 < t->count && t->weights[t->count - 1 - layer].unit_last < i) {
+            layer++;
+        }
+        d->pieces[i] =
+            (ddl__piece){.first = layer, .last = layer + t->units[i].members - 1, .bytes = t->units[i].bytes};
+    }
+    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+}
+
+/* Makes the units: the first time (timed false), or when another plan is clearly better by the newest figures. All
+ * ranks have the same figures and decide alike. */
+static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
+    ddl__draft draft = {0};
+    int32_t room = DDL__MAX(ddl__draft_room(t), t->piece_count);
+    void *memory = ddl__draft_make(&draft, t->count, room);
+    if (memory == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    }
+    double current = 0;
+    bool first_timed = t->planned_at == 0;
+    if (timed && !first_timed) {
+        ddl__draft_layers(t, draft.layers);
+        current = ddl__units_late(t, &draft);
+    }
+    ddl__draft_fill(t, &draft, timed);
+    bool better = !timed || first_timed || draft.late_s < 0.95 * current;
+    ddl_status status = DDL_OK;
+    if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
+        status = ddl__units_make(t, &draft);
+        t->stats.replans += timed && status == DDL_OK;
+    }
+    t->plan_name = better ? draft.name : t->plan_name;
+    t->planned_at = timed ? t->steps_tried : 0;
+    t->planned_s = draft.late_s;
+    free(memory);
+    return status;
+}
+
+/* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
+static ddl_status ddl__trainer_replan(ddl_trainer *t) {
+    int64_t since = t->steps_tried - DDL__WARM_STEPS;
+    bool due = since == 0 || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
+    if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__figures_agree(t));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__trainer_plan(t, true);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* >>start */
+
+/* What the optimizer needs for the elements that this rank updates. */
+static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
+    ddl__base *base = &t->context->base;
+    bool mine = t->config.step == NULL;
+    w->own_begin = 0;
+    w->own_count = w->count;
+    if (t->config.shard && w->count > 0) {
+        const ddl__unit *u = &t->units[w->unit_first];
+        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
+        ddl_part(u->count, t->size, t->rank, &begin, &count);
+        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
+        w->own_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
+        w->own_count = DDL__MAX(high - low, 0);
+    }
+    size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
+    bool half = mine && w->param.dtype != DDL_F32, outer = t->config.outer_rate != 0;
+    w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
+    if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
+    }
+    if (outer && w->param.dtype != DDL_F64) {
+        w->anchor = ddl__alloc_array(base, n + 1, sizeof(float));
+        w->momentum = ddl__alloc_array(base, n + 1, sizeof(float));
+        if (w->anchor == NULL || w->momentum == NULL) {
+            return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The f32 copies follow the parameters. */
+static void ddl__weight_adopt(ddl__weight *w) {
+    if (w->master != NULL) {
+        ddl__convert(w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->own_count);
+    }
+}
+
+static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
+    DDL__TRY(ddl__arenas_make(t));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__trainer_plan(t, false);
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
+        status = ddl__weight_prepare(t, &t->weights[i]);
+    }
+    if (status == DDL_OK) {
+        t->pump.next = t->context->pumps;
+        t->context->pumps = &t->pump;
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+static ddl_status ddl__trainer_begin(ddl_trainer *t) {
+    DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
+    DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
+    DDL__TRY(ddl__line_measure(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
+    }
+    DDL__TRY(ddl__trainer_arrange(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_adopt(&t->weights[i]);
+    }
+    t->last_end_ns = ddl__now_ns();
+    t->started = true;
+    return DDL_OK;
+}
+
+static void ddl__trainer_undo(ddl_trainer *t);
+
+DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_start", false));
+    ddl_context *c = trainer->context;
+    ddl_status status =
+        !trainer->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
+    ddl__unlock(c);
+    DDL__TRY(status);
+    status = ddl__trainer_begin(trainer);
+    if (status < 0) {
+        ddl__trainer_undo(trainer);
+    }
+    return status;
+}
+
+/* >>end */
+
+static void ddl__unpump(ddl_trainer *t) {
+    for (ddl__pump **at = &t->context->pumps; *at != NULL; at = &(*at)->next) {
+        if (*at == &t->pump) {
+            *at = t->pump.next;
+            return;
+        }
+    }
+}
+
+/* Operations that are under way give their memory back; the other ranks learn of it when theirs fail. */
+static void ddl__units_abandon(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    for (int32_t i = 0; i < t->unit_count && !c->finalized; i++) {
+        ddl_request *r = t->units[i].request;
+        if (ddl__is_pending(r)) {
+            r->ops->abandon(c, r);
+            if (ddl__is_pending(r)) {
+                ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
+            }
+        }
+        if (r != NULL && r->state == DDL__REQUEST_DONE) {
+            ddl__request_report(&t->units[i].request, NULL);
+        }
+    }
+}
+
+/* Takes back what ddl_trainer_start has made. The lock is not held. */
+static void ddl__trainer_undo(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    ddl__base *base = &c->base;
+    ddl__lock(c);
+    ddl__unpump(t);
+    ddl__units_abandon(t);
+    ddl__units_free(t);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        ddl__free(base, w->master);
+        ddl__free(base, w->state);
+        ddl__free(base, w->anchor);
+        ddl__free(base, w->momentum);
+        w->master = w->state = w->anchor = w->momentum = NULL;
+    }
+    ddl__unlock(c);
+    ddl__arenas_free(t);
+    ddl_group_free(&t->group);
+}
+
+DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
+    if (trainer == NULL || *trainer == NULL) {
+        return DDL_OK;
+    }
+    ddl_trainer *t = *trainer;
+    ddl_context *c = t->context;
+    if (t->magic != DDL__TRAINER_MAGIC || ddl__is_forked(c)) {
+        return t->magic == DDL__TRAINER_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
+    }
+    ddl__trainer_undo(t);
+    ddl__lock(c);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__free(&c->base, t->weights[i].name);
+    }
+    ddl__free(&c->base, t->weights);
+    t->magic = 0;
+    ddl__free(&c->base, t);
+    *trainer = NULL;
+    ddl__context_unref(c);
+    return DDL_OK;
+}
+
+#endif /* DDL_TRAIN_AGREE_H */

@@ -1,0 +1,182 @@
+/* train, seventh part: local SGD. Each rank steps alone; now and then parameters are averaged, or an outer optimizer
+ * steps on the averaged difference (DiLoCo: Douillard et al., arXiv 2311.08105, constants as in its authors' code). */
+#ifndef DDL_TRAIN_LOCAL_H
+#define DDL_TRAIN_LOCAL_H
+
+#include "step.h"
+
+/* [at, at + count) of what the program trains, in the arena's type. */
+static void ddl__weight_read(const ddl__weight *w, int64_t at, int64_t count, void *out) {
+    const char *param = (const char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+    if (w->master != NULL) {
+        memcpy(out, w->master + at, (size_t)count * sizeof(float));
+    } else {
+        ddl__convert(out, w->wire, param, w->param.dtype, count);
+    }
+}
+
+/* The reverse: `from` becomes the parameter. */
+static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const void *from) {
+    char *param = (char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+    if (w->master != NULL) {
+        memcpy(w->master + at, from, (size_t)count * sizeof(float));
+    }
+    ddl__convert(param, w->param.dtype, from, w->wire, count);
+}
+
+/* What the outer optimizer measures the difference from. */
+static void ddl__weight_anchor(ddl__weight *w) {
+    if (w->anchor != NULL) {
+        ddl__weight_read(w, 0, w->count, w->anchor);
+    }
+}
+
+/* Puts the parameter, or how far it has moved from the anchor, into the arena. */
+static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
+    char *wire = ddl__weight_wire(t, w);
+    if (!contributes) {
+        ddl__weight_zero(t, w);
+        return;
+    }
+    ddl__weight_read(w, 0, w->count, wire);
+    float *moved = (float *)(void *)wire;
+    for (int64_t i = 0; w->anchor != NULL && i < w->count; i++) {
+        moved[i] = w->anchor[i] - moved[i];
+    }
+}
+
+/* Nesterov on the averaged difference d: u = momentum * u + d; anchor -= rate * (d + momentum * u). */
+static void ddl__weight_outer(const ddl_trainer *t, ddl__weight *w) {
+    const float *d = (const float *)(const void *)ddl__weight_wire(t, w);
+    float rate = (float)t->config.outer_rate, momentum = (float)t->config.outer_momentum;
+    for (int64_t i = 0; i < w->count; i++) {
+        w->momentum[i] = momentum * w->momentum[i] + d[i];
+        w->anchor[i] -= rate * (d[i] + momentum * w->momentum[i]);
+    }
+    ddl__weight_write(w, 0, w->count, w->anchor);
+}
+
+/* One synchronisation. Every rank calls; with nobody contributing nothing changes. */
+static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contributes) {
+    ddl__units_reset(t);
+    t->flag[0] = contributes ? 1 : 0;
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        ddl__weight_send(t, w, contributes);
+        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+    if (t->config.uneven) {
+        ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
+    }
+    ddl__trainer_pump(t->context, t);
+    DDL__TRY(ddl__step_contributors(t, what));
+    DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    t->since_sync = 0;
+    if (t->stats.contributors == 0) {
+        return DDL_OK;
+    }
+    ddl__step_divide(t);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->anchor != NULL) {
+            ddl__weight_outer(t, w);
+        } else {
+            ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));
+        }
+    }
+    return DDL_OK;
+}
+
+/* Says which gradient of this rank's own is not finite. */
+static ddl_status ddl__local_not_finite(ddl_trainer *t, int64_t step) {
+    int32_t i = 0;
+    while (i + 1 < t->count && !t->weights[i].bad) {
+        i++;
+    }
+    t->stats.not_finite++;
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_step: gradient \"%s\" of step %lld is not finite on rank %d; its "
+                      "parameters have not changed, and the step is over",
+                      t->weights[i].name, (long long)step, t->rank);
+}
+
+/* A step of this rank alone. One that fails counts, so that all ranks synchronise after the same number. */
+static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
+    bool finite;
+    ddl_status outcome = DDL_OK;
+    DDL__TRY(ddl__step_norm(t, &finite));
+    for (int32_t i = 0; t->since_sync == 0 && i < t->count; i++) {
+        ddl__weight_anchor(&t->weights[i]);
+    }
+    if (!finite && !t->config.unchecked) {
+        outcome = ddl__local_not_finite(t, t->stats.steps + 1);
+    } else {
+        DDL__TRY(ddl__step_update(t));
+    }
+    if (++t->since_sync >= t->config.local_steps) {
+        DDL__TRY(ddl__sync_round(t, what, true));
+    }
+    ddl__step_close(t, outcome == DDL_OK);
+    return outcome;
+}
+
+DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
+    ddl_status status = DDL_OK;
+    if (t->step_open || t->over) {
+        status = ddl__error(t->context, DDL_ERR_STATE,
+                            "ddl_trainer_sync: a step is under way on rank %d; call it between "
+                            "ddl_step and the next ddl_grad_ready",
+                            t->rank);
+    } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
+        status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
+    }
+    return ddl__trainer_leave(t, status);
+}
+
+/* >>uneven */
+
+/* A step of BSP to which this rank gives zeros. */
+static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
+    ddl__step_open(t, false);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_zero(t, &t->weights[i]);
+        t->weights[i].ready = true;
+        ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
+    }
+    ddl__trainer_pump(t->context, t);
+    return ddl__step_bsp(t, what);
+}
+
+static ddl_status ddl__join_out(ddl_trainer *t) {
+    const char *what = "ddl_trainer_join_out";
+    if (!t->config.uneven || t->step_open || t->joined_out) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s on rank %d: %s", what, t->rank,
+                          !t->config.uneven ? "the config's `uneven` is 0, so that no rank may leave"
+                          : t->joined_out   ? "it has joined out already"
+                                            : "a step is under way; call it between ddl_step and the next "
+                                              "ddl_grad_ready");
+    }
+    t->joined_out = true;
+    ddl_status status = DDL_OK;
+    do {
+        bool bsp = ddl__trainer_is_bsp(t);
+        status = bsp ? ddl__join_bsp(t, what) : ddl__sync_round(t, what, t->since_sync > 0);
+        if (status == DDL_OK && bsp) {
+            ddl__unlock(t->context);
+            status = ddl__trainer_replan(t);
+            ddl__lock(t->context);
+        }
+        status = status == DDL_ERR_ARG ? DDL_OK : status; /* not finite: said to those who made it */
+    } while (status == DDL_OK && t->stats.contributors > 0);
+    t->joined_out = false;
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
+    return ddl__trainer_leave(trainer, ddl__join_out(trainer));
+}
+
+#endif /* DDL_TRAIN_LOCAL_H */

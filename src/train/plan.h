@@ -1,0 +1,170 @@
+/* train, first part: which gradients travel together, and in which order. Pure functions of sizes and times: ranks that
+ * agree on these have the same plan. They know nothing of trainers, groups or memory. */
+#ifndef DDL_TRAIN_PLAN_H
+#define DDL_TRAIN_PLAN_H
+
+#include "../base.h"
+
+/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. */
+typedef struct ddl__line {
+    double latency_s, seconds_per_byte;
+} ddl__line;
+
+static double ddl__line_time(const ddl__line *line, int64_t bytes) {
+    return line->latency_s + line->seconds_per_byte * (double)bytes;
+}
+
+/* A gradient in the order in which backward makes them. */
+typedef struct ddl__layer {
+    int64_t bytes;
+    double ready_s;  /* not before the one before it */
+    double needed_s; /* forward of the next step uses its parameter so long after the first parameter */
+    bool apart;      /* lies in other memory than the one before it: they cannot travel together */
+} ddl__layer;
+
+/* Merges neighbours so that the last operation ends as early as it can, with as few operations as that allows:
+ * out_first[i] says that an operation begins with layer i. This is the objective of MG-WFBP (Shi, Chu, Li, INFOCOM
+ * 2019). Its greedy rule knows nothing of layers that are apart; dynamic programming does, and is as exact:
+ *     end[j] = min over i of max(end[i], ready[j - 1]) + time(bytes of layers i ... j - 1)
+ * is right because an operation that ends earlier never makes a later one end later. end and from have count + 1
+ * entries. */
+static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl__line *line, double *end,
+                              int32_t *from, bool *out_first) {
+    end[0] = 0;
+    for (int32_t j = 1; j <= count; j++) {
+        int64_t bytes = 0;
+        end[j] = -1;
+        for (int32_t i = j - 1; i >= 0; i--) {
+            bytes += layers[i].bytes;
+            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(line, bytes);
+            if (end[j] < 0 || last <= end[j]) {
+                end[j] = last;
+                from[j] = i;
+            }
+            if (layers[i].apart) {
+                break;
+            }
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        out_first[i] = false;
+    }
+    for (int32_t j = count; j > 0; j = from[j]) {
+        out_first[from[j]] = true;
+    }
+    return end[count];
+}
+
+/* Buckets of at least `bytes` each, but for the last: a bucket that has them is closed. */
+static void ddl__plan_fuse(const ddl__layer *layers, int32_t count, int64_t bytes, bool *out_first) {
+    int64_t filled = 0;
+    for (int32_t i = 0; i < count; i++) {
+        out_first[i] = i == 0 || layers[i].apart || filled >= bytes;
+        filled = out_first[i] ? layers[i].bytes : filled + layers[i].bytes;
+    }
+}
+
+/* What is started at once: a part of a range of layers. */
+typedef struct ddl__piece {
+    int32_t first, last;        /* layers; of a part of one layer both are that layer */
+    int64_t begin_bytes, bytes; /* from the begin of layer `first` */
+} ddl__piece;
+
+/* Cuts ranges into pieces, in backward's order. A piece covers all layers that it touches. */
+static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool *first, int64_t piece_bytes,
+                             ddl__piece *out) {
+    int32_t made = 0;
+    for (int32_t i = 0, j; i < count; i = j) {
+        int64_t bytes = layers[i].bytes;
+        for (j = i + 1; j < count && !first[j]; j++) {
+            bytes += layers[j].bytes;
+        }
+        int64_t at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
+        int32_t layer = i;
+        do {
+            ddl__piece p = {
+                .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
+            at += p.bytes;
+            while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
+                passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
+            }
+            bool whole = passed + layers[p.last].bytes == at;
+            passed += whole ? layers[p.last].bytes : 0;
+            layer = p.last + whole;
+            out[made++] = p;
+        } while (at < bytes);
+    }
+    return made;
+}
+
+/* The order of ByteScheduler (Peng et al., SOSP 2019): whenever less than credit bytes are under way, the ready piece
+ * that the next forward needs first is started; one piece may overdraw the credit. Here the order is computed
+ * beforehand from agreed times, because collectives need the same order on all ranks. pieces: in backward's order,
+ * which is the reverse of the order in which forward needs them. out_order[k] is the k-th piece that is started,
+ * started_s and ended_s (by piece) are when. Returns when the last one ends. */
+static double ddl__plan_priority(const ddl__layer *layers, const ddl__piece *pieces, int32_t count,
+                                 const ddl__line *line, int64_t credit_bytes, int32_t *out_order, double *started_s,
+                                 double *ended_s) {
+    int32_t made = 0, known = 0, oldest = 0; /* known: pieces before it are ready; oldest: in out_order, under way */
+    double now = 0, free_s = 0;
+    int64_t out_bytes = 0;
+    for (int32_t i = 0; i < count; i++) {
+        ended_s[i] = -1;
+    }
+    while (made < count) {
+        while (known < count && layers[pieces[known].last].ready_s <= now) {
+            known++;
+        }
+        while (oldest < made && ended_s[out_order[oldest]] <= now) {
+            out_bytes -= pieces[out_order[oldest++]].bytes;
+        }
+        int32_t best = -1;
+        for (int32_t i = known - 1; i >= 0 && best < 0; i--) { /* of one range the first piece first */
+            if (ended_s[i] < 0) {
+                best = i;
+            }
+        }
+        while (best > 0 && pieces[best - 1].last == pieces[best].last && ended_s[best - 1] < 0) {
+            best--;
+        }
+        if (best >= 0 && (out_bytes < credit_bytes || oldest == made)) {
+            started_s[best] = now;
+            free_s = DDL__MAX(free_s, now) + ddl__line_time(line, pieces[best].bytes);
+            ended_s[best] = free_s;
+            out_bytes += pieces[best].bytes;
+            out_order[made++] = best;
+            continue;
+        }
+        double next = known < count ? layers[pieces[known].last].ready_s : -1;
+        double ends = best >= 0 ? ended_s[out_order[oldest]] : -1; /* without one that is ready no end matters */
+        now = next < 0 ? ends : ends < 0 ? next : DDL__MIN(next, ends);
+    }
+    return free_s;
+}
+
+/* When pieces end that are started in this order, each when it is ready and the one before it has been started. */
+static double ddl__plan_run(const ddl__layer *layers, const ddl__piece *pieces, const int32_t *order, int32_t count,
+                            const ddl__line *line, double *ended_s) {
+    double end = 0;
+    for (int32_t k = 0; k < count; k++) {
+        const ddl__piece *p = &pieces[order[k]];
+        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(line, p->bytes);
+        ended_s[order[k]] = end;
+    }
+    return end;
+}
+
+/* How long forward of the next step waits in all, when it may begin at begin_s (the end of backward): each layer's
+ * parameter is there when its last piece has ended. */
+static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, const ddl__piece *pieces, int32_t count,
+                              const double *ended_s, double begin_s) {
+    double late = 0;
+    for (int32_t p = 0; p < count; p++) {
+        for (int32_t l = pieces[p].first; l <= pieces[p].last && l < layer_count; l++) {
+            late = DDL__MAX(late, ended_s[p] - begin_s - layers[l].needed_s);
+        }
+    }
+    return late;
+}
+
+#endif /* DDL_TRAIN_PLAN_H */

@@ -1,0 +1,216 @@
+/* train, third part: units of communication. They are started in the plan's order, whatever the order in which
+ * gradients become ready: that is the same on all ranks. Whoever polls the context starts what has become possible. */
+#ifndef DDL_TRAIN_PUMP_H
+#define DDL_TRAIN_PUMP_H
+
+#include "trainer.h"
+
+static void ddl__trainer_break(ddl_trainer *t, ddl_status status) {
+    if (t->status >= 0) {
+        t->status = status;
+        snprintf(t->why, sizeof t->why, "%.*s", (int)sizeof t->why - 1, t->context->error.text);
+    }
+}
+
+/* What the caller of `what` gets after a break. */
+static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
+    return ddl__error(t->context, t->status, "%s in step %lld: %s", what, (long long)t->stats.steps + 1, t->why);
+}
+
+static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
+    ddl_status status = ddl__persistent_start(c, u->request);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+        return;
+    }
+    u->state = DDL__UNIT_STARTED;
+    t->busy_since = t->out_count == 0 ? ddl__now_ns() : t->busy_since;
+    t->out_count++;
+    t->out_bytes += u->bytes;
+    t->started_units++;
+    t->started_bytes += u->bytes;
+    t->next++;
+}
+
+static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
+    ddl_status status = ddl__request_report(&u->request, NULL);
+    u->state = DDL__UNIT_DONE;
+    t->out_bytes -= u->bytes;
+    if (--t->out_count == 0) {
+        t->busy_ns += ddl__now_ns() - t->busy_since;
+    }
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
+}
+
+/* Ends units whose request is done, and starts those whose turn has come. Returns whether anything ended. */
+static bool ddl__trainer_advance(ddl_context *c, ddl_trainer *t) {
+    bool ended = false;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl__unit *u = &t->units[t->order[k]];
+        if (u->state == DDL__UNIT_STARTED && u->request->state == DDL__REQUEST_DONE) {
+            ddl__unit_end(t, u);
+            ended = true;
+        }
+        t->head += k == t->head && u->state == DDL__UNIT_DONE;
+    }
+    while (t->status >= 0 && t->next < t->unit_count) {
+        ddl__unit *u = &t->units[t->order[t->next]];
+        bool credit = t->out_bytes < t->credit_bytes || t->out_count == 0; /* one piece may overdraw it */
+        if (u->missing > 0 || !credit) {
+            break;
+        }
+        ddl__unit_begin(c, t, u);
+    }
+    return ended;
+}
+
+static void ddl__trainer_pump(ddl_context *c, ddl_trainer *t) {
+    if (t->pumping || t->status < 0 || c->finalized || t->head == t->unit_count) {
+        return;
+    }
+    t->pumping = true;
+    while (ddl__trainer_advance(c, t)) { /* an end gives credit to the next, which may end at once */
+    }
+    t->pumping = false;
+}
+
+static void ddl__trainer_run(ddl_context *c, ddl__pump *pump) { ddl__trainer_pump(c, (ddl_trainer *)(void *)pump); }
+
+/* >>waiting */
+
+typedef struct ddl__unit_wait {
+    ddl_trainer *t;
+    int32_t at, last; /* units */
+} ddl__unit_wait;
+
+static bool ddl__units_done(ddl_context *c, void *arg) {
+    ddl__unit_wait *w = arg;
+    ddl__trainer_pump(c, w->t);
+    while (w->at <= w->last && w->t->units[w->at].state == DDL__UNIT_DONE) {
+        w->at++;
+    }
+    return w->at > w->last || w->t->status < 0 || c->finalized;
+}
+
+static void ddl__units_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl_request *r = t->units[t->order[k]].request;
+        if (ddl__is_pending(r)) {
+            ddl__request_attend(c, r, now, true);
+        }
+    }
+}
+
+static int32_t ddl__units_expect(ddl_context *c, void *arg) {
+    ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    for (int32_t k = t->head; k < t->next; k++) {
+        ddl_request *r = t->units[t->order[k]].request;
+        if (ddl__is_pending(r)) {
+            return r->ops->expect(c, r);
+        }
+    }
+    return -1;
+}
+
+/* Waits until units first ... last have ended. The lock is held. */
+static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t first, int32_t last) {
+    ddl_context *c = t->context;
+    ddl__unit_wait at = {t, first, last};
+    ddl__wait w = {.done = ddl__units_done,
+                   .tick = ddl__units_tick,
+                   .expect = ddl__units_expect,
+                   .arg = &at,
+                   .deadline = DDL__NEVER};
+    if (!ddl__units_done(c, &at)) {
+        const char *doing = c->doing;
+        uint64_t start = ddl__now_ns();
+        c->doing = what;
+        ddl__wait_for(c, &w);
+        c->doing = doing;
+        uint64_t spent = ddl__now_ns() - start;
+        c->stats.wait_ns += spent;
+        t->exposed_ns += spent;
+        t->stats.waits++;
+    }
+    if (t->status < 0) {
+        return ddl__trainer_broken(t, what);
+    }
+    return at.at > last ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized while it waited", what);
+}
+
+/* A new step: nothing is ready. All units of the last one have ended. */
+static void ddl__units_reset(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        t->units[i].state = DDL__UNIT_HELD;
+        t->units[i].missing = t->units[i].members;
+    }
+    t->next = t->head = 0;
+}
+
+/* One of the things that a unit waits for has come. */
+static void ddl__unit_release(ddl_trainer *t, int32_t first, int32_t last) {
+    for (int32_t i = first; i <= last; i++) {
+        t->units[i].missing--;
+    }
+}
+
+/* >>making */
+
+static void ddl__units_free(ddl_trainer *t) {
+    ddl__base *base = &t->context->base;
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        if (t->units[i].request != NULL && !t->context->finalized) {
+            ddl__request_release(t->units[i].request);
+        }
+    }
+    ddl__free(base, t->units);
+    ddl__free(base, t->order);
+    t->units = NULL;
+    t->order = NULL;
+    t->unit_count = t->piece_count = t->next = t->head = 0;
+}
+
+/* The whole of a unit's memory; of the flag its own. */
+static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
+    char *data = u->dtype == DDL_DTYPE_NONE
+                     ? (char *)(uintptr_t)t->flag
+                     : (char *)t->arenas[u->dtype].data + (size_t)u->begin * ddl_dtype_bytes(u->dtype);
+    return ddl_tensor_1d(data, u->dtype == DDL_DTYPE_NONE ? DDL_F64 : u->dtype, u->count);
+}
+
+/* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */
+static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
+    ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
+    ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;
+    ddl_collective d = {.kind = u->kind, .op = op, .in = whole, .out = whole};
+    if (u->kind != DDL_ALL_REDUCE) {
+        int64_t begin = 0, count = 0;
+        for (int32_t r = 0; r < t->size; r++) {
+            ddl_part(u->count, t->size, r, &begin, &counts[r]);
+        }
+        ddl_part(u->count, t->size, t->rank, &begin, &count);
+        own.data = (char *)whole.data + (size_t)begin * ddl_dtype_bytes(whole.dtype);
+        own.shape[0] = count;
+        d.counts = counts;
+        *(u->kind == DDL_ALL_GATHERV ? &d.in : &d.out) = own;
+    }
+    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
+    return ddl__persistent_make(t->group, &d, &u->request);
+}
+
+/* Plans all units of t->units; on error none has a request. */
+static ddl_status ddl__units_plan(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    int64_t *counts = ddl__alloc_array(&c->base, (size_t)t->size, sizeof *counts);
+    ddl_status status = counts != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "no memory for the trainer's plan");
+    for (int32_t i = 0; i < t->unit_count && status == DDL_OK; i++) {
+        status = ddl__unit_plan(t, &t->units[i], counts);
+    }
+    ddl__free(&c->base, counts);
+    return status;
+}
+
+#endif /* DDL_TRAIN_PUMP_H */

@@ -1,0 +1,464 @@
+/* train, sixth part: a step. Gradients become ready, averages arrive, parameters follow. */
+#ifndef DDL_TRAIN_STEP_H
+#define DDL_TRAIN_STEP_H
+
+#include "agree.h"
+
+/* Steps with averaged gradients: all of BSP, the first ones of post-local SGD. */
+static bool ddl__trainer_is_bsp(const ddl_trainer *t) {
+    return t->config.sync == DDL_SYNC_BSP || t->stats.steps < t->config.local_after;
+}
+
+/* Time inside the trainer does not count as the program's. */
+static ddl_status ddl__trainer_enter(ddl_trainer *t, const char *what) {
+    DDL__TRY(ddl__trainer_ok(t, what, true));
+    t->entered_ns = ddl__now_ns();
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_leave(ddl_trainer *t, ddl_status status) {
+    t->inside_ns += ddl__now_ns() - t->entered_ns;
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* >>ready */
+
+static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
+    ddl_context *c = t->context;
+    const char *what = "ddl_grad_ready";
+    long long step = (long long)t->stats.steps + 1;
+    if (index < DDL_ALL || index >= t->count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: there is no tensor %d; rank %d has registered %d", what, index, t->rank,
+                          t->count);
+    }
+    if (t->joined_out) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: rank %d has joined out; it makes no more steps", what, t->rank);
+    }
+    for (int32_t i = 0; t->over && i < t->count; i++) {
+        if (!t->weights[i].waited) {
+            return ddl__error(
+                c, DDL_ERR_STATE,
+                "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
+                "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for each",
+                what, step, t->rank, t->weights[i].name);
+        }
+    }
+    for (int32_t i = DDL__MAX(index, 0); i < (index == DDL_ALL ? t->count : index + 1); i++) {
+        if (t->weights[i].ready) {
+            return ddl__error(c, DDL_ERR_STATE,
+                              "%s: gradient \"%s\" was made ready twice in step %lld on rank %d; call "
+                              "ddl_step between two backward passes",
+                              what, t->weights[i].name, step, t->rank);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The first gradient of a step. contributes: of `uneven`. */
+static void ddl__step_open(ddl_trainer *t, bool contributes) {
+    t->step_open = true;
+    t->grads_out = ddl__trainer_is_bsp(t);
+    t->first_ready_ns = ddl__now_ns();
+    if (t->grads_out) {
+        ddl__units_reset(t);
+        t->flag[0] = contributes ? 1 : 0;
+        if (t->config.uneven) {
+            ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
+        }
+    }
+}
+
+/* A gradient lies in the arena. */
+static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
+    w->ready = true;
+    t->ready_count++;
+    if (t->micro + 1 < t->config.accumulate) {
+        return;
+    }
+    double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
+    w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
+    if (t->grads_out) {
+        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+}
+
+static void ddl__ready_one(ddl_trainer *t, int32_t index) {
+    ddl__weight_pack(t, &t->weights[index]);
+    ddl__lock(t->context);
+    ddl__weight_ready(t, &t->weights[index]);
+    ddl__trainer_pump(t->context, t);
+    ddl__unlock(t->context);
+}
+
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_grad_ready"));
+    ddl_status status = ddl__ready_check(t, index);
+    if (status < 0) {
+        return ddl__trainer_leave(t, status);
+    }
+    if (!t->step_open) {
+        ddl__step_open(t, true);
+    }
+    ddl__unlock(t->context);
+    for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
+        ddl__ready_one(t, i);
+    }
+    ddl__lock(t->context);
+    ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
+    ddl__trainer_pump(t->context, t);
+    return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
+}
+
+/* >>figures */
+
+/* A step is over: its figures, and a clean table. took: an update was made. */
+static void ddl__step_close(ddl_trainer *t, bool took) {
+    uint64_t now = ddl__now_ns(), inside = t->inside_ns + (now - t->entered_ns), whole = now - t->last_end_ns;
+    ddl_trainer_stats *s = &t->stats;
+    s->steps += took;
+    s->compute_s = (double)(whole - DDL__MIN(whole, inside)) / 1e9;
+    s->exposed_s = (double)t->exposed_ns / 1e9;
+    s->hidden_s = (double)(t->busy_ns - DDL__MIN(t->busy_ns, t->exposed_ns)) / 1e9;
+    s->bytes = t->started_bytes;
+    s->operations = t->started_units;
+    t->steps_tried++;
+    t->last_end_ns = t->entered_ns = now;
+    t->inside_ns = t->exposed_ns = t->busy_ns = 0;
+    t->started_bytes = t->started_units = 0;
+    t->micro = t->ready_count = 0;
+    t->step_open = false;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].ready = t->weights[i].bad = false;
+    }
+}
+
+/* >>averages */
+
+/* A sum over all ranks, the same on each. The lock is held, and given up while it waits. */
+static ddl_status ddl__trainer_number(ddl_trainer *t, double *value, ddl_op op) {
+    ddl__unlock(t->context);
+    ddl_status status = ddl_all_reduce_scalar(t->group, value, op);
+    ddl__lock(t->context);
+    return status;
+}
+
+/* Which tensor is not finite on which rank: the first by registration, then by rank. */
+static ddl_status ddl__step_not_finite(ddl_trainer *t) {
+    double first = 1e18; /* whole numbers below 2^53 are exact */
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        first = t->weights[i].bad ? (double)i * t->size + t->rank : first;
+    }
+    DDL__TRY(ddl__trainer_number(t, &first, DDL_MIN));
+    long long step = (long long)t->stats.steps + 1;
+    t->stats.not_finite++;
+    ddl__step_close(t, false);
+    if (first >= 1e18) {
+        return ddl__error(t->context, DDL_ERR_ARG,
+                          "ddl_step: an average of step %lld is not finite, though each rank's "
+                          "gradients are: they are too large to be added; no parameter has changed",
+                          step);
+    }
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_step: gradient \"%s\" of step %lld is not finite on rank %d; on no "
+                      "rank has a parameter changed, and the step is over",
+                      t->weights[(int64_t)first / t->size].name, step, (int)((int64_t)first % t->size));
+}
+
+/* Norm of all averaged gradients, on all ranks from the same bits; checks and clips. */
+static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
+    double sum = 0;
+    *out_finite = true;
+    if (t->config.clip_norm <= 0 && t->config.unchecked) {
+        return DDL_OK;
+    }
+    for (int32_t i = 0; i < t->count; i++) {
+        sum += ddl__weight_squares(t, &t->weights[i]);
+    }
+    if (t->config.shard) {
+        DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
+    }
+    *out_finite = sum - sum == 0;
+    t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
+    if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
+        for (int32_t i = 0; i < t->count; i++) {
+            ddl__weight_scale(t, &t->weights[i], t->config.clip_norm / t->stats.norm);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Sums of ranks that may have contributed nothing become averages. */
+static void ddl__step_divide(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count && t->config.uneven; i++) {
+        ddl__weight *w = &t->weights[i];
+        char *own = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
+        ddl__average(own, (size_t)w->own_count, w->wire, t->stats.contributors);
+    }
+}
+
+/* Waits for the flag of `uneven`. */
+static ddl_status ddl__step_contributors(ddl_trainer *t, const char *what) {
+    t->stats.contributors = t->size;
+    if (t->config.uneven) {
+        DDL__TRY(ddl__trainer_await(t, what, t->unit_count - 1, t->unit_count - 1));
+        t->stats.contributors = (int32_t)t->flag[0];
+    }
+    return DDL_OK;
+}
+
+/* >>updates */
+
+/* The program's own step, with the averages in its gradients. The lock is given up. */
+static ddl_status ddl__step_own(ddl_trainer *t) {
+    ddl__unlock(t->context);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_unpack(t, &t->weights[i]);
+    }
+    int result = t->config.step(t->config.step_user, t);
+    ddl__lock(t->context);
+    return result == 0 ? DDL_OK
+                       : ddl__error(t->context, DDL_ERR_STATE,
+                                    "ddl_step: the program's own step returned %d in step %lld "
+                                    "on rank %d",
+                                    result, (long long)t->stats.steps + 1, t->rank);
+}
+
+static ddl_status ddl__step_update(ddl_trainer *t) {
+    if (t->config.step != NULL) {
+        return ddl__step_own(t);
+    }
+    ddl__unlock(t->context);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_update(t, &t->weights[i]);
+    }
+    ddl__lock(t->context);
+    return DDL_OK;
+}
+
+/* Each rank has stepped on its shard: parameters travel in the arenas, where gradients were. */
+static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        size_t to = ddl_dtype_bytes(w->wire), from = ddl_dtype_bytes(w->param.dtype), at = (size_t)w->own_begin;
+        ddl__convert(ddl__weight_wire(t, w) + at * to, w->wire, (const char *)w->param.data + at * from, w->param.dtype,
+                     w->own_count);
+    }
+    ddl__unit_release(t, t->piece_count, 2 * t->piece_count - 1);
+    DDL__TRY(ddl__trainer_await(t, what, t->piece_count, 2 * t->piece_count - 1));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        ddl__convert(w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+    }
+    return DDL_OK;
+}
+
+/* Averages that come one after the other are used one after the other, where nothing needs all of them first. */
+static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
+        ddl__unlock(t->context);
+        ddl__weight_update(t, w);
+        ddl__lock(t->context);
+    }
+    return DDL_OK;
+}
+
+/* The second half of a step of BSP: all gradients of this rank are on their way. */
+static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
+    const ddl_trainer_config *o = &t->config;
+    bool finite;
+    if (o->unchecked && o->clip_norm <= 0 && !o->shard && !o->uneven && o->step == NULL) {
+        DDL__TRY(ddl__step_contributors(t, what));
+        DDL__TRY(ddl__step_as_it_comes(t, what));
+        ddl__step_close(t, true);
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__step_contributors(t, what));
+    DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    if (t->stats.contributors == 0) { /* all have joined out: these were zeros */
+        ddl__step_close(t, false);
+        return DDL_OK;
+    }
+    ddl__step_divide(t);
+    DDL__TRY(ddl__step_norm(t, &finite));
+    if (!finite && !o->unchecked) {
+        return ddl__step_not_finite(t);
+    }
+    DDL__TRY(ddl__step_update(t));
+    if (o->shard) {
+        DDL__TRY(ddl__step_gather(t, what));
+    }
+    ddl__step_close(t, true);
+    return DDL_OK;
+}
+
+/* Engine of local SGD: src/train/local.h. */
+static ddl_status ddl__step_local(ddl_trainer *t, const char *what);
+
+/* >>step */
+
+/* What the program has forgotten. */
+static ddl_status ddl__step_check(ddl_trainer *t) {
+    ddl_context *c = t->context;
+    if (t->joined_out) {
+        return ddl__error(c, DDL_ERR_STATE, "ddl_step: rank %d has joined out; it makes no more steps", t->rank);
+    }
+    for (int32_t i = 0; t->ready_count < t->count && i < t->count; i++) {
+        if (!t->weights[i].ready) {
+            return ddl__error(c, DDL_ERR_STATE,
+                              "ddl_step: gradient \"%s\" was not made ready in step %lld on rank %d; "
+                              "call ddl_grad_ready for each tensor (one that is not used has a gradient of zeros)",
+                              t->weights[i].name, (long long)t->stats.steps + 1, t->rank);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The next call of the loop adds to the same gradients. */
+static void ddl__step_again(ddl_trainer *t) {
+    t->micro++;
+    t->ready_count = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].ready = false;
+    }
+}
+
+/* overlap_forward: updates are taken when forward asks for them. */
+static void ddl__step_hand_over(ddl_trainer *t) {
+    t->over = true;
+    t->waited_count = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].waited = false;
+    }
+}
+
+/* *out_whole: a step of BSP was made, after which all ranks may plan anew. */
+static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
+    *out_whole = false;
+    DDL__TRY(ddl__step_check(t));
+    if (t->micro + 1 < t->config.accumulate) {
+        ddl__step_again(t);
+        return DDL_OK;
+    }
+    if (t->count == 0) {
+        ddl__step_close(t, true);
+        return DDL_OK;
+    }
+    if (t->grads_out && t->config.overlap_forward) {
+        ddl__step_hand_over(t);
+        return DDL_OK;
+    }
+    *out_whole = t->grads_out;
+    return t->grads_out ? ddl__step_bsp(t, "ddl_step") : ddl__step_local(t, "ddl_step");
+}
+
+DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
+    bool whole;
+    ddl_status status = ddl__step_take(t, &whole);
+    ddl__trainer_leave(t, status);
+    return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
+}
+
+/* Takes the update of one parameter, when its average is there. */
+static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
+    if (w->waited) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
+    ddl__unlock(t->context);
+    ddl__weight_update(t, w);
+    ddl__lock(t->context);
+    w->waited = true;
+    t->waited_count++;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_param_wait"));
+    ddl_status status = DDL_OK;
+    if (index < DDL_ALL || index >= t->count) {
+        status = ddl__error(t->context, DDL_ERR_ARG, "ddl_param_wait: there is no tensor %d; rank %d has registered %d",
+                            index, t->rank, t->count);
+    }
+    bool was_over = t->over;
+    for (int32_t i = DDL__MAX(index, 0); was_over && status == DDL_OK && i < (index == DDL_ALL ? t->count : index + 1);
+         i++) {
+        status = ddl__param_take(t, &t->weights[i]);
+    }
+    bool last = was_over && status == DDL_OK && t->waited_count == t->count;
+    if (last) {
+        t->over = false;
+        t->stats.contributors = t->size;
+        ddl__step_close(t, true);
+    }
+    ddl__trainer_leave(t, status);
+    return last ? ddl__trainer_replan(t) : status;
+}
+
+/* >>figures for the program */
+
+DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_stats_get", false));
+    ddl_context *c = trainer->context;
+    ddl_status status =
+        out_stats != NULL ? DDL_OK : ddl__error(c, DDL_ERR_ARG, "ddl_trainer_stats_get: out_stats is NULL");
+    if (status == DDL_OK) {
+        *out_stats = trainer->stats;
+        out_stats->latency_s = trainer->line.latency_s;
+        out_stats->seconds_per_byte = trainer->line.seconds_per_byte;
+        out_stats->local_steps = trainer->since_sync;
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
+    const ddl_trainer_config *o = &t->config;
+    if (o->sync == DDL_SYNC_BSP) {
+        ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
+    } else {
+        ddl__text_add(text, "local SGD, averaged every %d steps", o->local_steps);
+        if (o->local_after > 0) {
+            ddl__text_add(text, " after %lld steps of BSP", (long long)o->local_after);
+        }
+        if (o->outer_rate != 0) {
+            ddl__text_add(text, ", outer Nesterov with rate %g and momentum %g", o->outer_rate, o->outer_momentum);
+        }
+    }
+    ddl__text_add(text, " on %d rank%s", t->size, t->size == 1 ? "" : "s");
+}
+
+DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
+    const ddl_trainer *t = trainer;
+    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
+        if (bytes > 0 && out_text != NULL) {
+            out_text[0] = '\0';
+        }
+        return 0;
+    }
+    ddl__text text = {out_text, bytes, 0};
+    const ddl_trainer_stats *s = &t->stats;
+    static const char *const schedules[] = {"auto", "none", "wait-free", "fused", "MG-WFBP", "priority"};
+    const char *asked = schedules[t->config.schedule];
+    ddl__trainer_tell_sync(t, &text);
+    ddl__text_add(&text, ", schedule %s", asked);
+    if (strcmp(asked, t->plan_name) != 0) {
+        ddl__text_add(&text, " (%s)", t->plan_name);
+    }
+    ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
+    double total_s = s->exposed_s + s->hidden_s;
+    if (s->steps > 0 && total_s > 0) {
+        ddl__text_add(&text, "; the last step communicated for %.2f ms, %.0f %% of it hidden", total_s * 1e3,
+                      100 * s->hidden_s / total_s);
+    }
+    ddl__unlock(t->context);
+    return text.used + 1;
+}
+
+#endif /* DDL_TRAIN_STEP_H */

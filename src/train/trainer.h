@@ -1,0 +1,355 @@
+/* train, second part: what a trainer holds, and the checks of what it is given. */
+#ifndef DDL_TRAIN_TRAINER_H
+#define DDL_TRAIN_TRAINER_H
+
+#include "../coll/join.h"
+#include "../optim/optim.h"
+#include "plan.h"
+
+enum {
+    DDL__TRAINER_MAGIC = 0x74726169,
+    DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
+    DDL__ARENAS = DDL_F64 + 1, /* by type */
+    DDL__PIECE_UNIT = 64       /* pieces are cut at multiples of it, in bytes */
+};
+
+/* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
+ * follow each other are one range, whatever the program's memory looks like. */
+typedef struct ddl__weight {
+    char *name;
+    ddl_tensor param, grad;
+    ddl_trainer_options options;
+    int64_t count;
+    ddl_dtype wire;                /* the type of its arena */
+    int64_t at;                    /* in elements */
+    int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
+    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL */
+    float *state;                  /* slots * own_count, of the optimizer */
+    float *anchor, *momentum;      /* of the outer optimizer: parameters at the last synchronisation */
+    bool ready;                    /* in this call of the loop */
+    bool waited;                   /* has the update of the last step */
+    bool bad;                      /* this rank's gradient is not finite */
+    int32_t unit_first, unit_last; /* that carry parts of it */
+    double ready_s;                /* since the first gradient of a step was ready: a moving average */
+} ddl__weight;
+
+typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__UNIT_DONE = 2 } ddl__unit_state;
+
+/* What one collective carries: a range of an arena. */
+typedef struct ddl__unit {
+    ddl_kind kind;
+    ddl_dtype dtype;
+    int64_t begin, count; /* elements of the arena */
+    int64_t bytes;
+    int32_t members; /* tensors that it waits for */
+    int32_t missing; /* of them in this step */
+    ddl__unit_state state;
+    ddl_request *request; /* persistent */
+} ddl__unit;
+
+struct ddl_trainer {
+    ddl__pump pump; /* first: the context runs it */
+    uint32_t magic;
+    ddl_context *context;
+    ddl_group *parent, *group; /* the caller's, and its own duplicate */
+    int32_t rank, size;
+    ddl_trainer_config config; /* with defaults filled in */
+    ddl_optimizer optimizer;
+    double rate;
+    ddl__weight *weights;
+    int32_t count, room;
+    bool started, pumping;
+
+    /* the plan, and how far this step is in it; under the context's lock */
+    ddl_tensor arenas[DDL__ARENAS];
+    ddl__unit *units; /* gradients in backward's order; then, sharded, the gathers; last, uneven, the flag */
+    int32_t piece_count, unit_count;
+    int32_t *order;     /* in which units are started */
+    int32_t next, head; /* in order: the first that is not started; all before head are done */
+    int64_t credit_bytes, out_bytes;
+    int32_t out_count;
+    uint64_t busy_since, busy_ns; /* something is under way */
+    int32_t started_units;
+    int64_t started_bytes;
+    ddl_status status; /* not DDL_OK: an operation failed, and this is why */
+    char why[DDL__SENTENCE_BYTES];
+
+    /* this step */
+    int32_t micro, ready_count, waited_count;
+    bool grads_out; /* gradients of this step are averaged over ranks (else it is a step of local SGD) */
+    bool step_open; /* a gradient of it is ready */
+    bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
+    bool joined_out;
+    double flag[2]; /* of `uneven`: ranks that contribute */
+    uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
+    int64_t since_sync, steps_tried;
+    ddl_trainer_stats stats;
+
+    /* what plans are made from */
+    ddl__line line;
+    int64_t planned_at; /* step */
+    double planned_s;   /* exposed time that the plan promises */
+    const char *plan_name;
+};
+
+/* >>checks */
+
+static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool started) {
+    if (t == NULL || t->magic != DDL__TRAINER_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    ddl_trainer *mine = (ddl_trainer *)(uintptr_t)t;
+    DDL__TRY(ddl__enter(mine->context));
+    ddl_status status = DDL_OK;
+    if (t->status < 0) {
+        status = ddl__error(mine->context, t->status, "%s: the trainer has failed: %s", what, t->why);
+    } else if (started && !t->started) {
+        status = ddl__error(mine->context, DDL_ERR_STATE,
+                            "%s: the trainer has not started; call ddl_trainer_start on "
+                            "all ranks after the last ddl_trainer_add",
+                            what);
+    }
+    if (status < 0) {
+        ddl__unlock(mine->context);
+    }
+    return status;
+}
+
+/* Names what is wrong with a config; DDL_OK: nothing. */
+static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_config *o, const char *what) {
+    const struct {
+        const char *name;
+        double value, least, most;
+    } ranges[] = {
+        {"sync", o->sync, 0, DDL_SYNC_LOCAL},
+        {"schedule", o->schedule, 0, DDL_SCHEDULE_PRIORITY},
+        {"accumulate", o->accumulate, 0, 1 << 20},
+        {"clip_norm", o->clip_norm, 0, 1e30},
+        {"bucket_bytes", (double)o->bucket_bytes, 0, 1e15},
+        {"piece_bytes", (double)o->piece_bytes, 0, 1e15},
+        {"credit_bytes", (double)o->credit_bytes, 0, 1e15},
+        {"latency_s", o->latency_s, 0, 1e6},
+        {"seconds_per_byte", o->seconds_per_byte, 0, 1},
+        {"replan_steps", o->replan_steps, -1, 1 << 30},
+        {"local_steps", o->local_steps, 0, 1 << 30},
+        {"local_after", (double)o->local_after, 0, 1e15},
+        {"outer_rate", o->outer_rate, 0, 1e6},
+        {"outer_momentum", o->outer_momentum, -1, 0.9999999},
+    };
+    for (size_t i = 0; i < DDL__COUNT_OF(ranges); i++) {
+        if (!(ranges[i].value >= ranges[i].least && ranges[i].value <= ranges[i].most)) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: %s is %g; it must be from %g to %g", what, ranges[i].name,
+                              ranges[i].value, ranges[i].least, ranges[i].most);
+        }
+    }
+    return DDL_OK;
+}
+
+/* What does not go together, and why. */
+static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_config *o, const char *what) {
+    bool local = o->sync == DDL_SYNC_LOCAL;
+    bool split = o->schedule == DDL_SCHEDULE_PRIORITY || o->schedule == DDL_SCHEDULE_MERGED;
+    const struct {
+        bool wrong;
+        const char *why;
+    } pairs[] = {
+        {o->overlap_forward && o->clip_norm > 0,
+         "overlap_forward and clip_norm: the norm needs all gradients before the first update, so nothing would "
+         "overlap; take one of them"},
+        {o->overlap_forward && (local || o->shard || o->uneven || o->step != NULL),
+         "overlap_forward works with BSP and the trainer's own optimizers only; without sync, shard, uneven and step"},
+        {o->shard && (local || o->step != NULL),
+         "shard works with BSP and the trainer's own optimizers; a rank that steps alone needs the whole state"},
+        {o->shard && split,
+         "shard works with schedules auto, none, wait-free and fused: shards stay where they are, so "
+         "a plan cannot change"},
+        {o->shard && (o->optimizer.kind == DDL_LARS || o->optimizer.kind == DDL_LAMB),
+         "shard and LARS or LAMB: their norms go over whole tensors, of which a rank has parts"},
+        {!local && (o->outer_rate != 0 || o->outer_momentum != 0 || o->local_steps != 0 || o->local_after != 0),
+         "local_steps, local_after, outer_rate and outer_momentum belong to sync DDL_SYNC_LOCAL"},
+        {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
+        {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
+         "step and optimizer: a step of the program's own is instead of one; set one of them"},
+    };
+    for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
+        if (pairs[i].wrong) {
+            return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: %s", what, pairs[i].why);
+        }
+    }
+    return DDL_OK;
+}
+
+static int64_t ddl__or_bytes(int64_t bytes, int64_t otherwise) {
+    bytes = bytes == 0 ? otherwise : bytes;
+    return (bytes + DDL__PIECE_UNIT - 1) / DDL__PIECE_UNIT * DDL__PIECE_UNIT;
+}
+
+/* Checks a config and fills in the defaults; *out is untouched on error. */
+static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *config, const char *what,
+                                      ddl_trainer_config *out) {
+    static const ddl_trainer_config zero;
+    ddl_trainer_config o = config != NULL ? *config : zero;
+    DDL__TRY(ddl__trainer_check_ranges(c, &o, what));
+    DDL__TRY(ddl__trainer_check_pairs(c, &o, what));
+    ddl_status status = ddl__optim_init(&c->error, &o.optimizer, &o.optimizer);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    bool local = o.sync == DDL_SYNC_LOCAL;
+    o.accumulate = o.accumulate == 0 ? 1 : o.accumulate;
+    o.bucket_bytes = ddl__or_bytes(o.bucket_bytes, 4 << 20);
+    o.piece_bytes = ddl__or_bytes(o.piece_bytes, 4 << 20);
+    o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
+    o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
+    o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
+    o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
+    *out = o;
+    return DDL_OK;
+}
+
+/* >>making */
+
+static void ddl__trainer_run(ddl_context *c, ddl__pump *pump);
+
+DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config *config, ddl_trainer **out_trainer) {
+    const char *what = "ddl_trainer_create";
+    if (out_trainer == NULL) {
+        return ddl__refuse_group(group, what, "out_trainer");
+    }
+    *out_trainer = NULL;
+    DDL__TRY(ddl__enter_group(group, what));
+    ddl_context *c = group->context;
+    ddl_trainer_config settled;
+    ddl_status status = ddl__trainer_settle(c, config, what, &settled);
+    ddl_trainer *t = status == DDL_OK ? ddl__alloc(&c->base, sizeof *t) : NULL;
+    if (t != NULL) {
+        t->pump.run = ddl__trainer_run;
+        t->magic = DDL__TRAINER_MAGIC;
+        t->context = c;
+        t->parent = group;
+        t->rank = group->rank;
+        t->size = group->size;
+        t->config = settled;
+        t->optimizer = settled.optimizer;
+        t->rate = settled.optimizer.learning_rate;
+        t->plan_name = "none";
+        c->refs++;
+        *out_trainer = t;
+    } else if (status == DDL_OK) {
+        status = ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+    }
+    ddl__unlock(c);
+    return status;
+}
+
+/* What a parameter or a gradient must be. */
+static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
+    const char *what = "ddl_trainer_add";
+    ddl_context *c = t->context;
+    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    bool same = param->ndim == grad->ndim;
+    for (int32_t d = 0; same && d < param->ndim; d++) {
+        same = param->shape[d] == grad->shape[d];
+    }
+    if (!same) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" has a gradient of another shape (%lld elements) than the parameter "
+                          "(%lld)",
+                          what, name, (long long)ddl_tensor_count(grad), (long long)ddl_tensor_count(param));
+    }
+    if (!ddl__is_contiguous(param) || !ddl__is_contiguous(grad)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: parameter and gradient of \"%s\" must be contiguous", what, name);
+    }
+    bool wide = param->dtype == DDL_F64 || grad->dtype == DDL_F64;
+    if (!ddl__dtype_is_float(param->dtype) || !ddl__dtype_is_float(grad->dtype) ||
+        (wide && param->dtype != grad->dtype)) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
+                          "f32 in any pair, and f64 with f64",
+                          what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.step == NULL) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "%s: \"%s\" is f64, but the optimizers work in f32; give the trainer a "
+                          "step of the program's own",
+                          what, name);
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__weights_grow(ddl_trainer *t) {
+    if (t->count < t->room) {
+        return DDL_OK;
+    }
+    ddl__base *base = &t->context->base;
+    int32_t room = t->room == 0 ? 32 : 2 * t->room;
+    ddl__weight *grown = ddl__alloc_array(base, (size_t)room, sizeof *grown);
+    if (grown == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_add: no memory for more tensors");
+    }
+    if (t->count > 0) {
+        memcpy(grown, t->weights, (size_t)t->count * sizeof *grown);
+    }
+    ddl__free(base, t->weights);
+    t->weights = grown;
+    t->room = room;
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad,
+                                   const ddl_trainer_options *options, int32_t *out_index) {
+    ddl_context *c = t->context;
+    char given[128];
+    snprintf(given, sizeof given, "tensor %d", t->count);
+    snprintf(given, sizeof given, "%s", name != NULL ? name : given);
+    if (t->started) {
+        return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
+    }
+    if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
+        return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
+    }
+    DDL__TRY(ddl__weight_check(t, given, param, grad));
+    DDL__TRY(ddl__weights_grow(t));
+    ddl__weight *w = &t->weights[t->count];
+    *w = (ddl__weight){.param = *param, .grad = *grad, .count = ddl_tensor_count(param), .waited = true};
+    w->name = ddl__copy_string(&c->base, given);
+    if (w->name == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_add: no memory");
+    }
+    if (options != NULL) {
+        w->options = *options;
+    }
+    w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
+    if (out_index != NULL) {
+        *out_index = t->count;
+    }
+    t->count++;
+    t->waited_count++;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
+                                   const ddl_trainer_options *options, int32_t *out_index) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_add", false));
+    ddl_status status = ddl__trainer_add(trainer, name, &parameter, &gradient, options, out_index);
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_rate", false));
+    ddl_status status = DDL_OK;
+    if (learning_rate >= 0 && learning_rate < 1e30) {
+        trainer->rate = learning_rate;
+    } else {
+        status = ddl__error(trainer->context, DDL_ERR_ARG,
+                            "ddl_trainer_set_rate: the learning rate is %g; it must be at "
+                            "least 0 and finite",
+                            learning_rate);
+    }
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+#endif /* DDL_TRAIN_TRAINER_H */

@@ -1,0 +1,270 @@
+/* What programs do wrong with a trainer: each gets its sentence, nothing changes, and the trainer goes on.
+ * tests/run: variants=gcc,asan,tsan timeout=60 */
+#include "world.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+typedef struct bench {
+    float p[2][4], g[2][4];
+    ddl_trainer *t;
+} bench;
+
+static void bench_make(ddl_group *w, bench *b, const ddl_trainer_config *config) {
+    static const char *const names[] = {"first", "second"};
+    b->t = NULL;
+    OK(ddl_trainer_create(w, config, &b->t));
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 4; k++) {
+            b->p[i][k] = (float)(10 * i + k);
+            b->g[i][k] = 1;
+        }
+        OK(ddl_trainer_add(b->t, names[i], DDL_ARRAY(b->p[i]), DDL_ARRAY(b->g[i]), NULL, NULL));
+    }
+}
+
+static void bench_step(ddl_group *w, bench *b) {
+    OK(ddl_grad_ready(b->t, 1));
+    OK(ddl_grad_ready(b->t, 0));
+    OK(ddl_step(b->t));
+}
+
+/* All parameters are those of the start, less `steps` steps of rate 1 and gradient 1. */
+static void bench_check(const bench *b, int steps) {
+    for (int i = 0; i < 8; i++) {
+        CHECK_EQ(b->p[i / 4][i % 4], 10 * (i / 4) + i % 4 - steps);
+    }
+}
+
+#define PLAIN .optimizer = {.learning_rate = 1}
+
+static void configs(ddl_group *w, void *arg) {
+    (void)arg;
+    const struct {
+        ddl_trainer_config config;
+        ddl_status status;
+        const char *text;
+    } wrong[] = {
+        {{.accumulate = -1}, DDL_ERR_ARG, "accumulate is -1; it must be from 0"},
+        {{.local_steps = -2, .sync = DDL_SYNC_LOCAL}, DDL_ERR_ARG, "local_steps is -2; it must be from 0"},
+        {{.sync = (ddl_sync)9}, DDL_ERR_ARG, "sync is 9; it must be from 0 to 1"},
+        {{.schedule = (ddl_schedule)-1}, DDL_ERR_ARG, "schedule is"},
+        {{.clip_norm = NAN}, DDL_ERR_ARG, "clip_norm is nan"},
+        {{.bucket_bytes = -1}, DDL_ERR_ARG, "bucket_bytes is -1"},
+        {{.replan_steps = -2}, DDL_ERR_ARG, "replan_steps is -2; it must be from -1"},
+        {{.outer_momentum = 1, .outer_rate = 1, .sync = DDL_SYNC_LOCAL}, DDL_ERR_ARG, "outer_momentum is 1"},
+        {{.optimizer = {.kind = (ddl_optimizer_kind)99}}, DDL_ERR_ARG, "99 is not a kind of optimizer"},
+        {{.optimizer = {.learning_rate = -1}}, DDL_ERR_ARG, "learning_rate is -1"},
+        {{.overlap_forward = 1, .clip_norm = 1}, DDL_ERR_UNSUPPORTED, "the norm needs all gradients"},
+        {{.overlap_forward = 1, .shard = 1}, DDL_ERR_UNSUPPORTED, "overlap_forward works with BSP"},
+        {{.shard = 1, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "shard works with BSP"},
+        {{.shard = 1, .schedule = DDL_SCHEDULE_PRIORITY}, DDL_ERR_UNSUPPORTED, "a plan cannot change"},
+        {{.shard = 1, .optimizer = {.kind = DDL_LAMB}}, DDL_ERR_UNSUPPORTED, "norms go over whole tensors"},
+        {{.local_steps = 4}, DDL_ERR_UNSUPPORTED, "belong to sync DDL_SYNC_LOCAL"},
+        {{.outer_momentum = 0.5, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "outer_momentum needs an outer_rate"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        ddl_trainer *t = (ddl_trainer *)&t;
+        FAILS(ddl_trainer_create(w, &wrong[i].config, &t), wrong[i].status, wrong[i].text);
+        CHECK(t == NULL);
+    }
+    CHECK_EQ(ddl_trainer_create(w, NULL, NULL), DDL_ERR_ARG);
+    CHECK_EQ(ddl_trainer_create(NULL, NULL, &(ddl_trainer *){NULL}), DDL_ERR_ARG);
+    CHECK_EQ(ddl_grad_ready(NULL, 0), DDL_ERR_ARG);
+    CHECK_EQ(ddl_step(NULL), DDL_ERR_ARG);
+    ddl_trainer *none = NULL;
+    CHECK_EQ(ddl_trainer_free(&none), DDL_OK);
+    CHECK_EQ(ddl_trainer_free(NULL), DDL_OK);
+}
+TEST(configs_that_cannot_work) { world_threads(1, configs, NULL); }
+
+static void registration(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[6] = {0}, g[6] = {0};
+    double wide[6] = {0};
+    int32_t whole[6] = {0};
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(w, NULL, &t));
+    ddl_tensor strided = ddl_tensor_nd(p, DDL_F32, 2, (int64_t[]){2, 2}), plain = strided;
+    strided.strides[0] = 3;
+    strided.strides[1] = 1;
+    FAILS(ddl_trainer_add(t, "a", DDL_ARRAY(p), DDL_VIEW(g, 5), NULL, NULL), DDL_ERR_ARG,
+          "\"a\" has a gradient of another shape (5 elements) than the parameter (6)");
+    FAILS(ddl_trainer_add(t, "b", plain, strided, NULL, NULL), DDL_ERR_ARG, "\"b\" must be contiguous");
+    FAILS(ddl_trainer_add(t, "c", DDL_ARRAY(whole), DDL_ARRAY(g), NULL, NULL), DDL_ERR_ARG,
+          "\"c\" is a i32 parameter with a f32 gradient");
+    FAILS(ddl_trainer_add(t, "d", DDL_ARRAY(p), DDL_ARRAY(wide), NULL, NULL), DDL_ERR_ARG, "f64 with f64");
+    FAILS(ddl_trainer_add(t, "e", DDL_ARRAY(wide), DDL_ARRAY(wide), NULL, NULL), DDL_ERR_UNSUPPORTED,
+          "\"e\" is f64, but the optimizers work in f32");
+    FAILS(ddl_trainer_add(t, "f", DDL_VIEW((float *)NULL, 6), DDL_ARRAY(g), NULL, NULL), DDL_ERR_ARG, "is NULL");
+    FAILS(ddl_trainer_add(t, "h", DDL_ARRAY(p), DDL_ARRAY(g), &(ddl_trainer_options){.rate_factor = NAN}, NULL),
+          DDL_ERR_ARG, "rate_factor of \"h\" is not a number");
+    FAILS(ddl_grad_ready(t, 0), DDL_ERR_STATE, "has not started; call ddl_trainer_start");
+    FAILS(ddl_step(t), DDL_ERR_STATE, "has not started");
+    FAILS(ddl_trainer_set_rate(t, -1), DDL_ERR_ARG, "the learning rate is -1");
+    OK(ddl_trainer_start(t));
+    FAILS(ddl_trainer_start(t), DDL_ERR_STATE, "it has started already");
+    FAILS(ddl_trainer_add(t, "late", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL), DDL_ERR_STATE, "\"late\" comes too late");
+    OK(ddl_step(t)); /* of no tensors at all */
+    OK(ddl_trainer_free(&t));
+}
+TEST(registration_of_what_is_wrong) { world_threads(2, registration, NULL); }
+
+static void loop(ddl_group *w, void *arg) {
+    (void)arg;
+    bench b;
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN});
+    OK(ddl_trainer_start(b.t));
+    FAILS(ddl_grad_ready(b.t, 2), DDL_ERR_ARG, "there is no tensor 2; rank");
+    FAILS(ddl_grad_ready(b.t, -2), DDL_ERR_ARG, "there is no tensor -2");
+    FAILS(ddl_param_wait(b.t, 2), DDL_ERR_ARG, "there is no tensor 2");
+    FAILS(ddl_step(b.t), DDL_ERR_STATE, "gradient \"first\" was not made ready in step 1 on rank");
+    OK(ddl_grad_ready(b.t, 1));
+    FAILS(ddl_grad_ready(b.t, 1), DDL_ERR_STATE, "gradient \"second\" was made ready twice in step 1 on rank");
+    FAILS(ddl_grad_ready(b.t, DDL_ALL), DDL_ERR_STATE, "\"second\" was made ready twice");
+    FAILS(ddl_step(b.t), DDL_ERR_STATE, "gradient \"first\" was not made ready");
+    FAILS(ddl_trainer_sync(b.t), DDL_ERR_STATE, "a step is under way");
+    FAILS(ddl_trainer_join_out(b.t), DDL_ERR_STATE, "`uneven` is 0");
+    bench_check(&b, 0);
+    OK(ddl_grad_ready(b.t, 0));
+    OK(ddl_step(b.t));
+    bench_check(&b, 1);
+    bench_step(w, &b);
+    bench_check(&b, 2);
+    OK(ddl_trainer_free(&b.t));
+
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN, .overlap_forward = 1});
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_STATE, "parameter \"first\" has not been waited for");
+    OK(ddl_param_wait(b.t, 0));
+    FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_STATE, "parameter \"second\" has not been waited for");
+    OK(ddl_param_wait(b.t, 1));
+    bench_check(&b, 1);
+    bench_step(w, &b);
+    OK(ddl_param_wait(b.t, DDL_ALL));
+    bench_check(&b, 2);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(loops_that_are_wrong) { world_threads(2, loop, NULL); }
+
+/* Rank 2 registers something else: all ranks are told what and who, and may free and begin anew. */
+static void differs(ddl_group *w, void *arg) {
+    int kind = *(int *)arg, odd = ddl_rank(w) == 2;
+    float p[6] = {0}, g[6] = {0};
+    const char *text = kind == 0   ? "tensor 1"
+                       : kind == 1 ? "not as on rank 0 is it on rank 2"
+                       : kind == 2 ? "between 2 and 3 tensors"
+                                   : "the config of the trainer";
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){PLAIN, .clip_norm = kind == 3 && odd ? 1 : 2}, &t));
+    OK(ddl_trainer_add(t, "a", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    ddl_tensor pt = ddl_tensor_nd(p, DDL_F32, 2, odd && kind == 0 ? (int64_t[]){3, 2} : (int64_t[]){2, 3}), gt = pt;
+    gt.data = g;
+    OK(ddl_trainer_add(t, odd && kind == 1 ? "c" : "b", pt, gt, NULL, NULL));
+    if (kind == 2 && odd) {
+        OK(ddl_trainer_add(t, "more", pt, gt, NULL, NULL));
+    }
+    FAILS(ddl_trainer_start(t), DDL_ERR_MISMATCH, text);
+    OK(ddl_trainer_free(&t));
+    bench b;
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN});
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    bench_check(&b, 1);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(ranks_that_register_something_else) {
+    for (int kind = 0; kind < 4; kind++) {
+        world_threads(3, differs, &kind);
+    }
+}
+
+/* A gradient that is not finite, on one rank: nobody's parameters change, all are told where it was, training goes on. */
+static void not_finite(ddl_group *w, void *arg) {
+    bench b;
+    ddl_trainer_config config = {PLAIN, .shard = *(int *)arg == 1, .uneven = *(int *)arg == 2};
+    ddl_trainer_stats stats;
+    bench_make(w, &b, &config);
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    for (int i = 0; i < 4; i++) {
+        if (ddl_rank(w) == 1) {
+            b.g[1][i] = i % 2 == 0 ? NAN : INFINITY;
+        }
+        OK(ddl_grad_ready(b.t, 1));
+        OK(ddl_grad_ready(b.t, 0));
+        FAILS(ddl_step(b.t), DDL_ERR_ARG, "gradient \"second\" of step 2 is not finite on rank 1");
+        bench_check(&b, 1);
+        b.g[1][i] = 1;
+    }
+    b.g[0][3] = 3e38f; /* finite here, but not the sum of three */
+    OK(ddl_grad_ready(b.t, DDL_ALL));
+    FAILS(ddl_step(b.t), DDL_ERR_ARG, "though each rank's gradients are");
+    b.g[0][3] = 1;
+    bench_step(w, &b);
+    bench_check(&b, 2);
+    OK(ddl_trainer_stats_get(b.t, &stats));
+    CHECK(stats.not_finite == 5 && stats.steps == 2);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(gradients_that_are_not_finite) {
+    for (int kind = 0; kind < 3; kind++) {
+        world_threads(3, not_finite, &kind);
+    }
+}
+
+/* A rank ends in the middle of training: the others are told who, each call says so again, free works. */
+static void leave(ddl_group *w, void *arg) {
+    bench b;
+    (void)arg;
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN});
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    if (ddl_rank(w) != 1) {
+        OK(ddl_grad_ready(b.t, DDL_ALL));
+        FAILS(ddl_step(b.t), DDL_ERR_PEER, "rank 1");
+        bench_check(&b, 1);
+        FAILS(ddl_step(b.t), DDL_ERR_PEER, "the trainer has failed");
+        FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_PEER, "rank 1");
+    } else {
+        OK(ddl_grad_ready(b.t, 1)); /* freed while it is under way */
+    }
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(a_rank_that_ends) { world_fork(3, leave, NULL, 20); }
+
+/* A trainer that is freed after its context has ended. */
+static bench left[2];
+static void outlive(ddl_group *w, void *arg) {
+    (void)arg;
+    bench *b = &left[ddl_rank(w)];
+    bench_make(w, b, &(ddl_trainer_config){PLAIN});
+    OK(ddl_trainer_start(b->t));
+    bench_step(w, b);
+    OK(ddl_grad_ready(b->t, 1));
+}
+TEST(a_trainer_that_outlives_its_context) {
+    world_threads(2, outlive, NULL);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ddl_step(left[i].t), DDL_ERR_STATE);
+        CHECK_EQ(ddl_grad_ready(left[i].t, 0), DDL_ERR_STATE);
+        CHECK_EQ(ddl_trainer_free(&left[i].t), DDL_OK);
+        CHECK(left[i].t == NULL);
+    }
+}
+
+TEST(presets_by_name) {
+    ddl_trainer_config config;
+    int32_t count = 0;
+    for (const char *name; (name = ddl_trainer_preset_name(count)) != NULL; count++) {
+        memset(&config, 0xff, sizeof config);
+        CHECK_EQ(ddl_trainer_preset(name, &config), DDL_OK);
+        CHECK(config.schedule <= DDL_SCHEDULE_PRIORITY);
+    }
+    CHECK(count >= 10 && ddl_trainer_preset_name(-1) == NULL);
+    CHECK_EQ(ddl_trainer_preset("MG-WFBP", &config), DDL_OK);
+    CHECK_EQ(config.schedule, DDL_SCHEDULE_MERGED);
+    CHECK_EQ(ddl_trainer_preset("no such thing", &config), DDL_ERR_ARG);
+    CHECK_EQ(ddl_trainer_preset(NULL, &config), DDL_ERR_ARG);
+}

@@ -1,0 +1,147 @@
+/* The planners of the trainer, as pure functions: merging against all merges there are, cutting covers every byte once,
+ * priority keeps its bound on what goes ahead of the first layer.
+ * tests/run: variants=gcc,asan timeout=60 */
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+#include "test.h"
+
+static unsigned draw(unsigned *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void draw_layers(ddl__layer *layers, int count, unsigned *state) {
+    double ready = 0;
+    for (int i = 0; i < count; i++) {
+        layers[i] = (ddl__layer){.bytes = (int64_t)(draw(state) % 5 == 0 ? draw(state) % 4000 : draw(state) % 200) * 64,
+                                 .ready_s = ready, .apart = i > 0 && draw(state) % 7 == 0};
+        ready += (double)(draw(state) % 1000) * 1e-6;
+    }
+}
+
+/* When the last operation ends if operations begin where mask has a bit; negative: a merge that may not be. */
+static double end_of(const ddl__layer *layers, int count, const ddl__line *line, unsigned mask) {
+    double end = 0;
+    for (int i = 0; i < count;) {
+        int64_t bytes = 0;
+        int j = i;
+        do {
+            if (j > i && layers[j].apart) {
+                return -1;
+            }
+            bytes += layers[j++].bytes;
+        } while (j < count && (mask >> j & 1) == 0);
+        double begin = end > layers[j - 1].ready_s ? end : layers[j - 1].ready_s;
+        end = begin + line->latency_s + line->seconds_per_byte * (double)bytes;
+        i = j;
+    }
+    return end;
+}
+
+TEST(the_best_merge_is_the_best_of_all) {
+    unsigned state = 7;
+    for (int round = 0; round < 300; round++) {
+        ddl__layer layers[12];
+        double end[13];
+        int32_t from[13];
+        bool first[12];
+        int count = 1 + round % 12;
+        ddl__line line = {(double)(draw(&state) % 500) * 1e-6, (double)(1 + draw(&state) % 20) * 1e-9};
+        draw_layers(layers, count, &state);
+        double got = ddl__plan_merge(layers, count, &line, end, from, first), best = 1e9;
+        unsigned chosen = 0;
+        for (int i = 0; i < count; i++) {
+            chosen |= (unsigned)first[i] << i;
+        }
+        for (unsigned mask = 1; mask < 1u << count; mask += 2) {
+            double at = end_of(layers, count, &line, mask);
+            best = at >= 0 && at < best ? at : best;
+        }
+        CHECK(first[0]);
+        CHECK(got <= best * (1 + 1e-12) && got >= best * (1 - 1e-12));
+        CHECK(end_of(layers, count, &line, chosen) >= 0);
+        CHECK(end_of(layers, count, &line, chosen) <= best * (1 + 1e-12));
+    }
+}
+
+/* Every byte of every range is in one piece, pieces are in order and no larger than asked, and cover what they touch. */
+TEST(cutting_covers_every_byte_once) {
+    unsigned state = 3;
+    for (int round = 0; round < 300; round++) {
+        static ddl__layer layers[40];
+        static ddl__piece pieces[4000]; /* 40 layers of at most 256,000 bytes */
+        bool first[40];
+        int count = 1 + (int)(draw(&state) % 40);
+        int64_t piece = 64 * (100 + (int64_t)(draw(&state) % 600));
+        draw_layers(layers, count, &state);
+        ddl__plan_fuse(layers, count, (int64_t)(draw(&state) % 20000), first);
+        int made = ddl__plan_cut(layers, count, first, piece, pieces), at = 0;
+        int64_t before[41] = {0};
+        for (int i = 0; i < count; i++) {
+            before[i + 1] = before[i] + layers[i].bytes;
+        }
+        CHECK(made <= 4000);
+        int64_t byte = 0;
+        for (int p = 0; p < made; p++) {
+            const ddl__piece *x = &pieces[p];
+            CHECK_EQ(before[x->first] + x->begin_bytes, byte);
+            CHECK(x->bytes <= piece && x->first <= x->last && x->last < count);
+            CHECK(x->first <= at && x->last + 1 >= at);
+            for (int i = x->first + 1; i <= x->last; i++) {
+                CHECK(!first[i]);
+            }
+            byte += x->bytes;
+            CHECK(byte <= before[x->last + 1]);
+            at = x->last + 1;
+        }
+        CHECK_EQ(byte, before[count]);
+        CHECK_EQ(at, count);
+    }
+}
+
+/* Whatever is ready before it: of what a piece of the first forward layer finds under way or started before it, there is
+ * never more than the credit and one piece; and no piece is started while a more urgent one is ready. */
+TEST(priority_keeps_its_bound) {
+    unsigned state = 11;
+    for (int round = 0; round < 300; round++) {
+        static ddl__layer layers[30];
+        static ddl__piece pieces[4000];
+        static double started[4000], ended[4000];
+        static int32_t order[4000];
+        bool first[30];
+        int count = 1 + (int)(draw(&state) % 30);
+        int64_t piece = 16384 * (1 + (int64_t)(draw(&state) % 10)), credit = piece * (1 + (int64_t)(draw(&state) % 4));
+        ddl__line line = {(double)(draw(&state) % 50) * 1e-6, (double)(1 + draw(&state) % 50) * 1e-9};
+        draw_layers(layers, count, &state);
+        for (int i = 0; i < count; i++) {
+            layers[i].apart = false;
+            first[i] = true;
+        }
+        int made = ddl__plan_cut(layers, count, first, piece, pieces);
+        double end = ddl__plan_priority(layers, pieces, made, &line, credit, order, started, ended), last = 0;
+        static int place[4000]; /* in the order, from 1 */
+        memset(place, 0, sizeof place);
+        for (int k = 0; k < made; k++) {
+            CHECK(order[k] >= 0 && order[k] < made && place[order[k]] == 0);
+            place[order[k]] = k + 1;
+            CHECK(started[order[k]] >= last && started[order[k]] >= layers[pieces[order[k]].last].ready_s);
+            last = started[order[k]];
+        }
+        CHECK(ended[order[made - 1]] == end);
+        int front = made - 1; /* the first piece of the first forward layer */
+        while (front > 0 && pieces[front - 1].first == count - 1) {
+            front--;
+        }
+        double ready = layers[count - 1].ready_s;
+        int64_t ahead = 0;
+        for (int p = 0; p < made; p++) {
+            ahead += place[p] < place[front] && ended[p] > ready ? pieces[p].bytes : 0;
+            for (int q = 0; q < p; q++) { /* q comes earlier in backward, so is less urgent, unless of the same layer */
+                CHECK(pieces[q].last == pieces[p].last || started[q] <= layers[pieces[p].last].ready_s ||
+                      started[q] >= started[p]);
+            }
+        }
+        CHECK(ahead <= credit + piece);
+    }
+}
