@@ -78,6 +78,7 @@
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
+ *     DDL_MAC              0         1: frames carry a keyed checksum, where others can change packets
  *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *
  * Rank and world come from the first of these that is set: RANK and WORLD_SIZE (torchrun, ddlrun), Open MPI's, PMI's
@@ -5296,19 +5297,9 @@ static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__fr
     ddl__store_le32(out + 44, ddl__crc32c(0, out, 44));
 }
 
-/* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
- * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
- * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
-static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
-    uint8_t h[DDL__FRAME_BYTES];
-    memcpy(h, in, sizeof(h));
-    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
-        return DDL_ERR_CORRUPT;
-    }
+/* The fields of a header whose checksum is right; *out is untouched on error. Errors: DDL_ERR_CORRUPT. */
+static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], ddl__frame *out) {
     uint32_t word = ddl__load_le32(h + 4), bytes = ddl__load_le32(h + 8);
-    if ((word & 255) != DDL__WIRE_MAJOR) {
-        return DDL_ERR_VERSION;
-    }
     uint8_t type = (uint8_t)(word >> 8);
     if (bytes > DDL__FRAME_MAX_PAYLOAD || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
         return DDL_ERR_CORRUPT;
@@ -5323,6 +5314,18 @@ static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl
     out->signature = ddl__load_le64(h + 32);
     out->payload_crc = ddl__load_le32(h + 40);
     return DDL_OK;
+}
+
+/* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
+ * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
+ * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
+static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+    uint8_t h[DDL__FRAME_BYTES];
+    memcpy(h, in, sizeof(h));
+    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
+        return DDL_ERR_CORRUPT;
+    }
+    return h[4] == DDL__WIRE_MAJOR ? ddl__frame_fields(h, out) : DDL_ERR_VERSION;
 }
 
 /* True when the payload of f->bytes is what the sender sent, or the sender did not say. */
@@ -5993,6 +5996,131 @@ static ddl_status ddl__auth_step(ddl__auth *a, const uint8_t *in, size_t in_byte
     return a->status;
 }
 
+/* >>wire/siphash */
+/* siphash: SipHash-2-4, the keyed checksum of frames (DDL_MAC), and the keys and counters of one direction of a link.
+ * Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012. */
+
+static inline uint64_t ddl__rotl64(uint64_t x, int by) { return x << by | x >> (64 - by); }
+
+static inline void ddl__sip_rounds(uint64_t v[4], int rounds) {
+    for (int i = 0; i < rounds; i++) {
+        v[0] += v[1];
+        v[2] += v[3];
+        v[1] = ddl__rotl64(v[1], 13) ^ v[0];
+        v[3] = ddl__rotl64(v[3], 16) ^ v[2];
+        v[0] = ddl__rotl64(v[0], 32) + v[3];
+        v[2] += v[1];
+        v[3] = ddl__rotl64(v[3], 21) ^ v[0];
+        v[1] = ddl__rotl64(v[1], 17) ^ v[2];
+        v[2] = ddl__rotl64(v[2], 32);
+    }
+}
+
+static uint64_t ddl__siphash(const uint64_t key[2], const void *data, size_t bytes) {
+    const uint8_t *p = data;
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du, key[0] ^ 0x6c7967656e657261u,
+                     key[1] ^ 0x7465646279746573u};
+    size_t whole = bytes & ~(size_t)7;
+    for (size_t at = 0; at < whole; at += 8) {
+        uint64_t word = ddl__load_le64(p + at);
+        v[3] ^= word;
+        ddl__sip_rounds(v, 2);
+        v[0] ^= word;
+    }
+    uint64_t last = (uint64_t)bytes << 56;
+    for (size_t at = whole; at < bytes; at++) {
+        last |= (uint64_t)p[at] << (8 * (at - whole));
+    }
+    v[3] ^= last;
+    ddl__sip_rounds(v, 2);
+    v[0] ^= last;
+    v[2] ^= 0xff;
+    ddl__sip_rounds(v, 4);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* >>mac
+ * Frames that are sealed have the same 48 bytes. The magic and the header's checksum, which a key makes superfluous,
+ * give their places to the two halves of a tag of 64 bits; the version gives its byte to a counter's low bits:
+ *
+ *     offset  0  tag, low half         u32
+ *             4  counter, low 8 bits   u8
+ *            40  payload tag           u32  with DDL_CHECK=payload: of the payload, under a key of its own
+ *            44  tag, high half        u32
+ *
+ * tag = SipHash(key, counter as u64, bytes 4..43). The counter keeps a frame that was recorded from being
+ * sent again, and frames from changing places; what a sender takes back leaves a gap, of at most 255 frames. */
+
+enum { DDL__MAC_NONCE_BYTES = 16 };
+
+typedef struct ddl__mac {
+    uint64_t header_key[2], payload_key[2];
+    uint64_t next; /* counter of the next frame */
+} ddl__mac;
+
+/* Keys of the frames from one rank to another: both told a nonce when they joined, so that no run has the keys of
+ * another. Needs a secret. */
+static void ddl__mac_init(ddl__mac *out, const uint8_t *secret, size_t secret_bytes, uint64_t job, uint32_t from,
+                          uint32_t to, const uint8_t from_nonce[DDL__MAC_NONCE_BYTES],
+                          const uint8_t to_nonce[DDL__MAC_NONCE_BYTES]) {
+    static const char label[16] = "ddl1 frames"; /* as those of the handshake, and none of them */
+    uint8_t fields[16], digest[32];
+    ddl__hmac_key key;
+    ddl__sha256 h;
+    ddl__store_le64(fields, job);
+    ddl__store_le32(fields + 8, from);
+    ddl__store_le32(fields + 12, to);
+    ddl__hmac_key_init(&key, secret, secret_bytes);
+    ddl__hmac_begin(&h, &key);
+    ddl__sha256_update(&h, label, sizeof label);
+    ddl__sha256_update(&h, fields, sizeof fields);
+    ddl__sha256_update(&h, from_nonce, DDL__MAC_NONCE_BYTES);
+    ddl__sha256_update(&h, to_nonce, DDL__MAC_NONCE_BYTES);
+    ddl__hmac_end(&h, &key, digest);
+    for (int i = 0; i < 2; i++) {
+        out->header_key[i] = ddl__load_le64(digest + 8 * i);
+        out->payload_key[i] = ddl__load_le64(digest + 16 + 8 * i);
+    }
+    out->next = 0;
+    ddl__wipe(&key, sizeof key);
+    ddl__wipe(digest, sizeof digest);
+}
+
+static uint64_t ddl__mac_header(const ddl__mac *m, uint64_t counter, const uint8_t header[DDL__FRAME_BYTES]) {
+    uint8_t covered[8 + 40];
+    ddl__store_le64(covered, counter);
+    memcpy(covered + 8, header + 4, 40);
+    return ddl__siphash(m->header_key, covered, sizeof covered);
+}
+
+static uint32_t ddl__mac_payload(const ddl__mac *m, const void *payload, size_t bytes) {
+    return (uint32_t)ddl__siphash(m->payload_key, payload, bytes);
+}
+
+/* Seals a header that ddl__frame_write wrote. */
+static void ddl__mac_seal(ddl__mac *m, uint8_t header[DDL__FRAME_BYTES]) {
+    uint64_t counter = m->next++;
+    header[4] = (uint8_t)counter;
+    uint64_t tag = ddl__mac_header(m, counter, header);
+    ddl__store_le32(header, (uint32_t)tag);
+    ddl__store_le32(header + 44, (uint32_t)(tag >> 32));
+}
+
+/* Reads a sealed header, like ddl__frame_read, and its counter; whoever takes the frame sets m->next to one more.
+ * Errors: DDL_ERR_CORRUPT. */
+static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out,
+                                uint64_t *out_counter) {
+    uint8_t h[DDL__FRAME_BYTES];
+    memcpy(h, in, sizeof h);
+    uint64_t counter = m->next + (uint8_t)(h[4] - (uint8_t)m->next);
+    uint64_t tag = ddl__load_le32(h) | (uint64_t)ddl__load_le32(h + 44) << 32;
+    if ((tag ^ ddl__mac_header(m, counter, h)) != 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    *out_counter = counter;
+    return ddl__frame_fields(h, out);
+}
+
 /* >>settings/machine */
 /* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
  * It must not know of ranks. */
@@ -6227,6 +6355,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
     {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
+    {"DDL_MAC", "0", "1: frames carry a keyed checksum, for networks where others can change packets"},
     {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
 };
 
@@ -6977,7 +7106,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test, spread;
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -7034,6 +7163,7 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     const char *text = ddl__setting_env("DDL_CHECK");
     int64_t self_test = 1;
     DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
@@ -7089,6 +7219,10 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     out->secret = secret.bytes;
     out->secret_bytes = secret.count;
     out->secret_source = secret.source;
+    if (out->mac && out->secret == NULL && out->launch.world > 1) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_MAC=1 makes its keys from the job secret, and there is "
+                         "none; set DDL_SECRET_FILE, or start with ddlrun");
+    }
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
     out->cores = ddl__cores();
@@ -11791,6 +11925,7 @@ typedef struct ddl__link {
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
+    ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */
@@ -12184,22 +12319,28 @@ static uint64_t ddl__host_now(const ddl_host *host) {
 
 /* >>in */
 
-static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, ddl__frame *out) {
-    ddl_status status = ddl__frame_read(header, out);
+/* take: the frame is in hand and the next one is to follow it; else it was only looked at. */
+static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, bool take, ddl__frame *out) {
+    ddl__mac *mac = c->settings.mac ? &c->links[peer].mac_in : NULL;
+    uint64_t counter = 0;
+    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter) : ddl__frame_read(header, out);
     if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
         status = DDL_ERR_CORRUPT;
     }
     if (status < 0) {
-        ddl__log(&c->base, DDL_LOG_WARN, "damaged bytes arrived from rank %d (%s); its link is closed", peer,
-                 ddl_status_text(status));
+        ddl__log(&c->base, DDL_LOG_WARN, "damaged%s bytes arrived from rank %d (%s); its link is closed",
+                 mac != NULL ? " or forged" : "", peer, ddl_status_text(status));
         return DDL_ERR_CORRUPT;
+    }
+    if (mac != NULL && take) {
+        mac->next = counter + 1;
     }
     return DDL_OK;
 }
 
 static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, &f));
+    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, false, &f));
     *out_bytes = f.bytes;
     return DDL_OK;
 }
@@ -12232,8 +12373,15 @@ static void ddl__count_received(ddl_context *c, int32_t peer, uint64_t bytes) {
     }
 }
 
+static bool ddl__payload_ok(const ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    if (!c->settings.mac || (f->flags & DDL__FRAME_FLAG_CRC) == 0) {
+        return ddl__frame_payload_ok(f, payload);
+    }
+    return ddl__mac_payload(&c->links[peer].mac_in, payload, f->bytes) == f->payload_crc;
+}
+
 static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
-    if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
+    if (!ddl__payload_ok(c, peer, f, payload)) {
         ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
                  "closed", f->bytes, peer);
         return DDL_ERR_CORRUPT;
@@ -12247,7 +12395,7 @@ static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const ui
                                     uint64_t payload_bytes) {
     ddl_context *c = ddl__core(host);
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(c, peer, header, &f));
+    DDL__TRY(ddl__host_frame(c, peer, header, true, &f));
     return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
 }
 
@@ -12258,7 +12406,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     if (l == NULL) {
         return DDL_ERR_NOMEM;
     }
-    ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
+    ddl_status status = ddl__host_frame(c, peer, header, true, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
     bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
     if (status == DDL_OK && h->place != NULL && direct) {
@@ -12352,9 +12500,13 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     f->source = (uint32_t)c->rank;
     if (c->settings.check_payload && f->bytes > 0) {
         f->flags |= DDL__FRAME_FLAG_CRC;
-        f->payload_crc = ddl__crc32c(0, payload, f->bytes);
+        f->payload_crc = c->settings.mac ? ddl__mac_payload(&l->mac_out, payload, f->bytes)
+                                         : ddl__crc32c(0, payload, f->bytes);
     }
     ddl__frame_write(out->message.header, f);
+    if (c->settings.mac) {
+        ddl__mac_seal(&l->mac_out, out->message.header);
+    }
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
     ddl__link_used(c, peer);
@@ -21132,9 +21284,11 @@ typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
     int32_t passes_process; /* 1: to ranks of other spaces */
+    int32_t guard;          /* its index in ddl__guards */
     uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
+    uint8_t nonce[DDL__MAC_NONCE_BYTES];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
@@ -21145,8 +21299,8 @@ typedef struct ddl__blob {
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 6 * 4 + 2 * 8, /* host_id */
-    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES,
+    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
     DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
 };
@@ -21159,11 +21313,13 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->cores);
     ddl__put_u32(&w, (uint32_t)b->board_fd);
     ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
+    ddl__put_bytes(&w, b->nonce, sizeof b->nonce);
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
         ddl__put_u32(&w, b->transports[i].bytes);
@@ -21179,11 +21335,13 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->cores = (int32_t)ddl__get_u32(&r);
     b->board_fd = (int32_t)ddl__get_u32(&r);
     b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
+    ddl__get_bytes(&r, b->nonce, sizeof b->nonce);
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
         b->transports[i].bytes = ddl__get_u32(&r);
@@ -21191,8 +21349,15 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     }
 }
 
+/* How frames are guarded: ranks must agree. */
+static const char *const ddl__guards[] = {"no DDL_MAC", "DDL_MAC=1 without DDL_CHECK=payload",
+                                          "DDL_MAC=1 with DDL_CHECK=payload"};
+
+static int32_t ddl__guard(const ddl_context *c) { return !c->settings.mac ? 0 : c->settings.check_payload ? 2 : 1; }
+
 static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     memset(b, 0, sizeof *b);
+    b->guard = ddl__guard(c);
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
@@ -21226,6 +21391,11 @@ static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t ra
         return ddl__error(c, DDL_ERR_VERSION,
                           "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
                           b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->guard != ddl__guard(c)) {
+        bool known = b->guard >= 0 && b->guard < (int32_t)DDL__COUNT_OF(ddl__guards);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: rank %d has %s, this rank %s; set both alike on all ranks",
+                          rank, known ? ddl__guards[b->guard] : "another DDL_MAC", ddl__guards[ddl__guard(c)]);
     }
     return DDL_OK;
 }
@@ -21382,6 +21552,16 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table)
     c->local_ranks += l->same_host;
 }
 
+static void ddl__link_keys(ddl_context *c, int32_t rank, const ddl__blob *table) {
+    const ddl__settings *s = &c->settings;
+    const uint8_t *mine = table[c->rank].nonce, *other = table[rank].nonce;
+    uint32_t from = (uint32_t)c->rank, to = (uint32_t)rank;
+    if (s->mac) {
+        ddl__mac_init(&c->links[rank].mac_out, s->secret, s->secret_bytes, c->job, from, to, mine, other);
+        ddl__mac_init(&c->links[rank].mac_in, s->secret, s->secret_bytes, c->job, to, from, other, mine);
+    }
+}
+
 /* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
 static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     for (int32_t i = 0; i < c->world_size; i++) {
@@ -21393,6 +21573,7 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
             ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
+            ddl__link_keys(c, i, table);
         }
     }
     return DDL_OK;
@@ -21451,6 +21632,9 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
+    if (c->settings.mac && ddl__random(mine.nonce, sizeof mine.nonce) < 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no random numbers for the keys of DDL_MAC");
+    }
     ddl__blob_write(&mine, told);
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
@@ -21675,6 +21859,9 @@ static void ddl__context_close(ddl_context *c) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
         }
+    }
+    if (c->links != NULL) {
+        ddl__wipe(c->links, (size_t)c->world_size * sizeof *c->links); /* keys */
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;

@@ -23,7 +23,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test, spread;
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -80,6 +80,7 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     const char *text = ddl__setting_env("DDL_CHECK");
     int64_t self_test = 1;
     DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
@@ -135,6 +136,10 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     out->secret = secret.bytes;
     out->secret_bytes = secret.count;
     out->secret_source = secret.source;
+    if (out->mac && out->secret == NULL && out->launch.world > 1) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_MAC=1 makes its keys from the job secret, and there is "
+                         "none; set DDL_SECRET_FILE, or start with ddlrun");
+    }
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
     out->cores = ddl__cores();

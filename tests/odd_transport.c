@@ -1,5 +1,6 @@
-/* odd_transport: the template with one fault, for tests/test_selftest.c. The fault is there in a world of two only: the
- * self-test's; a job of three over it works. DDL_ODD_FAULT says which. */
+/* odd_transport: the template with one fault, which DDL_ODD_FAULT names. For tests/test_selftest.c, in a world of two
+ * only, the self-test's, so that a job of three over it works; and for tests/test_mac.c, in a job, somebody on the way
+ * who changes messages of 1000 bytes and mends their checksums. */
 #include "../plugins/template/template.c"
 
 static char odd_fault[16];
@@ -12,6 +13,38 @@ static ddl_status odd_open(const ddl_host *host, const ddl_transport_params *par
     odd_world = params->world_size;
     snprintf(odd_fault, sizeof odd_fault, "%s", fault != NULL ? fault : "");
     return odd_is("memory") ? DDL_ERR_NOMEM : template_open(host, params, out_self);
+}
+
+static uint32_t odd_crc32c(const uint8_t *p, size_t bytes) {
+    uint32_t crc = 0xffffffff;
+    for (size_t i = 0; i < bytes * 8; i++) {
+        crc ^= i % 8 == 0 ? p[i / 8] : 0u;
+        crc = crc >> 1 ^ (0x82f63b78u & (0u - (crc & 1)));
+    }
+    return ~crc;
+}
+
+/* forge changes the payload, retag the tag of the message. Without the key this is all that can be done. */
+static void odd_on_the_way(ddl_message *message) {
+    uint8_t *payload = (uint8_t *)(uintptr_t)message->payload, *header = message->header;
+    if (odd_world == 2 || message->payload_bytes != 1000) {
+        return;
+    }
+    if (strcmp(odd_fault, "forge") == 0) {
+        payload[500] ^= 1;
+        if (header[7] & 0x80) {
+            uint32_t crc = odd_crc32c(payload, 1000);
+            memcpy(header + 40, &crc, sizeof crc);
+        }
+    }
+    if (strcmp(odd_fault, "retag") == 0) {
+        header[24] ^= 4;
+    }
+    /* The tag of DDL_MAC is left as it is: a checksum in its place would be no better. */
+    if (memcmp(header, "ddl1", 4) == 0) {
+        uint32_t crc = odd_crc32c(header, 44);
+        memcpy(header + 44, &crc, sizeof crc);
+    }
 }
 
 /* Takes a message whose payload is of so many bytes, and sends it with a changed byte, or not at all. */
@@ -28,6 +61,7 @@ static ddl_status odd_send(void *self, int32_t peer, ddl_message *message) {
         (odd_is("hang") && message->payload_bytes == 131071 && large % 2 == 0)) {
         return DDL_OK;
     }
+    odd_on_the_way(message);
     return template_send(self, peer, message);
 }
 

@@ -14,9 +14,11 @@ typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
     int32_t passes_process; /* 1: to ranks of other spaces */
+    int32_t guard;          /* its index in ddl__guards */
     uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
+    uint8_t nonce[DDL__MAC_NONCE_BYTES];
     struct {
         char name[DDL__NAME_BYTES];
         uint32_t bytes;
@@ -27,8 +29,8 @@ typedef struct ddl__blob {
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 6 * 4 + 2 * 8, /* host_id */
-    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES,
+    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
     DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
 };
@@ -41,11 +43,13 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->cores);
     ddl__put_u32(&w, (uint32_t)b->board_fd);
     ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
+    ddl__put_bytes(&w, b->nonce, sizeof b->nonce);
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
         ddl__put_u32(&w, b->transports[i].bytes);
@@ -61,11 +65,13 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->cores = (int32_t)ddl__get_u32(&r);
     b->board_fd = (int32_t)ddl__get_u32(&r);
     b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
+    ddl__get_bytes(&r, b->nonce, sizeof b->nonce);
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
         b->transports[i].bytes = ddl__get_u32(&r);
@@ -73,8 +79,15 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     }
 }
 
+/* How frames are guarded: ranks must agree. */
+static const char *const ddl__guards[] = {"no DDL_MAC", "DDL_MAC=1 without DDL_CHECK=payload",
+                                          "DDL_MAC=1 with DDL_CHECK=payload"};
+
+static int32_t ddl__guard(const ddl_context *c) { return !c->settings.mac ? 0 : c->settings.check_payload ? 2 : 1; }
+
 static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     memset(b, 0, sizeof *b);
+    b->guard = ddl__guard(c);
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
@@ -108,6 +121,11 @@ static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t ra
         return ddl__error(c, DDL_ERR_VERSION,
                           "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
                           b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->guard != ddl__guard(c)) {
+        bool known = b->guard >= 0 && b->guard < (int32_t)DDL__COUNT_OF(ddl__guards);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: rank %d has %s, this rank %s; set both alike on all ranks",
+                          rank, known ? ddl__guards[b->guard] : "another DDL_MAC", ddl__guards[ddl__guard(c)]);
     }
     return DDL_OK;
 }
@@ -264,6 +282,16 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table)
     c->local_ranks += l->same_host;
 }
 
+static void ddl__link_keys(ddl_context *c, int32_t rank, const ddl__blob *table) {
+    const ddl__settings *s = &c->settings;
+    const uint8_t *mine = table[c->rank].nonce, *other = table[rank].nonce;
+    uint32_t from = (uint32_t)c->rank, to = (uint32_t)rank;
+    if (s->mac) {
+        ddl__mac_init(&c->links[rank].mac_out, s->secret, s->secret_bytes, c->job, from, to, mine, other);
+        ddl__mac_init(&c->links[rank].mac_in, s->secret, s->secret_bytes, c->job, to, from, other, mine);
+    }
+}
+
 /* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
 static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     for (int32_t i = 0; i < c->world_size; i++) {
@@ -275,6 +303,7 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
             ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
+            ddl__link_keys(c, i, table);
         }
     }
     return DDL_OK;
@@ -333,6 +362,9 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
+    if (c->settings.mac && ddl__random(mine.nonce, sizeof mine.nonce) < 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no random numbers for the keys of DDL_MAC");
+    }
     ddl__blob_write(&mine, told);
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
@@ -557,6 +589,9 @@ static void ddl__context_close(ddl_context *c) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
         }
+    }
+    if (c->links != NULL) {
+        ddl__wipe(c->links, (size_t)c->world_size * sizeof *c->links); /* keys */
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;

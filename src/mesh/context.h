@@ -9,6 +9,7 @@
 #include "../store.h"
 #include "../tcp/endpoint.h"
 #include "../tune.h"
+#include "../wire/siphash.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -98,6 +99,7 @@ typedef struct ddl__link {
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
+    ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */

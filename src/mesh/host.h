@@ -49,22 +49,28 @@ static uint64_t ddl__host_now(const ddl_host *host) {
 
 /* >>in */
 
-static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, ddl__frame *out) {
-    ddl_status status = ddl__frame_read(header, out);
+/* take: the frame is in hand and the next one is to follow it; else it was only looked at. */
+static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, bool take, ddl__frame *out) {
+    ddl__mac *mac = c->settings.mac ? &c->links[peer].mac_in : NULL;
+    uint64_t counter = 0;
+    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter) : ddl__frame_read(header, out);
     if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
         status = DDL_ERR_CORRUPT;
     }
     if (status < 0) {
-        ddl__log(&c->base, DDL_LOG_WARN, "damaged bytes arrived from rank %d (%s); its link is closed", peer,
-                 ddl_status_text(status));
+        ddl__log(&c->base, DDL_LOG_WARN, "damaged%s bytes arrived from rank %d (%s); its link is closed",
+                 mac != NULL ? " or forged" : "", peer, ddl_status_text(status));
         return DDL_ERR_CORRUPT;
+    }
+    if (mac != NULL && take) {
+        mac->next = counter + 1;
     }
     return DDL_OK;
 }
 
 static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, &f));
+    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, false, &f));
     *out_bytes = f.bytes;
     return DDL_OK;
 }
@@ -97,8 +103,15 @@ static void ddl__count_received(ddl_context *c, int32_t peer, uint64_t bytes) {
     }
 }
 
+static bool ddl__payload_ok(const ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    if (!c->settings.mac || (f->flags & DDL__FRAME_FLAG_CRC) == 0) {
+        return ddl__frame_payload_ok(f, payload);
+    }
+    return ddl__mac_payload(&c->links[peer].mac_in, payload, f->bytes) == f->payload_crc;
+}
+
 static ddl_status ddl__arrived(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
-    if ((f->flags & DDL__FRAME_FLAG_CRC) != 0 && !ddl__frame_payload_ok(f, payload)) {
+    if (!ddl__payload_ok(c, peer, f, payload)) {
         ddl__log(&c->base, DDL_LOG_WARN, "a payload of %u bytes from rank %d does not match its checksum; its link is "
                  "closed", f->bytes, peer);
         return DDL_ERR_CORRUPT;
@@ -112,7 +125,7 @@ static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const ui
                                     uint64_t payload_bytes) {
     ddl_context *c = ddl__core(host);
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(c, peer, header, &f));
+    DDL__TRY(ddl__host_frame(c, peer, header, true, &f));
     return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
 }
 
@@ -123,7 +136,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     if (l == NULL) {
         return DDL_ERR_NOMEM;
     }
-    ddl_status status = ddl__host_frame(c, peer, header, &l->frame);
+    ddl_status status = ddl__host_frame(c, peer, header, true, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
     bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
     if (status == DDL_OK && h->place != NULL && direct) {
@@ -217,9 +230,13 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     f->source = (uint32_t)c->rank;
     if (c->settings.check_payload && f->bytes > 0) {
         f->flags |= DDL__FRAME_FLAG_CRC;
-        f->payload_crc = ddl__crc32c(0, payload, f->bytes);
+        f->payload_crc = c->settings.mac ? ddl__mac_payload(&l->mac_out, payload, f->bytes)
+                                         : ddl__crc32c(0, payload, f->bytes);
     }
     ddl__frame_write(out->message.header, f);
+    if (c->settings.mac) {
+        ddl__mac_seal(&l->mac_out, out->message.header);
+    }
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
     ddl__link_used(c, peer);

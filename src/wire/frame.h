@@ -68,19 +68,9 @@ static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__fr
     ddl__store_le32(out + 44, ddl__crc32c(0, out, 44));
 }
 
-/* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
- * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
- * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
-static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
-    uint8_t h[DDL__FRAME_BYTES];
-    memcpy(h, in, sizeof(h));
-    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
-        return DDL_ERR_CORRUPT;
-    }
+/* The fields of a header whose checksum is right; *out is untouched on error. Errors: DDL_ERR_CORRUPT. */
+static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], ddl__frame *out) {
     uint32_t word = ddl__load_le32(h + 4), bytes = ddl__load_le32(h + 8);
-    if ((word & 255) != DDL__WIRE_MAJOR) {
-        return DDL_ERR_VERSION;
-    }
     uint8_t type = (uint8_t)(word >> 8);
     if (bytes > DDL__FRAME_MAX_PAYLOAD || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
         return DDL_ERR_CORRUPT;
@@ -95,6 +85,18 @@ static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl
     out->signature = ddl__load_le64(h + 32);
     out->payload_crc = ddl__load_le32(h + 40);
     return DDL_OK;
+}
+
+/* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
+ * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
+ * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
+static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+    uint8_t h[DDL__FRAME_BYTES];
+    memcpy(h, in, sizeof(h));
+    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
+        return DDL_ERR_CORRUPT;
+    }
+    return h[4] == DDL__WIRE_MAJOR ? ddl__frame_fields(h, out) : DDL_ERR_VERSION;
 }
 
 /* True when the payload of f->bytes is what the sender sent, or the sender did not say. */

@@ -75,7 +75,7 @@ FUZZ_QUIET static void fuzz_honest(void) {
 FUZZ_QUIET static void fuzz_change(fuzz_input *in) {
     enum { AT = DDL__BLOB_AT_TRANSPORTS, EACH = DDL__BLOB_TRANSPORT_BYTES };
     static const size_t members[] = {0, 4, 8, 12, 16, 24, DDL__BLOB_AT_HOST, DDL__BLOB_AT_HOST + 64,
-                                     AT, AT + EACH, AT + 2 * EACH, AT + 3 * EACH};
+                                     AT, AT + EACH, AT + 2 * EACH, AT + 3 * EACH, 28};
     uint8_t which = fuzz_u8(in);
     size_t at = members[(which >> 2) % DDL__COUNT_OF(members)] + fuzz_u8(in), n = fuzz_u8(in);
     const uint8_t *bytes = fuzz_take(in, &n);

@@ -1,9 +1,9 @@
-/* libFuzzer target: the frame header and the field reader on bytes of a stranger.
+/* libFuzzer target: the frame header, plain and sealed, and the field reader on bytes of a stranger.
  * Input: 48 bytes of header, then a script for the reader (one byte a field) that runs over the same bytes.
  * campaign: parser max_len=1024 */
 #include "fuzz.h"
 
-#include "../../src/wire/frame.h"
+#include "../../src/wire/siphash.h"
 
 /* What is accepted is in range and is written back as the same bytes. */
 static void read_header(const uint8_t *bytes) {
@@ -18,6 +18,27 @@ static void read_header(const uint8_t *bytes) {
     REQUIRE(f.bytes <= DDL__FRAME_MAX_PAYLOAD && f.type >= 1 && f.type <= DDL__FRAME_TYPE_MAX);
     ddl__frame_write(again, &f);
     REQUIRE(memcmp(again, bytes, sizeof again) == 0);
+}
+
+/* Nobody guesses a tag; under a right one (DDL_MAC) the same holds as above. */
+static void read_sealed(const uint8_t *bytes) {
+    ddl__mac out = {{1, 2}, {3, 4}, 250}, in = out;
+    ddl__frame f, poison;
+    uint8_t sealed[DDL__FRAME_BYTES], again[DDL__FRAME_BYTES];
+    uint64_t counter = 0;
+    memset(&f, 0xa5, sizeof f);
+    memset(&poison, 0xa5, sizeof poison);
+    REQUIRE(ddl__mac_read(&in, bytes, &f, &counter) != DDL_OK && memcmp(&f, &poison, sizeof f) == 0);
+    memcpy(sealed, bytes, sizeof sealed);
+    ddl__mac_seal(&out, sealed);
+    if (ddl__mac_read(&in, sealed, &f, &counter) != DDL_OK) {
+        REQUIRE(memcmp(&f, &poison, sizeof f) == 0);
+        return;
+    }
+    REQUIRE(counter == 250 && f.bytes <= DDL__FRAME_MAX_PAYLOAD && f.type >= 1 && f.type <= DDL__FRAME_TYPE_MAX);
+    ddl__frame_write(again, &f);
+    ddl__mac_seal(&in, again);
+    REQUIRE(memcmp(again, sealed, sizeof again) == 0);
 }
 
 static void read_fields(const uint8_t *data, size_t bytes) {
@@ -70,6 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         ddl__store_le32(sealed, DDL__FRAME_MAGIC);
         ddl__store_le32(sealed + 44, ddl__crc32c(0, sealed, 44));
         read_header(sealed);
+        read_sealed(data);
         ddl__frame f = {.flags = DDL__FRAME_FLAG_CRC, .bytes = (uint32_t)(size - DDL__FRAME_BYTES)};
         (void)ddl__frame_payload_ok(&f, data + DDL__FRAME_BYTES);
     }
