@@ -209,6 +209,25 @@
 #define ddl_part DDL__PASTE(DDL_NAMESPACE, ddl_part)
 #define ddl_probe DDL__PASTE(DDL_NAMESPACE, ddl_probe)
 #define ddl_progress DDL__PASTE(DDL_NAMESPACE, ddl_progress)
+#define ddl_ps_clock DDL__PASTE(DDL_NAMESPACE, ddl_ps_clock)
+#define ddl_ps_create DDL__PASTE(DDL_NAMESPACE, ddl_ps_create)
+#define ddl_ps_free DDL__PASTE(DDL_NAMESPACE, ddl_ps_free)
+#define ddl_ps_info_get DDL__PASTE(DDL_NAMESPACE, ddl_ps_info_get)
+#define ddl_ps_ipull DDL__PASTE(DDL_NAMESPACE, ddl_ps_ipull)
+#define ddl_ps_ipush DDL__PASTE(DDL_NAMESPACE, ddl_ps_ipush)
+#define ddl_ps_ipush_pull DDL__PASTE(DDL_NAMESPACE, ddl_ps_ipush_pull)
+#define ddl_ps_leave DDL__PASTE(DDL_NAMESPACE, ddl_ps_leave)
+#define ddl_ps_load DDL__PASTE(DDL_NAMESPACE, ddl_ps_load)
+#define ddl_ps_pull DDL__PASTE(DDL_NAMESPACE, ddl_ps_pull)
+#define ddl_ps_pull_rows DDL__PASTE(DDL_NAMESPACE, ddl_ps_pull_rows)
+#define ddl_ps_push DDL__PASTE(DDL_NAMESPACE, ddl_ps_push)
+#define ddl_ps_push_pull DDL__PASTE(DDL_NAMESPACE, ddl_ps_push_pull)
+#define ddl_ps_push_rows DDL__PASTE(DDL_NAMESPACE, ddl_ps_push_rows)
+#define ddl_ps_rate DDL__PASTE(DDL_NAMESPACE, ddl_ps_rate)
+#define ddl_ps_save DDL__PASTE(DDL_NAMESPACE, ddl_ps_save)
+#define ddl_ps_serve DDL__PASTE(DDL_NAMESPACE, ddl_ps_serve)
+#define ddl_ps_switch DDL__PASTE(DDL_NAMESPACE, ddl_ps_switch)
+#define ddl_ps_table_create DDL__PASTE(DDL_NAMESPACE, ddl_ps_table_create)
 #define ddl_rank DDL__PASTE(DDL_NAMESPACE, ddl_rank)
 #define ddl_recv DDL__PASTE(DDL_NAMESPACE, ddl_recv)
 #define ddl_reduce DDL__PASTE(DDL_NAMESPACE, ddl_reduce)
@@ -850,6 +869,129 @@ typedef struct ddl_optimizer {
     void *user;
     int32_t state_slots;
 } ddl_optimizer;
+
+/* >>ps
+ * Parameter servers. Parameters (f32) live on servers, cut into pieces that are spread evenly; workers push gradients
+ * and pull parameters, servers run the optimizer. Workers are ranks 0, 1, ... of the group:
+ *
+ *     servers beside workers   dedicated = 0   ranks 0 .. servers-1 serve on a thread of their own, all ranks work
+ *     servers alone            dedicated = 1   the last `servers` ranks call ddl_ps_serve, the others work
+ *
+ * A worker's clock is the number of iterations it has finished; an update carries the clock at which it was pushed.
+ *
+ *     DDL_BSP   a read at clock c sees all updates of clocks < c and no other. The server adds the gradients of a clock
+ *               in the order of ranks and takes one step: the same bits in every run, for every number of servers.
+ *     DDL_SSP   a read at clock c sees all updates of clocks < c - staleness, all of its own, and perhaps newer ones of
+ *               others; no worker is ahead of the slowest by more (Ho et al., NIPS 2013). Each push is a step of the
+ *               optimizer. Staleness 0 is BSP.
+ *     DDL_ASP   every push is a step as it comes; nobody waits.
+ *
+ * A worker that dies or leaves counts no more; BSP fails with DDL_ERR_PEER when one dies. A server that dies fails
+ * every call that needs it with DDL_ERR_PEER: load a checkpoint into new servers. Calls are [any thread]; those of one
+ * worker on one parameter take effect in the order they were made. Free with ddl_ps_free, before ddl_finalize. */
+typedef struct ddl_ps ddl_ps;
+typedef enum ddl_sync { DDL_SYNC_DEFAULT = 0, DDL_BSP = 1, DDL_SSP = 2, DDL_ASP = 3 } ddl_sync;
+typedef struct ddl_sync_config {
+    ddl_sync mode;         /* default DDL_BSP */
+    int32_t staleness;     /* of SSP, in clocks; 0: the default, 3; -1: bound 0 */
+    int32_t staleness_max; /* greater: the bound moves between the two by measured step times (DSSP, Zhao et al.,
+                              ICDCS 2019), so that the fast wait least; 0: it does not */
+} ddl_sync_config;
+/* All zero = defaults. All ranks pass the same. */
+typedef struct ddl_ps_config {
+    int32_t servers;         /* default 1 */
+    int32_t dedicated;       /* 1: the last ranks only serve */
+    ddl_sync_config sync;
+    ddl_optimizer optimizer; /* elementwise ones: not LARS, not LAMB */
+    ddl_op op;               /* DDL_AVG (default): a gradient counts as 1 / workers, or DDL_SUM: as it is */
+    int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
+                                which wait at the worker while there is no room. 0: no bound */
+    int64_t piece_bytes;     /* most of one message; default 1 MiB */
+} ddl_ps_config;
+
+/* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
+ * ranks; ranks that only serve may pass NULL for data. Every rank of the group calls. Blocks. Errors: DDL_ERR_ARG
+ * (servers, staleness, optimizer or types that cannot work), DDL_ERR_NOMEM (memory_bytes is too little: how much is
+ * needed), DDL_ERR_MISMATCH (ranks differ). */
+DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
+                                 ddl_ps **out_ps);
+/* Leaves (ddl_ps_leave), waits until this rank's server is needed by nobody, frees and sets *ps to NULL; NULL is fine.
+ * Errors: DDL_ERR_STATE while requests are outstanding. */
+DDL_API ddl_status ddl_ps_free(ddl_ps **ps);
+/* Serves until every worker has left or died. Blocks. Errors: DDL_ERR_ARG on a rank that is no dedicated server. */
+DDL_API ddl_status ddl_ps_serve(ddl_ps *ps);
+/* Says that this worker has nothing more to push: the others go on without it. Its later calls are refused. */
+DDL_API ddl_status ddl_ps_leave(ddl_ps *ps);
+
+/* Pushes the gradient of a parameter. It is applied exactly once: one that ended with DDL_ERR_TIMEOUT may or may not
+ * have been, and is pushed again with the same *sequence, before a newer one. sequence NULL, or *sequence 0: a new
+ * push, which gets the next number. While the server has no room (memory_bytes) it waits: that is the back-pressure.
+ * Errors: DDL_ERR_ARG, DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP: a parameter twice in one clock). */
+DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence);
+DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
+                                ddl_request **out_request);
+/* Pulls a parameter as the sync mode lets this worker's clock see it; waits until it may. */
+DDL_API ddl_status ddl_ps_pull(ddl_ps *ps, int32_t param, ddl_tensor out);
+DDL_API ddl_status ddl_ps_ipull(ddl_ps *ps, int32_t param, ddl_tensor out, ddl_request **out_request);
+/* Pushes a gradient and pulls what the next clock may see. */
+DDL_API ddl_status ddl_ps_push_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence);
+DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence,
+                                     ddl_request **out_request);
+/* Ends an iteration: this worker's clock grows by one. Waits while it would be more than staleness + 1 ahead of the
+ * slowest. A parameter that it did not push in that iteration is averaged over those who did. */
+DDL_API ddl_status ddl_ps_clock(ddl_ps *ps);
+/* Multiplies the learning rate of this worker's pushes from now on: a schedule. BSP takes that of the lowest rank. */
+DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor);
+/* Changes the sync mode, at a point where every worker calls it and none has requests outstanding. All clocks become
+ * the greatest. Errors: DDL_ERR_ARG, DDL_ERR_MISMATCH (workers ask for different things), DDL_ERR_STATE (BSP: some have
+ * pushed for a clock and others have not). */
+DDL_API ddl_status ddl_ps_switch(ddl_ps *ps, const ddl_sync_config *sync);
+
+typedef struct ddl_ps_info {
+    int32_t worker, workers; /* this rank's number, -1: only serves; how many there are */
+    int32_t server, servers;
+    int64_t clock, slowest;  /* of this worker; of the slowest, as far as this rank knows */
+    uint64_t sequence;       /* of the last push */
+    /* of the server on this rank */
+    uint64_t pushes_applied, pushes_repeated; /* repeated: known already, and not applied */
+    uint64_t memory_bytes, memory_peak_bytes;
+    int64_t elements;            /* of parameters, that it holds */
+    uint64_t rows, rows_evicted; /* of tables */
+} ddl_ps_info;
+/* Reads clocks and counters. Does not block. */
+DDL_API ddl_status ddl_ps_info_get(ddl_ps *ps, ddl_ps_info *out_info);
+
+/* A sparse table: rows of f32 by 64-bit id, spread over the servers by a hash of the id. A row is made when it is first
+ * pulled or pushed, with values that depend on seed, id and column alone. */
+typedef struct ddl_ps_table_config {
+    int32_t width;        /* values of a row */
+    float uniform;        /* a new row is uniform in [-uniform, uniform); 0: zeros */
+    uint64_t seed;
+    int64_t rows;         /* most rows on one server; 0: as memory_bytes allows */
+    int32_t evict;        /* 1: the row that was used least recently makes room, and is lost; 0: no room is an error */
+    int32_t fixed;        /* 1: pushes make rows, pulls of unknown ids are refused */
+} ddl_ps_table_config;
+/* Makes a table; every worker calls, with the same config. *out_table is its number: 0, 1, ... Errors: DDL_ERR_ARG,
+ * DDL_ERR_NOMEM (the rows that were asked for do not fit into memory_bytes), DDL_ERR_MISMATCH. */
+DDL_API ddl_status ddl_ps_table_create(ddl_ps *ps, const ddl_ps_table_config *config, int32_t *out_table);
+/* Pulls count rows into out (count * width). An id may come more than once. Errors: DDL_ERR_ARG (fixed: an unknown id,
+ * which is named), DDL_ERR_NOMEM (no room for a row, without evict: names table, row and server). */
+DDL_API ddl_status ddl_ps_pull_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count, ddl_tensor out);
+/* Pushes gradients of count rows (count * width); those of one id are added up. sequence as in ddl_ps_push. Several
+ * pushes may be made in one clock; a table counts as pushed when the worker calls ddl_ps_clock. A gradient is divided
+ * by the number of workers (DDL_AVG). On DDL_ERR_NOMEM the rows of other messages (piece_bytes) are applied. */
+DDL_API ddl_status ddl_ps_push_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count, ddl_tensor grads,
+                                    uint64_t *sequence);
+
+/* Writes parameters, optimizer state, clocks and tables into folder, one file for each server, checksummed, each
+ * renamed when it is whole; the generation before is kept. Every worker calls, with no requests outstanding. The folder
+ * is one that all servers share, of this job alone. Errors: DDL_ERR_SYSTEM (the earlier ones still stand),
+ * DDL_ERR_STATE as ddl_ps_switch. */
+DDL_API ddl_status ddl_ps_save(ddl_ps *ps, const char *folder);
+/* Takes the newest generation that is whole and undamaged, written by any number of servers for the same parameters and
+ * tables (make those first). Workers go on at their clocks; if their number is another, at the slowest. Every worker
+ * calls. Errors: DDL_ERR_SYSTEM (there is none, and what is wrong with each), DDL_ERR_MISMATCH (another model's). */
+DDL_API ddl_status ddl_ps_load(ddl_ps *ps, const char *folder);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -22686,6 +22828,3610 @@ static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, co
 
 static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {
     ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
+}
+
+/* >>ps/shard */
+/* ps, first part: which server holds what, and how far a fast worker may run. Pure functions, the same on all ranks. */
+
+enum {
+    DDL__PS_SPREAD = 8,        /* pieces of a server, at least: so that none has much more than another */
+    DDL__PS_PIECE_LEAST = 1024 /* elements: smaller ones cost more in messages than they even out */
+};
+
+/* Elements [begin, begin + count) of a parameter, on one server. */
+typedef struct ddl__ps_piece {
+    int32_t param, server;
+    int64_t begin, count;
+} ddl__ps_piece;
+
+/* Elements of the largest piece: total is that of all parameters. */
+static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
+    int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
+    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
+}
+
+/* Cuts parameters into pieces of at most `limit` elements, in order; returns how many. out may be NULL, to count. */
+static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit, ddl__ps_piece *out) {
+    int64_t pieces = 0;
+    for (int32_t p = 0; p < params; p++) {
+        int64_t parts = counts[p] / limit + (counts[p] % limit != 0);
+        for (int64_t i = 0; i < parts; i++, pieces++) {
+            if (out != NULL) {
+                ddl__ps_piece *at = &out[pieces];
+                *at = (ddl__ps_piece){.param = p};
+                ddl_part(counts[p], (int32_t)parts, (int32_t)i, &at->begin, &at->count);
+            }
+        }
+    }
+    return pieces;
+}
+
+static int ddl__ps_larger_first(const void *a, const void *b) {
+    const ddl__ps_piece *x = *(ddl__ps_piece *const *)a, *y = *(ddl__ps_piece *const *)b;
+    return x->count != y->count ? (x->count < y->count) - (x->count > y->count) : (x > y) - (x < y);
+}
+
+/* Gives the pieces to servers, the largest first, each to the server that has least (LPT, Graham 1969). No server then
+ * has more than another by more than one piece: the last that the fuller one got, it got as the emptiest. order and
+ * load are scratch, of n and of servers entries. */
+static void ddl__ps_assign(ddl__ps_piece *pieces, int64_t n, int32_t servers, ddl__ps_piece **order, int64_t *load) {
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = &pieces[i];
+    }
+    if (n > 0) {
+        qsort(order, (size_t)n, sizeof *order, ddl__ps_larger_first);
+    }
+    memset(load, 0, (size_t)servers * sizeof *load);
+    for (int64_t i = 0; i < n; i++) {
+        int32_t least = 0;
+        for (int32_t s = 1; s < servers; s++) {
+            least = load[s] < load[least] ? s : least;
+        }
+        order[i]->server = least;
+        load[least] += order[i]->count;
+    }
+}
+
+static int32_t ddl__ps_server_of_row(uint64_t id, int32_t servers) {
+    return (int32_t)(ddl__mix(0x726f77, id) % (uint64_t)servers);
+}
+
+/* How many iterations beyond the lower bound a worker that has to wait should be let go on, 0 .. range: the number
+ * after which it meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019,
+ * algorithm 2). Times in ns: now, the end of the slowest's last iteration, how long its and our iterations take. */
+static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_takes, uint64_t takes, int32_t range) {
+    if (slow_takes == 0 || takes == 0) {
+        return 0; /* nothing was measured yet */
+    }
+    int32_t best = 0;
+    uint64_t least = UINT64_MAX;
+    for (int32_t r = 0; r <= range; r++) {
+        uint64_t mine = now + (uint64_t)r * takes;
+        uint64_t since = mine > slow_end ? mine - slow_end : 0;
+        uint64_t wait = (slow_takes - since % slow_takes) % slow_takes; /* to the next end at or after `mine` */
+        wait = since == 0 ? slow_end - mine + slow_takes : wait;
+        if (wait < least) {
+            least = wait;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* >>ps/message */
+/* ps, second part: what workers and servers say to each other.
+ *
+ *     worker -> server   ASK (tag 0), then its payload (tag of the ask): ids, gradients, a path
+ *     server -> worker   ANSWER (that tag + 1), then the payload, empty when the answer is an error
+ *
+ * All through messages of a group of their own, so every transport will do. A server asks for a payload only when it
+ * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. */
+
+enum {
+    DDL__PS_ASK_BYTES = 64,
+    DDL__PS_ANSWER_BYTES = 40, /* and a sentence */
+    DDL__PS_SENTENCE_BYTES = 300,
+    DDL__PS_PATH_BYTES = 4096,
+    DDL__PS_TAG_ASK = 0,
+    DDL__PS_TAG_MAX = 1 << 30
+};
+
+enum ddl__ps_op {
+    DDL__PS_INIT = 1, /* first values of a piece */
+    DDL__PS_PUSH = 2, /* gradient of a piece */
+    DDL__PS_PULL = 3,
+    DDL__PS_PUSH_PULL = 4,
+    DDL__PS_PUSH_ROWS = 5, /* count ids, then count rows */
+    DDL__PS_PULL_ROWS = 6, /* count ids */
+    DDL__PS_CLOCK = 7,     /* no answer; value: nanoseconds of the iteration */
+    DDL__PS_GATE = 8,      /* answered when the worker may end its iteration */
+    DDL__PS_LEAVE = 9,
+    /* Those that every worker asks for, and that are done once when the last has: */
+    DDL__PS_TABLE = 10,  /* payload: the config */
+    DDL__PS_SWITCH = 11, /* payload: the sync mode */
+    DDL__PS_SAVE = 12,   /* payload: the path */
+    DDL__PS_LOAD = 13,
+    DDL__PS_OPS = 14
+};
+
+typedef struct ddl__ps_ask {
+    int32_t op, place; /* place: a piece, or a table */
+    int32_t tag;
+    int64_t clock; /* at which it was pushed, or reads */
+    uint64_t sequence;
+    int64_t count;  /* ids */
+    int64_t bytes;  /* of the payload */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate */
+} ddl__ps_ask;
+
+typedef struct ddl__ps_answer {
+    ddl_status status;
+    int32_t repeated;   /* the push was known already */
+    int64_t slowest;    /* clock, as far as the server knows */
+    int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
+    uint64_t sequence;  /* LOAD: its last push that was applied */
+    int64_t generation; /* LOAD */
+    char text[DDL__PS_SENTENCE_BYTES];
+} ddl__ps_answer;
+
+static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask *a) {
+    ddl__writer w = ddl__writer_of(out, DDL__PS_ASK_BYTES);
+    memset(out, 0, DDL__PS_ASK_BYTES);
+    ddl__put_u32(&w, (uint32_t)a->op);
+    ddl__put_u32(&w, (uint32_t)a->place);
+    ddl__put_u32(&w, (uint32_t)a->tag);
+    ddl__put_u32(&w, 0);
+    ddl__put_u64(&w, (uint64_t)a->clock);
+    ddl__put_u64(&w, a->sequence);
+    ddl__put_u64(&w, (uint64_t)a->count);
+    ddl__put_u64(&w, (uint64_t)a->bytes);
+    ddl__put_u64(&w, a->value);
+}
+
+/* What it returns is right in form; whether there is such a piece or row is for the server to see. */
+static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a) {
+    ddl__reader r = ddl__reader_of(in, DDL__PS_ASK_BYTES);
+    a->op = (int32_t)ddl__get_u32(&r);
+    a->place = (int32_t)ddl__get_u32(&r);
+    a->tag = (int32_t)ddl__get_u32(&r);
+    ddl__get_u32(&r);
+    a->clock = (int64_t)ddl__get_u64(&r);
+    a->sequence = ddl__get_u64(&r);
+    a->count = (int64_t)ddl__get_u64(&r);
+    a->bytes = (int64_t)ddl__get_u64(&r);
+    a->value = ddl__get_u64(&r);
+    return a->op >= DDL__PS_INIT && a->op < DDL__PS_OPS && a->tag > DDL__PS_TAG_ASK && a->tag <= DDL__PS_TAG_MAX &&
+           a->tag % 2 == 0 && a->clock >= 0 && a->clock < INT64_MAX / 2 && a->count >= 0 && a->bytes >= 0;
+}
+
+/* Returns the bytes. */
+static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
+    ddl__writer w = ddl__writer_of(out, DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES);
+    ddl__put_u32(&w, (uint32_t)(int32_t)a->status);
+    ddl__put_u32(&w, (uint32_t)a->repeated);
+    ddl__put_u64(&w, (uint64_t)a->slowest);
+    ddl__put_u64(&w, (uint64_t)a->clock);
+    ddl__put_u64(&w, a->sequence);
+    ddl__put_u64(&w, (uint64_t)a->generation);
+    if (a->status < 0) {
+        ddl__put_bytes(&w, a->text, strnlen(a->text, sizeof a->text - 1));
+    }
+    return w.at;
+}
+
+static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer *a) {
+    ddl__reader r = ddl__reader_of(in, bytes);
+    a->status = (ddl_status)(int32_t)ddl__get_u32(&r);
+    a->repeated = (int32_t)ddl__get_u32(&r);
+    a->slowest = (int64_t)ddl__get_u64(&r);
+    a->clock = (int64_t)ddl__get_u64(&r);
+    a->sequence = ddl__get_u64(&r);
+    a->generation = (int64_t)ddl__get_u64(&r);
+    size_t text = DDL__MIN(r.bytes - r.at, sizeof a->text - 1);
+    ddl__get_bytes(&r, a->text, text);
+    a->text[r.bad ? 0 : text] = 0;
+    ddl__text_clean(a->text);
+    return !r.bad;
+}
+
+static bool ddl__ps_is_push(int32_t op) {
+    return op == DDL__PS_PUSH || op == DDL__PS_PUSH_PULL || op == DDL__PS_PUSH_ROWS;
+}
+static bool ddl__ps_is_row_op(int32_t op) { return op == DDL__PS_PUSH_ROWS || op == DDL__PS_PULL_ROWS; }
+static bool ddl__ps_is_piece_op(int32_t op) { return op >= DDL__PS_INIT && op <= DDL__PS_PUSH_PULL; }
+static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
+
+/* >>starting messages. The context is locked. */
+
+/* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
+ * is the parent's affair. */
+static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                               ddl_request *parent, ddl_request **out) {
+    ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
+    *out = NULL;
+    DDL__TRY(ddl__p2p_make(g, &t, out));
+    ddl_request *r = *out;
+    r->attended_ns = UINT64_MAX;
+    r->parent = parent;
+    parent->parts++;
+    ddl__p2p_start(g->context, r);
+    return DDL_OK;
+}
+
+/* A parent begins with one part more, so that it cannot end while its messages are still being started. */
+static void ddl__ps_moves_begin(ddl_request *parent) { parent->parts = 1; }
+
+static void ddl__ps_moves_started(ddl_context *c, ddl_request *parent) {
+    if (--parent->parts == 0) {
+        parent->parts_done(c, parent);
+    }
+}
+
+/* Ends a message that is still under way, and gives it back. */
+static void ddl__ps_move_drop(ddl_context *c, ddl_request **message) {
+    ddl_request *r = *message;
+    *message = NULL;
+    if (r == NULL || c->finalized) { /* ddl_finalize has ended and freed all requests */
+        return;
+    }
+    r->parent = NULL;
+    if (ddl__is_pending(r)) {
+        r->ops->abandon(c, r);
+        if (ddl__is_pending(r)) {
+            ddl__request_done(r, DDL_ERR_CANCELLED);
+        }
+    }
+    ddl__request_release(r);
+}
+
+/* >>ps/rows */
+/* ps, third part: the rows that one server holds of one sparse table: a hash of ids to slots, slots in slabs, a list of
+ * slots by last use. It knows no workers and no clocks. */
+
+enum { DDL__PS_SLAB_ROWS = 256, DDL__PS_INDEX_LEAST = 1024 };
+#define DDL__PS_NO_ROW UINT32_MAX
+
+/* Memory of one server, bounded. Under the context's lock, as all of its memory is. */
+typedef struct ddl__ps_memory {
+    ddl_context *c;
+    uint64_t used, peak, limit; /* bytes */
+} ddl__ps_memory;
+
+static bool ddl__ps_fits(const ddl__ps_memory *m, uint64_t bytes) {
+    return bytes <= m->limit && m->used <= m->limit - bytes;
+}
+
+static void ddl__ps_use(ddl__ps_memory *m, uint64_t bytes) {
+    m->used += bytes;
+    m->peak = DDL__MAX(m->peak, m->used);
+}
+
+/* Zeroed; NULL when the bound or the machine's memory is reached. */
+static void *ddl__ps_alloc(ddl__ps_memory *m, size_t count, size_t each) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, each, &bytes) || !ddl__ps_fits(m, bytes)) {
+        return NULL;
+    }
+    ddl__lock(m->c);
+    void *memory = ddl__alloc(&m->c->base, bytes);
+    ddl__unlock(m->c);
+    if (memory != NULL) {
+        ddl__ps_use(m, bytes);
+    }
+    return memory;
+}
+
+static void ddl__ps_free(ddl__ps_memory *m, void *memory, size_t count, size_t each) {
+    if (memory != NULL) {
+        ddl__lock(m->c);
+        ddl__free(&m->c->base, memory);
+        ddl__unlock(m->c);
+        m->used -= (uint64_t)count * each;
+    }
+}
+
+typedef struct ddl__ps_row {
+    uint64_t id;
+    int64_t steps;         /* of the optimizer */
+    uint32_t newer, older; /* by last use */
+    uint32_t pins;         /* pushes that wait for their turn: it must not be evicted */
+    bool touched;          /* its gradient is being added up */
+} ddl__ps_row;
+
+/* Behind each row: width values, width * state slots, width of the gradient that is being added up. */
+typedef struct ddl__ps_slab {
+    ddl__ps_row rows[DDL__PS_SLAB_ROWS];
+    float data[];
+} ddl__ps_slab;
+
+typedef struct ddl__ps_rows {
+    ddl_ps_table_config config;
+    int32_t slots;        /* of the optimizer's state */
+    uint32_t count, room; /* rows; slots in slabs */
+    uint32_t newest, oldest;
+    uint32_t *index;   /* open addressing, slot + 1; 0: empty */
+    size_t index_size; /* a power of two */
+    ddl__ps_slab **slabs;
+    size_t slab_cap;
+    uint32_t *touched; /* slots with a gradient; room for those of touched_cap slabs */
+    size_t touched_cap;
+    uint32_t touched_count;
+    uint64_t evicted;
+    ddl__ps_memory *memory;
+} ddl__ps_rows;
+
+static size_t ddl__ps_row_floats(const ddl__ps_rows *t) { return (size_t)t->config.width * (size_t)(t->slots + 2); }
+
+static size_t ddl__ps_slab_bytes(const ddl__ps_rows *t) {
+    return sizeof(ddl__ps_slab) + DDL__PS_SLAB_ROWS * ddl__ps_row_floats(t) * sizeof(float);
+}
+
+static ddl__ps_row *ddl__ps_row_at(const ddl__ps_rows *t, uint32_t slot) {
+    return &t->slabs[slot / DDL__PS_SLAB_ROWS]->rows[slot % DDL__PS_SLAB_ROWS];
+}
+
+static float *ddl__ps_row_values(const ddl__ps_rows *t, uint32_t slot) {
+    return t->slabs[slot / DDL__PS_SLAB_ROWS]->data + slot % DDL__PS_SLAB_ROWS * ddl__ps_row_floats(t);
+}
+
+static float *ddl__ps_row_state(const ddl__ps_rows *t, uint32_t slot) {
+    return ddl__ps_row_values(t, slot) + t->config.width;
+}
+
+static float *ddl__ps_row_grad(const ddl__ps_rows *t, uint32_t slot) {
+    return ddl__ps_row_values(t, slot) + (size_t)t->config.width * (size_t)(t->slots + 1);
+}
+
+/* The initialiser: value j of a row depends on seed, id and j alone, so that neither the order of first touches nor the
+ * number of servers matters. 24 random bits, as many as an f32 in [0, 1) can tell apart. */
+static float ddl__ps_first_value(const ddl_ps_table_config *config, uint64_t id, int32_t j) {
+    uint64_t bits = ddl__mix(ddl__mix(config->seed, id), (uint64_t)j);
+    float unit = (float)(bits >> 40) * (1.0f / 16777216.0f);
+    return (2.0f * unit - 1.0f) * config->uniform;
+}
+
+/* >>index */
+
+static size_t ddl__ps_home(const ddl__ps_rows *t, uint64_t id) {
+    return (size_t)ddl__mix(0x696478, id) & (t->index_size - 1);
+}
+
+/* Where the id is, or the empty entry where it belongs. */
+static size_t ddl__ps_probe(const ddl__ps_rows *t, uint64_t id) {
+    size_t at = ddl__ps_home(t, id);
+    while (t->index[at] != 0 && ddl__ps_row_at(t, t->index[at] - 1)->id != id) {
+        at = (at + 1) & (t->index_size - 1);
+    }
+    return at;
+}
+
+/* Takes an entry out and moves those behind it up, so that no probe stops too early (Knuth, volume 3, 6.4 R). */
+static void ddl__ps_unindex(ddl__ps_rows *t, size_t hole) {
+    size_t mask = t->index_size - 1;
+    for (size_t at = (hole + 1) & mask; t->index[at] != 0; at = (at + 1) & mask) {
+        size_t home = ddl__ps_home(t, ddl__ps_row_at(t, t->index[at] - 1)->id);
+        if (((at - home) & mask) >= ((at - hole) & mask)) {
+            t->index[hole] = t->index[at];
+            hole = at;
+        }
+    }
+    t->index[hole] = 0;
+}
+
+/* At most two thirds full. False: no memory. */
+static bool ddl__ps_index_grow(ddl__ps_rows *t) {
+    if (t->index != NULL && (size_t)t->count * 3 < t->index_size * 2) {
+        return true;
+    }
+    size_t old_size = t->index_size, size = old_size == 0 ? DDL__PS_INDEX_LEAST : old_size * 2;
+    uint32_t *old = t->index, *index = ddl__ps_alloc(t->memory, size, sizeof *index);
+    if (index == NULL) {
+        return false;
+    }
+    t->index = index;
+    t->index_size = size;
+    for (size_t i = 0; i < old_size; i++) {
+        if (old[i] != 0) {
+            index[ddl__ps_probe(t, ddl__ps_row_at(t, old[i] - 1)->id)] = old[i];
+        }
+    }
+    ddl__ps_free(t->memory, old, old_size, sizeof *old);
+    return true;
+}
+
+/* >>use */
+
+static void ddl__ps_row_unlink(ddl__ps_rows *t, uint32_t slot) {
+    ddl__ps_row *r = ddl__ps_row_at(t, slot);
+    *(r->newer != DDL__PS_NO_ROW ? &ddl__ps_row_at(t, r->newer)->older : &t->newest) = r->older;
+    *(r->older != DDL__PS_NO_ROW ? &ddl__ps_row_at(t, r->older)->newer : &t->oldest) = r->newer;
+}
+
+static void ddl__ps_row_use(ddl__ps_rows *t, uint32_t slot, bool linked) {
+    if (linked && t->newest == slot) {
+        return;
+    }
+    if (linked) {
+        ddl__ps_row_unlink(t, slot);
+    }
+    ddl__ps_row *r = ddl__ps_row_at(t, slot);
+    r->newer = DDL__PS_NO_ROW;
+    r->older = t->newest;
+    *(t->newest != DDL__PS_NO_ROW ? &ddl__ps_row_at(t, t->newest)->newer : &t->oldest) = slot;
+    t->newest = slot;
+}
+
+/* >>making rows */
+
+/* Arrays of one entry a slab or a row grow by doubling. */
+static bool ddl__ps_array_grow(ddl__ps_rows *t, void **array, size_t *cap, size_t need, size_t each) {
+    if (need <= *cap) {
+        return true;
+    }
+    size_t grown = DDL__MAX(need, *cap * 2);
+    void *to = ddl__ps_alloc(t->memory, grown, each);
+    if (to == NULL) {
+        return false;
+    }
+    if (*array != NULL) {
+        memcpy(to, *array, *cap * each);
+        ddl__ps_free(t->memory, *array, *cap, each);
+    }
+    *array = to;
+    *cap = grown;
+    return true;
+}
+
+/* One slab more. False: the bound of rows, or memory. */
+static bool ddl__ps_rows_grow(ddl__ps_rows *t) {
+    size_t slab = t->room / DDL__PS_SLAB_ROWS, each = DDL__PS_SLAB_ROWS * sizeof *t->touched;
+    if (t->room > UINT32_MAX / 2 || !ddl__ps_fits(t->memory, ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * 4 + 8) ||
+        !ddl__ps_array_grow(t, (void **)&t->slabs, &t->slab_cap, slab + 1, sizeof *t->slabs) ||
+        !ddl__ps_array_grow(t, (void **)&t->touched, &t->touched_cap, slab + 1, each)) {
+        return false;
+    }
+    t->slabs[slab] = ddl__ps_alloc(t->memory, 1, ddl__ps_slab_bytes(t));
+    t->room += t->slabs[slab] != NULL ? DDL__PS_SLAB_ROWS : 0;
+    return t->slabs[slab] != NULL;
+}
+
+/* Takes the row that was used least recently away and returns its slot; DDL__PS_NO_ROW when none may go. */
+static uint32_t ddl__ps_row_evict(ddl__ps_rows *t) {
+    for (uint32_t slot = t->oldest; slot != DDL__PS_NO_ROW; slot = ddl__ps_row_at(t, slot)->newer) {
+        ddl__ps_row *r = ddl__ps_row_at(t, slot);
+        if (r->pins == 0 && !r->touched) {
+            ddl__ps_unindex(t, ddl__ps_probe(t, r->id));
+            ddl__ps_row_unlink(t, slot);
+            t->evicted++;
+            t->count--;
+            return slot;
+        }
+    }
+    return DDL__PS_NO_ROW;
+}
+
+static uint32_t ddl__ps_row_new(ddl__ps_rows *t, uint64_t id) {
+    bool full = t->config.rows > 0 && t->count >= t->config.rows;
+    uint32_t slot = DDL__PS_NO_ROW;
+    if (!full && ddl__ps_index_grow(t) && (t->count < t->room || ddl__ps_rows_grow(t))) {
+        slot = t->count; /* without an eviction slots are handed out in order */
+    } else if (t->config.evict) {
+        slot = ddl__ps_row_evict(t);
+    }
+    if (slot == DDL__PS_NO_ROW) {
+        return slot;
+    }
+    ddl__ps_row *r = ddl__ps_row_at(t, slot);
+    *r = (ddl__ps_row){.id = id};
+    float *values = ddl__ps_row_values(t, slot);
+    for (int32_t j = 0; j < t->config.width; j++) {
+        values[j] = ddl__ps_first_value(&t->config, id, j);
+    }
+    memset(values + t->config.width, 0, (ddl__ps_row_floats(t) - (size_t)t->config.width) * sizeof(float));
+    t->count++;
+    t->index[ddl__ps_probe(t, id)] = slot + 1;
+    ddl__ps_row_use(t, slot, false);
+    return slot;
+}
+
+/* The slot of a row, made when make is set; DDL__PS_NO_ROW: there is none, or no room. It is the newest then. */
+static uint32_t ddl__ps_row_get(ddl__ps_rows *t, uint64_t id, bool make) {
+    uint32_t entry = t->index != NULL ? t->index[ddl__ps_probe(t, id)] : 0;
+    if (entry != 0) {
+        ddl__ps_row_use(t, entry - 1, true);
+        return entry - 1;
+    }
+    return make ? ddl__ps_row_new(t, id) : DDL__PS_NO_ROW;
+}
+
+/* >>gradients */
+
+/* Makes and pins the rows of a push: from here on it cannot fail. False: there is no room, and nothing is pinned. */
+static bool ddl__ps_rows_pin(ddl__ps_rows *t, const uint64_t *ids, int64_t count) {
+    int64_t made = 0;
+    for (; made < count; made++) {
+        uint32_t slot = ddl__ps_row_get(t, ids[made], true);
+        if (slot == DDL__PS_NO_ROW) {
+            break;
+        }
+        ddl__ps_row_at(t, slot)->pins++;
+    }
+    for (int64_t i = 0; made < count && i < made; i++) {
+        ddl__ps_row_at(t, ddl__ps_row_get(t, ids[i], false))->pins--;
+    }
+    return made == count;
+}
+
+/* Adds the gradients of a push that was pinned; those of one id are added up. */
+static void ddl__ps_rows_add(ddl__ps_rows *t, const uint64_t *ids, const float *grads, int64_t count) {
+    int32_t width = t->config.width;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t slot = ddl__ps_row_get(t, ids[i], false);
+        ddl__ps_row *r = ddl__ps_row_at(t, slot);
+        float *sum = ddl__ps_row_grad(t, slot);
+        if (!r->touched) {
+            r->touched = true;
+            t->touched[t->touched_count++] = slot;
+            memset(sum, 0, (size_t)width * sizeof *sum);
+        }
+        for (int32_t j = 0; j < width; j++) {
+            sum[j] += grads[i * width + j];
+        }
+        r->pins--;
+    }
+}
+
+/* One step of the optimizer on every row with a gradient, which is divided by `among`. */
+static void ddl__ps_rows_step(ddl__ps_rows *t, const ddl_optimizer *o, int32_t tensor, int32_t among, double rate) {
+    for (uint32_t i = 0; i < t->touched_count; i++) {
+        uint32_t slot = t->touched[i];
+        ddl__ps_row *r = ddl__ps_row_at(t, slot);
+        float *grad = ddl__ps_row_grad(t, slot);
+        ddl__average(grad, (size_t)t->config.width, DDL_F32, among);
+        ddl_optimizer_part part = {.step = ++r->steps,
+                                   .learning_rate = o->learning_rate * rate,
+                                   .tensor = tensor,
+                                   .count = t->config.width,
+                                   .param = ddl__ps_row_values(t, slot),
+                                   .grad = grad,
+                                   .state = ddl__ps_row_state(t, slot),
+                                   .state_stride = t->config.width};
+        ddl__optim_step(o, &part, NULL);
+        r->touched = false;
+    }
+    t->touched_count = 0;
+}
+
+/* Forgets all rows. */
+static void ddl__ps_rows_clear(ddl__ps_rows *t) {
+    if (t->index != NULL) {
+        memset(t->index, 0, t->index_size * sizeof *t->index);
+    }
+    t->count = t->touched_count = 0;
+    t->newest = t->oldest = DDL__PS_NO_ROW;
+}
+
+static void ddl__ps_rows_free(ddl__ps_rows *t) {
+    size_t slabs = t->room / DDL__PS_SLAB_ROWS;
+    for (size_t i = 0; i < slabs; i++) {
+        ddl__ps_free(t->memory, t->slabs[i], 1, ddl__ps_slab_bytes(t));
+    }
+    ddl__ps_free(t->memory, t->slabs, t->slab_cap, sizeof *t->slabs);
+    ddl__ps_free(t->memory, t->touched, t->touched_cap, DDL__PS_SLAB_ROWS * sizeof *t->touched);
+    ddl__ps_free(t->memory, t->index, t->index_size, sizeof *t->index);
+    t->room = 0;
+}
+
+/* >>ps/state */
+/* ps, fourth part: what a server holds, and the requests of workers that wait in it. Only the server's own thread
+ * touches it; the context's lock is for messages and memory. */
+
+enum { DDL__PS_JOBS_MAX = 1 << 16 }; /* of one worker: what waits beyond stays with p2p */
+
+/* Values of a piece. A reply sends from here without a copy; a step meanwhile goes to a copy: see ddl__ps_own. */
+typedef struct ddl__ps_value {
+    int32_t readers;
+    bool current; /* else it goes when its last reader has */
+    float data[];
+} ddl__ps_value;
+
+typedef enum ddl__ps_phase {
+    DDL__PS_LISTENING = 0, /* for an ask */
+    DDL__PS_ASKED = 1,     /* its payload is still with the worker */
+    DDL__PS_RECEIVING = 2,
+    DDL__PS_RECEIVED = 3,
+    DDL__PS_ACCEPTED = 4 /* a push that counts, and waits for its turn (BSP) */
+} ddl__ps_phase;
+
+/* A checkpoint: see save.h. */
+typedef struct ddl__ps_generation {
+    int64_t clock;
+    uint64_t pushes;
+    int32_t servers;
+} ddl__ps_generation;
+
+/* One request of a worker, from the ask to the end of the answer. */
+typedef struct ddl__ps_job {
+    struct ddl__ps_job *next;     /* in the queue of its place, or free */
+    struct ddl__ps_job *all_next; /* in the list of all */
+    struct ddl__ps_job *ended;    /* in the list of jobs whose messages have ended; under the lock */
+    struct ddl__ps_server *server;
+    ddl_request *gate; /* parent of the messages that are under way */
+    ddl_request *messages[2];
+    ddl__ps_ask ask;
+    int32_t source; /* worker */
+    ddl__ps_phase phase;
+    bool queued, sending;
+    int32_t bound; /* staleness that this read was given */
+    char *in;      /* payload */
+    char *out;     /* rows that are sent */
+    size_t out_bytes;
+    ddl__ps_value *value; /* that is sent */
+    uint8_t ask_bytes[DDL__PS_ASK_BYTES];
+    uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
+} ddl__ps_job;
+
+/* A piece of a parameter, or a table: what is pushed to and pulled from as one. */
+typedef struct ddl__ps_place {
+    ddl__ps_job *first, *last;  /* in the order they came */
+    const ddl__ps_piece *piece; /* NULL: a table */
+    int32_t number;             /* of the piece or table */
+    bool ready;                 /* has its first values */
+    int64_t *pushed;            /* by worker: clocks for which its push has been accepted */
+    uint64_t *sequence;         /* by worker: last push that was accepted */
+    /* BSP */
+    int64_t clock; /* clocks whose updates are in */
+    int32_t turn;  /* whose push is added next */
+    int32_t given; /* workers whose pushes are in the sum */
+    double rate;   /* the lowest rank's */
+    /* of a piece */
+    ddl__ps_value *value;
+    float *sum, *state;
+    int64_t steps;
+    /* of a table */
+    ddl__ps_rows rows;
+} ddl__ps_place;
+
+typedef struct ddl__ps_server {
+    ddl_context *c;
+    ddl_group *group;
+    int32_t number, servers, workers, params;
+    const int64_t *lengths;      /* elements of each parameter */
+    const ddl__ps_piece *pieces; /* all, of all servers */
+    int64_t piece_count;
+    ddl__ps_place **places; /* by piece; NULL: another server's */
+    ddl__ps_place **tables;
+    int32_t table_count, table_cap;
+    ddl_optimizer optimizer;
+    ddl_op op;
+    ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
+    ddl__ps_memory memory;
+    uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
+
+    bool *present; /* by worker: neither dead nor gone */
+    int32_t present_count;
+    int32_t lost;                  /* BSP: a worker that died; -1: none */
+    int64_t *clock;                /* by worker: iterations that it has finished */
+    uint64_t *ended_ns, *takes_ns; /* by worker: when its last iteration ended, and how long one takes */
+    int32_t *jobs;                 /* by worker */
+    bool *busy;                    /* scratch, by worker */
+    bool *deaf;                    /* by worker: no receive is posted for its next ask */
+    ddl__ps_job *spare, *all;
+    ddl__ps_job **listeners; /* by worker: the job of the receive that is posted for its next ask */
+    ddl__ps_generation saved, saved_last;
+    ddl__ps_place control; /* gates, and what all workers ask for together */
+
+    ddl__ps_job *ended_first, *ended_last; /* under the lock, as is stop */
+    bool starved;                          /* something waits for room */
+    bool stop, ended, served;
+    ddl_status status;          /* why it ended */
+    uint64_t applied, repeated; /* pushes */
+    ddl_ps_info told;           /* under the lock: what is said of this server */
+} ddl__ps_server;
+
+/* BSP, and SSP whose bound is 0: updates of a clock are added up in the order of ranks and make one step. */
+static bool ddl__ps_in_turns(const ddl__ps_server *s) {
+    return s->sync.mode == DDL_BSP || (s->sync.mode == DDL_SSP && s->sync.staleness_max == 0);
+}
+
+/* >>buffers: not zeroed, kept for the next time by the context */
+
+static void *ddl__ps_buffer_get(ddl__ps_server *s, size_t bytes, bool urgent) {
+    if (!ddl__ps_fits(&s->memory, bytes + (urgent ? 0 : s->reserve))) {
+        return NULL;
+    }
+    ddl__lock(s->c);
+    void *memory = ddl__scratch_get(s->c, bytes);
+    ddl__unlock(s->c);
+    if (memory != NULL) {
+        ddl__ps_use(&s->memory, bytes);
+    }
+    return memory;
+}
+
+static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
+    if (memory != NULL) {
+        ddl__lock(s->c);
+        ddl__scratch_put(s->c, memory);
+        ddl__unlock(s->c);
+        s->memory.used -= bytes;
+    }
+}
+
+/* >>values */
+
+static size_t ddl__ps_value_bytes(const ddl__ps_place *p) {
+    return sizeof(ddl__ps_value) + (size_t)p->piece->count * sizeof(float);
+}
+
+static ddl__ps_value *ddl__ps_value_new(ddl__ps_server *s, const ddl__ps_place *p) {
+    ddl__ps_value *v = ddl__ps_buffer_get(s, ddl__ps_value_bytes(p), true);
+    if (v != NULL) {
+        v->readers = 0;
+        v->current = true;
+    }
+    return v;
+}
+
+static void ddl__ps_value_left(ddl__ps_server *s, const ddl__ps_place *p, ddl__ps_value *v) {
+    if (--v->readers == 0 && !v->current) {
+        ddl__ps_buffer_put(s, v, ddl__ps_value_bytes(p));
+    }
+}
+
+/* Makes the values writable: while a reply is still sending them, they are its own. False: no room for a copy, until a
+ * reply has gone. */
+static bool ddl__ps_own(ddl__ps_server *s, ddl__ps_place *p) {
+    if (p->value->readers == 0) {
+        return true;
+    }
+    ddl__ps_value *copy = ddl__ps_value_new(s, p);
+    if (copy == NULL) {
+        s->starved = true;
+        return false;
+    }
+    memcpy(copy->data, p->value->data, (size_t)p->piece->count * sizeof(float));
+    p->value->current = false;
+    p->value = copy;
+    return true;
+}
+
+/* >>jobs */
+
+static void ddl__ps_job_ended(ddl_context *c, ddl_request *gate) {
+    (void)c;
+    ddl__ps_job *job = gate->op;
+    ddl__ps_server *s = job->server;
+    job->ended = NULL;
+    if (s->ended_last != NULL) {
+        s->ended_last->ended = job;
+    } else {
+        s->ended_first = job;
+    }
+    s->ended_last = job;
+    ddl__changed(c);
+}
+
+static void ddl__ps_job_abandon(ddl_context *c, ddl_request *gate) {
+    (void)c;
+    (void)gate; /* its messages are ended by themselves */
+}
+
+static void ddl__ps_job_explain(ddl_context *c, ddl_request *gate, ddl__text *text) {
+    (void)c;
+    (void)gate;
+    ddl__text_add(text, "a parameter server answers");
+}
+
+static void ddl__ps_job_tick(ddl_context *c, ddl_request *gate, uint64_t waited) {
+    (void)c;
+    (void)gate;
+    (void)waited;
+}
+
+static int32_t ddl__ps_job_expect(ddl_context *c, ddl_request *gate) {
+    (void)c;
+    (void)gate;
+    return -1;
+}
+
+static const ddl__request_ops ddl__ps_job_ops = {ddl__ps_job_abandon, ddl__ps_job_explain, ddl__ps_job_tick,
+                                                 ddl__ps_job_expect, NULL};
+
+/* Takes a job, with the gate that its messages are parts of. NULL: no memory. The lock is held. */
+static ddl__ps_job *ddl__ps_job_new(ddl__ps_server *s, int32_t source) {
+    ddl__ps_job *job = s->spare;
+    if (job != NULL) {
+        s->spare = job->next;
+        ddl_request *gate = job->gate;
+        ddl__ps_job *all_next = job->all_next;
+        memset(job, 0, sizeof *job);
+        job->gate = gate;
+        job->all_next = all_next;
+    } else {
+        job = ddl__alloc(&s->c->base, sizeof *job);
+        if (job == NULL || ddl__request_new(s->group, &ddl__ps_job_ops, &job->gate) < 0) {
+            ddl__free(&s->c->base, job);
+            return NULL;
+        }
+        ddl__ps_use(&s->memory, sizeof *job);
+        job->all_next = s->all;
+        s->all = job;
+    }
+    job->server = s;
+    job->source = source;
+    job->gate->op = job;
+    job->gate->attended_ns = UINT64_MAX;
+    job->gate->parts_done = ddl__ps_job_ended;
+    s->jobs[source]++;
+    return job;
+}
+
+static size_t ddl__ps_in_bytes(const ddl__ps_job *job) { return (size_t)job->ask.bytes; }
+
+static ddl__ps_place *ddl__ps_place_of(ddl__ps_server *s, const ddl__ps_ask *a) {
+    if (ddl__ps_is_row_op(a->op)) {
+        return s->tables[a->place];
+    }
+    return ddl__ps_is_piece_op(a->op) ? s->places[a->place] : &s->control;
+}
+
+/* Gives a job back that is in no queue and sends nothing. */
+static void ddl__ps_job_free(ddl__ps_server *s, ddl__ps_job *job) {
+    ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+    ddl__ps_buffer_put(s, job->out, job->out_bytes);
+    if (job->value != NULL) {
+        ddl__ps_value_left(s, ddl__ps_place_of(s, &job->ask), job->value);
+    }
+    ddl__lock(s->c);
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    ddl__ps_move_drop(s->c, &job->messages[1]);
+    job->next = s->spare;
+    s->spare = job;
+    s->jobs[job->source]--;
+    ddl__unlock(s->c);
+}
+
+static void ddl__ps_enqueue(ddl__ps_place *p, ddl__ps_job *job) {
+    job->next = NULL;
+    job->queued = true;
+    if (p->last != NULL) {
+        p->last->next = job;
+    } else {
+        p->first = job;
+    }
+    p->last = job;
+}
+
+static void ddl__ps_dequeue(ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_job *before = NULL;
+    for (ddl__ps_job *at = p->first; at != job; at = at->next) {
+        before = at;
+    }
+    *(before != NULL ? &before->next : &p->first) = job->next;
+    p->last = p->last == job ? before : p->last;
+    job->next = NULL;
+    job->queued = false;
+}
+
+/* Does any answer still have to leave? */
+static bool ddl__ps_is_sending(const ddl__ps_server *s) {
+    for (const ddl__ps_job *job = s->all; job != NULL; job = job->all_next) {
+        if (job->sending) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* >>clocks */
+
+static int64_t ddl__ps_slowest(const ddl__ps_server *s) {
+    int64_t least = INT64_MAX;
+    for (int32_t w = 0; w < s->workers; w++) {
+        least = s->present[w] ? DDL__MIN(least, s->clock[w]) : least;
+    }
+    return least == INT64_MAX ? 0 : least;
+}
+
+/* Clocks of which all updates of this place are in, of the workers that are left. A push that was announced and has
+ * not come yet holds its worker back. */
+static int64_t ddl__ps_place_slowest(const ddl__ps_server *s, const ddl__ps_place *p) {
+    int64_t least = INT64_MAX;
+    for (int32_t w = 0; w < s->workers; w++) {
+        int64_t at = DDL__MAX(s->clock[w], p->pushed[w]);
+        least = s->present[w] ? DDL__MIN(least, at) : least;
+    }
+    for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
+        if (ddl__ps_is_push(job->ask.op) && job->phase < DDL__PS_ACCEPTED) {
+            least = DDL__MIN(least, job->ask.clock);
+        }
+    }
+    return least;
+}
+
+/* The staleness that a worker is given for a read or at the end of an iteration. */
+static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
+    int32_t range = s->sync.staleness_max - s->sync.staleness, slow = -1;
+    for (int32_t w = 0; range > 0 && w < s->workers; w++) {
+        slow = s->present[w] && (slow < 0 || s->clock[w] < s->clock[slow]) ? w : slow;
+    }
+    if (range <= 0 || slow < 0 || slow == worker) {
+        return s->sync.staleness;
+    }
+    return s->sync.staleness +
+           ddl__ps_extra(ddl__now_ns(), s->ended_ns[slow], s->takes_ns[slow], s->takes_ns[worker], range);
+}
+
+/* >>ps/serve */
+/* ps, fifth part: how a server answers. Every ask stands in the queue of its place until it can be done. Those of one
+ * worker on one place are done in the order they came; whose turn it is beyond that, the sync mode says. */
+
+/* >>answers */
+
+/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
+static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
+    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
+    size_t answer = ddl__ps_answer_write(job->answer, a);
+    ddl__lock(s->c);
+    if (s->c->finalized) {
+        ddl__unlock(s->c);
+        return;
+    }
+    job->sending = true;
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    ddl__ps_move_drop(s->c, &job->messages[1]);
+    ddl__ps_moves_begin(job->gate);
+    int32_t tag = job->ask.tag + 1;
+    ddl_status status =
+        ddl__ps_move(s->group, true, job->answer, answer, job->source, tag, job->gate, &job->messages[0]);
+    if (status == DDL_OK && payload) {
+        ddl__ps_move(s->group, true, data, bytes, job->source, tag, job->gate, &job->messages[1]);
+    }
+    ddl__ps_moves_started(s->c, job->gate);
+    ddl__unlock(s->c);
+}
+
+static ddl__ps_answer ddl__ps_answer_ok(const ddl__ps_server *s) {
+    return (ddl__ps_answer){.status = DDL_OK, .slowest = ddl__ps_slowest(s)};
+}
+
+static void __attribute__((format(printf, 4, 5)))
+ddl__ps_refuse(ddl__ps_server *s, ddl__ps_job *job, ddl_status status, const char *format, ...) {
+    ddl__ps_answer a = ddl__ps_answer_ok(s);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(a.text, sizeof a.text, format, args);
+    va_end(args);
+    a.status = status;
+    ddl__ps_send(s, job, &a, NULL, 0);
+}
+
+static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
+    ddl__ps_refuse(s, job, DDL_ERR_PEER,
+                   "worker %d died, and in BSP a clock needs the pushes of all; load a checkpoint into servers of the "
+                   "workers that are left, or use SSP or ASP, which go on",
+                   s->lost);
+}
+
+/* >>payloads */
+
+/* Asks for the payload when there is room; urgent: it is next, and will not stay. False: no room yet. */
+static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_job *job, bool urgent) {
+    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), urgent);
+    if (job->in == NULL) {
+        s->starved = true;
+        return false;
+    }
+    job->phase = DDL__PS_RECEIVING;
+    ddl__lock(s->c);
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    if (!s->c->finalized) {
+        ddl__ps_moves_begin(job->gate);
+        ddl__ps_move(s->group, false, job->in, ddl__ps_in_bytes(job), job->source, job->ask.tag, job->gate,
+                     &job->messages[0]);
+        ddl__ps_moves_started(s->c, job->gate);
+    }
+    ddl__unlock(s->c);
+    return true;
+}
+
+static const uint64_t *ddl__ps_ids(const ddl__ps_job *job) { return (const uint64_t *)(const void *)job->in; }
+static const float *ddl__ps_grads(const ddl__ps_job *job) {
+    size_t ids = ddl__ps_is_row_op(job->ask.op) ? (size_t)job->ask.count * sizeof(uint64_t) : 0;
+    return (const float *)(const void *)(job->in + ids);
+}
+
+static double ddl__ps_rate_of(const ddl__ps_job *job) {
+    double rate;
+    memcpy(&rate, &job->ask.value, sizeof rate);
+    return rate;
+}
+
+/* >>steps */
+
+static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate) {
+    size_t count = (size_t)p->piece->count;
+    if (s->op == DDL_AVG) {
+        ddl__average(grad, count, DDL_F32, among);
+    }
+    ddl_optimizer_part part = {.step = ++p->steps,
+                               .learning_rate = s->optimizer.learning_rate * rate,
+                               .tensor = p->piece->param,
+                               .offset = p->piece->begin,
+                               .count = p->piece->count,
+                               .param = p->value->data,
+                               .grad = grad,
+                               .state = p->state,
+                               .state_stride = p->piece->count};
+    ddl__optim_step(&s->optimizer, &part, NULL);
+}
+
+static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) {
+    int32_t among = s->op == DDL_AVG ? s->present_count : 1;
+    ddl__ps_rows_step(&p->rows, &s->optimizer, s->params + p->number, among, rate);
+}
+
+/* SSP and ASP: the push is a step by itself. False: not before a reply has gone. */
+static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (p->piece == NULL) {
+        ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
+        ddl__ps_step_rows(s, p, ddl__ps_rate_of(job));
+    } else {
+        if (!ddl__ps_own(s, p)) {
+            return false;
+        }
+        ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job));
+    }
+    s->applied++;
+    return true;
+}
+
+/* BSP: the push is added to the sum of its clock. */
+static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    p->rate = p->given == 0 ? ddl__ps_rate_of(job) : p->rate;
+    if (p->piece == NULL) {
+        ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
+    } else if (p->given == 0) {
+        memcpy(p->sum, job->in, ddl__ps_in_bytes(job));
+    } else {
+        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, (size_t)p->piece->count);
+    }
+    p->given++;
+    s->applied++;
+}
+
+/* The clock has the pushes of all: one step. False: not before a reply has gone. */
+static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
+    if (p->given > 0 && p->piece != NULL) {
+        if (!ddl__ps_own(s, p)) {
+            return false;
+        }
+        ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
+    } else if (p->given > 0) {
+        ddl__ps_step_rows(s, p, p->rate);
+    }
+    p->clock++;
+    p->turn = p->given = 0;
+    return true;
+}
+
+/* >>one ask */
+
+typedef enum ddl__ps_step {
+    DDL__PS_WAIT = 0,  /* and so do later ones of the same worker */
+    DDL__PS_ASIDE = 1, /* it waits, later ones need not */
+    DDL__PS_MOVED = 2, /* look at it again */
+    DDL__PS_GONE = 3   /* it is out of the queue */
+} ddl__ps_step;
+
+/* Takes it out of the queue; its answer has been sent, or is not wanted. */
+static ddl__ps_step ddl__ps_leave_queue(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_dequeue(p, job);
+    ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+    job->in = NULL;
+    if (!job->sending) {
+        ddl__ps_job_free(s, job);
+    }
+    return DDL__PS_GONE;
+}
+
+/* What came after its push has been consumed: nothing, or the pull half. */
+static ddl__ps_step ddl__ps_consumed(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (job->ask.op != DDL__PS_PUSH_PULL) {
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+    job->in = NULL;
+    job->phase = DDL__PS_ACCEPTED;
+    return DDL__PS_MOVED;
+}
+
+/* A push has come: known already, refused, or accepted. It is accepted when nothing can keep it from being applied. */
+static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    bool turns = ddl__ps_in_turns(s), pull = job->ask.op == DDL__PS_PUSH_PULL;
+    if (turns && s->lost >= 0) {
+        ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (job->ask.sequence <= p->sequence[job->source]) {
+        s->repeated++;
+        ok.repeated = 1;
+        if (pull) {
+            return ddl__ps_consumed(s, p, job);
+        }
+        ddl__ps_send(s, job, &ok, NULL, 0);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (turns && (job->ask.clock < p->clock || (p->piece != NULL && p->pushed[job->source] > job->ask.clock))) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE,
+                       "worker %d has pushed it at clock %lld before; in BSP each worker pushes a "
+                       "parameter once in a clock",
+                       job->source, (long long)job->ask.clock);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (p->piece == NULL && !ddl__ps_rows_pin(&p->rows, ddl__ps_ids(job), job->ask.count)) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                       "table %d has %u rows on server %d and no room for more within its bound (rows, memory_bytes); "
+                       "evict = 1 makes room",
+                       p->number, p->rows.count, s->number);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (!turns && !ddl__ps_apply(s, p, job)) {
+        return DDL__PS_WAIT;
+    }
+    p->sequence[job->source] = job->ask.sequence;
+    p->pushed[job->source] = DDL__MAX(p->pushed[job->source], job->ask.clock + 1);
+    job->phase = DDL__PS_ACCEPTED;
+    if (!pull) {
+        ddl__ps_send(s, job, &ok, NULL, 0);
+    }
+    return turns ? DDL__PS_MOVED : ddl__ps_consumed(s, p, job);
+}
+
+static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    size_t row = (size_t)p->rows.config.width * sizeof(float);
+    const uint64_t *ids = ddl__ps_ids(job);
+    for (int64_t i = 0; i < job->ask.count; i++) {
+        uint32_t slot = ddl__ps_row_get(&p->rows, ids[i], !p->rows.config.fixed);
+        if (slot == DDL__PS_NO_ROW && p->rows.config.fixed) {
+            ddl__ps_refuse(s, job, DDL_ERR_ARG,
+                           "table %d has no row %llu, and pulls do not make rows in it (fixed): push "
+                           "it first",
+                           p->number, (unsigned long long)ids[i]);
+            return;
+        }
+        if (slot == DDL__PS_NO_ROW) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                           "table %d has %u rows on server %d and no room for row %llu within its bound (rows, "
+                           "memory_bytes); evict = 1 makes room",
+                           p->number, p->rows.count, s->number, (unsigned long long)ids[i]);
+            return;
+        }
+        memcpy(job->out + (size_t)i * row, ddl__ps_row_values(&p->rows, slot), row);
+    }
+    ddl__ps_send(s, job, &ok, job->out, (size_t)job->ask.count * row);
+}
+
+/* May this read be answered? */
+static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    int64_t clock = job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL);
+    if (!p->ready) {
+        return false;
+    }
+    if (ddl__ps_in_turns(s)) {
+        return p->clock >= clock;
+    }
+    return s->sync.mode == DDL_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
+}
+
+static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (!ddl__ps_visible(s, p, job)) {
+        if (!ddl__ps_in_turns(s) || s->lost < 0) {
+            return DDL__PS_WAIT;
+        }
+        ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (p->piece == NULL) {
+        job->out_bytes = (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float);
+        job->out = ddl__ps_buffer_get(s, job->out_bytes, false);
+        if (job->out == NULL) {
+            s->starved = true;
+            return DDL__PS_WAIT;
+        }
+        ddl__ps_send_rows(s, p, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    job->value = p->value;
+    p->value->readers++;
+    ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
+    return ddl__ps_leave_queue(s, p, job);
+}
+
+static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    memcpy(p->value->data, job->in, ddl__ps_in_bytes(job));
+    p->ready = true;
+    ddl__ps_send(s, job, &ok, NULL, 0);
+    return ddl__ps_leave_queue(s, p, job);
+}
+
+static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    bool push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
+    switch (job->phase) {
+    case DDL__PS_LISTENING:
+    case DDL__PS_RECEIVING:
+        return DDL__PS_WAIT;
+    case DDL__PS_ASKED:
+        if (job->ask.bytes > 0) {
+            bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
+            ddl__ps_receive(s, job, next);
+            return DDL__PS_WAIT;
+        }
+        job->phase = DDL__PS_RECEIVED;
+        return DDL__PS_MOVED;
+    case DDL__PS_RECEIVED:
+        return push                          ? ddl__ps_accept(s, p, job)
+               : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
+                                             : ddl__ps_read(s, p, job);
+    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn */
+        return job->in != NULL || job->ask.op != DDL__PS_PUSH_PULL ? DDL__PS_ASIDE : ddl__ps_read(s, p, job);
+    }
+    return DDL__PS_WAIT;
+}
+
+/* >>turns */
+
+/* The worker's next push of the clock that is being added up; *out_coming: it has been announced. */
+static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, bool *out_coming) {
+    *out_coming = false;
+    for (ddl__ps_job *job = p->first; job != NULL; job = job->next) {
+        if (job->source == worker && ddl__ps_is_push(job->ask.op) && job->ask.clock == p->clock) {
+            if (job->phase == DDL__PS_ACCEPTED && job->in != NULL) {
+                return job;
+            }
+            *out_coming = *out_coming || job->phase < DDL__PS_ACCEPTED;
+        }
+    }
+    return NULL;
+}
+
+/* BSP: adds what has its turn, and steps when a clock is complete. True: something happened. */
+static bool ddl__ps_take_turns(ddl__ps_server *s, ddl__ps_place *p) {
+    bool moved = false, coming;
+    while (ddl__ps_in_turns(s) && s->lost < 0 && s->present_count > 0) {
+        if (p->turn == s->workers) {
+            if (!ddl__ps_finish_clock(s, p)) {
+                return moved;
+            }
+            moved = true;
+            continue;
+        }
+        ddl__ps_job *job = ddl__ps_turn_job(p, p->turn, &coming);
+        if (job != NULL) {
+            p->turn += p->piece != NULL; /* to a table a worker may push more than once */
+            ddl__ps_add(s, p, job);
+            ddl__ps_consumed(s, p, job);
+            moved = true;
+        } else if (!coming && (!s->present[p->turn] || s->clock[p->turn] > p->clock)) {
+            p->turn++;
+        } else {
+            return moved;
+        }
+    }
+    return moved;
+}
+
+/* Does all that can be done at a place. */
+static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        memset(s->busy, 0, (size_t)s->workers * sizeof *s->busy);
+        for (ddl__ps_job *job = p->first, *next; job != NULL; job = next) {
+            next = job->next;
+            if (s->busy[job->source]) {
+                continue;
+            }
+            ddl__ps_step step = ddl__ps_look(s, p, job);
+            s->busy[job->source] = step == DDL__PS_WAIT || step == DDL__PS_MOVED;
+            moved = moved || step == DDL__PS_MOVED || step == DDL__PS_GONE;
+        }
+        moved = ddl__ps_take_turns(s, p) || moved;
+    }
+}
+
+/* >>ps/save */
+/* ps, sixth part: checkpoints of servers. A generation is one file for each server, named
+ *
+ *     FOLDER/ddl-ps.CLOCK.PUSHES.SERVER-of-SERVERS
+ *
+ * by the greatest clock and the number of pushes of all workers, which every server knows: so files of different
+ * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
+ * bytes are the CRC-32C of the others. All little-endian:
+ *
+ *     "ddl-ps1\n"  u32 server, servers, workers, params, tables, slots   u64 clock, pushes
+ *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
+ *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
+ *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
+
+enum { DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
+
+typedef struct ddl__ps_file {
+    FILE *file;
+    uint32_t crc;
+    bool bad; /* sticky: a write failed, or the file ended too early */
+} ddl__ps_file;
+
+static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
+    snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRId64 ".%" PRIu64 ".%d-of-%d", g->clock, g->pushes, server,
+             g->servers);
+}
+
+/* >>writing */
+
+static void ddl__ps_write(ddl__ps_file *f, const void *data, size_t bytes) {
+    f->crc = ddl__crc32c(f->crc, data, bytes);
+    f->bad = f->bad || (bytes > 0 && fwrite(data, 1, bytes, f->file) != bytes);
+}
+
+static void ddl__ps_write_u32(ddl__ps_file *f, uint32_t value) {
+    uint8_t le[4];
+    ddl__store_le32(le, value);
+    ddl__ps_write(f, le, sizeof le);
+}
+
+static void ddl__ps_write_u64(ddl__ps_file *f, uint64_t value) {
+    uint8_t le[8];
+    ddl__store_le64(le, value);
+    ddl__ps_write(f, le, sizeof le);
+}
+
+static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g,
+                               const uint64_t *sequences) {
+    int32_t slots = ddl__optim_slots(&s->optimizer);
+    const uint32_t words[] = {(uint32_t)s->number, (uint32_t)s->servers,     (uint32_t)s->workers,
+                              (uint32_t)s->params, (uint32_t)s->table_count, (uint32_t)slots};
+    ddl__ps_write(f, "ddl-ps1\n", 8);
+    for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
+        ddl__ps_write_u32(f, words[i]);
+    }
+    ddl__ps_write_u64(f, (uint64_t)g->clock);
+    ddl__ps_write_u64(f, g->pushes);
+    for (int32_t w = 0; w < s->workers; w++) {
+        ddl__ps_write_u64(f, (uint64_t)s->clock[w]);
+        ddl__ps_write_u64(f, sequences[w]);
+    }
+    for (int32_t i = 0; i < s->params; i++) {
+        ddl__ps_write_u64(f, (uint64_t)s->lengths[i]);
+    }
+    for (int32_t i = 0; i < s->table_count; i++) {
+        ddl__ps_write_u32(f, (uint32_t)s->tables[i]->rows.config.width);
+    }
+}
+
+static void ddl__ps_write_sequences(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_place *p) {
+    for (int32_t w = 0; w < s->workers; w++) {
+        ddl__ps_write_u64(f, p->sequence[w]);
+    }
+}
+
+static void ddl__ps_write_pieces(ddl__ps_file *f, const ddl__ps_server *s) {
+    size_t slots = (size_t)ddl__optim_slots(&s->optimizer);
+    uint64_t own = 0;
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        own += s->places[i] != NULL;
+    }
+    ddl__ps_write_u64(f, own);
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        const ddl__ps_place *p = s->places[i];
+        if (p != NULL) {
+            size_t bytes = (size_t)p->piece->count * sizeof(float);
+            ddl__ps_write_u32(f, (uint32_t)p->piece->param);
+            ddl__ps_write_u64(f, (uint64_t)p->piece->begin);
+            ddl__ps_write_u64(f, (uint64_t)p->piece->count);
+            ddl__ps_write_u64(f, (uint64_t)p->steps);
+            ddl__ps_write_sequences(f, s, p);
+            ddl__ps_write(f, p->value->data, bytes);
+            ddl__ps_write(f, p->state, slots * bytes);
+        }
+    }
+}
+
+static void ddl__ps_write_table(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_place *p) {
+    const ddl__ps_rows *t = &p->rows;
+    size_t width = (size_t)t->config.width * sizeof(float);
+    ddl__ps_write_sequences(f, s, p);
+    ddl__ps_write_u64(f, t->count);
+    for (uint32_t slot = t->oldest; slot != DDL__PS_NO_ROW; slot = ddl__ps_row_at(t, slot)->newer) {
+        const ddl__ps_row *r = ddl__ps_row_at(t, slot);
+        ddl__ps_write_u64(f, r->id);
+        ddl__ps_write_u64(f, (uint64_t)r->steps);
+        ddl__ps_write(f, ddl__ps_row_values(t, slot), width * (size_t)(t->slots + 1));
+    }
+}
+
+/* Makes a rename last: the folder itself is synced. */
+static bool ddl__ps_sync_folder(const char *folder) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool good = fd >= 0 && fsync(fd) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return good;
+}
+
+/* Writes this server's file of a generation. On an error nothing but what was there before is left. */
+static ddl_status ddl__ps_save(const ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+                               const uint64_t *sequences, ddl__sentence *why) {
+    char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160], temporary[DDL__PS_PATH_BYTES + 170];
+    ddl__ps_name(name, g, s->number);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    ddl__ps_file f = {.file = fopen(temporary, "wbe")};
+    if (f.file == NULL) {
+        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d cannot write %s: %s", s->number, temporary, strerror(errno));
+    }
+    ddl__ps_write_head(&f, s, g, sequences);
+    ddl__ps_write_pieces(&f, s);
+    for (int32_t i = 0; i < s->table_count; i++) {
+        ddl__ps_write_table(&f, s, s->tables[i]);
+    }
+    ddl__ps_write_u32(&f, f.crc);
+    errno = 0;
+    f.bad = fflush(f.file) != 0 || f.bad;
+    f.bad = fsync(fileno(f.file)) != 0 || f.bad;
+    f.bad = fclose(f.file) != 0 || f.bad;
+    if (f.bad || rename(temporary, path) != 0 || !ddl__ps_sync_folder(folder)) {
+        int error = errno;
+        unlink(temporary);
+        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d could not write %s: %s", s->number, path, strerror(error));
+    }
+    return DDL_OK;
+}
+
+/* >>reading */
+
+static void ddl__ps_read_bytes(ddl__ps_file *f, void *out, size_t bytes) {
+    if (f->bad || (bytes > 0 && fread(out, 1, bytes, f->file) != bytes)) {
+        f->bad = true;
+        memset(out, 0, bytes);
+    }
+}
+
+static uint32_t ddl__ps_read_u32(ddl__ps_file *f) {
+    uint8_t le[4];
+    ddl__ps_read_bytes(f, le, sizeof le);
+    return ddl__load_le32(le);
+}
+
+static uint64_t ddl__ps_read_u64(ddl__ps_file *f) {
+    uint8_t le[8];
+    ddl__ps_read_bytes(f, le, sizeof le);
+    return ddl__load_le64(le);
+}
+
+static void ddl__ps_skip(ddl__ps_file *f, uint64_t bytes) {
+    f->bad = f->bad || bytes > INT64_MAX / 2 || fseeko(f->file, (off_t)bytes, SEEK_CUR) != 0;
+}
+
+/* Is the file whole? Its CRC says so; nothing in it is believed before. */
+static bool ddl__ps_is_whole(FILE *file) {
+    uint8_t block[65536], last[4];
+    uint32_t crc = 0;
+    struct stat st;
+    if (fstat(fileno(file), &st) != 0 || st.st_size < 12) {
+        return false;
+    }
+    uint64_t left = (uint64_t)st.st_size - sizeof last;
+    while (left > 0) {
+        size_t n = (size_t)DDL__MIN(left, (uint64_t)sizeof block);
+        if (fread(block, 1, n, file) != n) {
+            return false;
+        }
+        crc = ddl__crc32c(crc, block, n);
+        left -= n;
+    }
+    return fread(last, 1, sizeof last, file) == sizeof last && ddl__load_le32(last) == crc &&
+           fseeko(file, 0, SEEK_SET) == 0;
+}
+
+/* Reads the head. *out_match: it was written for the same parameters, tables and optimizer. clocks and sequences, of
+ * s->workers entries, are filled when the number of workers is the same; *out_workers is the file's. */
+static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g, int32_t server,
+                              int64_t *clocks, uint64_t *sequences, int32_t *out_workers, bool *out_match) {
+    char magic[8];
+    ddl__ps_read_bytes(f, magic, sizeof magic);
+    uint32_t words[6];
+    for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
+        words[i] = ddl__ps_read_u32(f);
+    }
+    bool good = memcmp(magic, "ddl-ps1\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
+    *out_workers = (int32_t)words[2];
+    *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
+                 words[5] == (uint32_t)ddl__optim_slots(&s->optimizer);
+    int64_t least = INT64_MAX;
+    uint64_t most = 0;
+    for (uint32_t w = 0; w < words[2] && good && !f->bad; w++) {
+        int64_t clock = (int64_t)ddl__ps_read_u64(f);
+        uint64_t sequence = ddl__ps_read_u64(f);
+        least = DDL__MIN(least, clock);
+        most = DDL__MAX(most, sequence);
+        if (words[2] == (uint32_t)s->workers) {
+            clocks[w] = clock;
+            sequences[w] = sequence;
+        }
+    }
+    for (int32_t w = 0; words[2] != (uint32_t)s->workers && w < s->workers; w++) {
+        clocks[w] = least;
+        sequences[w] = most;
+    }
+    for (int32_t i = 0; *out_match && i < s->params; i++) {
+        *out_match = ddl__ps_read_u64(f) == (uint64_t)s->lengths[i] && *out_match;
+    }
+    for (int32_t i = 0; *out_match && i < s->table_count; i++) {
+        *out_match = ddl__ps_read_u32(f) == (uint32_t)s->tables[i]->rows.config.width && *out_match;
+    }
+    return good && !f->bad;
+}
+
+/* Last pushes: by worker where the workers are the same; else none is known, and numbers go on from the greatest. */
+static void ddl__ps_read_sequences(ddl__ps_file *f, const ddl__ps_server *s, uint64_t *out, int32_t workers) {
+    for (int32_t w = 0; w < workers; w++) {
+        uint64_t sequence = ddl__ps_read_u64(f);
+        if (workers == s->workers) {
+            out[w] = DDL__MAX(out[w], sequence);
+        }
+    }
+}
+
+/* Copies what a piece of the file and a piece of ours have in common; file holds the values, then the state slots. */
+static void ddl__ps_take_piece(ddl__ps_file *f, ddl__ps_place *p, int64_t begin, int64_t count, size_t slots,
+                               off_t data) {
+    int64_t from = DDL__MAX(begin, p->piece->begin);
+    int64_t end = DDL__MIN(begin + count, p->piece->begin + p->piece->count);
+    for (size_t slot = 0; from < end && slot <= slots; slot++) {
+        float *to = slot == 0 ? p->value->data : p->state + (slot - 1) * (size_t)p->piece->count;
+        off_t at = data + (off_t)(((int64_t)slot * count + from - begin) * (int64_t)sizeof(float));
+        f->bad = f->bad || fseeko(f->file, at, SEEK_SET) != 0;
+        ddl__ps_read_bytes(f, to + (from - p->piece->begin), (size_t)(end - from) * sizeof(float));
+    }
+}
+
+static void ddl__ps_read_pieces(ddl__ps_file *f, ddl__ps_server *s, uint64_t *scratch, int32_t workers) {
+    size_t slots = (size_t)ddl__optim_slots(&s->optimizer);
+    uint64_t pieces = ddl__ps_read_u64(f);
+    for (uint64_t i = 0; i < pieces && !f->bad; i++) {
+        int32_t param = (int32_t)ddl__ps_read_u32(f);
+        int64_t begin = (int64_t)ddl__ps_read_u64(f), count = (int64_t)ddl__ps_read_u64(f);
+        int64_t steps = (int64_t)ddl__ps_read_u64(f);
+        memset(scratch, 0, (size_t)s->workers * sizeof *scratch);
+        ddl__ps_read_sequences(f, s, scratch, workers);
+        off_t data = ftello(f->file);
+        for (int64_t j = 0; j < s->piece_count; j++) {
+            ddl__ps_place *p = s->places[j];
+            if (p != NULL && p->piece->param == param && p->piece->begin < begin + count &&
+                begin < p->piece->begin + p->piece->count) {
+                ddl__ps_take_piece(f, p, begin, count, slots, data);
+                p->steps = steps;
+                for (int32_t w = 0; w < s->workers; w++) {
+                    p->sequence[w] = DDL__MAX(p->sequence[w], scratch[w]);
+                }
+            }
+        }
+        f->bad = f->bad || fseeko(f->file, data, SEEK_SET) != 0;
+        ddl__ps_skip(f, (uint64_t)count * sizeof(float) * (slots + 1));
+    }
+}
+
+/* False: a row of ours did not fit. */
+static bool ddl__ps_read_table(ddl__ps_file *f, ddl__ps_server *s, ddl__ps_place *p, int32_t workers) {
+    ddl__ps_rows *t = &p->rows;
+    size_t bytes = (size_t)t->config.width * sizeof(float) * (size_t)(t->slots + 1);
+    ddl__ps_read_sequences(f, s, p->sequence, workers);
+    uint64_t rows = ddl__ps_read_u64(f);
+    for (uint64_t i = 0; i < rows && !f->bad; i++) {
+        uint64_t id = ddl__ps_read_u64(f);
+        int64_t steps = (int64_t)ddl__ps_read_u64(f);
+        if (ddl__ps_server_of_row(id, s->servers) != s->number) {
+            ddl__ps_skip(f, bytes);
+            continue;
+        }
+        uint32_t slot = ddl__ps_row_get(t, id, true);
+        if (slot == DDL__PS_NO_ROW) {
+            return false;
+        }
+        ddl__ps_row_at(t, slot)->steps = steps;
+        ddl__ps_read_bytes(f, ddl__ps_row_values(t, slot), bytes);
+    }
+    return true;
+}
+
+/* >>choosing */
+
+static int ddl__ps_newer_first(const void *a, const void *b) {
+    const ddl__ps_generation *x = a, *y = b;
+    if (x->clock != y->clock) {
+        return (x->clock < y->clock) - (x->clock > y->clock);
+    }
+    return x->pushes != y->pushes ? (x->pushes < y->pushes) - (x->pushes > y->pushes)
+                                  : (x->servers > y->servers) - (x->servers < y->servers);
+}
+
+/* The generations of which any file is there, the newest first. */
+static int32_t ddl__ps_generations(const char *folder, ddl__ps_generation out[DDL__PS_GENERATIONS]) {
+    DIR *dir = opendir(folder);
+    int32_t count = 0;
+    for (struct dirent *e = dir != NULL ? readdir(dir) : NULL; e != NULL; e = readdir(dir)) {
+        ddl__ps_generation g;
+        int32_t server;
+        int used = 0;
+        if (sscanf(e->d_name, "ddl-ps.%" SCNd64 ".%" SCNu64 ".%d-of-%d%n", &g.clock, &g.pushes, &server, &g.servers,
+                   &used) != 4 ||
+            e->d_name[used] != 0 || g.servers < 1) {
+            continue;
+        }
+        bool known = false;
+        for (int32_t i = 0; i < count; i++) {
+            known = known || ddl__ps_newer_first(&out[i], &g) == 0;
+        }
+        if (!known && count < DDL__PS_GENERATIONS) {
+            out[count++] = g;
+            qsort(out, (size_t)count, sizeof *out, ddl__ps_newer_first);
+        } else if (!known && ddl__ps_newer_first(&out[count - 1], &g) > 0) {
+            out[count - 1] = g; /* of very many the newest are kept */
+            qsort(out, (size_t)count, sizeof *out, ddl__ps_newer_first);
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return count;
+}
+
+static FILE *ddl__ps_open_file(const char *folder, const ddl__ps_generation *g, int32_t server) {
+    char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
+    ddl__ps_name(name, g, server);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return fopen(path, "rbe");
+}
+
+/* Are all files of a generation there, whole, and for this model? DDL_ERR_CORRUPT: another generation may be. */
+static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+                                int64_t *clocks, uint64_t *sequences, ddl__text *text, ddl__sentence *why) {
+    for (int32_t i = 0; i < g->servers; i++) {
+        char name[DDL__PS_NAME_BYTES];
+        int32_t workers;
+        bool match = true;
+        ddl__ps_file f = {.file = ddl__ps_open_file(folder, g, i)};
+        ddl__ps_name(name, g, i);
+        bool whole = f.file != NULL && ddl__ps_is_whole(f.file) &&
+                     ddl__ps_read_head(&f, s, g, i, clocks, sequences, &workers, &match);
+        if (!whole) {
+            ddl__text_add(text, "; %s is %s", name, f.file == NULL ? "missing" : "damaged");
+        }
+        if (f.file != NULL) {
+            fclose(f.file);
+        }
+        if (!whole) {
+            return DDL_ERR_CORRUPT;
+        }
+        if (!match) {
+            return ddl__fail(why, DDL_ERR_MISMATCH,
+                             "%s/%s was written for other parameters, tables or another optimizer", folder, name);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Takes what is ours of all files of a generation that was checked. */
+static ddl_status ddl__ps_take(ddl__ps_server *s, const char *folder, const ddl__ps_generation *g, int64_t *clocks,
+                               uint64_t *sequences, ddl__sentence *why) {
+    for (int32_t i = 0; i < s->table_count; i++) {
+        ddl__ps_rows_clear(&s->tables[i]->rows);
+    }
+    for (int32_t i = 0; i < g->servers; i++) {
+        int32_t workers = 0;
+        bool match, room = true;
+        uint64_t *scratch = ddl__ps_alloc(&s->memory, (size_t)s->workers, sizeof *scratch);
+        ddl__ps_file f = {.file = scratch != NULL ? ddl__ps_open_file(folder, g, i) : NULL};
+        f.bad = f.file == NULL || !ddl__ps_read_head(&f, s, g, i, clocks, sequences, &workers, &match);
+        if (!f.bad) {
+            ddl__ps_read_pieces(&f, s, scratch, workers);
+        }
+        for (int32_t t = 0; !f.bad && room && t < s->table_count; t++) {
+            room = ddl__ps_read_table(&f, s, s->tables[t], workers);
+        }
+        if (f.file != NULL) {
+            fclose(f.file);
+        }
+        ddl__ps_free(&s->memory, scratch, (size_t)s->workers, sizeof *scratch);
+        if (f.bad || !room) {
+            return ddl__fail(why, room ? DDL_ERR_SYSTEM : DDL_ERR_NOMEM,
+                             room ? "server %d: reading file %d of a checkpoint in %s failed midway; load again"
+                                  : "server %d: the rows of file %d of a checkpoint in %s do not fit its bound",
+                             s->number, i, folder);
+        }
+    }
+    return DDL_OK;
+}
+
+/* Loads the newest generation that is whole. clocks and sequences (s->workers entries) are what the workers go on
+ * with. Nothing is changed when there is none, or when it is another model's. */
+static ddl_status ddl__ps_load(ddl__ps_server *s, const char *folder, int64_t *clocks, uint64_t *sequences,
+                               ddl__ps_generation *out, ddl__sentence *why) {
+    ddl__ps_generation found[DDL__PS_GENERATIONS];
+    char wrong[200] = "";
+    ddl__text text = {wrong, sizeof wrong, 0};
+    int32_t count = ddl__ps_generations(folder, found);
+    for (int32_t i = 0; i < count; i++) {
+        ddl_status status = ddl__ps_check(s, folder, &found[i], clocks, sequences, &text, why);
+        if (status == DDL_OK) {
+            *out = found[i];
+            return ddl__ps_take(s, folder, &found[i], clocks, sequences, why);
+        }
+        if (status != DDL_ERR_CORRUPT) {
+            return status;
+        }
+    }
+    return ddl__fail(why, DDL_ERR_SYSTEM, "server %d: %s holds no checkpoint that is whole (%d were looked at%s)",
+                     s->number, folder, count, wrong);
+}
+
+/* >>ps/server */
+/* ps, seventh part: the server itself: its loop, the asks that concern all of it, its beginning and end. */
+
+/* >>what all workers ask for together */
+
+static ddl__reader ddl__ps_payload(const ddl__ps_job *job) { return ddl__reader_of(job->in, ddl__ps_in_bytes(job)); }
+
+static ddl_sync_config ddl__ps_get_sync(ddl__reader *r) {
+    ddl_sync_config sync = {.mode = (ddl_sync)ddl__get_u32(r)};
+    sync.staleness = (int32_t)ddl__get_u32(r);
+    sync.staleness_max = (int32_t)ddl__get_u32(r);
+    return sync;
+}
+
+static ddl_ps_table_config ddl__ps_get_table(ddl__reader *r) {
+    ddl_ps_table_config t = {.width = (int32_t)ddl__get_u32(r)};
+    uint32_t uniform = ddl__get_u32(r);
+    memcpy(&t.uniform, &uniform, sizeof uniform);
+    t.seed = ddl__get_u64(r);
+    t.rows = (int64_t)ddl__get_u64(r);
+    t.evict = (int32_t)ddl__get_u32(r);
+    t.fixed = (int32_t)ddl__get_u32(r);
+    return t;
+}
+
+/* The arrays by worker of a place. */
+static bool ddl__ps_place_begin(ddl__ps_server *s, ddl__ps_place *p, int32_t number) {
+    p->number = number;
+    p->pushed = ddl__ps_alloc(&s->memory, (size_t)s->workers, sizeof *p->pushed);
+    p->sequence = ddl__ps_alloc(&s->memory, (size_t)s->workers, sizeof *p->sequence);
+    for (int32_t w = 0; p->pushed != NULL && w < s->workers; w++) {
+        p->clock = DDL__MAX(p->clock, ddl__ps_in_turns(s) ? s->clock[w] : 0);
+    }
+    return p->pushed != NULL && p->sequence != NULL;
+}
+
+static void ddl__ps_place_end(ddl__ps_server *s, ddl__ps_place *p) {
+    ddl__ps_free(&s->memory, p->pushed, (size_t)s->workers, sizeof *p->pushed);
+    ddl__ps_free(&s->memory, p->sequence, (size_t)s->workers, sizeof *p->sequence);
+}
+
+/* Bytes that a table with a bound of rows takes, without its index. */
+static uint64_t ddl__ps_rows_need(const ddl__ps_rows *t) {
+    uint64_t slabs = ((uint64_t)t->config.rows + DDL__PS_SLAB_ROWS - 1) / DDL__PS_SLAB_ROWS;
+    return slabs * (ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * sizeof(uint32_t) + sizeof(void *));
+}
+
+static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config *config, ddl__sentence *why) {
+    ddl__ps_place *p = ddl__ps_alloc(&s->memory, 1, sizeof *p);
+    size_t cap = (size_t)s->table_count;
+    ddl__ps_place **tables = ddl__ps_alloc(&s->memory, cap + 1, sizeof *tables);
+    if (p == NULL || tables == NULL || !ddl__ps_place_begin(s, p, s->table_count)) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "server %d has no memory for table %d", s->number, s->table_count);
+    }
+    p->ready = true;
+    p->rows = (ddl__ps_rows){.config = *config,
+                             .slots = ddl__optim_slots(&s->optimizer),
+                             .newest = DDL__PS_NO_ROW,
+                             .oldest = DDL__PS_NO_ROW,
+                             .memory = &s->memory};
+    if (!ddl__ps_fits(&s->memory, ddl__ps_rows_need(&p->rows) + s->reserve)) {
+        uint64_t need = ddl__ps_rows_need(&p->rows);
+        ddl__ps_place_end(s, p);
+        ddl__ps_free(&s->memory, p, 1, sizeof *p);
+        ddl__ps_free(&s->memory, tables, cap + 1, sizeof *tables);
+        return ddl__fail(
+            why, DDL_ERR_NOMEM,
+            "table %d: %lld rows of width %d take %llu bytes on server %d, which has %llu of its %llu left; "
+            "ask for fewer rows or raise memory_bytes",
+            s->table_count, (long long)config->rows, config->width, (unsigned long long)need, s->number,
+            (unsigned long long)(s->memory.limit - s->memory.used), (unsigned long long)s->memory.limit);
+    }
+    if (s->tables != NULL) {
+        memcpy(tables, s->tables, cap * sizeof *tables);
+        ddl__ps_free(&s->memory, s->tables, cap, sizeof *tables);
+    }
+    s->tables = tables;
+    s->tables[s->table_count++] = p;
+    return DDL_OK;
+}
+
+/* A sum that some have added to and others not: neither to be saved nor to be forgotten. */
+static ddl_status ddl__ps_between_clocks(const ddl__ps_server *s, ddl__sentence *why) {
+    for (int64_t i = 0; i < s->piece_count + s->table_count; i++) {
+        const ddl__ps_place *p = i < s->piece_count ? s->places[i] : s->tables[i - s->piece_count];
+        if (p != NULL && (p->first != NULL || p->given > 0)) {
+            return ddl__fail(why, DDL_ERR_STATE,
+                             "%s %d: some workers have pushed for clock %lld and others have not; do this when all "
+                             "have called ddl_ps_clock for the same clock",
+                             p->piece != NULL ? "parameter" : "table", p->piece != NULL ? p->piece->param : p->number,
+                             (long long)p->clock);
+        }
+    }
+    return DDL_OK;
+}
+
+/* All places go on from the workers' clocks. */
+static void ddl__ps_set_clocks(ddl__ps_server *s, const int64_t *clocks) {
+    int64_t most = 0;
+    for (int32_t w = 0; w < s->workers; w++) {
+        s->clock[w] = clocks[w];
+        most = s->present[w] ? DDL__MAX(most, clocks[w]) : most;
+    }
+    for (int64_t i = 0; i < s->piece_count + s->table_count; i++) {
+        ddl__ps_place *p = i < s->piece_count ? s->places[i] : s->tables[i - s->piece_count];
+        for (int32_t w = 0; p != NULL && w < s->workers; w++) {
+            p->pushed[w] = clocks[w];
+            p->clock = most;
+            p->turn = p->given = 0;
+        }
+    }
+}
+
+static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sync, int64_t *clocks,
+                                    ddl__sentence *why) {
+    int64_t most = 0;
+    DDL__TRY(ddl__ps_between_clocks(s, why));
+    for (int32_t w = 0; w < s->workers; w++) {
+        most = s->present[w] ? DDL__MAX(most, s->clock[w]) : most;
+    }
+    for (int32_t w = 0; w < s->workers; w++) {
+        clocks[w] = most;
+    }
+    s->sync = *sync;
+    if (s->lost >= 0 && !ddl__ps_in_turns(s)) {
+        s->lost = -1;
+    }
+    ddl__ps_set_clocks(s, clocks);
+    return DDL_OK;
+}
+
+/* What workers and clocks say of the moment: the same on all servers. */
+static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t *sequences) {
+    ddl__ps_generation g = {.servers = s->servers};
+    for (int32_t w = 0; w < s->workers; w++) {
+        g.clock = DDL__MAX(g.clock, s->clock[w]);
+        g.pushes += sequences[w];
+    }
+    return g;
+}
+
+/* Does what all have asked for; clocks and sequences are by worker, in and out. */
+static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, int64_t *clocks, uint64_t *sequences,
+                                   ddl__ps_generation *g, ddl__sentence *why) {
+    ddl__reader r = ddl__ps_payload(job);
+    if (job->ask.op == DDL__PS_TABLE) {
+        ddl_ps_table_config config = ddl__ps_get_table(&r);
+        return ddl__ps_table_add(s, &config, why);
+    }
+    if (job->ask.op == DDL__PS_SWITCH) {
+        ddl_sync_config sync = ddl__ps_get_sync(&r);
+        return ddl__ps_switch_to(s, &sync, clocks, why);
+    }
+    DDL__TRY(ddl__ps_between_clocks(s, why));
+    if (job->ask.op == DDL__PS_SAVE) {
+        *g = ddl__ps_moment(s, sequences);
+        DDL__TRY(ddl__ps_save(s, job->in, g, sequences, why));
+        if (s->saved.servers > 0 && ddl__ps_newer_first(&s->saved, g) != 0) { /* two generations are kept */
+            char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
+            ddl__ps_name(name, &s->saved, s->number);
+            snprintf(path, sizeof path, "%s/%s", job->in, name);
+            unlink(path);
+        }
+        s->saved = s->saved_last;
+        s->saved_last = *g;
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__ps_load(s, job->in, clocks, sequences, g, why));
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        if (s->places[i] != NULL) {
+            s->places[i]->ready = true;
+        }
+    }
+    s->lost = -1;
+    ddl__ps_set_clocks(s, clocks);
+    return DDL_OK;
+}
+
+/* All asks of the same kind, with the same payload? */
+static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.bytes != first->ask.bytes ||
+                                              memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl__sentence *why, const int64_t *clocks,
+                                 const uint64_t *sequences, const ddl__ps_generation *g) {
+    ddl__ps_job *next;
+    for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
+        next = job->next;
+        if (ddl__ps_is_joint(job->ask.op)) {
+            ddl__ps_answer a = ddl__ps_answer_ok(s);
+            a.status = status;
+            a.clock = clocks[job->source];
+            a.sequence = sequences[job->source];
+            a.generation = (int64_t)(ddl__mix((uint64_t)g->clock, g->pushes) >> 1);
+            snprintf(a.text, sizeof a.text, "%.*s", (int)sizeof a.text - 1, status < 0 ? why->text : "");
+            ddl__ps_send(s, job, &a, NULL, 0);
+            ddl__ps_leave_queue(s, &s->control, job);
+        }
+    }
+}
+
+/* When every worker that is left has asked. True: it was done. */
+static bool ddl__ps_run_joint(ddl__ps_server *s) {
+    int32_t asked = 0;
+    ddl__ps_job *first = NULL;
+    for (ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        if (ddl__ps_is_joint(job->ask.op) && job->phase == DDL__PS_RECEIVED && s->present[job->source]) {
+            first = first == NULL ? job : first;
+            asked++;
+        }
+    }
+    if (first == NULL || asked < s->present_count) {
+        return false;
+    }
+    ddl__sentence why = {0};
+    ddl__ps_generation g = {0};
+    size_t n = (size_t)s->workers;
+    int64_t *clocks = ddl__ps_alloc(&s->memory, n, sizeof *clocks);
+    uint64_t *sequences = ddl__ps_alloc(&s->memory, n, sizeof *sequences);
+    ddl_status status = DDL_ERR_NOMEM;
+    if (clocks == NULL || sequences == NULL) {
+        return false;
+    }
+    memcpy(clocks, s->clock, n * sizeof *clocks);
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        sequences[job->source] = ddl__ps_is_joint(job->ask.op) ? job->ask.sequence : sequences[job->source];
+    }
+    status =
+        ddl__ps_joint_agree(s, first)
+            ? ddl__ps_do_joint(s, first, clocks, sequences, &g, &why)
+            : ddl__fail(&why, DDL_ERR_MISMATCH,
+                        "the workers ask for different things; all must call the same of "
+                        "ddl_ps_table_create, ddl_ps_switch, ddl_ps_save and ddl_ps_load, with the same arguments");
+    ddl__ps_answer_joint(s, status, &why, clocks, sequences, &g);
+    ddl__ps_free(&s->memory, clocks, n, sizeof *clocks);
+    ddl__ps_free(&s->memory, sequences, n, sizeof *sequences);
+    return true;
+}
+
+/* >>control */
+
+static void ddl__ps_run_all(ddl__ps_server *s) {
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        if (s->places[i] != NULL) {
+            ddl__ps_run(s, s->places[i]);
+        }
+    }
+    for (int32_t i = 0; i < s->table_count; i++) {
+        ddl__ps_run(s, s->tables[i]);
+    }
+}
+
+static void ddl__ps_worker_gone(ddl__ps_server *s, int32_t worker, bool died) {
+    if (s->present[worker]) {
+        s->present[worker] = false;
+        s->present_count--;
+        s->lost = died && s->lost < 0 ? worker : s->lost;
+    }
+}
+
+static void ddl__ps_take_clock(ddl__ps_server *s, const ddl__ps_job *job) {
+    int32_t w = job->source;
+    s->clock[w] = DDL__MAX(s->clock[w], job->ask.clock);
+    s->ended_ns[w] = ddl__now_ns();
+    /* Smoothed: one slow iteration is no slow worker. */
+    s->takes_ns[w] = s->takes_ns[w] == 0 ? job->ask.value : (3 * s->takes_ns[w] + job->ask.value) / 4;
+}
+
+/* One look at one control ask. */
+static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    switch (job->ask.op) {
+    case DDL__PS_CLOCK:
+        ddl__ps_take_clock(s, job);
+        return ddl__ps_leave_queue(s, &s->control, job);
+    case DDL__PS_LEAVE:
+        ddl__ps_worker_gone(s, job->source, false);
+        break;
+    case DDL__PS_GATE:
+        if (s->lost >= 0 && ddl__ps_in_turns(s)) {
+            ddl__ps_refuse_lost(s, job);
+            return ddl__ps_leave_queue(s, &s->control, job);
+        }
+        if (s->sync.mode != DDL_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
+            return DDL__PS_WAIT;
+        }
+        break;
+    default:
+        if (job->phase == DDL__PS_ASKED) {
+            ddl__ps_receive(s, job, true);
+        }
+        return DDL__PS_WAIT;
+    }
+    ddl__ps_send(s, job, &ok, NULL, 0);
+    return ddl__ps_leave_queue(s, &s->control, job);
+}
+
+/* Control asks concern all places: clocks have grown, somebody has left, a table has come. */
+static void ddl__ps_run_control(ddl__ps_server *s) {
+    bool moved = false, again = true;
+    while (again) {
+        again = false;
+        ddl__ps_job *next;
+        for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
+            next = job->next;
+            again = ddl__ps_look_control(s, job) == DDL__PS_GONE || again;
+        }
+        again = ddl__ps_run_joint(s) || again;
+        moved = moved || again;
+    }
+    if (moved) {
+        ddl__ps_run_all(s);
+    }
+}
+
+/* >>asks */
+
+/* Is there such a place here, and are the sizes as they must be? What a worker of the same version sends is. */
+static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
+    if (ddl__ps_is_row_op(a->op)) {
+        if (a->place < 0 || a->place >= s->table_count || a->count > INT32_MAX) {
+            return false;
+        }
+        int64_t width = a->op == DDL__PS_PUSH_ROWS ? s->tables[a->place]->rows.config.width : 0;
+        return a->bytes == a->count * (int64_t)(sizeof(uint64_t) + (uint64_t)width * sizeof(float));
+    }
+    if (ddl__ps_is_piece_op(a->op)) {
+        bool here = a->place >= 0 && a->place < s->piece_count && s->places[a->place] != NULL;
+        return here && a->bytes == (a->op == DDL__PS_PULL ? 0 : s->pieces[a->place].count * (int64_t)sizeof(float));
+    }
+    int64_t most = a->op == DDL__PS_SAVE || a->op == DDL__PS_LOAD ? DDL__PS_PATH_BYTES : 64;
+    return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
+}
+
+/* Posts the receive of a worker's next ask. */
+static void ddl__ps_listen(ddl__ps_server *s, int32_t worker) {
+    ddl__lock(s->c);
+    bool room = s->jobs[worker] < DDL__PS_JOBS_MAX && !s->c->finalized;
+    ddl__ps_job *job = room ? ddl__ps_job_new(s, worker) : NULL;
+    s->deaf[worker] = job == NULL;
+    if (job != NULL) {
+        ddl__ps_moves_begin(job->gate);
+        ddl__ps_move(s->group, false, job->ask_bytes, DDL__PS_ASK_BYTES, worker, DDL__PS_TAG_ASK, job->gate,
+                     &job->messages[0]);
+        s->listeners[worker] = job;
+        ddl__ps_moves_started(s->c, job->gate);
+    }
+    ddl__unlock(s->c);
+}
+
+static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
+    const ddl_request *r = job->messages[0];
+    s->listeners[job->source] = NULL;
+    if (r == NULL || r->status < 0) {
+        bool silent = s->c->aborted || s->c->finalized;
+        ddl__ps_worker_gone(s, job->source, true);
+        ddl__ps_job_free(s, job);
+        if (!silent) {
+            ddl__ps_run_control(s);
+            ddl__ps_run_all(s);
+        }
+        return;
+    }
+    bool good = r->info.count == DDL__PS_ASK_BYTES && ddl__ps_ask_read(job->ask_bytes, &job->ask);
+    ddl__ps_listen(s, job->source);
+    if (!good || !ddl__ps_ask_fits(s, &job->ask)) {
+        job->ask = (ddl__ps_ask){.op = DDL__PS_GATE, .tag = good ? job->ask.tag : DDL__PS_TAG_MAX};
+        ddl__ps_refuse(s, job, DDL_ERR_MISMATCH,
+                       "server %d does not understand what worker %d asks for; all ranks must "
+                       "run the same program",
+                       s->number, job->source);
+        return;
+    }
+    ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
+    job->phase = DDL__PS_ASKED;
+    job->bound = ddl__ps_bound(s, job->source);
+    ddl__ps_enqueue(p, job);
+    if (p == &s->control) {
+        ddl__ps_run_control(s);
+    } else {
+        ddl__ps_run(s, p);
+    }
+}
+
+/* All messages of a job have ended. */
+static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
+    if (job->phase == DDL__PS_LISTENING && !job->sending) {
+        ddl__ps_heard(s, job);
+        return;
+    }
+    ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
+    if (job->sending) {
+        job->sending = false;
+        if (!job->queued) {
+            ddl__ps_job_free(s, job);
+        }
+        return;
+    }
+    bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
+                (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
+    job->phase = DDL__PS_RECEIVED;
+    if (!good) { /* the worker died, or gave up and may come again with the same sequence */
+        ddl__ps_leave_queue(s, p, job);
+    }
+    if (p == &s->control) {
+        ddl__ps_run_control(s);
+    } else {
+        ddl__ps_run(s, p);
+    }
+}
+
+/* >>loop */
+
+static bool ddl__ps_has_work(ddl_context *c, void *arg) {
+    const ddl__ps_server *s = arg;
+    return s->ended_first != NULL || s->stop || c->aborted || c->finalized;
+}
+
+/* A worker that left the job without a word ends its receive here. */
+static void ddl__ps_server_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__ps_server *s = arg;
+    (void)now;
+    for (int32_t w = 0; w < s->workers; w++) {
+        ddl_request *r = s->listeners[w] != NULL ? s->listeners[w]->messages[0] : NULL;
+        if (r != NULL && ddl__is_pending(r)) {
+            r->ops->tick(c, r, 0);
+        }
+    }
+}
+
+/* What ddl_ps_info_get tells. The lock is held. */
+static void ddl__ps_publish(ddl__ps_server *s) {
+    s->told = (ddl_ps_info){.pushes_applied = s->applied,
+                            .pushes_repeated = s->repeated,
+                            .memory_bytes = s->memory.used,
+                            .memory_peak_bytes = s->memory.peak,
+                            .slowest = ddl__ps_slowest(s)};
+    for (int32_t i = 0; i < s->table_count; i++) {
+        s->told.rows += s->tables[i]->rows.count;
+        s->told.rows_evicted += s->tables[i]->rows.evicted;
+    }
+}
+
+/* Works off jobs whose messages have ended, until there is none. */
+static void ddl__ps_work(ddl__ps_server *s) {
+    for (ddl__ps_job *job = s->ended_first; job != NULL && !s->c->finalized; job = s->ended_first) {
+        s->ended_first = job->ended;
+        s->ended_last = s->ended_first == NULL ? NULL : s->ended_last;
+        ddl__unlock(s->c);
+        ddl__ps_advance(s, job);
+        if (s->starved) {
+            s->starved = false;
+            ddl__ps_run_all(s);
+        }
+        for (int32_t w = 0; w < s->workers; w++) {
+            if (s->deaf[w] && s->present[w]) {
+                ddl__ps_listen(s, w);
+            }
+        }
+        ddl__lock(s->c);
+        ddl__ps_publish(s);
+    }
+}
+
+/* Serves until all workers have left or died, the context ends, or it is told to stop; then gives all jobs back. */
+static ddl_status ddl__ps_serve(ddl__ps_server *s) {
+    ddl_context *c = s->c;
+    ddl__wait w = {.done = ddl__ps_has_work, .tick = ddl__ps_server_tick, .arg = s, .deadline = DDL__NEVER};
+    for (int32_t worker = 0; worker < s->workers; worker++) {
+        ddl__ps_listen(s, worker);
+    }
+    ddl__lock(c);
+    while (!s->stop && !c->aborted && !c->finalized && s->present_count > 0) {
+        ddl__wait_for(c, &w);
+        ddl__ps_work(s);
+    }
+    while (ddl__ps_is_sending(s) && !s->stop && !c->aborted && !c->finalized) { /* the last answers */
+        ddl__wait_for(c, &w);
+        ddl__ps_work(s);
+    }
+    s->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_OK;
+    s->ended = true;
+    ddl__changed(c);
+    ddl__unlock(c);
+    return s->status;
+}
+
+static void *ddl__ps_thread(void *arg) {
+    ddl__ps_serve(arg);
+    return NULL;
+}
+
+/* >>beginning and end */
+
+/* Bytes of a server's parameters, optimizer state and sums; *out_largest: of a piece. */
+static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_largest) {
+    uint64_t slots = (uint64_t)ddl__optim_slots(&s->optimizer), need = 0;
+    *out_largest = 0;
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        if (s->pieces[i].server == s->number) {
+            uint64_t bytes = (uint64_t)s->pieces[i].count * sizeof(float);
+            uint64_t by_worker = (uint64_t)s->workers * (sizeof(int64_t) + sizeof(uint64_t));
+            *out_largest = DDL__MAX(*out_largest, bytes + sizeof(ddl__ps_value));
+            need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
+        }
+    }
+    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 3 * sizeof(uint64_t) + sizeof(int32_t);
+    return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
+           3 * *out_largest;
+}
+
+static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
+    const ddl__ps_piece *piece = &s->pieces[number];
+    ddl__ps_place *p = ddl__ps_alloc(&s->memory, 1, sizeof *p);
+    s->places[number] = p;
+    if (p == NULL || !ddl__ps_place_begin(s, p, (int32_t)number)) {
+        return false;
+    }
+    size_t count = (size_t)piece->count;
+    p->piece = piece;
+    p->value = ddl__ps_value_new(s, p);
+    p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
+    p->state = ddl__ps_alloc(&s->memory, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    return p->value != NULL && p->sum != NULL && p->state != NULL;
+}
+
+static bool ddl__ps_server_arrays(ddl__ps_server *s) {
+    size_t n = (size_t)s->workers;
+    s->places = ddl__ps_alloc(&s->memory, (size_t)s->piece_count, sizeof *s->places);
+    s->present = ddl__ps_alloc(&s->memory, n, sizeof *s->present);
+    s->clock = ddl__ps_alloc(&s->memory, n, sizeof *s->clock);
+    s->ended_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->ended_ns);
+    s->takes_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->takes_ns);
+    s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
+    s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
+    s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
+    s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
+    return s->places != NULL && s->present != NULL && s->clock != NULL && s->ended_ns != NULL && s->takes_ns != NULL &&
+           s->jobs != NULL && s->busy != NULL && s->deaf != NULL && s->listeners != NULL;
+}
+
+/* Fills a server whose first members are set. */
+static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
+    uint64_t largest, need = ddl__ps_fixed_bytes(s, &largest);
+    if (!ddl__ps_fits(&s->memory, need)) {
+        return ddl__fail(why, DDL_ERR_NOMEM,
+                         "server %d needs %llu bytes for its parameters, their optimizer state and one push; "
+                         "memory_bytes is %llu: raise it, or take more servers",
+                         s->number, (unsigned long long)need, (unsigned long long)s->memory.limit);
+    }
+    bool good = ddl__ps_server_arrays(s);
+    for (int32_t w = 0; good && w < s->workers; w++) {
+        s->present[w] = true;
+    }
+    s->present_count = s->workers;
+    s->lost = -1;
+    for (int64_t i = 0; good && i < s->piece_count; i++) {
+        good = s->pieces[i].server != s->number || ddl__ps_piece_begin(s, i);
+    }
+    s->reserve = 2 * largest;
+    return good ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "server %d: no memory for its parameters", s->number);
+}
+
+static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
+    size_t count = p->piece != NULL ? (size_t)p->piece->count : 0;
+    ddl__ps_free(&s->memory, p->sum, count, sizeof(float));
+    ddl__ps_free(&s->memory, p->state, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    if (p->value != NULL) {
+        ddl__ps_buffer_put(s, p->value, ddl__ps_value_bytes(p));
+    }
+    ddl__ps_place_end(s, p);
+    ddl__ps_free(&s->memory, p, 1, sizeof *p);
+}
+
+/* All jobs, whatever they wait for. */
+static void ddl__ps_jobs_end(ddl__ps_server *s) {
+    for (ddl__ps_job *job = s->all, *next; job != NULL; job = next) {
+        next = job->all_next;
+        ddl__lock(s->c);
+        ddl__ps_move_drop(s->c, &job->messages[0]);
+        ddl__ps_move_drop(s->c, &job->messages[1]);
+        ddl__scratch_put(s->c, job->in);
+        ddl__scratch_put(s->c, job->out);
+        if (job->value != NULL && --job->value->readers == 0 && !job->value->current) {
+            ddl__scratch_put(s->c, job->value);
+        }
+        if (!s->c->finalized) {
+            ddl__request_release(job->gate);
+        }
+        ddl__free(&s->c->base, job);
+        ddl__unlock(s->c);
+    }
+    s->all = s->spare = NULL;
+}
+
+/* Frees what a server holds; its thread has ended. */
+static void ddl__ps_server_end(ddl__ps_server *s) {
+    size_t n = (size_t)s->workers;
+    ddl__ps_jobs_end(s);
+    for (int64_t i = 0; s->places != NULL && i < s->piece_count; i++) {
+        if (s->places[i] != NULL) {
+            ddl__ps_piece_end(s, s->places[i]);
+        }
+    }
+    for (int32_t i = 0; i < s->table_count; i++) {
+        ddl__ps_rows_free(&s->tables[i]->rows);
+        ddl__ps_place_end(s, s->tables[i]);
+        ddl__ps_free(&s->memory, s->tables[i], 1, sizeof *s->tables[i]);
+    }
+    ddl__ps_free(&s->memory, s->tables, (size_t)s->table_count, sizeof *s->tables);
+    ddl__ps_free(&s->memory, s->places, (size_t)s->piece_count, sizeof *s->places);
+    ddl__ps_free(&s->memory, s->present, n, sizeof *s->present);
+    ddl__ps_free(&s->memory, s->clock, n, sizeof *s->clock);
+    ddl__ps_free(&s->memory, s->ended_ns, n, sizeof *s->ended_ns);
+    ddl__ps_free(&s->memory, s->takes_ns, n, sizeof *s->takes_ns);
+    ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);
+    ddl__ps_free(&s->memory, s->busy, n, sizeof *s->busy);
+    ddl__ps_free(&s->memory, s->deaf, n, sizeof *s->deaf);
+    ddl__ps_free(&s->memory, s->listeners, n, sizeof *s->listeners);
+}
+
+/* >>ps/worker */
+/* ps, eighth part: the side of a worker. A call is one request whose parts are messages with the servers that hold a
+ * piece of what is asked for. */
+
+enum {
+    DDL__PS_MAGIC = 0x70736572,
+    DDL__PS_CHUNK_BITS = 20, /* of a sequence on the wire: messages of one push of rows */
+    DDL__PS_PIECE_BYTES = 1 << 20,
+    DDL__PS_STALENESS = 3,
+    DDL__PS_TABLES = 4096
+};
+
+struct ddl_ps {
+    uint32_t magic;
+    ddl_context *c;
+    ddl_group *group;        /* its own */
+    ddl_ps_config config;    /* with its defaults filled in */
+    int32_t workers, worker; /* worker -1: this rank only serves */
+    int32_t params;
+    int64_t *lengths;
+    ddl__ps_piece *pieces;
+    int64_t *first; /* of each parameter's pieces; and one past the last */
+    int64_t piece_count;
+    /* under the context's lock */
+    ddl_sync_config sync;
+    int64_t clock, slowest;
+    int64_t *pushed; /* by parameter: 1 + clock of its last push */
+    uint64_t sequence;
+    uint64_t clock_ns; /* when the last iteration ended */
+    int32_t next_tag;
+    int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
+    double rate;
+    bool left;
+    ddl_ps_table_config *tables;
+    int32_t table_count;
+    ddl__ps_server *server; /* on this rank; or NULL */
+    pthread_t thread;
+    bool has_thread;
+};
+
+typedef struct ddl__ps_part {
+    int32_t server;
+    ddl_request *messages[4]; /* ask, payload out, answer, payload in */
+    uint8_t ask[DDL__PS_ASK_BYTES];
+    uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
+} ddl__ps_part;
+
+/* One call. It knows what it is for, so that its sentences can say so. */
+typedef struct ddl__ps_call {
+    ddl_ps *ps;
+    const char *what; /* "ddl_ps_push" */
+    const char *of;   /* "parameter"; NULL: of nothing */
+    int32_t number;
+    bool answers; /* else asks alone are sent */
+    bool over;
+    ddl__ps_answer answer; /* of the last part; generation -1: they differ */
+    int32_t part_count;
+    ddl__ps_part parts[];
+} ddl__ps_call;
+
+static int32_t ddl__ps_server_rank(const ddl_ps *ps, int32_t server) {
+    return ps->config.dedicated ? ps->workers + server : server;
+}
+
+/* >>the request of a call */
+
+static void ddl__ps_call_over(ddl__ps_call *call) {
+    if (!call->over) {
+        call->over = true;
+        call->ps->under_way--;
+    }
+}
+
+static void ddl__ps_call_name(const ddl__ps_call *call, char *out, size_t bytes) {
+    if (call->of != NULL) {
+        snprintf(out, bytes, "%s of %s %d", call->what, call->of, call->number);
+    } else {
+        snprintf(out, bytes, "%s", call->what);
+    }
+}
+
+/* The first message of a part that failed, the answer's own first: it says why the others did. */
+static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
+    static const int order[4] = {2, 0, 1, 3};
+    for (int i = 0; i < 4; i++) {
+        const ddl_request *r = part->messages[order[i]];
+        if (r != NULL && r->status < 0) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+/* What one server said. False: the call has failed, and its request ended. */
+static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, const ddl__ps_part *part) {
+    char name[96];
+    ddl__ps_answer a = {.status = DDL_OK};
+    const ddl_request *failed = ddl__ps_part_failed(part), *answer = part->messages[2];
+    int32_t rank = ddl__ps_server_rank(call->ps, part->server);
+    ddl__ps_call_name(call, name, sizeof name);
+    if (failed != NULL) {
+        ddl__request_fail(r, failed->status, "%s: server %d on rank %d does not answer: %s", name, part->server, rank,
+                          failed->why != NULL ? failed->why : ddl_status_text(failed->status));
+        return false;
+    }
+    if (answer != NULL && !ddl__ps_answer_read(part->answer, (size_t)answer->info.count, &a)) {
+        ddl__request_fail(r, DDL_ERR_CORRUPT, "%s: the answer of server %d on rank %d cannot be read", name,
+                          part->server, rank);
+        return false;
+    }
+    if (a.status < 0) {
+        ddl__request_fail(r, a.status, "%s: server %d on rank %d: %s", name, part->server, rank, a.text);
+        return false;
+    }
+    if (answer != NULL) {
+        call->ps->slowest = DDL__MAX(call->ps->slowest, a.slowest);
+        a.generation = call->answer.generation != 0 && call->answer.generation != a.generation ? -1 : a.generation;
+        call->answer = a;
+    }
+    return true;
+}
+
+static void ddl__ps_call_done(ddl_context *c, ddl_request *r) {
+    (void)c;
+    ddl__ps_call *call = r->kept;
+    ddl__ps_call_over(call);
+    if (!ddl__is_pending(r)) {
+        return;
+    }
+    for (int32_t i = 0; i < call->part_count; i++) {
+        if (!ddl__ps_part_good(call, r, &call->parts[i])) {
+            return;
+        }
+    }
+    ddl__request_done(r, DDL_OK);
+}
+
+static void ddl__ps_call_drop(ddl_context *c, ddl_request *r) {
+    ddl__ps_call *call = r->kept;
+    ddl__ps_call_over(call);
+    for (int32_t i = 0; i < call->part_count; i++) {
+        for (int m = 0; m < 4; m++) {
+            ddl_request *message = call->parts[i].messages[m];
+            call->parts[i].messages[m] = NULL;
+            if (message != NULL) { /* not ddl__ps_move_drop: ddl_finalize calls this, before requests are freed */
+                message->parent = NULL;
+                if (ddl__is_pending(message)) {
+                    message->ops->abandon(c, message);
+                }
+                if (ddl__is_pending(message)) {
+                    ddl__request_done(message, DDL_ERR_CANCELLED);
+                }
+                ddl__request_release(message);
+            }
+        }
+    }
+}
+
+static void ddl__ps_call_release(ddl_context *c, ddl_request *r) {
+    ddl__ps_call_drop(c, r);
+    ((ddl__ps_call *)r->kept)->ps->held--;
+}
+
+static const ddl__ps_part *ddl__ps_call_pending(const ddl_request *r, const ddl_request **out_message) {
+    const ddl__ps_call *call = r->kept;
+    for (int32_t i = 0; i < call->part_count; i++) {
+        for (int m = 3; m >= 0; m--) {
+            *out_message = call->parts[i].messages[m];
+            if (ddl__is_pending(*out_message)) {
+                return &call->parts[i];
+            }
+        }
+    }
+    *out_message = NULL;
+    return NULL;
+}
+
+static void ddl__ps_call_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
+    (void)c;
+    char name[96];
+    const ddl_request *message;
+    const ddl__ps_call *call = r->kept;
+    const ddl__ps_part *part = ddl__ps_call_pending(r, &message);
+    ddl__ps_call_name(call, name, sizeof name);
+    ddl__text_add(text,
+                  "%s: worker %d at clock %lld waits for server %d on rank %d; the slowest worker that it knows "
+                  "of is at clock %lld",
+                  name, call->ps->worker, (long long)call->ps->clock, part != NULL ? part->server : -1,
+                  part != NULL ? ddl__ps_server_rank(call->ps, part->server) : -1, (long long)call->ps->slowest);
+}
+
+/* Finds out that a server has left the job. */
+static void ddl__ps_call_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
+    const ddl_request *pending;
+    (void)ddl__ps_call_pending(r, &pending);
+    if (pending != NULL) {
+        pending->ops->tick(c, (ddl_request *)(uintptr_t)pending, waited);
+    }
+}
+
+static int32_t ddl__ps_call_expect(ddl_context *c, ddl_request *r) {
+    const ddl_request *pending;
+    (void)ddl__ps_call_pending(r, &pending);
+    return pending != NULL ? pending->ops->expect(c, (ddl_request *)(uintptr_t)pending) : -1;
+}
+
+static const ddl__request_ops ddl__ps_call_ops = {ddl__ps_call_drop, ddl__ps_call_explain, ddl__ps_call_tick,
+                                                  ddl__ps_call_expect, ddl__ps_call_release};
+
+/* >>making calls. The context is locked. */
+
+static ddl_status ddl__ps_call_new(ddl_ps *ps, const char *what, const char *of, int32_t number, int64_t parts,
+                                   ddl_request **out) {
+    DDL__TRY(ddl__request_new(ps->group, &ddl__ps_call_ops, out));
+    ddl_request *r = *out;
+    size_t bytes = sizeof(ddl__ps_call) + (size_t)parts * sizeof(ddl__ps_part);
+    ddl__ps_call *call = ddl__alloc(&ps->c->base, bytes);
+    if (call == NULL) {
+        ddl__request_release(r);
+        *out = NULL;
+        return ddl__error(ps->c, DDL_ERR_NOMEM, "%s: no memory for a request of %lld messages", what, (long long)parts);
+    }
+    *call = (ddl__ps_call){.ps = ps, .what = what, .of = of, .number = number, .answers = true};
+    r->kept = call;
+    r->parts_done = ddl__ps_call_done;
+    ps->under_way++;
+    ps->held++;
+    ddl__ps_moves_begin(r);
+    return DDL_OK;
+}
+
+/* Adds a message to a server. out: the payload of the ask; in: of the answer. */
+static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *ask, const void *out, void *in,
+                                   size_t in_bytes) {
+    ddl__ps_call *call = r->kept;
+    ddl_ps *ps = call->ps;
+    ddl__ps_part *part = &call->parts[call->part_count++];
+    int32_t rank = ddl__ps_server_rank(ps, server);
+    part->server = server;
+    ps->next_tag = ps->next_tag % DDL__PS_TAG_MAX + 2; /* even, from 2 */
+    ask->tag = ps->next_tag;
+    ddl__ps_ask_write(part->ask, ask);
+    if (call->answers) { /* receives first: then nothing comes unexpected */
+        DDL__TRY(ddl__ps_move(ps->group, false, part->answer, sizeof part->answer, rank, ask->tag + 1, r,
+                              &part->messages[2]));
+        if (in != NULL) {
+            DDL__TRY(ddl__ps_move(ps->group, false, in, in_bytes, rank, ask->tag + 1, r, &part->messages[3]));
+        }
+    }
+    DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
+    if (ask->bytes > 0) {
+        DDL__TRY(ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]));
+    }
+    return DDL_OK;
+}
+
+/* All parts have been added, or one could not be. */
+static ddl_status ddl__ps_call_start(ddl_request **out, ddl_status status) {
+    ddl_request *r = *out;
+    if (status < 0) {
+        ddl__request_release(r); /* and with it the messages that were started */
+        *out = NULL;
+        return status;
+    }
+    ddl__ps_moves_started(r->context, r);
+    return DDL_OK;
+}
+
+/* Waits for a call; out_answer may be NULL. */
+static ddl_status ddl__ps_call_wait(ddl_request **r, ddl__ps_answer *out_answer) {
+    ddl_context *c = (*r)->context;
+    ddl__wait_requests(c, r, 1, false);
+    if (out_answer != NULL) {
+        const ddl__ps_call *call = (*r)->kept;
+        *out_answer = call->answer;
+    }
+    return ddl__request_report(r, NULL);
+}
+
+/* One ask to every server (or to the first alone), with one payload. Blocks. */
+static ddl_status ddl__ps_ask_all(ddl_ps *ps, const char *what, int32_t servers, ddl__ps_ask ask, const void *payload,
+                                  bool answers, ddl__ps_answer *out) {
+    ddl_request *r;
+    DDL__TRY(ddl__ps_call_new(ps, what, NULL, 0, servers, &r));
+    ((ddl__ps_call *)r->kept)->answers = answers;
+    ddl_status status = DDL_OK;
+    for (int32_t s = 0; s < servers && status == DDL_OK; s++) {
+        status = ddl__ps_call_add(r, s, &ask, payload, NULL, 0);
+    }
+    DDL__TRY(ddl__ps_call_start(&r, status));
+    return ddl__ps_call_wait(&r, out);
+}
+
+/* >>parameters */
+
+/* A call about all pieces of a parameter. grad, out: its elements, or NULL where the op has none. */
+static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, int32_t param, const float *grad,
+                                     float *out, uint64_t sequence, ddl_request **out_request) {
+    int64_t first = ps->first[param], end = ps->first[param + 1];
+    DDL__TRY(ddl__ps_call_new(ps, what, "parameter", param, end - first, out_request));
+    ddl_status status = DDL_OK;
+    for (int64_t i = first; i < end && status == DDL_OK; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        size_t bytes = (size_t)piece->count * sizeof(float);
+        ddl__ps_ask ask = {.op = op,
+                           .place = (int32_t)i,
+                           .clock = ps->clock,
+                           .sequence = sequence << DDL__PS_CHUNK_BITS,
+                           .bytes = grad != NULL ? (int64_t)bytes : 0};
+        memcpy(&ask.value, &ps->rate, sizeof ask.value);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, grad != NULL ? grad + piece->begin : NULL,
+                                  out != NULL ? out + piece->begin : NULL, bytes);
+    }
+    return ddl__ps_call_start(out_request, status);
+}
+
+/* >>rows */
+
+/* Rows of one call, each id once, in the order of servers: what goes to which, and where it belongs at the caller. */
+typedef struct ddl__ps_pick {
+    uint64_t id;
+    int64_t at; /* position at the caller */
+    int32_t server;
+} ddl__ps_pick;
+
+typedef struct ddl__ps_picks {
+    ddl__ps_pick *all; /* sorted by server, id, position */
+    int64_t count;     /* of the caller's rows */
+    int64_t rows;      /* ids */
+    int64_t chunks;    /* messages */
+    int64_t most;      /* rows of a message */
+} ddl__ps_picks;
+
+static int ddl__ps_pick_order(const void *a, const void *b) {
+    const ddl__ps_pick *x = a, *y = b;
+    if (x->server != y->server) {
+        return (x->server > y->server) - (x->server < y->server);
+    }
+    return x->id != y->id ? (x->id > y->id) - (x->id < y->id) : (x->at > y->at) - (x->at < y->at);
+}
+
+static bool ddl__ps_is_new_row(const ddl__ps_picks *p, int64_t i) { return i == 0 || p->all[i].id != p->all[i - 1].id; }
+
+/* Where the next chunk begins after caller's row i, the first of a chunk; *out_rows: the ids in between. */
+static int64_t ddl__ps_chunk_end(const ddl__ps_picks *p, int64_t i, int64_t *out_rows) {
+    int64_t rows = 0, at = i;
+    for (; at < p->count && p->all[at].server == p->all[i].server; at++) {
+        bool fresh = ddl__ps_is_new_row(p, at);
+        if (fresh && rows == p->most) {
+            break;
+        }
+        rows += fresh;
+    }
+    *out_rows = rows;
+    return at;
+}
+
+static ddl_status ddl__ps_pick_rows(ddl_ps *ps, const uint64_t *ids, int64_t count, int64_t row_bytes,
+                                    ddl__ps_picks *p) {
+    int64_t rows;
+    *p = (ddl__ps_picks){.count = count, .most = DDL__MAX(ps->config.piece_bytes / row_bytes, 1)};
+    p->all = ddl__alloc_array(&ps->c->base, (size_t)count, sizeof *p->all);
+    if (p->all == NULL) {
+        return ddl__error(ps->c, DDL_ERR_NOMEM, "no memory to sort %lld ids of rows by server", (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        p->all[i] = (ddl__ps_pick){ids[i], i, ddl__ps_server_of_row(ids[i], ps->config.servers)};
+    }
+    if (count > 0) {
+        qsort(p->all, (size_t)count, sizeof *p->all, ddl__ps_pick_order);
+    }
+    for (int64_t i = 0; i < count; p->chunks++) {
+        i = ddl__ps_chunk_end(p, i, &rows);
+        p->rows += rows;
+    }
+    return DDL_OK;
+}
+
+/* Writes ids, and for a push the sums of the gradients, of one chunk. */
+static void ddl__ps_pack_chunk(const ddl__ps_picks *p, int64_t begin, int64_t end, int64_t rows, const float *grads,
+                               int32_t width, char *out) {
+    char *sums = out + (size_t)rows * sizeof(uint64_t);
+    size_t bytes = (size_t)width * sizeof(float);
+    int64_t row = -1;
+    for (int64_t i = begin; i < end; i++) {
+        const ddl__ps_pick *pick = &p->all[i];
+        bool fresh = ddl__ps_is_new_row(p, i);
+        row += fresh;
+        if (fresh) {
+            memcpy(out + (size_t)row * sizeof(uint64_t), &pick->id, sizeof pick->id);
+        }
+        if (grads != NULL && fresh) {
+            memcpy(sums + (size_t)row * bytes, grads + pick->at * width, bytes);
+        } else if (grads != NULL) {
+            for (int32_t j = 0; j < width; j++) { /* f32 at an address that is aligned to 4: width is whole floats */
+                float *sum = (float *)(void *)(sums + (size_t)row * bytes) + j;
+                *sum += grads[pick->at * width + j];
+            }
+        }
+    }
+}
+
+/* Gives each of the caller's rows a copy of what was pulled. */
+static void ddl__ps_scatter_rows(const ddl__ps_picks *p, const float *rows, int32_t width, float *out) {
+    int64_t row = -1;
+    for (int64_t i = 0; i < p->count; i++) {
+        row += ddl__ps_is_new_row(p, i);
+        memcpy(out + p->all[i].at * width, rows + row * width, (size_t)width * sizeof(float));
+    }
+}
+
+/* Pushes (grads) or pulls (out) rows. Blocks. */
+static ddl_status ddl__ps_rows_call(ddl_ps *ps, const char *what, int32_t table, const ddl__ps_picks *p,
+                                    const float *grads, float *out, uint64_t sequence) {
+    int32_t width = ps->tables[table].width;
+    size_t row_bytes = (size_t)width * sizeof(float);
+    char *packed = ddl__alloc_array(&ps->c->base, (size_t)p->rows, sizeof(uint64_t) + row_bytes);
+    ddl_request *r = NULL;
+    if (packed == NULL) {
+        return ddl__error(ps->c, DDL_ERR_NOMEM, "%s: no memory to pack %lld rows", what, (long long)p->rows);
+    }
+    char *ids = out != NULL ? packed + (size_t)p->rows * row_bytes : packed, *in = packed;
+    ddl_status status = ddl__ps_call_new(ps, what, "table", table, p->chunks, &r);
+    bool made = status == DDL_OK;
+    for (int64_t i = 0, end, rows, chunk = 0; made && i < p->count && status == DDL_OK; i = end, chunk++) {
+        end = ddl__ps_chunk_end(p, i, &rows);
+        ddl__ps_pack_chunk(p, i, end, rows, grads, width, ids);
+        ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_ROWS : DDL__PS_PULL_ROWS,
+                           .place = table,
+                           .clock = ps->clock,
+                           .sequence = sequence << DDL__PS_CHUNK_BITS | (uint64_t)chunk,
+                           .count = rows,
+                           .bytes = rows * (int64_t)(sizeof(uint64_t) + (grads != NULL ? row_bytes : 0))};
+        memcpy(&ask.value, &ps->rate, sizeof ask.value);
+        status = ddl__ps_call_add(r, p->all[i].server, &ask, ids, out != NULL ? in : NULL, (size_t)rows * row_bytes);
+        ids += ask.bytes;
+        in += (size_t)rows * row_bytes;
+    }
+    status = made ? ddl__ps_call_start(&r, status) : status;
+    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+    if (status == DDL_OK && out != NULL) {
+        ddl__ps_scatter_rows(p, (const float *)(void *)packed, width, out);
+    }
+    ddl__free(&ps->c->base, packed);
+    return status;
+}
+
+/* >>ps/ps */
+/* ps, ninth part: the public calls, and checks of what callers pass. */
+
+/* >>checking */
+
+/* The sync mode with its defaults filled in: a bound of 0 is 0. */
+static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config *in, ddl_sync_config *out) {
+    ddl_sync_config s = *in;
+    s.mode = s.mode == DDL_SYNC_DEFAULT ? DDL_BSP : s.mode;
+    if (s.mode != DDL_BSP && s.mode != DDL_SSP && s.mode != DDL_ASP) {
+        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_BSP, DDL_SSP and DDL_ASP are", (int)s.mode);
+    }
+    if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "a staleness of %d, at most %d, is out of range: -1 (bound 0), 0 (the default, 3), or 1 to "
+                         "1000000 clocks",
+                         s.staleness, s.staleness_max);
+    }
+    s.staleness = s.staleness == 0 ? DDL__PS_STALENESS : s.staleness == -1 ? 0 : s.staleness;
+    if (s.staleness_max != 0 && s.staleness_max < s.staleness) {
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "staleness_max is %d, less than the staleness of %d; it is the upper bound, or "
+                         "0 for none",
+                         s.staleness_max, s.staleness);
+    }
+    s.staleness_max = DDL__MAX(s.staleness_max, s.staleness);
+    if (s.mode != DDL_SSP) {
+        s.staleness = s.staleness_max = 0;
+    }
+    *out = s;
+    return DDL_OK;
+}
+
+static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config *in, int32_t ranks,
+                                         ddl_ps_config *out) {
+    ddl_ps_config o = *in;
+    o.servers = o.servers == 0 ? 1 : o.servers;
+    o.op = o.op == DDL_OP_NONE ? DDL_AVG : o.op;
+    o.piece_bytes = o.piece_bytes == 0 ? DDL__PS_PIECE_BYTES : o.piece_bytes;
+    if (o.servers < 0 || o.servers > ranks || (o.dedicated && o.servers >= ranks)) {
+        return ddl__fail(why, DDL_ERR_ARG, "%d %s servers in a group of %d ranks: %s", o.servers,
+                         o.dedicated ? "dedicated" : "colocated", ranks,
+                         o.dedicated ? "at least one rank has to work" : "a rank has one server at most");
+    }
+    if (o.op != DDL_AVG && o.op != DDL_SUM) {
+        return ddl__fail(why, DDL_ERR_ARG, "the op of parameter servers is DDL_AVG or DDL_SUM, not %d", o.op);
+    }
+    if (o.piece_bytes < 64 || o.piece_bytes > (int64_t)1 << 30 || o.memory_bytes < 0) {
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "piece_bytes is %lld and memory_bytes %lld; 64 to 2^30, and 0 or more, are "
+                         "possible",
+                         (long long)o.piece_bytes, (long long)o.memory_bytes);
+    }
+    DDL__TRY(ddl__optim_init(why, &in->optimizer, &o.optimizer));
+    if (ddl__optim_needs_sums(&o.optimizer)) {
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "LARS and LAMB need the norm of a whole tensor, which no server has; take an elementwise "
+                         "optimizer, or all-reduce");
+    }
+    DDL__TRY(ddl__ps_sync_resolve(why, &in->sync, &o.sync));
+    *out = o;
+    return DDL_OK;
+}
+
+/* A contiguous f32 view of so many elements. */
+static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, int64_t count, bool output, const char *what,
+                                       const char *name) {
+    ddl_context *c = ps->c;
+    DDL__TRY(ddl__tensor_check(c, t, what, name));
+    if (output) {
+        DDL__TRY(ddl__tensor_check_output(c, t, what, name));
+    }
+    if (t->dtype != DDL_F32 || !ddl__is_contiguous(t) || ddl_tensor_count(t) != count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `%s` has %lld elements of %s%s; %lld contiguous f32 are wanted", what,
+                          name, (long long)ddl_tensor_count(t), ddl_dtype_name(t->dtype),
+                          ddl__is_contiguous(t) ? "" : ", with strides", (long long)count);
+    }
+    return DDL_OK;
+}
+
+/* Begins a public call; the context is locked on success. worker: only workers may. */
+static ddl_status ddl__ps_enter(ddl_ps *ps, bool worker, const char *what) {
+    if (ps == NULL || ps->magic != DDL__PS_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    DDL__TRY(ddl__enter_group(ps->group, what));
+    ddl_status status = DDL_OK;
+    if (worker && ps->worker < 0) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "%s: rank %d only serves; ddl_ps_serve and ddl_ps_free are for it",
+                            what, ps->group->rank);
+    } else if (worker && ps->left) {
+        status = ddl__error(ps->c, DDL_ERR_STATE, "%s: worker %d has left (ddl_ps_leave)", what, ps->worker);
+    }
+    if (status < 0) {
+        ddl__unlock(ps->c);
+    }
+    return status;
+}
+
+static ddl_status ddl__ps_refuse_null(ddl_ps *ps, const char *what, const char *which) {
+    DDL__TRY(ddl__ps_enter(ps, false, what));
+    ddl_status status = ddl__error(ps->c, DDL_ERR_ARG, "%s: %s is NULL", what, which);
+    ddl__unlock(ps->c);
+    return status;
+}
+
+static ddl_status ddl__ps_idle(ddl_ps *ps, const char *what) {
+    return ps->under_way == 0 ? DDL_OK
+                              : ddl__error(ps->c, DDL_ERR_STATE,
+                                           "%s: %d pushes or pulls are under way; wait for them "
+                                           "first",
+                                           what, ps->under_way);
+}
+
+/* >>making */
+
+static void ddl__ps_release(ddl_ps *ps) {
+    ddl_context *c = ps->c;
+    if (ps->server != NULL) {
+        ddl__ps_server_end(ps->server);
+    }
+    ddl__lock(c);
+    ddl__free(&c->base, ps->server);
+    ddl__free(&c->base, ps->lengths);
+    ddl__free(&c->base, ps->pieces);
+    ddl__free(&c->base, ps->first);
+    ddl__free(&c->base, ps->pushed);
+    ddl__free(&c->base, ps->tables);
+    ddl__unlock(c);
+    if (ps->group != NULL) {
+        ddl_group_free(&ps->group);
+    }
+    ps->magic = 0;
+    ddl__free(&c->base, ps);
+}
+
+/* Ends the thread of this rank's server. */
+static void ddl__ps_stop(ddl_ps *ps) {
+    if (ps->has_thread) {
+        ddl__lock(ps->c);
+        ps->server->stop = true;
+        ddl__wake(ps->c);
+        ddl__unlock(ps->c);
+        pthread_join(ps->thread, NULL);
+        ps->has_thread = false;
+    }
+}
+
+static bool ddl__ps_has_ended(ddl_context *c, void *arg) {
+    const ddl__ps_server *s = arg;
+    return s->ended || c->aborted || c->finalized;
+}
+
+/* Cuts the parameters; the context is locked. */
+static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
+    ddl__base *base = &ps->c->base;
+    int64_t total = 0, n;
+    size_t count = (size_t)ps->params;
+    ps->lengths = ddl__alloc_array(base, count, sizeof *ps->lengths);
+    ps->first = ddl__alloc_array(base, count + 1, sizeof *ps->first);
+    ps->pushed = ddl__alloc_array(base, count, sizeof *ps->pushed);
+    for (int32_t i = 0; ps->lengths != NULL && i < ps->params; i++) {
+        ps->lengths[i] = ddl_tensor_count(&params[i]);
+        total += ps->lengths[i];
+    }
+    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes);
+    n = ps->piece_count = ps->lengths != NULL ? ddl__ps_cut(ps->lengths, ps->params, limit, NULL) : 0;
+    ps->pieces = ddl__alloc_array(base, (size_t)n, sizeof *ps->pieces);
+    ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
+    int64_t *load = ddl__alloc_array(base, (size_t)ps->config.servers, sizeof *load);
+    bool good = ps->lengths != NULL && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
+                load != NULL && n < INT32_MAX;
+    if (good) {
+        ddl__ps_cut(ps->lengths, ps->params, limit, ps->pieces);
+        ddl__ps_assign(ps->pieces, n, ps->config.servers, order, load);
+        for (int64_t i = n - 1; i >= 0; i--) {
+            ps->first[ps->pieces[i].param] = i;
+        }
+        ps->first[ps->params] = n;
+        for (int32_t i = ps->params - 1; i >= 0; i--) {
+            ps->first[i] = ps->lengths[i] == 0 ? ps->first[i + 1] : ps->first[i];
+        }
+    }
+    ddl__free(base, order);
+    ddl__free(base, load);
+    return good ? DDL_OK : ddl__error(ps->c, DDL_ERR_NOMEM, "ddl_ps_create: no memory for %lld pieces", (long long)n);
+}
+
+/* What all ranks must have alike. */
+static uint64_t ddl__ps_signature(const ddl_ps *ps) {
+    const ddl_ps_config *o = &ps->config;
+    uint64_t h = ddl__mix_bytes(0x7073, ps->lengths, (size_t)ps->params * sizeof *ps->lengths);
+    const uint64_t words[] = {
+        (uint64_t)o->servers,        (uint64_t)o->dedicated,          (uint64_t)o->sync.mode,
+        (uint64_t)o->sync.staleness, (uint64_t)o->sync.staleness_max, (uint64_t)o->op,
+        (uint64_t)o->piece_bytes,    (uint64_t)o->memory_bytes,       (uint64_t)o->optimizer.kind};
+    h = ddl__mix_bytes(h, words, sizeof words);
+    const double numbers[] = {o->optimizer.learning_rate, o->optimizer.momentum, o->optimizer.beta1,
+                              o->optimizer.beta2,         o->optimizer.epsilon,  o->optimizer.weight_decay};
+    return ddl__mix_bytes(h, numbers, sizeof numbers);
+}
+
+/* Makes the server of this rank, if it has one. */
+static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
+    int32_t number = ps->config.dedicated ? ps->group->rank - ps->workers : ps->group->rank;
+    if (number < 0 || number >= ps->config.servers) {
+        return DDL_OK;
+    }
+    ddl__lock(ps->c);
+    ddl__ps_server *s = ddl__alloc(&ps->c->base, sizeof *s);
+    ddl__unlock(ps->c);
+    if (s == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "no memory for server %d", number);
+    }
+    ps->server = s;
+    s->c = ps->c;
+    s->group = ps->group;
+    s->number = number;
+    s->servers = ps->config.servers;
+    s->workers = ps->workers;
+    s->params = ps->params;
+    s->lengths = ps->lengths;
+    s->pieces = ps->pieces;
+    s->piece_count = ps->piece_count;
+    s->optimizer = ps->config.optimizer;
+    s->op = ps->config.op;
+    s->sync = ps->config.sync;
+    s->memory = (ddl__ps_memory){.c = ps->c, .limit = UINT64_MAX};
+    s->memory.limit = ps->config.memory_bytes > 0 ? (uint64_t)ps->config.memory_bytes : UINT64_MAX;
+    return ddl__ps_server_begin(s, why);
+}
+
+/* All ranks have made their part alike, or all fail. */
+static ddl_status ddl__ps_agree(ddl_ps *ps, ddl_status mine, const ddl__sentence *why) {
+    ddl_context *c = ps->c;
+    size_t n = (size_t)ps->group->size;
+    uint64_t own[2] = {ddl__ps_signature(ps), (uint64_t) - (int64_t)mine};
+    ddl__lock(c);
+    uint64_t *all = ddl__alloc_array(&c->base, n, sizeof own);
+    ddl__unlock(c);
+    if (all == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
+    }
+    ddl_status status = ddl_all_gather(ps->group, DDL_VIEW(own, 2), DDL_VIEW(all, 2 * (int64_t)n));
+    for (size_t r = 0; status == DDL_OK && r < n; r++) {
+        if (all[2 * r] != own[0]) {
+            status = ddl__error(c, DDL_ERR_MISMATCH,
+                                "ddl_ps_create: rank %zu passed other parameters or another config "
+                                "than rank %d",
+                                r, ps->group->rank);
+        } else if (all[2 * r + 1] != 0) {
+            status = (ddl_status) - (int32_t)all[2 * r + 1];
+            ddl__error(c, status, "ddl_ps_create: %s",
+                       mine < 0 ? why->text
+                                : "another rank could not make its server; it "
+                                  "says why");
+        }
+    }
+    ddl__lock(c);
+    ddl__free(&c->base, all);
+    ddl__unlock(c);
+    return status;
+}
+
+/* Rank 0 gives the servers their first values. */
+static ddl_status ddl__ps_give_values(ddl_ps *ps, const ddl_tensor *params) {
+    for (int32_t i = 0; ps->worker == 0 && i < ps->params; i++) {
+        ddl_request *r;
+        ddl__lock(ps->c);
+        ddl_status status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
+        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+        ddl__unlock(ps->c);
+        DDL__TRY(status);
+    }
+    return DDL_OK;
+}
+
+/* From here on others take part: what fails, fails on all. */
+static ddl_status ddl__ps_open(ddl_ps *ps, ddl_group *group, const ddl_tensor *params) {
+    ddl__sentence why = {0};
+    DDL__TRY(ddl_group_duplicate(group, &ps->group));
+    DDL__TRY(ddl__ps_agree(ps, ddl__ps_make_server(ps, &why), &why));
+    if (ps->server != NULL && !ps->config.dedicated) {
+        if (pthread_create(&ps->thread, NULL, ddl__ps_thread, ps->server) != 0) {
+            return ddl__error(ps->c, DDL_ERR_SYSTEM, "ddl_ps_create: no thread for server %d", ps->server->number);
+        }
+        ps->has_thread = true;
+    }
+    return ddl__ps_give_values(ps, params);
+}
+
+static ddl_status ddl__ps_check_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params,
+                                       int32_t count, ddl_ps_config *out) {
+    ddl_context *c = group->context;
+    ddl__sentence why = {0};
+    if (count < 0) {
+        return ddl__error(c, DDL_ERR_ARG, "ddl_ps_create: the count of parameters is %d", count);
+    }
+    ddl_status status = ddl__ps_config_resolve(&why, config, group->size, out);
+    if (status < 0) {
+        return ddl__error(c, status, "ddl_ps_create: %s", why.text);
+    }
+    bool serves_only = out->dedicated && group->rank >= group->size - out->servers;
+    for (int32_t i = 0; i < count; i++) {
+        const ddl_tensor *t = &params[i];
+        bool good = t->dtype == DDL_F32 && t->device == DDL_HOST && ddl_tensor_count(t) >= 0 && ddl__is_contiguous(t) &&
+                    (serves_only || t->data != NULL || ddl_tensor_count(t) == 0);
+        if (!good) {
+            return ddl__error(c, DDL_ERR_ARG,
+                              "ddl_ps_create: parameter %d is %s; contiguous f32 in ordinary memory is "
+                              "wanted",
+                              i, t->dtype != DDL_F32 ? ddl_dtype_name(t->dtype) : "NULL, strided or on a device");
+        }
+    }
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
+                                 ddl_ps **out_ps) {
+    if (out_ps == NULL || config == NULL || (params == NULL && count > 0)) {
+        return ddl__refuse_group(group, "ddl_ps_create",
+                                 out_ps == NULL   ? "out_ps"
+                                 : config == NULL ? "config"
+                                                  : "params");
+    }
+    *out_ps = NULL;
+    DDL__TRY(ddl__enter_group(group, "ddl_ps_create"));
+    ddl_context *c = group->context;
+    ddl_ps_config resolved;
+    ddl_ps *ps = NULL;
+    ddl_status status = ddl__ps_check_create(group, config, params, count, &resolved);
+    if (status == DDL_OK) {
+        ps = ddl__alloc(&c->base, sizeof *ps);
+        status = ps != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
+    }
+    if (status == DDL_OK) {
+        ps->c = c;
+        ps->config = resolved;
+        ps->sync = resolved.sync;
+        ps->params = count;
+        ps->rate = 1;
+        ps->workers = group->size - (resolved.dedicated ? resolved.servers : 0);
+        ps->worker = group->rank < ps->workers ? group->rank : -1;
+        ps->clock_ns = ddl__now_ns();
+        status = ddl__ps_shard(ps, params);
+    }
+    ddl__unlock(c);
+    status = status == DDL_OK ? ddl__ps_open(ps, group, params) : status;
+    if (status < 0 && ps != NULL) {
+        ddl__ps_stop(ps);
+        ddl__ps_release(ps);
+        return status;
+    }
+    if (status == DDL_OK) {
+        ps->magic = DDL__PS_MAGIC;
+        *out_ps = ps;
+    }
+    return status;
+}
+
+/* >>leaving */
+
+DDL_API ddl_status ddl_ps_serve(ddl_ps *ps) {
+    DDL__TRY(ddl__ps_enter(ps, false, "ddl_ps_serve"));
+    ddl_status status = DDL_OK;
+    if (!ps->config.dedicated || ps->server == NULL) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "ddl_ps_serve: rank %d is no dedicated server", ps->group->rank);
+    } else if (ps->server->served) {
+        status = ddl__error(ps->c, DDL_ERR_STATE, "ddl_ps_serve: server %d serves or has served", ps->server->number);
+    } else {
+        ps->server->served = true;
+    }
+    ddl__unlock(ps->c);
+    return status < 0 ? status : ddl__ps_serve(ps->server);
+}
+
+DDL_API ddl_status ddl_ps_leave(ddl_ps *ps) {
+    DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_leave"));
+    ddl_status status = ddl__ps_idle(ps, "ddl_ps_leave");
+    if (status == DDL_OK) {
+        ddl__ps_ask ask = {.op = DDL__PS_LEAVE, .clock = ps->clock};
+        status = ddl__ps_ask_all(ps, "ddl_ps_leave", ps->config.servers, ask, NULL, true, NULL);
+        ps->left = true;
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_free(ddl_ps **ps) {
+    if (ps == NULL || *ps == NULL) {
+        return DDL_OK;
+    }
+    ddl_ps *p = *ps;
+    if (p->magic != DDL__PS_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    ddl__lock(p->c);
+    bool over = p->c->finalized;
+    ddl_status status = p->held == 0 || over ? DDL_OK
+                                             : ddl__error(p->c, DDL_ERR_STATE,
+                                                          "ddl_ps_free: %d requests were not waited "
+                                                          "for",
+                                                          p->held);
+    ddl__unlock(p->c);
+    DDL__TRY(status);
+    *ps = NULL;
+    if (!over && p->worker >= 0 && !p->left) {
+        status = ddl_ps_leave(p); /* a server that is gone needs not be told */
+    }
+    if (p->has_thread) {
+        ddl__lock(p->c);
+        ddl__wait w = {.done = ddl__ps_has_ended,
+                       .tick = ddl__no_tick,
+                       .arg = p->server,
+                       .deadline = ddl__deadline(ddl__now_ns(), p->group->timeout_ms)};
+        if (!over && !ddl__wait_for(p->c, &w)) {
+            status =
+                ddl__error(p->c, DDL_ERR_TIMEOUT, "ddl_ps_free: %d workers still need server %d; it ends all the same",
+                           p->server->present_count, p->server->number);
+        }
+        ddl__unlock(p->c);
+    }
+    ddl__ps_stop(p);
+    ddl__ps_release(p);
+    return status;
+}
+
+/* >>parameters */
+
+/* Numbers a push. False: *sequence is not one that was given out. */
+static bool ddl__ps_number(ddl_ps *ps, uint64_t *sequence, uint64_t *out) {
+    if (sequence != NULL && *sequence > ps->sequence) {
+        return false;
+    }
+    *out = sequence != NULL && *sequence > 0 ? *sequence : ++ps->sequence;
+    if (sequence != NULL) {
+        *sequence = *out;
+    }
+    return true;
+}
+
+typedef struct ddl__ps_move_args {
+    const char *what;
+    int32_t op, param;
+    const ddl_tensor *grad, *out; /* or NULL */
+    uint64_t *sequence;
+} ddl__ps_move_args;
+
+static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
+    if (a->param < 0 || a->param >= ps->params) {
+        return ddl__error(ps->c, DDL_ERR_ARG, "%s: there is no parameter %d; 0 to %d are registered", a->what, a->param,
+                          ps->params - 1);
+    }
+    int64_t count = ps->lengths[a->param];
+    if (a->grad != NULL) {
+        DDL__TRY(ddl__ps_tensor_check(ps, a->grad, count, false, a->what, "grad"));
+    }
+    if (a->out != NULL) {
+        DDL__TRY(ddl__ps_tensor_check(ps, a->out, count, true, a->what, "out"));
+    }
+    if (a->grad != NULL && a->out != NULL && ddl__tensor_touches(a->grad, a->out)) {
+        return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
+    }
+    bool repeated = a->sequence != NULL && *a->sequence > 0;
+    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_ASP &&
+        ps->pushed[a->param] > ps->clock) {
+        return ddl__error(ps->c, DDL_ERR_STATE,
+                          "%s: parameter %d was pushed at clock %lld before; in BSP it is pushed once "
+                          "in a clock: call ddl_ps_clock",
+                          a->what, a->param, (long long)ps->clock);
+    }
+    return DDL_OK;
+}
+
+/* A push, pull or both; out_request NULL: blocks. */
+static ddl_status ddl__ps_move_param(ddl_ps *ps, const ddl__ps_move_args *a, ddl_request **out_request) {
+    ddl_request *own = NULL, **r = out_request != NULL ? out_request : &own;
+    uint64_t sequence = 0;
+    *r = NULL;
+    DDL__TRY(ddl__ps_enter(ps, true, a->what));
+    ddl_status status = ddl__ps_param_check(ps, a);
+    if (status == DDL_OK && a->grad != NULL && !ddl__ps_number(ps, a->sequence, &sequence)) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "%s: no push has had the sequence %llu; the last was %llu", a->what,
+                            (unsigned long long)*a->sequence, (unsigned long long)ps->sequence);
+    }
+    if (status == DDL_OK) {
+        status = ddl__ps_param_call(ps, a->what, a->op, a->param, a->grad != NULL ? a->grad->data : NULL,
+                                    a->out != NULL ? a->out->data : NULL, sequence, r);
+    }
+    if (status == DDL_OK && a->grad != NULL) {
+        ps->pushed[a->param] = ps->clock + 1;
+    }
+    if (status == DDL_OK && out_request == NULL) {
+        status = ddl__ps_call_wait(r, NULL);
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence) {
+    ddl__ps_move_args a = {"ddl_ps_push", DDL__PS_PUSH, param, &grad, NULL, sequence};
+    return ddl__ps_move_param(ps, &a, NULL);
+}
+
+DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
+                                ddl_request **out_request) {
+    ddl__ps_move_args a = {"ddl_ps_ipush", DDL__PS_PUSH, param, &grad, NULL, sequence};
+    return out_request == NULL ? ddl__ps_refuse_null(ps, a.what, "out_request")
+                               : ddl__ps_move_param(ps, &a, out_request);
+}
+
+DDL_API ddl_status ddl_ps_pull(ddl_ps *ps, int32_t param, ddl_tensor out) {
+    ddl__ps_move_args a = {"ddl_ps_pull", DDL__PS_PULL, param, NULL, &out, NULL};
+    return ddl__ps_move_param(ps, &a, NULL);
+}
+
+DDL_API ddl_status ddl_ps_ipull(ddl_ps *ps, int32_t param, ddl_tensor out, ddl_request **out_request) {
+    ddl__ps_move_args a = {"ddl_ps_ipull", DDL__PS_PULL, param, NULL, &out, NULL};
+    return out_request == NULL ? ddl__ps_refuse_null(ps, a.what, "out_request")
+                               : ddl__ps_move_param(ps, &a, out_request);
+}
+
+DDL_API ddl_status ddl_ps_push_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence) {
+    ddl__ps_move_args a = {"ddl_ps_push_pull", DDL__PS_PUSH_PULL, param, &grad, &out, sequence};
+    return ddl__ps_move_param(ps, &a, NULL);
+}
+
+DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence,
+                                     ddl_request **out_request) {
+    ddl__ps_move_args a = {"ddl_ps_ipush_pull", DDL__PS_PUSH_PULL, param, &grad, &out, sequence};
+    return out_request == NULL ? ddl__ps_refuse_null(ps, a.what, "out_request")
+                               : ddl__ps_move_param(ps, &a, out_request);
+}
+
+/* >>clocks */
+
+DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
+    DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
+    ddl_status status = DDL_OK;
+    if (ps->sync.mode != DDL_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
+        ddl__ps_ask gate = {.op = DDL__PS_GATE, .clock = ps->clock};
+        status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
+    }
+    if (status == DDL_OK) {
+        uint64_t now = ddl__now_ns();
+        ddl__ps_ask ask = {.op = DDL__PS_CLOCK, .clock = ps->clock + 1, .value = now - ps->clock_ns};
+        ps->clock_ns = now;
+        status = ddl__ps_ask_all(ps, "ddl_ps_clock", ps->config.servers, ask, NULL, false, NULL);
+        ps->clock += status == DDL_OK;
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor) {
+    DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_rate"));
+    ddl_status status = DDL_OK;
+    if (!(factor >= 0 && factor < 1e30)) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "ddl_ps_rate: the factor is %g; 0 to 1e30 is possible", factor);
+    } else {
+        ps->rate = factor;
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+/* Asks all servers for what all workers ask for. */
+static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, size_t bytes, const char *what,
+                                ddl__ps_answer *out) {
+    DDL__TRY(ddl__ps_idle(ps, what));
+    ddl__ps_ask ask = {.op = op, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
+    return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
+}
+
+/* The worker goes on at the clock that the servers tell. */
+static void ddl__ps_resume(ddl_ps *ps, const ddl__ps_answer *a) {
+    ps->clock = a->clock;
+    ps->slowest = 0;
+    for (int32_t i = 0; i < ps->params; i++) {
+        ps->pushed[i] = a->clock;
+    }
+}
+
+DDL_API ddl_status ddl_ps_switch(ddl_ps *ps, const ddl_sync_config *sync) {
+    ddl__sentence why = {0};
+    ddl_sync_config resolved;
+    ddl__ps_answer answer;
+    uint8_t payload[12];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    if (sync == NULL) {
+        return ddl__ps_refuse_null(ps, "ddl_ps_switch", "sync");
+    }
+    DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_switch"));
+    ddl_status status = ddl__ps_sync_resolve(&why, sync, &resolved);
+    if (status < 0) {
+        ddl__error(ps->c, status, "ddl_ps_switch: %s", why.text);
+    } else {
+        ddl__put_u32(&w, (uint32_t)resolved.mode);
+        ddl__put_u32(&w, (uint32_t)resolved.staleness);
+        ddl__put_u32(&w, (uint32_t)resolved.staleness_max);
+        status = ddl__ps_joint(ps, DDL__PS_SWITCH, payload, w.at, "ddl_ps_switch", &answer);
+    }
+    if (status == DDL_OK) {
+        ps->sync = resolved;
+        ddl__ps_resume(ps, &answer);
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_info_get(ddl_ps *ps, ddl_ps_info *out_info) {
+    if (out_info == NULL) {
+        return ddl__ps_refuse_null(ps, "ddl_ps_info_get", "out_info");
+    }
+    DDL__TRY(ddl__ps_enter(ps, false, "ddl_ps_info_get"));
+    *out_info = ps->server != NULL ? ps->server->told : (ddl_ps_info){0};
+    out_info->worker = ps->worker;
+    out_info->workers = ps->workers;
+    out_info->server = ps->server != NULL ? ps->server->number : -1;
+    out_info->servers = ps->config.servers;
+    out_info->clock = ps->clock;
+    out_info->slowest = DDL__MAX(ps->slowest, out_info->slowest);
+    out_info->sequence = ps->sequence;
+    for (int64_t i = 0; i < ps->piece_count; i++) {
+        out_info->elements += ps->pieces[i].server == out_info->server ? ps->pieces[i].count : 0;
+    }
+    ddl__unlock(ps->c);
+    return DDL_OK;
+}
+
+/* >>tables */
+
+static ddl_status ddl__ps_check_table(ddl_ps *ps, const ddl_ps_table_config *t) {
+    if (t->width < 1 || t->width > 1 << 20 || t->rows < 0 || t->rows > INT32_MAX || !(t->uniform >= 0)) {
+        return ddl__error(
+            ps->c, DDL_ERR_ARG,
+            "ddl_ps_table_create: width %d, rows %lld, uniform %g; a width of 1 to 2^20, 0 to 2^31 - 1 rows "
+            "and a uniform of at least 0 are possible",
+            t->width, (long long)t->rows, (double)t->uniform);
+    }
+    if (ps->table_count == DDL__PS_TABLES) {
+        return ddl__error(ps->c, DDL_ERR_ARG, "ddl_ps_table_create: there are %d tables; more are not possible",
+                          DDL__PS_TABLES);
+    }
+    return DDL_OK;
+}
+
+/* The worker's own note of a table. */
+static ddl_status ddl__ps_note_table(ddl_ps *ps, const ddl_ps_table_config *config) {
+    size_t n = (size_t)ps->table_count;
+    ddl_ps_table_config *tables = ddl__alloc_array(&ps->c->base, n + 1, sizeof *tables);
+    if (tables == NULL) {
+        return ddl__error(ps->c, DDL_ERR_NOMEM, "ddl_ps_table_create: no memory");
+    }
+    if (n > 0) {
+        memcpy(tables, ps->tables, n * sizeof *tables);
+    }
+    ddl__free(&ps->c->base, ps->tables);
+    ps->tables = tables;
+    ps->tables[n] = *config;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_ps_table_create(ddl_ps *ps, const ddl_ps_table_config *config, int32_t *out_table) {
+    uint8_t payload[32];
+    uint32_t uniform;
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    if (config == NULL || out_table == NULL) {
+        return ddl__ps_refuse_null(ps, "ddl_ps_table_create", config == NULL ? "config" : "out_table");
+    }
+    *out_table = -1;
+    DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_table_create"));
+    ddl_status status = ddl__ps_check_table(ps, config);
+    if (status == DDL_OK) {
+        memcpy(&uniform, &config->uniform, sizeof uniform);
+        ddl__put_u32(&w, (uint32_t)config->width);
+        ddl__put_u32(&w, uniform);
+        ddl__put_u64(&w, config->seed);
+        ddl__put_u64(&w, (uint64_t)config->rows);
+        ddl__put_u32(&w, config->evict != 0);
+        ddl__put_u32(&w, config->fixed != 0);
+        status = ddl__ps_note_table(ps, config);
+    }
+    if (status == DDL_OK) {
+        status = ddl__ps_joint(ps, DDL__PS_TABLE, payload, w.at, "ddl_ps_table_create", NULL);
+    }
+    if (status == DDL_OK) {
+        *out_table = ps->table_count++;
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+static ddl_status ddl__ps_rows_check(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count, const ddl_tensor *t,
+                                     bool output, const char *what) {
+    if (table < 0 || table >= ps->table_count) {
+        return ddl__error(ps->c, DDL_ERR_ARG, "%s: there is no table %d; %d were made", what, table, ps->table_count);
+    }
+    if (count < 0 || count > INT32_MAX || (count > 0 && ids == NULL)) {
+        return ddl__error(ps->c, DDL_ERR_ARG, "%s: %lld ids at %p", what, (long long)count, (const void *)ids);
+    }
+    return ddl__ps_tensor_check(ps, t, count * ps->tables[table].width, output, what, output ? "out" : "grads");
+}
+
+/* Rows are picked with the lock held: it keeps the order of calls. */
+static ddl_status ddl__ps_move_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
+                                    const ddl_tensor *grads, const ddl_tensor *out, uint64_t *sequence,
+                                    const char *what) {
+    ddl__ps_picks picks = {0};
+    uint64_t number = 0;
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    ddl_status status = ddl__ps_rows_check(ps, table, ids, count, out != NULL ? out : grads, out != NULL, what);
+    if (status == DDL_OK) {
+        int64_t row_bytes = 8 + 4 * (int64_t)ps->tables[table].width;
+        status = ddl__ps_pick_rows(ps, ids, count, row_bytes, &picks);
+    }
+    if (status == DDL_OK && picks.chunks >= 1 << DDL__PS_CHUNK_BITS) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "%s: %lld messages of rows in one call; 2^20 are possible", what,
+                            (long long)picks.chunks);
+    }
+    if (status == DDL_OK && grads != NULL && !ddl__ps_number(ps, sequence, &number)) {
+        status = ddl__error(ps->c, DDL_ERR_ARG, "%s: no push has had the sequence %llu; the last was %llu", what,
+                            (unsigned long long)*sequence, (unsigned long long)ps->sequence);
+    }
+    if (status == DDL_OK) {
+        status = ddl__ps_rows_call(ps, what, table, &picks, grads != NULL ? grads->data : NULL,
+                                   out != NULL ? out->data : NULL, number);
+    }
+    ddl__free(&ps->c->base, picks.all);
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_pull_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count, ddl_tensor out) {
+    return ddl__ps_move_rows(ps, table, ids, count, NULL, &out, NULL, "ddl_ps_pull_rows");
+}
+
+DDL_API ddl_status ddl_ps_push_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count, ddl_tensor grads,
+                                    uint64_t *sequence) {
+    return ddl__ps_move_rows(ps, table, ids, count, &grads, NULL, sequence, "ddl_ps_push_rows");
+}
+
+/* >>checkpoints */
+
+static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder, const char *what) {
+    ddl__ps_answer answer;
+    if (folder == NULL) {
+        return ddl__ps_refuse_null(ps, what, "folder");
+    }
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    size_t bytes = strlen(folder) + 1;
+    ddl_status status = bytes == 1 || bytes > DDL__PS_PATH_BYTES
+                            ? ddl__error(ps->c, DDL_ERR_ARG, "%s: a folder of %zu characters; 1 to %d are possible",
+                                         what, bytes - 1, DDL__PS_PATH_BYTES - 1)
+                            : ddl__ps_joint(ps, op, folder, bytes, what, &answer);
+    if (status == DDL_OK && answer.generation < 0) {
+        status = ddl__error(ps->c, DDL_ERR_STATE,
+                            "%s: the servers do not agree on the newest checkpoint in %s; it must be "
+                            "a folder that all of them share, and nobody else writes to",
+                            what, folder);
+    }
+    if (status == DDL_OK && op == DDL__PS_LOAD) {
+        ps->sequence = answer.sequence;
+        ddl__ps_resume(ps, &answer);
+    }
+    ddl__unlock(ps->c);
+    return status;
+}
+
+DDL_API ddl_status ddl_ps_save(ddl_ps *ps, const char *folder) {
+    return ddl__ps_checkpoint(ps, DDL__PS_SAVE, folder, "ddl_ps_save");
+}
+
+DDL_API ddl_status ddl_ps_load(ddl_ps *ps, const char *folder) {
+    return ddl__ps_checkpoint(ps, DDL__PS_LOAD, folder, "ddl_ps_load");
 }
 
 /* >>train/plan */

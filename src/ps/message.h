@@ -1,0 +1,170 @@
+/* ps, second part: what workers and servers say to each other.
+ *
+ *     worker -> server   ASK (tag 0), then its payload (tag of the ask): ids, gradients, a path
+ *     server -> worker   ANSWER (that tag + 1), then the payload, empty when the answer is an error
+ *
+ * All through messages of a group of their own, so every transport will do. A server asks for a payload only when it
+ * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. */
+#ifndef DDL_PS_MESSAGE_H
+#define DDL_PS_MESSAGE_H
+
+#include "shard.h"
+
+enum {
+    DDL__PS_ASK_BYTES = 64,
+    DDL__PS_ANSWER_BYTES = 40, /* and a sentence */
+    DDL__PS_SENTENCE_BYTES = 300,
+    DDL__PS_PATH_BYTES = 4096,
+    DDL__PS_TAG_ASK = 0,
+    DDL__PS_TAG_MAX = 1 << 30
+};
+
+enum ddl__ps_op {
+    DDL__PS_INIT = 1, /* first values of a piece */
+    DDL__PS_PUSH = 2, /* gradient of a piece */
+    DDL__PS_PULL = 3,
+    DDL__PS_PUSH_PULL = 4,
+    DDL__PS_PUSH_ROWS = 5, /* count ids, then count rows */
+    DDL__PS_PULL_ROWS = 6, /* count ids */
+    DDL__PS_CLOCK = 7,     /* no answer; value: nanoseconds of the iteration */
+    DDL__PS_GATE = 8,      /* answered when the worker may end its iteration */
+    DDL__PS_LEAVE = 9,
+    /* Those that every worker asks for, and that are done once when the last has: */
+    DDL__PS_TABLE = 10,  /* payload: the config */
+    DDL__PS_SWITCH = 11, /* payload: the sync mode */
+    DDL__PS_SAVE = 12,   /* payload: the path */
+    DDL__PS_LOAD = 13,
+    DDL__PS_OPS = 14
+};
+
+typedef struct ddl__ps_ask {
+    int32_t op, place; /* place: a piece, or a table */
+    int32_t tag;
+    int64_t clock; /* at which it was pushed, or reads */
+    uint64_t sequence;
+    int64_t count;  /* ids */
+    int64_t bytes;  /* of the payload */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate */
+} ddl__ps_ask;
+
+typedef struct ddl__ps_answer {
+    ddl_status status;
+    int32_t repeated;   /* the push was known already */
+    int64_t slowest;    /* clock, as far as the server knows */
+    int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
+    uint64_t sequence;  /* LOAD: its last push that was applied */
+    int64_t generation; /* LOAD */
+    char text[DDL__PS_SENTENCE_BYTES];
+} ddl__ps_answer;
+
+static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask *a) {
+    ddl__writer w = ddl__writer_of(out, DDL__PS_ASK_BYTES);
+    memset(out, 0, DDL__PS_ASK_BYTES);
+    ddl__put_u32(&w, (uint32_t)a->op);
+    ddl__put_u32(&w, (uint32_t)a->place);
+    ddl__put_u32(&w, (uint32_t)a->tag);
+    ddl__put_u32(&w, 0);
+    ddl__put_u64(&w, (uint64_t)a->clock);
+    ddl__put_u64(&w, a->sequence);
+    ddl__put_u64(&w, (uint64_t)a->count);
+    ddl__put_u64(&w, (uint64_t)a->bytes);
+    ddl__put_u64(&w, a->value);
+}
+
+/* What it returns is right in form; whether there is such a piece or row is for the server to see. */
+static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a) {
+    ddl__reader r = ddl__reader_of(in, DDL__PS_ASK_BYTES);
+    a->op = (int32_t)ddl__get_u32(&r);
+    a->place = (int32_t)ddl__get_u32(&r);
+    a->tag = (int32_t)ddl__get_u32(&r);
+    ddl__get_u32(&r);
+    a->clock = (int64_t)ddl__get_u64(&r);
+    a->sequence = ddl__get_u64(&r);
+    a->count = (int64_t)ddl__get_u64(&r);
+    a->bytes = (int64_t)ddl__get_u64(&r);
+    a->value = ddl__get_u64(&r);
+    return a->op >= DDL__PS_INIT && a->op < DDL__PS_OPS && a->tag > DDL__PS_TAG_ASK && a->tag <= DDL__PS_TAG_MAX &&
+           a->tag % 2 == 0 && a->clock >= 0 && a->clock < INT64_MAX / 2 && a->count >= 0 && a->bytes >= 0;
+}
+
+/* Returns the bytes. */
+static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
+    ddl__writer w = ddl__writer_of(out, DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES);
+    ddl__put_u32(&w, (uint32_t)(int32_t)a->status);
+    ddl__put_u32(&w, (uint32_t)a->repeated);
+    ddl__put_u64(&w, (uint64_t)a->slowest);
+    ddl__put_u64(&w, (uint64_t)a->clock);
+    ddl__put_u64(&w, a->sequence);
+    ddl__put_u64(&w, (uint64_t)a->generation);
+    if (a->status < 0) {
+        ddl__put_bytes(&w, a->text, strnlen(a->text, sizeof a->text - 1));
+    }
+    return w.at;
+}
+
+static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer *a) {
+    ddl__reader r = ddl__reader_of(in, bytes);
+    a->status = (ddl_status)(int32_t)ddl__get_u32(&r);
+    a->repeated = (int32_t)ddl__get_u32(&r);
+    a->slowest = (int64_t)ddl__get_u64(&r);
+    a->clock = (int64_t)ddl__get_u64(&r);
+    a->sequence = ddl__get_u64(&r);
+    a->generation = (int64_t)ddl__get_u64(&r);
+    size_t text = DDL__MIN(r.bytes - r.at, sizeof a->text - 1);
+    ddl__get_bytes(&r, a->text, text);
+    a->text[r.bad ? 0 : text] = 0;
+    ddl__text_clean(a->text);
+    return !r.bad;
+}
+
+static bool ddl__ps_is_push(int32_t op) {
+    return op == DDL__PS_PUSH || op == DDL__PS_PUSH_PULL || op == DDL__PS_PUSH_ROWS;
+}
+static bool ddl__ps_is_row_op(int32_t op) { return op == DDL__PS_PUSH_ROWS || op == DDL__PS_PULL_ROWS; }
+static bool ddl__ps_is_piece_op(int32_t op) { return op >= DDL__PS_INIT && op <= DDL__PS_PUSH_PULL; }
+static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
+
+/* >>starting messages. The context is locked. */
+
+/* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
+ * is the parent's affair. */
+static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                               ddl_request *parent, ddl_request **out) {
+    ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
+    *out = NULL;
+    DDL__TRY(ddl__p2p_make(g, &t, out));
+    ddl_request *r = *out;
+    r->attended_ns = UINT64_MAX;
+    r->parent = parent;
+    parent->parts++;
+    ddl__p2p_start(g->context, r);
+    return DDL_OK;
+}
+
+/* A parent begins with one part more, so that it cannot end while its messages are still being started. */
+static void ddl__ps_moves_begin(ddl_request *parent) { parent->parts = 1; }
+
+static void ddl__ps_moves_started(ddl_context *c, ddl_request *parent) {
+    if (--parent->parts == 0) {
+        parent->parts_done(c, parent);
+    }
+}
+
+/* Ends a message that is still under way, and gives it back. */
+static void ddl__ps_move_drop(ddl_context *c, ddl_request **message) {
+    ddl_request *r = *message;
+    *message = NULL;
+    if (r == NULL || c->finalized) { /* ddl_finalize has ended and freed all requests */
+        return;
+    }
+    r->parent = NULL;
+    if (ddl__is_pending(r)) {
+        r->ops->abandon(c, r);
+        if (ddl__is_pending(r)) {
+            ddl__request_done(r, DDL_ERR_CANCELLED);
+        }
+    }
+    ddl__request_release(r);
+}
+
+#endif /* DDL_PS_MESSAGE_H */

@@ -1,0 +1,386 @@
+/* ps, fifth part: how a server answers. Every ask stands in the queue of its place until it can be done. Those of one
+ * worker on one place are done in the order they came; whose turn it is beyond that, the sync mode says. */
+#ifndef DDL_PS_SERVE_H
+#define DDL_PS_SERVE_H
+
+#include "state.h"
+
+/* >>answers */
+
+/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
+static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
+    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
+    size_t answer = ddl__ps_answer_write(job->answer, a);
+    ddl__lock(s->c);
+    if (s->c->finalized) {
+        ddl__unlock(s->c);
+        return;
+    }
+    job->sending = true;
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    ddl__ps_move_drop(s->c, &job->messages[1]);
+    ddl__ps_moves_begin(job->gate);
+    int32_t tag = job->ask.tag + 1;
+    ddl_status status =
+        ddl__ps_move(s->group, true, job->answer, answer, job->source, tag, job->gate, &job->messages[0]);
+    if (status == DDL_OK && payload) {
+        ddl__ps_move(s->group, true, data, bytes, job->source, tag, job->gate, &job->messages[1]);
+    }
+    ddl__ps_moves_started(s->c, job->gate);
+    ddl__unlock(s->c);
+}
+
+static ddl__ps_answer ddl__ps_answer_ok(const ddl__ps_server *s) {
+    return (ddl__ps_answer){.status = DDL_OK, .slowest = ddl__ps_slowest(s)};
+}
+
+static void __attribute__((format(printf, 4, 5)))
+ddl__ps_refuse(ddl__ps_server *s, ddl__ps_job *job, ddl_status status, const char *format, ...) {
+    ddl__ps_answer a = ddl__ps_answer_ok(s);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(a.text, sizeof a.text, format, args);
+    va_end(args);
+    a.status = status;
+    ddl__ps_send(s, job, &a, NULL, 0);
+}
+
+static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
+    ddl__ps_refuse(s, job, DDL_ERR_PEER,
+                   "worker %d died, and in BSP a clock needs the pushes of all; load a checkpoint into servers of the "
+                   "workers that are left, or use SSP or ASP, which go on",
+                   s->lost);
+}
+
+/* >>payloads */
+
+/* Asks for the payload when there is room; urgent: it is next, and will not stay. False: no room yet. */
+static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_job *job, bool urgent) {
+    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), urgent);
+    if (job->in == NULL) {
+        s->starved = true;
+        return false;
+    }
+    job->phase = DDL__PS_RECEIVING;
+    ddl__lock(s->c);
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    if (!s->c->finalized) {
+        ddl__ps_moves_begin(job->gate);
+        ddl__ps_move(s->group, false, job->in, ddl__ps_in_bytes(job), job->source, job->ask.tag, job->gate,
+                     &job->messages[0]);
+        ddl__ps_moves_started(s->c, job->gate);
+    }
+    ddl__unlock(s->c);
+    return true;
+}
+
+static const uint64_t *ddl__ps_ids(const ddl__ps_job *job) { return (const uint64_t *)(const void *)job->in; }
+static const float *ddl__ps_grads(const ddl__ps_job *job) {
+    size_t ids = ddl__ps_is_row_op(job->ask.op) ? (size_t)job->ask.count * sizeof(uint64_t) : 0;
+    return (const float *)(const void *)(job->in + ids);
+}
+
+static double ddl__ps_rate_of(const ddl__ps_job *job) {
+    double rate;
+    memcpy(&rate, &job->ask.value, sizeof rate);
+    return rate;
+}
+
+/* >>steps */
+
+static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate) {
+    size_t count = (size_t)p->piece->count;
+    if (s->op == DDL_AVG) {
+        ddl__average(grad, count, DDL_F32, among);
+    }
+    ddl_optimizer_part part = {.step = ++p->steps,
+                               .learning_rate = s->optimizer.learning_rate * rate,
+                               .tensor = p->piece->param,
+                               .offset = p->piece->begin,
+                               .count = p->piece->count,
+                               .param = p->value->data,
+                               .grad = grad,
+                               .state = p->state,
+                               .state_stride = p->piece->count};
+    ddl__optim_step(&s->optimizer, &part, NULL);
+}
+
+static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) {
+    int32_t among = s->op == DDL_AVG ? s->present_count : 1;
+    ddl__ps_rows_step(&p->rows, &s->optimizer, s->params + p->number, among, rate);
+}
+
+/* SSP and ASP: the push is a step by itself. False: not before a reply has gone. */
+static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (p->piece == NULL) {
+        ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
+        ddl__ps_step_rows(s, p, ddl__ps_rate_of(job));
+    } else {
+        if (!ddl__ps_own(s, p)) {
+            return false;
+        }
+        ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job));
+    }
+    s->applied++;
+    return true;
+}
+
+/* BSP: the push is added to the sum of its clock. */
+static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    p->rate = p->given == 0 ? ddl__ps_rate_of(job) : p->rate;
+    if (p->piece == NULL) {
+        ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
+    } else if (p->given == 0) {
+        memcpy(p->sum, job->in, ddl__ps_in_bytes(job));
+    } else {
+        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, (size_t)p->piece->count);
+    }
+    p->given++;
+    s->applied++;
+}
+
+/* The clock has the pushes of all: one step. False: not before a reply has gone. */
+static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
+    if (p->given > 0 && p->piece != NULL) {
+        if (!ddl__ps_own(s, p)) {
+            return false;
+        }
+        ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
+    } else if (p->given > 0) {
+        ddl__ps_step_rows(s, p, p->rate);
+    }
+    p->clock++;
+    p->turn = p->given = 0;
+    return true;
+}
+
+/* >>one ask */
+
+typedef enum ddl__ps_step {
+    DDL__PS_WAIT = 0,  /* and so do later ones of the same worker */
+    DDL__PS_ASIDE = 1, /* it waits, later ones need not */
+    DDL__PS_MOVED = 2, /* look at it again */
+    DDL__PS_GONE = 3   /* it is out of the queue */
+} ddl__ps_step;
+
+/* Takes it out of the queue; its answer has been sent, or is not wanted. */
+static ddl__ps_step ddl__ps_leave_queue(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_dequeue(p, job);
+    ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+    job->in = NULL;
+    if (!job->sending) {
+        ddl__ps_job_free(s, job);
+    }
+    return DDL__PS_GONE;
+}
+
+/* What came after its push has been consumed: nothing, or the pull half. */
+static ddl__ps_step ddl__ps_consumed(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (job->ask.op != DDL__PS_PUSH_PULL) {
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+    job->in = NULL;
+    job->phase = DDL__PS_ACCEPTED;
+    return DDL__PS_MOVED;
+}
+
+/* A push has come: known already, refused, or accepted. It is accepted when nothing can keep it from being applied. */
+static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    bool turns = ddl__ps_in_turns(s), pull = job->ask.op == DDL__PS_PUSH_PULL;
+    if (turns && s->lost >= 0) {
+        ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (job->ask.sequence <= p->sequence[job->source]) {
+        s->repeated++;
+        ok.repeated = 1;
+        if (pull) {
+            return ddl__ps_consumed(s, p, job);
+        }
+        ddl__ps_send(s, job, &ok, NULL, 0);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (turns && (job->ask.clock < p->clock || (p->piece != NULL && p->pushed[job->source] > job->ask.clock))) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE,
+                       "worker %d has pushed it at clock %lld before; in BSP each worker pushes a "
+                       "parameter once in a clock",
+                       job->source, (long long)job->ask.clock);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (p->piece == NULL && !ddl__ps_rows_pin(&p->rows, ddl__ps_ids(job), job->ask.count)) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                       "table %d has %u rows on server %d and no room for more within its bound (rows, memory_bytes); "
+                       "evict = 1 makes room",
+                       p->number, p->rows.count, s->number);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (!turns && !ddl__ps_apply(s, p, job)) {
+        return DDL__PS_WAIT;
+    }
+    p->sequence[job->source] = job->ask.sequence;
+    p->pushed[job->source] = DDL__MAX(p->pushed[job->source], job->ask.clock + 1);
+    job->phase = DDL__PS_ACCEPTED;
+    if (!pull) {
+        ddl__ps_send(s, job, &ok, NULL, 0);
+    }
+    return turns ? DDL__PS_MOVED : ddl__ps_consumed(s, p, job);
+}
+
+static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    size_t row = (size_t)p->rows.config.width * sizeof(float);
+    const uint64_t *ids = ddl__ps_ids(job);
+    for (int64_t i = 0; i < job->ask.count; i++) {
+        uint32_t slot = ddl__ps_row_get(&p->rows, ids[i], !p->rows.config.fixed);
+        if (slot == DDL__PS_NO_ROW && p->rows.config.fixed) {
+            ddl__ps_refuse(s, job, DDL_ERR_ARG,
+                           "table %d has no row %llu, and pulls do not make rows in it (fixed): push "
+                           "it first",
+                           p->number, (unsigned long long)ids[i]);
+            return;
+        }
+        if (slot == DDL__PS_NO_ROW) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                           "table %d has %u rows on server %d and no room for row %llu within its bound (rows, "
+                           "memory_bytes); evict = 1 makes room",
+                           p->number, p->rows.count, s->number, (unsigned long long)ids[i]);
+            return;
+        }
+        memcpy(job->out + (size_t)i * row, ddl__ps_row_values(&p->rows, slot), row);
+    }
+    ddl__ps_send(s, job, &ok, job->out, (size_t)job->ask.count * row);
+}
+
+/* May this read be answered? */
+static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    int64_t clock = job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL);
+    if (!p->ready) {
+        return false;
+    }
+    if (ddl__ps_in_turns(s)) {
+        return p->clock >= clock;
+    }
+    return s->sync.mode == DDL_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
+}
+
+static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (!ddl__ps_visible(s, p, job)) {
+        if (!ddl__ps_in_turns(s) || s->lost < 0) {
+            return DDL__PS_WAIT;
+        }
+        ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if (p->piece == NULL) {
+        job->out_bytes = (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float);
+        job->out = ddl__ps_buffer_get(s, job->out_bytes, false);
+        if (job->out == NULL) {
+            s->starved = true;
+            return DDL__PS_WAIT;
+        }
+        ddl__ps_send_rows(s, p, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    job->value = p->value;
+    p->value->readers++;
+    ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
+    return ddl__ps_leave_queue(s, p, job);
+}
+
+static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    memcpy(p->value->data, job->in, ddl__ps_in_bytes(job));
+    p->ready = true;
+    ddl__ps_send(s, job, &ok, NULL, 0);
+    return ddl__ps_leave_queue(s, p, job);
+}
+
+static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    bool push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
+    switch (job->phase) {
+    case DDL__PS_LISTENING:
+    case DDL__PS_RECEIVING:
+        return DDL__PS_WAIT;
+    case DDL__PS_ASKED:
+        if (job->ask.bytes > 0) {
+            bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
+            ddl__ps_receive(s, job, next);
+            return DDL__PS_WAIT;
+        }
+        job->phase = DDL__PS_RECEIVED;
+        return DDL__PS_MOVED;
+    case DDL__PS_RECEIVED:
+        return push                          ? ddl__ps_accept(s, p, job)
+               : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
+                                             : ddl__ps_read(s, p, job);
+    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn */
+        return job->in != NULL || job->ask.op != DDL__PS_PUSH_PULL ? DDL__PS_ASIDE : ddl__ps_read(s, p, job);
+    }
+    return DDL__PS_WAIT;
+}
+
+/* >>turns */
+
+/* The worker's next push of the clock that is being added up; *out_coming: it has been announced. */
+static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, bool *out_coming) {
+    *out_coming = false;
+    for (ddl__ps_job *job = p->first; job != NULL; job = job->next) {
+        if (job->source == worker && ddl__ps_is_push(job->ask.op) && job->ask.clock == p->clock) {
+            if (job->phase == DDL__PS_ACCEPTED && job->in != NULL) {
+                return job;
+            }
+            *out_coming = *out_coming || job->phase < DDL__PS_ACCEPTED;
+        }
+    }
+    return NULL;
+}
+
+/* BSP: adds what has its turn, and steps when a clock is complete. True: something happened. */
+static bool ddl__ps_take_turns(ddl__ps_server *s, ddl__ps_place *p) {
+    bool moved = false, coming;
+    while (ddl__ps_in_turns(s) && s->lost < 0 && s->present_count > 0) {
+        if (p->turn == s->workers) {
+            if (!ddl__ps_finish_clock(s, p)) {
+                return moved;
+            }
+            moved = true;
+            continue;
+        }
+        ddl__ps_job *job = ddl__ps_turn_job(p, p->turn, &coming);
+        if (job != NULL) {
+            p->turn += p->piece != NULL; /* to a table a worker may push more than once */
+            ddl__ps_add(s, p, job);
+            ddl__ps_consumed(s, p, job);
+            moved = true;
+        } else if (!coming && (!s->present[p->turn] || s->clock[p->turn] > p->clock)) {
+            p->turn++;
+        } else {
+            return moved;
+        }
+    }
+    return moved;
+}
+
+/* Does all that can be done at a place. */
+static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        memset(s->busy, 0, (size_t)s->workers * sizeof *s->busy);
+        for (ddl__ps_job *job = p->first, *next; job != NULL; job = next) {
+            next = job->next;
+            if (s->busy[job->source]) {
+                continue;
+            }
+            ddl__ps_step step = ddl__ps_look(s, p, job);
+            s->busy[job->source] = step == DDL__PS_WAIT || step == DDL__PS_MOVED;
+            moved = moved || step == DDL__PS_MOVED || step == DDL__PS_GONE;
+        }
+        moved = ddl__ps_take_turns(s, p) || moved;
+    }
+}
+
+#endif /* DDL_PS_SERVE_H */

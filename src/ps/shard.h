@@ -1,0 +1,92 @@
+/* ps, first part: which server holds what, and how far a fast worker may run. Pure functions, the same on all ranks. */
+#ifndef DDL_PS_SHARD_H
+#define DDL_PS_SHARD_H
+
+#include "../optim/optim.h"
+
+enum {
+    DDL__PS_SPREAD = 8,        /* pieces of a server, at least: so that none has much more than another */
+    DDL__PS_PIECE_LEAST = 1024 /* elements: smaller ones cost more in messages than they even out */
+};
+
+/* Elements [begin, begin + count) of a parameter, on one server. */
+typedef struct ddl__ps_piece {
+    int32_t param, server;
+    int64_t begin, count;
+} ddl__ps_piece;
+
+/* Elements of the largest piece: total is that of all parameters. */
+static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
+    int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
+    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
+}
+
+/* Cuts parameters into pieces of at most `limit` elements, in order; returns how many. out may be NULL, to count. */
+static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit, ddl__ps_piece *out) {
+    int64_t pieces = 0;
+    for (int32_t p = 0; p < params; p++) {
+        int64_t parts = counts[p] / limit + (counts[p] % limit != 0);
+        for (int64_t i = 0; i < parts; i++, pieces++) {
+            if (out != NULL) {
+                ddl__ps_piece *at = &out[pieces];
+                *at = (ddl__ps_piece){.param = p};
+                ddl_part(counts[p], (int32_t)parts, (int32_t)i, &at->begin, &at->count);
+            }
+        }
+    }
+    return pieces;
+}
+
+static int ddl__ps_larger_first(const void *a, const void *b) {
+    const ddl__ps_piece *x = *(ddl__ps_piece *const *)a, *y = *(ddl__ps_piece *const *)b;
+    return x->count != y->count ? (x->count < y->count) - (x->count > y->count) : (x > y) - (x < y);
+}
+
+/* Gives the pieces to servers, the largest first, each to the server that has least (LPT, Graham 1969). No server then
+ * has more than another by more than one piece: the last that the fuller one got, it got as the emptiest. order and
+ * load are scratch, of n and of servers entries. */
+static void ddl__ps_assign(ddl__ps_piece *pieces, int64_t n, int32_t servers, ddl__ps_piece **order, int64_t *load) {
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = &pieces[i];
+    }
+    if (n > 0) {
+        qsort(order, (size_t)n, sizeof *order, ddl__ps_larger_first);
+    }
+    memset(load, 0, (size_t)servers * sizeof *load);
+    for (int64_t i = 0; i < n; i++) {
+        int32_t least = 0;
+        for (int32_t s = 1; s < servers; s++) {
+            least = load[s] < load[least] ? s : least;
+        }
+        order[i]->server = least;
+        load[least] += order[i]->count;
+    }
+}
+
+static int32_t ddl__ps_server_of_row(uint64_t id, int32_t servers) {
+    return (int32_t)(ddl__mix(0x726f77, id) % (uint64_t)servers);
+}
+
+/* How many iterations beyond the lower bound a worker that has to wait should be let go on, 0 .. range: the number
+ * after which it meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019,
+ * algorithm 2). Times in ns: now, the end of the slowest's last iteration, how long its and our iterations take. */
+static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_takes, uint64_t takes, int32_t range) {
+    if (slow_takes == 0 || takes == 0) {
+        return 0; /* nothing was measured yet */
+    }
+    int32_t best = 0;
+    uint64_t least = UINT64_MAX;
+    for (int32_t r = 0; r <= range; r++) {
+        uint64_t mine = now + (uint64_t)r * takes;
+        uint64_t since = mine > slow_end ? mine - slow_end : 0;
+        uint64_t wait = (slow_takes - since % slow_takes) % slow_takes; /* to the next end at or after `mine` */
+        wait = since == 0 ? slow_end - mine + slow_takes : wait;
+        if (wait < least) {
+            least = wait;
+            best = r;
+        }
+    }
+    return best;
+}
+
+#endif /* DDL_PS_SHARD_H */
