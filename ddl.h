@@ -12054,6 +12054,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
@@ -12109,6 +12110,8 @@ struct ddl_context {
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
+    double choice[4];   /* latency and seconds per byte between hosts, by a plugin and by TCP; 0: not measured */
+    const char *choice_name; /* of that plugin */
     ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
     const char *doing;  /* the public call that is under way, for stall reports; NULL: none */
 
@@ -12792,7 +12795,10 @@ static ddl_status ddl__host_derive(const ddl_host *host, const void *data, size_
 static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
     ddl_context *c = ddl__core(host);
     const ddl__link *l = &c->links[peer];
-    if (l->watch != NULL && host == &l->watch->host && system_error == ENOTCONN) {
+    if (l->slower != NULL && host == &l->slower->host) {
+        return; /* nothing is said there */
+    }
+    if (l->watch != NULL && l->watch != l->endpoint && host == &l->watch->host && system_error == ENOTCONN) {
         ddl__log(&c->base, DDL_LOG_WARN,
                  "rank %d on host %s cannot be reached over TCP, which would show the end of its host; a cut link is "
                  "noticed by deadlines alone. Open the ports (DDL_PORT_RANGE)",
@@ -13608,6 +13614,9 @@ static void ddl__reap(ddl_context *c) {
             }
             if (l->watch != NULL) {
                 l->watch->table->peer_dead(l->watch->self, i);
+            }
+            if (l->slower != NULL) {
+                l->slower->table->peer_dead(l->slower->self, i);
             }
         }
     }
@@ -21092,28 +21101,33 @@ static ddl_status ddl__figures_broadcast(ddl_context *c, double *figures, int32_
     return DDL_OK;
 }
 
-/* Latency and bandwidth of one kind of link; figures[0] seconds, figures[1] seconds per byte. */
+/* The same on both ranks of a pair; figures[0] seconds, figures[1] seconds per byte. */
+static ddl_status ddl__measure_trips(ddl_context *c, int32_t peer, bool first, double figures[2]) {
+    char *data = ddl__scratch_get(c, DDL__STREAM_BYTES);
+    if (data == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory to measure the links");
+    }
+    memset(data, 0, DDL__STREAM_BYTES);
+    double small = 0, large = 0;
+    ddl_status status = ddl__measure_trip(c->world, peer, first, data, 8, DDL__PINGS, &small);
+    if (status == DDL_OK) {
+        status = ddl__measure_trip(c->world, peer, first, data, DDL__STREAM_BYTES, DDL__STREAMS, &large);
+    }
+    ddl__scratch_put(c, data);
+    DDL__TRY(status);
+    figures[0] = ddl__round_figure(small);
+    figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
+    return DDL_OK;
+}
+
+/* Latency and bandwidth of one kind of link. */
 static ddl_status ddl__measure_links(ddl_context *c, bool near_link, double figures[2]) {
     int32_t a, b;
     if (!ddl__measure_pair(c, near_link, &a, &b)) {
         return DDL_OK;
     }
     if (c->rank == a || c->rank == b) {
-        char *data = ddl__scratch_get(c, DDL__STREAM_BYTES);
-        if (data == NULL) {
-            return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory to measure the links");
-        }
-        memset(data, 0, DDL__STREAM_BYTES);
-        int32_t peer = c->rank == a ? b : a;
-        double small = 0, large = 0;
-        ddl_status status = ddl__measure_trip(c->world, peer, c->rank == a, data, 8, DDL__PINGS, &small);
-        if (status == DDL_OK) {
-            status = ddl__measure_trip(c->world, peer, c->rank == a, data, DDL__STREAM_BYTES, DDL__STREAMS, &large);
-        }
-        ddl__scratch_put(c, data);
-        DDL__TRY(status);
-        figures[0] = ddl__round_figure(small);
-        figures[1] = ddl__round_figure(large > small ? (large - small) / DDL__STREAM_BYTES : 1e-11);
+        DDL__TRY(ddl__measure_trips(c, c->rank == a ? b : a, c->rank == a, figures));
     }
     return ddl__figures_broadcast(c, figures, 2, a);
 }
@@ -21132,11 +21146,11 @@ static uint64_t ddl__model_key(const ddl_context *c) {
     return ddl__mix(key, (uint64_t)c->tuning.model.oversubscription);
 }
 
-static bool ddl__model_load(const ddl_context *c, const char *path, double figures[4]) {
+static bool ddl__model_load(const char *path, uint64_t mine, double figures[4]) {
     FILE *file = fopen(path, "re");
     char line[160];
     bool found = false;
-    uint64_t key, mine = ddl__model_key(c);
+    uint64_t key;
     double f[4];
     while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
         found = ddl__model_parse(line, &key, f) && key == mine;
@@ -21151,9 +21165,9 @@ static bool ddl__model_load(const ddl_context *c, const char *path, double figur
 }
 
 /* One appended line: writers of other jobs cannot tear it. */
-static void ddl__model_save(const ddl_context *c, const char *path, const double figures[4]) {
+static void ddl__model_save(const ddl_context *c, const char *path, uint64_t key, const double figures[4]) {
     char line[160];
-    size_t bytes = ddl__model_write(line, sizeof line, ddl__model_key(c), figures);
+    size_t bytes = ddl__model_write(line, sizeof line, key, figures);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0 || write(fd, line, bytes) != (ssize_t)bytes) {
         ddl__log(&c->base, DDL_LOG_WARN, "DDL_TUNE_CACHE: cannot write to %s: %s; the measured figures are not kept",
@@ -21164,6 +21178,82 @@ static void ddl__model_save(const ddl_context *c, const char *path, const double
     }
 }
 
+/* >>choice */
+
+/* Between hosts there may be two ways: a plugin's transport, and TCP that watches beside it. Where DDL_TRANSPORTS does
+ * not say which, rank 0 and the first of another host measure both; all take what was faster there for 64 KiB. The
+ * pings strictly alternate, and every operation names its peer and number: no message minds that another transport
+ * carried the one before. */
+static bool ddl__has_choice(const ddl_context *c, int32_t peer) {
+    return c->settings.transports == NULL && c->links[peer].watch != NULL;
+}
+
+/* figures: of the adapter's transport, then of TCP; as they were, when one of both ranks has no choice. */
+static ddl_status ddl__choice_measure(ddl_context *c, int32_t peer, bool first, double figures[4]) {
+    ddl__link *l = &c->links[peer];
+    ddl__endpoint *chosen = l->endpoint;
+    uint8_t mine = ddl__has_choice(c, peer), other = 0;
+    DDL__TRY(ddl__measure_move(c->world, peer, first, first ? &mine : &other, 1));
+    DDL__TRY(ddl__measure_move(c->world, peer, !first, first ? &other : &mine, 1));
+    if (!mine || !other) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__measure_trips(c, peer, first, figures));
+    l->endpoint = l->watch;
+    ddl_status status = ddl__measure_trips(c, peer, first, figures + 2);
+    l->endpoint = chosen;
+    return status;
+}
+
+static double ddl__choice_s(const double figures[2]) { return figures[0] + 65536 * figures[1]; }
+
+/* figures are equal on all ranks. A rank without the choice on a link keeps what it has there; its peer does too, as
+ * both had the same offers. */
+static void ddl__choice_take(ddl_context *c, const double figures[4]) {
+    bool tcp = ddl__choice_s(figures + 2) < ddl__choice_s(figures);
+    memcpy(c->choice, figures, sizeof c->choice);
+    c->choice_name = "another rank's transport";
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (ddl__has_choice(c, i)) {
+            c->choice_name = c->links[i].endpoint->plugin->name;
+        }
+    }
+    for (int32_t i = 0; tcp && i < c->world_size; i++) {
+        ddl__link *l = &c->links[i];
+        if (ddl__has_choice(c, i)) {
+            l->slower = l->endpoint;
+            l->endpoint = l->watch;
+            l->watch = NULL;
+        }
+    }
+}
+
+static ddl_status ddl__choose(ddl_context *c) {
+    double figures[DDL__FIGURES] = {0};
+    const char *path = c->settings.tune_cache;
+    uint64_t key = ddl__mix(ddl__model_key(c), 1); /* another than that of the figures for the cost model */
+    int32_t a, b;
+    if (!ddl__measure_pair(c, false, &a, &b)) {
+        return DDL_OK; /* the same on all ranks: there is one host */
+    }
+    bool kept = c->rank == a && path != NULL && ddl__model_load(path, key, figures);
+    uint8_t go = !kept;
+    if (c->rank == a || c->rank == b) {
+        DDL__TRY(ddl__measure_move(c->world, c->rank == a ? b : a, c->rank == a, &go, 1));
+    }
+    if (go && (c->rank == a || c->rank == b)) {
+        DDL__TRY(ddl__choice_measure(c, c->rank == a ? b : a, c->rank == a, figures));
+    }
+    if (c->rank == a && !kept && path != NULL && figures[0] > 0) {
+        ddl__model_save(c, path, key, figures);
+    }
+    DDL__TRY(ddl__figures_broadcast(c, figures, 4, a));
+    if (figures[0] > 0) {
+        ddl__choice_take(c, figures);
+    }
+    return DDL_OK;
+}
+
 /* >>greeting */
 
 static ddl_status ddl__measure(ddl_context *c) {
@@ -21171,7 +21261,7 @@ static ddl_status ddl__measure(ddl_context *c) {
     double figures[DDL__FIGURES] = {m->latency_s[0], m->s_per_byte[0], m->latency_s[1], m->s_per_byte[1], 0};
     const char *path = c->settings.tune_cache;
     if (path != NULL && c->rank == 0) {
-        figures[4] = ddl__model_load(c, path, figures) ? 1 : 0;
+        figures[4] = ddl__model_load(path, ddl__model_key(c), figures) ? 1 : 0;
     }
     if (path != NULL) {
         DDL__TRY(ddl__figures_broadcast(c, figures, DDL__FIGURES, 0));
@@ -21180,7 +21270,7 @@ static ddl_status ddl__measure(ddl_context *c) {
         DDL__TRY(ddl__measure_links(c, true, figures));
         DDL__TRY(ddl__measure_links(c, false, figures + 2));
         if (path != NULL && c->rank == 0) {
-            ddl__model_save(c, path, figures);
+            ddl__model_save(c, path, ddl__model_key(c), figures);
         }
     }
     m->latency_s[0] = figures[0];
@@ -21213,6 +21303,10 @@ static void ddl__announce(ddl_context *c) {
         }
     }
     const ddl__cost_model *m = &c->tuning.model;
+    if (c->choice[0] > 0) {
+        ddl__text_add(&text, "; between hosts the faster as measured: 64 KiB take %.1f us by %s, %.1f us by tcp",
+                      ddl__choice_s(c->choice) * 1e6, c->choice_name, ddl__choice_s(c->choice + 2) * 1e6);
+    }
     ddl__text_add(&text, "; measured %.1f us, %.2f GB/s", m->latency_s[c->host_count > 1] * 1e6,
                   1e-9 / m->s_per_byte[c->host_count > 1]);
     if (m->oversubscription > 1) {
@@ -21257,6 +21351,7 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__coll_begin(c->world, &ask, "ddl_init", &r));
     ddl__wait_requests(c, &r, 1, false);
     DDL__TRY(ddl__request_report(&r, NULL));
+    DDL__TRY(ddl__choose(c));
     DDL__TRY(ddl__measure(c));
     DDL__TRY(ddl__native_agree(c->world));
     c->world->timeout_ms = timeout_ms;
@@ -21627,13 +21722,15 @@ static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t 
     }
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
+ * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
 static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
     ddl__link *l = &c->links[rank];
     double best = 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         double cost =
             (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
+        cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
         bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
         if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
             best = cost;

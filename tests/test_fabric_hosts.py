@@ -85,6 +85,33 @@ def one_slow_cable():
             j.check(took > 0.8, f"2 MB went over a cable of 10 Mbit/s in {took:.2f} s: it was not used")
 
 
+# ------------------------------------------------------------------------------------------- the default
+
+
+def default_job(hosts, cache):
+    """The times that the first line tells, and what carries between the hosts."""
+    with job(hosts, "correct", "AABB", DDL_TUNE_CACHE=cache, DDL_FABRIC_PROVIDER="tcp", DDL_TRANSPORTS="") as j:
+        j.succeed()
+        told = re.search(r"64 KiB take (\S+) us by fabric, (\S+) us by tcp", j.output(0))
+        taken = re.findall(r"(\w+) to \d+ ranks? here and 2 elsewhere", j.output(0))
+        j.check(told and len(taken) == 1, "the start does not tell")
+        fabric, tcp = float(told[1]), float(told[2])
+        j.check(taken[0] == ("tcp" if tcp < fabric else "fabric"), f"{taken}, though {fabric} and {tcp}")
+        return fabric, tcp
+
+
+@test
+def the_faster_of_fabric_and_tcp_is_measured_taken_and_kept():
+    with two_hosts() as hosts, scratch() as folder:
+        cache = pathlib.Path(folder, "cache")
+        fabric, tcp = default_job(hosts, cache)
+        check(default_job(hosts, cache) == (fabric, tcp), "the second job measured again")
+        choice, model = cache.read_text().splitlines()[:2]
+        key, a, b, c, d = choice.split()
+        cache.write_text(f"{key} {c} {d} {a} {b}\n{model}\n")
+        check(default_job(hosts, cache) == (tcp, fabric), "the other one is not taken when the figures say so")
+
+
 # -------------------------------------------------------------------------------------------- it trains
 
 

@@ -107,6 +107,10 @@ static void print_links(const ddl_context *c) {
         printf("  %s: %.1f us, %.2f GB/s (measured at the start, rounded to a power of the root of two)\n",
                far_link ? "between hosts" : "inside a host", m->latency_s[far_link] * 1e6, 1e-9 / m->s_per_byte[far_link]);
     }
+    if (c->choice[0] > 0) {
+        printf("  between hosts the faster of two was taken: 64 KiB take %.1f us by %s, %.1f us by tcp\n",
+               ddl__choice_s(c->choice) * 1e6, c->choice_name, ddl__choice_s(c->choice + 2) * 1e6);
+    }
     printf("  ranks per core: %d\n", m->oversubscription > 1 ? m->oversubscription : 1);
 }
 

@@ -263,8 +263,8 @@ static ddl_status fabric_is_wanted(fabric_self *s) {
     if (s->asked || fabric_any_device()) {
         return DDL_OK;
     }
-    fabric_log(s, DDL_LOG_INFO, "there is no RDMA device (/sys/class/infiniband); libfabric over plain sockets is used "
-               "only when DDL_TRANSPORTS names fabric");
+    fabric_log(s, DDL_LOG_INFO, "there is no RDMA device (/sys/class/infiniband); libfabric over sockets is used "
+               "only when DDL_TRANSPORTS names fabric or DDL_FABRIC_PROVIDER a provider");
     return DDL_ERR_UNSUPPORTED;
 }
 
@@ -285,8 +285,8 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     fabric_attributes(s);
     if (!s->asked && !s->faster) {
         fabric_log(s, DDL_LOG_INFO, "the best that was found, %s on %s, is no faster than the sockets of the core: not used "
-                   "unless DDL_TRANSPORTS names fabric", s->rails[0].info->fabric_attr->prov_name,
-                   s->rails[0].info->domain_attr->name);
+                   "unless DDL_TRANSPORTS names fabric or DDL_FABRIC_PROVIDER the provider",
+                   s->rails[0].info->fabric_attr->prov_name, s->rails[0].info->domain_attr->name);
         return DDL_ERR_UNSUPPORTED;
     }
     for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
@@ -360,6 +360,7 @@ static ddl_status fabric_open(const ddl_host *host, const ddl_transport_params *
     s->local_ranks = params->local_ranks;
     s->authenticated = params->authenticated && DDL_HAS(host, derive);
     s->asked = params->size > offsetof(ddl_transport_params, asked) && params->asked;
+    s->asked |= fabric_setting(host, "FABRIC_PROVIDER") != NULL; /* to be measured against TCP */
     s->force_seed = (uint32_t)params->rank + 1;
     s->epoll = s->timer = -1;
     ddl_status status = fabric_is_wanted(s);

@@ -137,7 +137,8 @@ static void fabric_poll(fabric_self *s);
  * nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
-    return cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL && strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+    return cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
+           strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
 }
 
 /* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the

@@ -215,13 +215,15 @@ static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t 
     }
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. */
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
+ * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
 static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
     ddl__link *l = &c->links[rank];
     double best = 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
         double cost =
             (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
+        cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
         bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
         if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
             best = cost;

@@ -86,6 +86,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
@@ -141,6 +142,8 @@ struct ddl_context {
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
+    double choice[4];   /* latency and seconds per byte between hosts, by a plugin and by TCP; 0: not measured */
+    const char *choice_name; /* of that plugin */
     ddl__tuning tuning; /* what new groups begin with: the measured model and DDL_ALGO */
     const char *doing;  /* the public call that is under way, for stall reports; NULL: none */
 

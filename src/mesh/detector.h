@@ -247,6 +247,9 @@ static void ddl__reap(ddl_context *c) {
             if (l->watch != NULL) {
                 l->watch->table->peer_dead(l->watch->self, i);
             }
+            if (l->slower != NULL) {
+                l->slower->table->peer_dead(l->slower->self, i);
+            }
         }
     }
 }

@@ -380,7 +380,10 @@ static ddl_status ddl__host_derive(const ddl_host *host, const void *data, size_
 static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_error, const char *what) {
     ddl_context *c = ddl__core(host);
     const ddl__link *l = &c->links[peer];
-    if (l->watch != NULL && host == &l->watch->host && system_error == ENOTCONN) {
+    if (l->slower != NULL && host == &l->slower->host) {
+        return; /* nothing is said there */
+    }
+    if (l->watch != NULL && l->watch != l->endpoint && host == &l->watch->host && system_error == ENOTCONN) {
         ddl__log(&c->base, DDL_LOG_WARN,
                  "rank %d on host %s cannot be reached over TCP, which would show the end of its host; a cut link is "
                  "noticed by deadlines alone. Open the ports (DDL_PORT_RANGE)",
