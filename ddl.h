@@ -870,6 +870,42 @@ typedef struct ddl_optimizer {
     int32_t state_slots;
 } ddl_optimizer;
 
+#ifdef __cplusplus
+} /* extern "C" */
+
+/* DDL_ARRAY and DDL_VIEW for C++. A type that has no ddl_dtype does not compile. */
+template <class T> struct ddl_dtype_of;
+#define DDL_DTYPE_CXX(type, value)                                                                                     \
+    template <> struct ddl_dtype_of<type> {                                                                            \
+        static constexpr ddl_dtype dtype = value;                                                                      \
+    };
+DDL_DTYPE_CXX(float, DDL_F32)
+DDL_DTYPE_CXX(double, DDL_F64)
+DDL_DTYPE_CXX(signed char, DDL_I8)
+DDL_DTYPE_CXX(unsigned char, DDL_U8)
+DDL_DTYPE_CXX(int, DDL_I32)
+DDL_DTYPE_CXX(unsigned int, DDL_U32)
+DDL_DTYPE_CXX(long, DDL_I64)
+DDL_DTYPE_CXX(unsigned long, DDL_U64)
+DDL_DTYPE_CXX(long long, DDL_I64)
+DDL_DTYPE_CXX(unsigned long long, DDL_U64)
+DDL_DTYPE_CXX(bool, DDL_BOOL)
+#undef DDL_DTYPE_CXX
+template <class T> inline ddl_tensor ddl_view(const T *p, int64_t count) {
+    return ddl_tensor_1d(p, ddl_dtype_of<T>::dtype, count);
+}
+template <class T, size_t N> inline ddl_tensor ddl_array(const T (&a)[N]) {
+    return ddl_view(a, static_cast<int64_t>(N));
+}
+#endif
+
+/* >>api/ps */
+/* api: parameter servers. docs/training.md explains them. */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* >>ps
  * Parameter servers. Parameters (f32) live on servers, cut into pieces that are spread evenly; workers push gradients
  * and pull parameters, servers run the optimizer. Workers are ranks 0, 1, ... of the group:
@@ -879,20 +915,26 @@ typedef struct ddl_optimizer {
  *
  * A worker's clock is the number of iterations it has finished; an update carries the clock at which it was pushed.
  *
- *     DDL_BSP   a read at clock c sees all updates of clocks < c and no other. The server adds the gradients of a clock
- *               in the order of ranks and takes one step: the same bits in every run, for every number of servers.
- *     DDL_SSP   a read at clock c sees all updates of clocks < c - staleness, all of its own, and perhaps newer ones of
- *               others; no worker is ahead of the slowest by more (Ho et al., NIPS 2013). Each push is a step of the
- *               optimizer. Staleness 0 is BSP.
- *     DDL_ASP   every push is a step as it comes; nobody waits.
+ *     DDL_SYNC_BSP  a read at clock c sees all updates of clocks < c and no other. The server adds the gradients of a
+ *                   clock in the order of ranks and takes one step: the same bits in every run and over every number of
+ *                   servers
+ *     DDL_SYNC_SSP  a read at clock c sees all updates of clocks < c - staleness, all of its own, and maybe newer ones
+ *                   of others; no worker is ahead of the slowest by more (Ho et al., NIPS 2013). Each push is a step of
+ *                   the optimizer. Staleness 0 is BSP
+ *     DDL_SYNC_ASP  every push is a step as it comes; nobody waits
  *
  * A worker that dies or leaves counts no more; BSP fails with DDL_ERR_PEER when one dies. A server that dies fails
  * every call that needs it with DDL_ERR_PEER: load a checkpoint into new servers. Calls are [any thread]; those of one
  * worker on one parameter take effect in the order they were made. Free with ddl_ps_free, before ddl_finalize. */
 typedef struct ddl_ps ddl_ps;
-typedef enum ddl_sync { DDL_SYNC_DEFAULT = 0, DDL_BSP = 1, DDL_SSP = 2, DDL_ASP = 3 } ddl_sync;
+typedef enum ddl_sync {
+    DDL_SYNC_BSP = 0,   /* each step with the average of all ranks' gradients */
+    DDL_SYNC_LOCAL = 1, /* of the trainer: each rank steps alone; every local_steps steps parameters are averaged */
+    DDL_SYNC_SSP = 2,   /* servers: as above */
+    DDL_SYNC_ASP = 3
+} ddl_sync;
 typedef struct ddl_sync_config {
-    ddl_sync mode;         /* default DDL_BSP */
+    ddl_sync mode;         /* default DDL_SYNC_BSP */
     int32_t staleness;     /* of SSP, in clocks; 0: the default, 3; -1: bound 0 */
     int32_t staleness_max; /* greater: the bound moves between the two by measured step times (DSSP, Zhao et al.,
                               ICDCS 2019), so that the fast wait least; 0: it does not */
@@ -995,31 +1037,6 @@ DDL_API ddl_status ddl_ps_load(ddl_ps *ps, const char *folder);
 
 #ifdef __cplusplus
 } /* extern "C" */
-
-/* DDL_ARRAY and DDL_VIEW for C++. A type that has no ddl_dtype does not compile. */
-template <class T> struct ddl_dtype_of;
-#define DDL_DTYPE_CXX(type, value)                                                                                     \
-    template <> struct ddl_dtype_of<type> {                                                                            \
-        static constexpr ddl_dtype dtype = value;                                                                      \
-    };
-DDL_DTYPE_CXX(float, DDL_F32)
-DDL_DTYPE_CXX(double, DDL_F64)
-DDL_DTYPE_CXX(signed char, DDL_I8)
-DDL_DTYPE_CXX(unsigned char, DDL_U8)
-DDL_DTYPE_CXX(int, DDL_I32)
-DDL_DTYPE_CXX(unsigned int, DDL_U32)
-DDL_DTYPE_CXX(long, DDL_I64)
-DDL_DTYPE_CXX(unsigned long, DDL_U64)
-DDL_DTYPE_CXX(long long, DDL_I64)
-DDL_DTYPE_CXX(unsigned long long, DDL_U64)
-DDL_DTYPE_CXX(bool, DDL_BOOL)
-#undef DDL_DTYPE_CXX
-template <class T> inline ddl_tensor ddl_view(const T *p, int64_t count) {
-    return ddl_tensor_1d(p, ddl_dtype_of<T>::dtype, count);
-}
-template <class T, size_t N> inline ddl_tensor ddl_array(const T (&a)[N]) {
-    return ddl_view(a, static_cast<int64_t>(N));
-}
 #endif
 
 /* >>api/train */
@@ -1049,11 +1066,6 @@ extern "C" {
  * thread at a time. Operations run while the program computes when the context has a progress thread. */
 typedef struct ddl_trainer ddl_trainer;
 #define DDL_ALL (-1) /* as an index: all tensors */
-
-typedef enum ddl_sync {
-    DDL_SYNC_BSP = 0,  /* each step with the average of all ranks' gradients */
-    DDL_SYNC_LOCAL = 1 /* each rank steps alone; every local_steps steps parameters are averaged (local SGD) */
-} ddl_sync;
 
 typedef enum ddl_schedule {
     DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones, from what it measures */
@@ -23628,7 +23640,7 @@ typedef struct ddl__ps_server {
 
 /* BSP, and SSP whose bound is 0: updates of a clock are added up in the order of ranks and make one step. */
 static bool ddl__ps_in_turns(const ddl__ps_server *s) {
-    return s->sync.mode == DDL_BSP || (s->sync.mode == DDL_SSP && s->sync.staleness_max == 0);
+    return s->sync.mode == DDL_SYNC_BSP || (s->sync.mode == DDL_SYNC_SSP && s->sync.staleness_max == 0);
 }
 
 /* >>buffers: not zeroed, kept for the next time by the context */
@@ -24121,7 +24133,7 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
     if (ddl__ps_in_turns(s)) {
         return p->clock >= clock;
     }
-    return s->sync.mode == DDL_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
+    return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
 static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -24969,7 +24981,7 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
             ddl__ps_refuse_lost(s, job);
             return ddl__ps_leave_queue(s, &s->control, job);
         }
-        if (s->sync.mode != DDL_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
+        if (s->sync.mode != DDL_SYNC_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
             return DDL__PS_WAIT;
         }
         break;
@@ -25762,9 +25774,9 @@ static ddl_status ddl__ps_rows_call(ddl_ps *ps, const char *what, int32_t table,
 /* The sync mode with its defaults filled in: a bound of 0 is 0. */
 static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config *in, ddl_sync_config *out) {
     ddl_sync_config s = *in;
-    s.mode = s.mode == DDL_SYNC_DEFAULT ? DDL_BSP : s.mode;
-    if (s.mode != DDL_BSP && s.mode != DDL_SSP && s.mode != DDL_ASP) {
-        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_BSP, DDL_SSP and DDL_ASP are", (int)s.mode);
+    if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
+        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
+                         (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {
         return ddl__fail(why, DDL_ERR_ARG,
@@ -25780,7 +25792,7 @@ static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config
                          s.staleness_max, s.staleness);
     }
     s.staleness_max = DDL__MAX(s.staleness_max, s.staleness);
-    if (s.mode != DDL_SSP) {
+    if (s.mode != DDL_SYNC_SSP) {
         s.staleness = s.staleness_max = 0;
     }
     *out = s;
@@ -26218,7 +26230,7 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
     }
     bool repeated = a->sequence != NULL && *a->sequence > 0;
-    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_ASP &&
+    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_SYNC_ASP &&
         ps->pushed[a->param] > ps->clock) {
         return ddl__error(ps->c, DDL_ERR_STATE,
                           "%s: parameter %d was pushed at clock %lld before; in BSP it is pushed once "
@@ -26293,7 +26305,7 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
     ddl_status status = DDL_OK;
-    if (ps->sync.mode != DDL_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
+    if (ps->sync.mode != DDL_SYNC_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
         ddl__ps_ask gate = {.op = DDL__PS_GATE, .clock = ps->clock};
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
     }

@@ -125,7 +125,7 @@ TEST(bsp_equals_a_plain_loop_bit_for_bit_over_any_number_of_servers) {
 }
 
 TEST(ssp_with_bound_0_equals_bsp_bit_for_bit) {
-    ddl_ps_config config = {.servers = 2, .sync = {.mode = DDL_SSP, .staleness = -1}};
+    ddl_ps_config config = {.servers = 2, .sync = {.mode = DDL_SYNC_SSP, .staleness = -1}};
     world_threads(3, bsp, &config);
 }
 

@@ -2,7 +2,7 @@
 #ifndef DDL_API_TRAIN_H
 #define DDL_API_TRAIN_H
 
-#include "../api.h"
+#include "ps.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,11 +28,6 @@ extern "C" {
  * thread at a time. Operations run while the program computes when the context has a progress thread. */
 typedef struct ddl_trainer ddl_trainer;
 #define DDL_ALL (-1) /* as an index: all tensors */
-
-typedef enum ddl_sync {
-    DDL_SYNC_BSP = 0,  /* each step with the average of all ranks' gradients */
-    DDL_SYNC_LOCAL = 1 /* each rank steps alone; every local_steps steps parameters are averaged (local SGD) */
-} ddl_sync;
 
 typedef enum ddl_schedule {
     DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones, from what it measures */

@@ -9,9 +9,9 @@
 /* The sync mode with its defaults filled in: a bound of 0 is 0. */
 static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config *in, ddl_sync_config *out) {
     ddl_sync_config s = *in;
-    s.mode = s.mode == DDL_SYNC_DEFAULT ? DDL_BSP : s.mode;
-    if (s.mode != DDL_BSP && s.mode != DDL_SSP && s.mode != DDL_ASP) {
-        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_BSP, DDL_SSP and DDL_ASP are", (int)s.mode);
+    if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
+        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
+                         (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {
         return ddl__fail(why, DDL_ERR_ARG,
@@ -27,7 +27,7 @@ static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config
                          s.staleness_max, s.staleness);
     }
     s.staleness_max = DDL__MAX(s.staleness_max, s.staleness);
-    if (s.mode != DDL_SSP) {
+    if (s.mode != DDL_SYNC_SSP) {
         s.staleness = s.staleness_max = 0;
     }
     *out = s;
@@ -465,7 +465,7 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
     }
     bool repeated = a->sequence != NULL && *a->sequence > 0;
-    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_ASP &&
+    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_SYNC_ASP &&
         ps->pushed[a->param] > ps->clock) {
         return ddl__error(ps->c, DDL_ERR_STATE,
                           "%s: parameter %d was pushed at clock %lld before; in BSP it is pushed once "
@@ -540,7 +540,7 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
     ddl_status status = DDL_OK;
-    if (ps->sync.mode != DDL_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
+    if (ps->sync.mode != DDL_SYNC_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
         ddl__ps_ask gate = {.op = DDL__PS_GATE, .clock = ps->clock};
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
     }

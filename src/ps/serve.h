@@ -262,7 +262,7 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
     if (ddl__ps_in_turns(s)) {
         return p->clock >= clock;
     }
-    return s->sync.mode == DDL_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
+    return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
 static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {

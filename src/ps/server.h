@@ -290,7 +290,7 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
             ddl__ps_refuse_lost(s, job);
             return ddl__ps_leave_queue(s, &s->control, job);
         }
-        if (s->sync.mode != DDL_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
+        if (s->sync.mode != DDL_SYNC_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
             return DDL__PS_WAIT;
         }
         break;

@@ -110,7 +110,7 @@ typedef struct ddl__ps_server {
 
 /* BSP, and SSP whose bound is 0: updates of a clock are added up in the order of ranks and make one step. */
 static bool ddl__ps_in_turns(const ddl__ps_server *s) {
-    return s->sync.mode == DDL_BSP || (s->sync.mode == DDL_SSP && s->sync.staleness_max == 0);
+    return s->sync.mode == DDL_SYNC_BSP || (s->sync.mode == DDL_SYNC_SSP && s->sync.staleness_max == 0);
 }
 
 /* >>buffers: not zeroed, kept for the next time by the context */
