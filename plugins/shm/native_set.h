@@ -70,6 +70,7 @@ typedef struct shm_op {
     ddl_status failure;
     bool ended;
     bool offered; /* others may write into out */
+    bool looked;  /* for arrivals, see shm_look_first */
     /* larger operations: native_bulk.h, native_direct.h */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one */
@@ -95,6 +96,7 @@ typedef struct shm_set {
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
     uint64_t position; /* of the ring, where the next large operation begins */
+    int32_t patience;  /* pauses before the first look at an arrival */
     shm_face *own;
     shm_op *head, **tail, *spare;
     const void **sources; /* for call.reduce */

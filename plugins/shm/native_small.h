@@ -169,6 +169,7 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     line->signature = op->call.signature;
     atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
     shm_wake_others(set);
+    shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
     for (uint64_t i = 0; i < slot_bytes; i += SHM_LINE) {
         shm_prefetch_write(slot + i);
     }
