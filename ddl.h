@@ -35,7 +35,7 @@
  *     torchrun --no-python --nnodes 2 --nproc-per-node 4 ...     on several; mpirun and srun do as well
  *
  * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective
- * optimizer, then the plugin ABI, then the implementation.
+ * optimizer compression, then the plugin ABI, then the implementation.
  *
  * >>options
  * Macros that are defined before the #include. "Everywhere": alike in all files. "Implementation file only": in the
@@ -869,6 +869,53 @@ typedef struct ddl_optimizer {
     void *user;
     int32_t state_slots;
 } ddl_optimizer;
+
+/* >>compression
+ * Gradients as fewer bytes, with error feedback: what a code loses is kept on the rank (the residual) and added to the
+ * next gradient, so that nothing is lost for good, only late (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847).
+ * n: elements of the tensor. All ranks get the same average, bit for bit.
+ *
+ *     kind                   bytes per rank    what is sent
+ *     DDL_COMPRESS_F16       2n                rounded to f16 (finite values stay finite) or bf16; added up in f32
+ *     DDL_COMPRESS_BF16      2n
+ *     DDL_COMPRESS_INT8      n                 512 values share a scale, the largest is 127; rounded to nearest
+ *     DDL_COMPRESS_QSGD      n/2 or n          the same with levels steps (to 7: 4 bits), rounded up or down at random
+ *                                              so that the mean is right; QSGD, arXiv 1610.02132, with the largest
+ *                                              value as norm
+ *     DDL_COMPRESS_SIGN      n/8               signs; 512 values share their mean magnitude; EF-signSGD, 1901.09847
+ *     DDL_COMPRESS_MAJORITY  n/8               signs; the result is the sign of most ranks, 1 or -1; arXiv 1802.04434
+ *     DDL_COMPRESS_TOP_K     8k                the k largest magnitudes and where they are; DGC, arXiv 1712.01887
+ *     DDL_COMPRESS_RANDOM_K  4k                k values at places drawn from the seed, the same on all ranks
+ *     DDL_COMPRESS_GTOP_K    8k                the k largest of the sum, merged in a tree; arXiv 1901.04359
+ *     DDL_COMPRESS_POWER     4r(rows + cols)   a matrix of rank r by one power iteration; PowerSGD, arXiv 1905.13727.
+ *                                              Tensors that it would not halve (vectors) go as they are
+ *
+ * A NaN or infinity arrives as one (a mixture of them in 512 signs as NaN; in POWER its whole row is NaN) and is not
+ * kept in the residual; finite neighbours are unharmed. It is counted. */
+typedef enum ddl_compression_kind {
+    DDL_COMPRESS_NONE = 0,
+    DDL_COMPRESS_F16 = 1,
+    DDL_COMPRESS_BF16 = 2,
+    DDL_COMPRESS_INT8 = 3,
+    DDL_COMPRESS_QSGD = 4,
+    DDL_COMPRESS_SIGN = 5,
+    DDL_COMPRESS_MAJORITY = 6,
+    DDL_COMPRESS_TOP_K = 7,
+    DDL_COMPRESS_RANDOM_K = 8,
+    DDL_COMPRESS_GTOP_K = 9,
+    DDL_COMPRESS_POWER = 10
+} ddl_compression_kind;
+/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
+typedef struct ddl_compression {
+    ddl_compression_kind kind;
+    double ratio;   /* of TOP_K, RANDOM_K, GTOP_K: the part of the elements that is sent; default 0.01 */
+    int64_t k;      /* or their number, at most all of them */
+    int32_t rank;   /* of POWER: r, 1 to 64; default 2 */
+    int32_t levels; /* of QSGD: 1 to 127; default 7 */
+    int32_t error_feedback; /* 1 on, -1 off; 0: off for F16, BF16, QSGD and MAJORITY, on for the others. SIGN, POWER and
+                               the sparse kinds cannot do without; MAJORITY, which sends no magnitudes, has none */
+    uint64_t seed; /* of QSGD, RANDOM_K and POWER: the same seed gives the same run */
+} ddl_compression;
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -22957,6 +23004,1300 @@ static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_p
     ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
 }
 
+/* >>compress/config */
+/* compress/config: which compressions make sense, their defaults and the size of their codes.
+ * Must not know: how a code is made or sent. */
+
+/* Elements that share a scale. */
+#define DDL__CODE_BLOCK 512
+
+static inline const char *ddl__compress_name(ddl_compression_kind kind) {
+    static const char *const names[] = {"none",     "f16",   "bf16",     "int8",    "QSGD",    "sign",
+                                        "majority", "top-k", "random-k", "gTop-k", "PowerSGD"};
+    return (unsigned)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
+}
+
+static inline bool ddl__compress_is_sparse(ddl_compression_kind kind) {
+    return kind >= DDL_COMPRESS_TOP_K && kind <= DDL_COMPRESS_GTOP_K;
+}
+
+/* Bits per element of the kinds that go in blocks; 0 for the others. */
+static inline int ddl__compress_bits(const ddl_compression *c) {
+    switch (c->kind) {
+    case DDL_COMPRESS_INT8: return 8;
+    case DDL_COMPRESS_QSGD: return c->levels <= 7 ? 4 : 8;
+    case DDL_COMPRESS_SIGN:
+    case DDL_COMPRESS_MAJORITY: return 1;
+    default: return 0;
+    }
+}
+
+/* Members that belong to other kinds must be zero: a k that is ignored is a mistake nobody would see. */
+static inline ddl_status ddl__compress_check_members(ddl__sentence *sentence, const ddl_compression *c) {
+    const char *name = ddl__compress_name(c->kind);
+    if (!ddl__compress_is_sparse(c->kind) && (c->ratio != 0 || c->k != 0)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s has no ratio and no k (they are %g and %lld); top-k, random-k and gTop-k have",
+                         name, c->ratio, (long long)c->k);
+    }
+    if (!(c->ratio >= 0 && c->ratio <= 1) || c->k < 0 || (c->ratio != 0 && c->k != 0)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s: ratio is %g and k is %lld; set one of them, ratio above 0 and at most 1",
+                         name, c->ratio, (long long)c->k);
+    }
+    if (c->rank < 0 || c->rank > 64 || (c->kind != DDL_COMPRESS_POWER && c->rank != 0)) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "compression %s: rank is %d; PowerSGD has 1 to 64, others none", name,
+                         c->rank);
+    }
+    if (c->levels < 0 || c->levels > 127 || (c->kind != DDL_COMPRESS_QSGD && c->levels != 0)) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "compression %s: levels is %d; QSGD has 1 to 127, others none", name,
+                         c->levels);
+    }
+    return DDL_OK;
+}
+
+static inline ddl_status ddl__compress_check_feedback(ddl__sentence *sentence, const ddl_compression *c) {
+    const char *name = ddl__compress_name(c->kind);
+    if (c->error_feedback < -1 || c->error_feedback > 1) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "compression %s: error_feedback is %d; 1 is on, -1 off, 0 the default",
+                         name, c->error_feedback);
+    }
+    if (c->error_feedback == -1 && (c->kind == DDL_COMPRESS_SIGN || c->kind >= DDL_COMPRESS_TOP_K)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s without error feedback would lose what it does not send for good; leave "
+                         "error_feedback on, or take f16, bf16, int8 or QSGD",
+                         name);
+    }
+    if (c->error_feedback == 1 && (c->kind == DDL_COMPRESS_MAJORITY || c->kind == DDL_COMPRESS_NONE)) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s cannot have error feedback: it has no error with a magnitude; take sign, or "
+                         "leave error_feedback off",
+                         name);
+    }
+    return DDL_OK;
+}
+
+/* Checks a config and writes it with all defaults filled in: error_feedback is 0 or 1 then. Untouched on an error. */
+static inline ddl_status ddl__compress_init(ddl__sentence *sentence, const ddl_compression *config,
+                                            ddl_compression *out) {
+    ddl_compression c = *config;
+    if ((unsigned)c.kind > DDL_COMPRESS_POWER) {
+        return ddl__fail(sentence, DDL_ERR_ARG, "%d is not a kind of compression; see ddl_compression_kind",
+                         (int)c.kind);
+    }
+    DDL__TRY(ddl__compress_check_members(sentence, &c));
+    DDL__TRY(ddl__compress_check_feedback(sentence, &c));
+    bool keeps = c.kind == DDL_COMPRESS_INT8 || c.kind == DDL_COMPRESS_SIGN || c.kind >= DDL_COMPRESS_TOP_K;
+    c.error_feedback = c.error_feedback == 0 ? keeps : c.error_feedback == 1;
+    c.rank = c.kind == DDL_COMPRESS_POWER && c.rank == 0 ? 2 : c.rank;
+    c.levels = c.kind == DDL_COMPRESS_QSGD && c.levels == 0 ? 7 : c.kind == DDL_COMPRESS_INT8 ? 127 : c.levels;
+    if (ddl__compress_is_sparse(c.kind) && c.k == 0 && c.ratio == 0) {
+        c.ratio = 0.01;
+    }
+    *out = c;
+    return DDL_OK;
+}
+
+/* How many of n elements a sparse kind sends: at least one of a tensor that has any. */
+static inline int64_t ddl__compress_kept(const ddl_compression *c, int64_t n) {
+    int64_t k = c->k > 0 ? c->k : (int64_t)(c->ratio * (double)n + 0.5);
+    return DDL__MIN(DDL__MAX(k, 1), n);
+}
+
+/* Elements in 64 bytes of code. */
+static inline int64_t ddl__code_run(int bits) { return 512 / bits; }
+
+static inline size_t ddl__code_block_bytes(int bits, int64_t count) {
+    int64_t run = ddl__code_run(bits);
+    return sizeof(float) + (size_t)((count + run - 1) / run) * 64;
+}
+
+/* Bytes of the code of n elements. PowerSGD is no code of one rank: 0. */
+static inline size_t ddl__code_bytes(const ddl_compression *c, int64_t n) {
+    int bits = ddl__compress_bits(c);
+    if (bits > 0) {
+        size_t last = n % DDL__CODE_BLOCK > 0 ? ddl__code_block_bytes(bits, n % DDL__CODE_BLOCK) : 0;
+        return (size_t)(n / DDL__CODE_BLOCK) * ddl__code_block_bytes(bits, DDL__CODE_BLOCK) + last;
+    }
+    switch (c->kind) {
+    case DDL_COMPRESS_NONE: return (size_t)n * 4;
+    case DDL_COMPRESS_F16:
+    case DDL_COMPRESS_BF16: return (size_t)n * 2;
+    case DDL_COMPRESS_TOP_K:
+    case DDL_COMPRESS_GTOP_K: return (size_t)ddl__compress_kept(c, n) * 8;
+    case DDL_COMPRESS_RANDOM_K: return (size_t)ddl__compress_kept(c, n) * 4;
+    default: return 0;
+    }
+}
+
+/* What a random stream depends on, and nothing else, so that a replay gives the same bits. */
+typedef struct ddl__code_key {
+    int64_t step;
+    int32_t tensor, rank; /* rank 0 on all ranks where they must draw the same */
+} ddl__code_key;
+
+static inline uint64_t ddl__code_stream(const ddl_compression *c, ddl__code_key key) {
+    uint64_t hash = ddl__mix(c->seed, 0x636f6d7072657373ull);
+    hash = ddl__mix(hash, (uint64_t)key.step);
+    return ddl__mix(hash, (uint64_t)(uint32_t)key.tensor << 32 | (uint32_t)key.rank);
+}
+
+/* >>compress/kernels */
+/* compress/kernels: the loops of the block codes (int8, QSGD, sign), in vectors.
+ * Must not know: configs, tails, values that are not finite.
+ *
+ * A code is runs of 16 words. With b bits per element a run holds 512 / b of them: word i has the elements i + 16 k of
+ * the run, k = 0, 1, ..., each in bits b*k and up. So vectors of any width pack with shifts and no shuffle. */
+
+/* What is known of a block before it is coded. */
+typedef struct ddl__block_facts {
+    uint32_t max_bits; /* the largest magnitude as bits: 0x7f800000 and more are not finite */
+    float sum;         /* of the magnitudes */
+} ddl__block_facts;
+
+#define DDL__INFINITE_BITS 0x7f800000u
+
+/* The lanes of 64 bytes as 64 / W vectors, so that sums have the same order at every level. */
+#define DDL__CORRECT_STEP(W, j)                                                                                        \
+    if ((j) < 64 / (W)) {                                                                                              \
+        int64_t at = i + (j) * ((W) / 4);                                                                              \
+        ddl__f32_v##W x = *(const ddl__f32_v##W *)(const void *)(g + at);                                              \
+        x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                           \
+        *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                                \
+        ddl__i32_v##W bits = (ddl__i32_v##W)((ddl__f32_u##W)x & 0x7fffffff);                                           \
+        ddl__i32_v##W more = bits > most[j];                                                                           \
+        most[j] = (bits & more) | (most[j] & ~more);                                                                   \
+        sum[j] += (ddl__f32_v##W)bits;                                                                                 \
+    }
+/* corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. */
+#define DDL__DEFINE_CORRECT(L, target, W)                                                                              \
+    target static void ddl__correct_##L(float *corrected, const float *g, const float *e, int64_t count,               \
+                                        ddl__block_facts *out) {                                                       \
+        ddl__f32_v##W sum[4];                                                                                          \
+        ddl__i32_v##W most[4];                                                                                         \
+        memset(sum, 0, sizeof sum);                                                                                    \
+        memset(most, 0, sizeof most);                                                                                  \
+        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            DDL__CORRECT_STEP(W, 0)                                                                                    \
+            DDL__CORRECT_STEP(W, 1)                                                                                    \
+            DDL__CORRECT_STEP(W, 2)                                                                                    \
+            DDL__CORRECT_STEP(W, 3)                                                                                    \
+        }                                                                                                              \
+        float sums[DDL__RUN];                                                                                          \
+        uint32_t mosts[DDL__RUN];                                                                                      \
+        memcpy(sums, sum, sizeof sums);                                                                                \
+        memcpy(mosts, most, sizeof mosts);                                                                             \
+        DDL__LEAVE_##L;                                                                                                \
+        *out = (ddl__block_facts){0, 0};                                                                               \
+        for (int i = 0; i < DDL__RUN; i++) {                                                                           \
+            out->max_bits = DDL__MAX(out->max_bits, mosts[i]);                                                         \
+            out->sum += sums[i];                                                                                       \
+        }                                                                                                              \
+    }
+
+/* How a block is coded: value = step * level, level = value * inverse rounded, at most `levels`. */
+typedef struct ddl__quantum {
+    float step, inverse;
+    int32_t levels;
+    uint32_t key[2], first; /* of dithering: the stream, and the number of the block's first element in it */
+} ddl__quantum;
+
+#define DDL__IOTA_16 ((ddl__u32_u16){0, 1, 2, 3})
+#define DDL__IOTA_32 ((ddl__u32_u32){0, 1, 2, 3, 4, 5, 6, 7})
+#define DDL__IOTA_64 ((ddl__u32_u64){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+
+/* To nearest: of equals the larger. */
+#define DDL__ROUND_NEAREST(W, level, y, at) ((level) = __builtin_convertvector((y) + 0.5f, ddl__i32_v##W))
+/* Up with the probability that makes the mean right. The random number is a hash of (key, number of the element): the
+ * 32-bit mixer "lowbias32" of C. Wellons, keyed before and between its rounds. */
+#define DDL__ROUND_DITHER(W, level, y, at)                                                                             \
+    do {                                                                                                               \
+        ddl__u32_u##W h_ = (DDL__IOTA_##W + (q.first + (uint32_t)(at))) * 0x9e3779b9u + q.key[0];                      \
+        h_ = (h_ ^ (h_ >> 16)) * 0x7feb352du + q.key[1];                                                               \
+        h_ = (h_ ^ (h_ >> 15)) * 0x846ca68bu;                                                                          \
+        h_ = (h_ ^ (h_ >> 16)) >> 8;                                                                                   \
+        ddl__f32_v##W draw_ = __builtin_convertvector((ddl__i32_v##W)h_, ddl__f32_v##W) * 0x1p-24f;                    \
+        (level) = __builtin_convertvector(y, ddl__i32_v##W);                                                           \
+        (level) -= (ddl__i32_v##W)(draw_ < (y)-__builtin_convertvector(level, ddl__f32_v##W));                         \
+    } while (0)
+
+/* Codes `runs` runs of x and leaves in x what the code misses. */
+#define DDL__DEFINE_PACK(L, target, W, name, BITS, ROUND)                                                              \
+    target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
+        const ddl__quantum q = *quantum;                                                                               \
+        for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
+            int64_t first = lane / 16 * (512 / (BITS)) + lane % 16;                                                    \
+            ddl__i32_v##W word = DDL__ZERO(ddl__i32, W);                                                               \
+            for (int k = 0; k < 32 / (BITS); k++) {                                                                    \
+                int64_t at = first + 16 * k;                                                                           \
+                ddl__f32_v##W value = *(const ddl__f32_v##W *)(const void *)(x + at), y;                               \
+                ddl__f32_u##W sign = (ddl__f32_u##W)value & 0x80000000u;                                               \
+                ddl__i32_v##W negative = (ddl__i32_v##W)value >> 31, level, over;                                      \
+                DDL__MUL(y, (ddl__f32_v##W)((ddl__f32_u##W)value ^ sign), q.inverse);                                  \
+                ROUND(W, level, y, at);                                                                                \
+                over = level > q.levels;                                                                               \
+                level = (level & ~over) | (over & q.levels);                                                           \
+                DDL__MUL(y, __builtin_convertvector(level, ddl__f32_v##W), q.step);                                    \
+                *(ddl__f32_v##W *)(void *)(x + at) = value - (ddl__f32_v##W)((ddl__f32_u##W)y | sign);                 \
+                level = (level ^ negative) - negative;                                                                 \
+                word |= (level & (int32_t)((1u << (BITS)) - 1)) << (k * (BITS));                                       \
+            }                                                                                                          \
+            *(ddl__i32_v##W *)(void *)((char *)code + 4 * lane) = word;                                                \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+/* sum += the values of a code. */
+#define DDL__DEFINE_UNPACK(L, target, W, name, BITS)                                                                   \
+    target static void ddl__unpack_##name##_##L(float *sum, const void *code, int64_t runs, float step) {              \
+        for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
+            int64_t first = lane / 16 * (512 / (BITS)) + lane % 16;                                                    \
+            ddl__i32_v##W word = *(const ddl__i32_v##W *)(const void *)((const char *)code + 4 * lane);                \
+            for (int k = 0; k < 32 / (BITS); k++) {                                                                    \
+                ddl__i32_v##W level = (ddl__i32_v##W)((ddl__i32_u##W)word << (32 - (BITS) * (k + 1)));                 \
+                level >>= 32 - (BITS);                                                                                 \
+                ddl__f32_v##W y;                                                                                       \
+                DDL__MUL(y, __builtin_convertvector(level, ddl__f32_v##W), step);                                      \
+                *(ddl__f32_v##W *)(void *)(sum + first + 16 * k) += y;                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+/* Signs: a bit that is set is -step, one that is not +step; zero counts as positive. */
+#define DDL__DEFINE_SIGNS(L, target, W)                                                                                \
+    target static void ddl__pack_sign_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {           \
+        const float step = quantum->step;                                                                              \
+        for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
+            int64_t first = lane / 16 * 512 + lane % 16;                                                               \
+            ddl__f32_u##W word = DDL__ZERO_BITS(W);                                                                    \
+            for (int k = 0; k < 32; k++) {                                                                             \
+                ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
+                ddl__f32_u##W negative = (ddl__f32_u##W)(value < 0);                                                   \
+                ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                                   \
+                *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                        \
+                word |= (negative & 1) << k;                                                                           \
+            }                                                                                                          \
+            *(ddl__f32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }                                                                                                                  \
+    target static void ddl__unpack_sign_##L(float *sum, const void *code, int64_t runs, float step) {                  \
+        for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
+            int64_t first = lane / 16 * 512 + lane % 16;                                                               \
+            ddl__f32_u##W word = *(const ddl__f32_u##W *)(const void *)((const char *)code + 4 * lane);                \
+            for (int k = 0; k < 32; k++) {                                                                             \
+                ddl__f32_u##W sign = (word << (31 - k)) & 0x80000000u;                                                 \
+                ddl__f32_u##W y = sign | (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                               \
+                *(ddl__f32_v##W *)(void *)(sum + first + 16 * k) += (ddl__f32_v##W)y;                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+#define DDL__ZERO(E, W) ((E##_v##W){0})
+#define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
+
+#define DDL__DEFINE_CODES(L, target, W)                                                                                \
+    DDL__DEFINE_CORRECT(L, target, W)                                                                                  \
+    DDL__DEFINE_PACK(L, target, W, nearest8, 8, DDL__ROUND_NEAREST)                                                    \
+    DDL__DEFINE_PACK(L, target, W, dither8, 8, DDL__ROUND_DITHER)                                                      \
+    DDL__DEFINE_PACK(L, target, W, dither4, 4, DDL__ROUND_DITHER)                                                      \
+    DDL__DEFINE_UNPACK(L, target, W, level8, 8)                                                                        \
+    DDL__DEFINE_UNPACK(L, target, W, level4, 4)                                                                        \
+    DDL__DEFINE_SIGNS(L, target, W)
+DDL__DEFINE_CODES(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_CODES(avx2, DDL__AVX2, 32)
+DDL__DEFINE_CODES(avx512, DDL__AVX512, 64)
+#endif
+
+/* >>compress/block */
+/* compress/block: codes with a scale per block (int8, QSGD, sign, majority) and casts (f16, bf16), of any length.
+ * Must not know: ranks, collectives.
+ *
+ * A block of up to 512 elements is a float, its step, and runs of 64 bytes (kernels.h). A block with values that are
+ * not finite is odd: it has one level less, codes for infinities and NaN, and a step with its sign bit set. An odd
+ * block of signs has the value that was not finite as its step (NaN when they differ) and says with the bits where
+ * that was; its finite elements stay in the residual. So the fast loops need not look for special values. */
+
+/* What is added where there is no residual. */
+static const float ddl__no_residual[DDL__CODE_BLOCK] = {0};
+
+static inline uint32_t ddl__float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float ddl__bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+#define DDL__INFINITY ddl__bits_float(DDL__INFINITE_BITS)
+
+static inline uint32_t ddl__magnitude_bits(float x) { return ddl__float_bits(x) & 0x7fffffffu; }
+static inline bool ddl__is_finite(float x) { return ddl__magnitude_bits(x) < DDL__INFINITE_BITS; }
+
+static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < count; i++) {
+        odd += !ddl__is_finite(x[i]);
+    }
+    return odd;
+}
+
+/* x = g + e for at most a block, padded with zeros to its end; e may be NULL. */
+static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
+                                                  int64_t count) {
+    float pad[2][DDL__CODE_BLOCK];
+    ddl__block_facts facts;
+    if (count < DDL__CODE_BLOCK) {
+        memset(pad, 0, sizeof pad);
+        memcpy(pad[0], g, (size_t)count * sizeof(float));
+        g = pad[0];
+        if (e != NULL) {
+            memcpy(pad[1], e, (size_t)count * sizeof(float));
+            e = pad[1];
+        }
+    }
+    DDL__AT_LEVEL(level, ddl__correct)(x, g, e != NULL ? e : ddl__no_residual, DDL__CODE_BLOCK, &facts);
+    return facts;
+}
+
+/* ---- odd blocks, one element at a time ---- */
+
+/* Where element i of a block is: the word, and the lowest bit in it. */
+static inline size_t ddl__code_word(int bits, int64_t i) {
+    return (size_t)(i / ddl__code_run(bits) * 16 + i % 16);
+}
+static inline int ddl__code_shift(int bits, int64_t i) { return (int)(i / 16 % (32 / bits)) * bits; }
+
+static inline void ddl__code_put(unsigned char *words, int bits, int64_t i, int32_t level) {
+    uint32_t word;
+    unsigned char *at = words + 4 * ddl__code_word(bits, i);
+    memcpy(&word, at, sizeof word);
+    word |= ((uint32_t)level & ((1u << bits) - 1)) << ddl__code_shift(bits, i);
+    memcpy(at, &word, sizeof word);
+}
+
+/* The level of element i, with its sign (a single bit: 0 or -1). */
+static inline int32_t ddl__code_get(const unsigned char *words, int bits, int64_t i) {
+    uint32_t word;
+    memcpy(&word, words + 4 * ddl__code_word(bits, i), sizeof word);
+    return (int32_t)(word << (32 - bits - ddl__code_shift(bits, i))) >> (32 - bits);
+}
+
+/* Signs: the bits say which elements are not finite. x becomes the residual. */
+static inline void ddl__odd_signs_encode(float *x, int64_t count, unsigned char *code) {
+    float value = 0;
+    bool found = false;
+    for (int64_t i = 0; i < count; i++) {
+        if (!ddl__is_finite(x[i])) {
+            value = !found || ddl__float_bits(value) == ddl__float_bits(x[i]) ? x[i] : ddl__bits_float(0x7fffffff);
+            found = true;
+            ddl__code_put(code + 4, 1, i, 1);
+            x[i] = 0;
+        }
+    }
+    memcpy(code, &value, sizeof value);
+}
+
+/* Levels to nearest. The three levels at the ends stand for infinity, minus infinity and NaN. */
+static inline void ddl__odd_levels_encode(const ddl_compression *c, float *x, int64_t count, unsigned char *code) {
+    int bits = ddl__compress_bits(c);
+    int32_t end = (1 << (bits - 1)) - 1, levels = DDL__MIN(c->levels, end - 1);
+    uint32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        most = ddl__is_finite(x[i]) ? DDL__MAX(most, ddl__magnitude_bits(x[i])) : most;
+    }
+    float step = ddl__bits_float(most) / (float)levels;
+    for (int64_t i = 0; i < count; i++) {
+        float size = ddl__bits_float(ddl__magnitude_bits(x[i]));
+        int32_t level = -end - 1;
+        if (ddl__is_finite(size)) {
+            level = step > 0 ? DDL__MIN((int32_t)(size / step + 0.5f), levels) : 0;
+            level = x[i] < 0 ? -level : level;
+            x[i] -= (float)level * step;
+        } else {
+            level = size > 0 ? (x[i] < 0 ? -end : end) : level;
+            x[i] = 0;
+        }
+        ddl__code_put(code + 4, bits, i, level);
+    }
+    step = -step;
+    memcpy(code, &step, sizeof step);
+}
+
+static inline bool ddl__code_is_odd(int bits, float step) {
+    return bits == 1 ? !ddl__is_finite(step) : ddl__float_bits(step) >> 31 != 0;
+}
+
+static inline void ddl__odd_decode(int bits, const unsigned char *code, float step, int64_t count, float *sum) {
+    int32_t end = (1 << (bits - 1)) - 1;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t level = ddl__code_get(code + 4, bits, i);
+        if (bits == 1) {
+            sum[i] += level != 0 ? step : 0;
+        } else if (level > -end && level < end) {
+            float value = (float)level * -step;
+            DDL__ROUNDED(value);
+            sum[i] += value;
+        } else {
+            sum[i] += level == end ? DDL__INFINITY : level == -end ? -DDL__INFINITY : ddl__bits_float(0x7fffffff);
+        }
+    }
+}
+
+/* ---- blocks ---- */
+
+/* Below this a scale's inverse may overflow; such a block goes as zeros and stays in the residual. */
+#define DDL__CODE_LEAST 1e-30f
+
+static inline float ddl__block_step(const ddl_compression *c, ddl__block_facts facts, int64_t count) {
+    float most = ddl__bits_float(facts.max_bits);
+    if (c->kind == DDL_COMPRESS_MAJORITY) {
+        return 1;
+    }
+    if (c->kind == DDL_COMPRESS_SIGN) {
+        return ddl__is_finite(facts.sum) ? facts.sum / (float)count : most / 2;
+    }
+    return most < DDL__CODE_LEAST ? 0 : most / (float)c->levels;
+}
+
+typedef void (*ddl__pack_fn)(void *code, float *x, int64_t runs, const ddl__quantum *quantum);
+
+static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c) {
+    if (ddl__compress_bits(c) == 1) {
+        return DDL__AT_LEVEL(level, ddl__pack_sign);
+    }
+    if (c->kind == DDL_COMPRESS_INT8) {
+        return DDL__AT_LEVEL(level, ddl__pack_nearest8);
+    }
+    return c->levels <= 7 ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither8);
+}
+
+/* Codes one block and leaves in x (512 elements, zeros at the end) what the code misses. */
+static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *c, uint64_t stream, int64_t first,
+                                         float *x, ddl__block_facts facts, int64_t count, unsigned char *code) {
+    int bits = ddl__compress_bits(c);
+    if (facts.max_bits >= DDL__INFINITE_BITS) {
+        uint64_t odd = ddl__count_odd(x, count);
+        memset(code, 0, ddl__code_block_bytes(bits, count));
+        if (bits == 1) {
+            ddl__odd_signs_encode(x, count, code);
+        } else {
+            ddl__odd_levels_encode(c, x, count, code);
+        }
+        return odd;
+    }
+    float step = ddl__block_step(c, facts, count);
+    ddl__quantum q = {step, 0, c->levels, {(uint32_t)stream, (uint32_t)(stream >> 32)}, (uint32_t)first};
+    q.inverse = step > 0 ? (float)c->levels / ddl__bits_float(facts.max_bits) : 0;
+    memcpy(code, &step, sizeof step);
+    int64_t run = ddl__code_run(bits);
+    ddl__pack_at(level, c)(code + sizeof step, x, (count + run - 1) / run, &q);
+    return 0;
+}
+
+/* code = g + e in blocks, e = what the code misses (NULL: no residual). Returns how many values were not finite. */
+static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const float *g,
+                                          float *e, int64_t n, unsigned char *code) {
+    uint64_t stream = ddl__code_stream(c, key), odd = 0;
+    int bits = ddl__compress_bits(c);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
+        odd += ddl__block_encode(level, c, stream, i, x, facts, count, code);
+        if (e != NULL) {
+            memcpy(e + i, x, (size_t)count * sizeof(float));
+        }
+        code += ddl__code_block_bytes(bits, count);
+    }
+    return odd;
+}
+
+typedef void (*ddl__unpack_fn)(float *sum, const void *code, int64_t runs, float step);
+
+static inline void ddl__blocks_decode_add(ddl__cpu level, const ddl_compression *c, const unsigned char *code,
+                                          int64_t n, float *sum) {
+    int bits = ddl__compress_bits(c);
+    ddl__unpack_fn unpack = bits == 1   ? DDL__AT_LEVEL(level, ddl__unpack_sign)
+                            : bits == 4 ? DDL__AT_LEVEL(level, ddl__unpack_level4)
+                                        : DDL__AT_LEVEL(level, ddl__unpack_level8);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK), run = ddl__code_run(bits);
+        float step, pad[DDL__CODE_BLOCK], *to = sum + i;
+        memcpy(&step, code, sizeof step);
+        if (ddl__code_is_odd(bits, step)) {
+            ddl__odd_decode(bits, code, step, count, to);
+        } else if (count == DDL__CODE_BLOCK) {
+            unpack(to, code + sizeof step, DDL__CODE_BLOCK / run, step);
+        } else {
+            memcpy(pad, to, (size_t)count * sizeof(float));
+            memset(pad + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
+            unpack(pad, code + sizeof step, (count + run - 1) / run, step);
+            memcpy(to, pad, (size_t)count * sizeof(float));
+        }
+        code += ddl__code_block_bytes(bits, count);
+    }
+}
+
+/* ---- casts ---- */
+
+static inline ddl_dtype ddl__cast_dtype(const ddl_compression *c) {
+    return c->kind == DDL_COMPRESS_F16 ? DDL_F16 : DDL_BF16;
+}
+
+/* Finite values beyond the type become its largest one: what is lost stays in the residual, and no infinity is made. */
+static inline void ddl__clamp(float *x, float most, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (ddl__is_finite(x[i])) {
+            x[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];
+        }
+    }
+}
+
+static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c, const float *g, float *e, int64_t n,
+                                        unsigned char *code) {
+    ddl_dtype dtype = ddl__cast_dtype(c);
+    ddl__cast_fn narrow = ddl__narrow_at(level, dtype), widen = ddl__widen_at(level, dtype);
+    float most = dtype == DDL_F16 ? 65504.0f : 0x1.fep127f;
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK], sent[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
+        bool large = facts.max_bits > ddl__float_bits(most);
+        if (large) {
+            odd += ddl__count_odd(x, count);
+            memcpy(sent, x, sizeof sent);
+            ddl__clamp(sent, most, count);
+        }
+        narrow(code + 2 * i, large ? sent : x, (size_t)count);
+        if (e != NULL) {
+            widen(sent, code + 2 * i, (size_t)count);
+            for (int64_t j = 0; j < count; j++) {
+                e[i + j] = large && !ddl__is_finite(x[j]) ? 0 : x[j] - sent[j];
+            }
+        }
+    }
+    return odd;
+}
+
+static inline void ddl__cast_decode_add(ddl__cpu level, const ddl_compression *c, const unsigned char *code, int64_t n,
+                                        float *sum) {
+    ddl__cast_fn widen = ddl__widen_at(level, ddl__cast_dtype(c));
+    ddl__reduce_fn add = ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        size_t count = (size_t)DDL__MIN(n - i, DDL__CODE_BLOCK);
+        widen(x, code + 2 * i, count);
+        add(sum + i, sum + i, x, count);
+    }
+}
+
+/* >>compress/sparse */
+/* compress/sparse: the k largest magnitudes of an array, k places drawn at random, and the merge of two sparse arrays.
+ * Must not know: ranks, collectives.
+ *
+ * A sparse array is k int32 places in ascending order, then k floats. Magnitudes are compared as bits: that orders
+ * finite values, puts infinity above them and NaN above all, so that what is not finite is sent first. */
+
+/* What is chosen: magnitudes above `bits`, and the first `ties` that equal it. */
+typedef struct ddl__threshold {
+    uint32_t bits;
+    int64_t ties;
+} ddl__threshold;
+
+/* The 31 bits of a magnitude are searched in three digits from the top: 11, 10 and 10 bits. */
+#define DDL__DIGIT_BINS 2048
+
+/* Two histograms that take turns: equal digits in a row, which are common, would wait for each other's count. */
+static inline void ddl__count_top_digits(uint32_t bins[2][DDL__DIGIT_BINS], const float *x, int64_t count) {
+    int64_t i = 0;
+    for (; i + 1 < count; i += 2) {
+        bins[0][ddl__magnitude_bits(x[i]) >> 20]++;
+        bins[1][ddl__magnitude_bits(x[i + 1]) >> 20]++;
+    }
+    if (i < count) {
+        bins[0][ddl__magnitude_bits(x[i]) >> 20]++;
+    }
+}
+
+/* The bin in which the need-th largest lies; need becomes its place within the bin. */
+static inline uint32_t ddl__pick_bin(const uint32_t *bins, int count, int64_t *need) {
+    int bin = count - 1;
+    for (; bin > 0 && *need > (int64_t)bins[bin]; bin--) {
+        *need -= bins[bin];
+    }
+    return (uint32_t)bin;
+}
+
+/* The next digit of the need-th largest: of those whose bits above it are `prefix`. */
+static inline uint32_t ddl__next_digit(const float *x, int64_t n, uint32_t prefix, int shift, int64_t *need) {
+    uint32_t bins[1024] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = ddl__magnitude_bits(x[i]);
+        if (bits >> (shift + 10) == prefix) {
+            bins[bits >> shift & 1023]++;
+        }
+    }
+    return prefix << 10 | ddl__pick_bin(bins, 1024, need);
+}
+
+/* The threshold of the k largest, 1 <= k <= n; bins: counts of the top digits. */
+static inline ddl__threshold ddl__find_threshold(const float *x, int64_t n, int64_t k,
+                                                 uint32_t bins[2][DDL__DIGIT_BINS]) {
+    for (int i = 0; i < DDL__DIGIT_BINS; i++) {
+        bins[0][i] += bins[1][i];
+    }
+    uint32_t bits = ddl__pick_bin(bins[0], DDL__DIGIT_BINS, &k);
+    bits = ddl__next_digit(x, n, bits, 10, &k);
+    bits = ddl__next_digit(x, n, bits, 0, &k);
+    return (ddl__threshold){bits, k};
+}
+
+static inline bool ddl__is_chosen(ddl__threshold *threshold, float x) {
+    uint32_t bits = ddl__magnitude_bits(x);
+    return bits > threshold->bits || (bits == threshold->bits && threshold->ties-- > 0);
+}
+
+/* e = g + e for all n; returns how many are not finite. bins, if given, count the top digits. */
+static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n,
+                                           uint32_t bins[2][DDL__DIGIT_BINS]) {
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e + i, count);
+        memcpy(e + i, x, (size_t)count * sizeof(float));
+        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(x, count) : 0;
+        if (bins != NULL) {
+            ddl__count_top_digits(bins, x, count);
+        }
+    }
+    return odd;
+}
+
+/* places, values = the k largest of g + e; e = the others, and zero where one was taken. */
+static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
+                                         int32_t *places, float *values) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    if (n == 0) {
+        return 0;
+    }
+    uint64_t odd = ddl__sparse_correct(level, g, e, n, bins);
+    ddl__threshold threshold = ddl__find_threshold(e, n, k, bins);
+    for (int64_t i = 0, taken = 0; taken < k; i++) {
+        if (ddl__magnitude_bits(e[i]) >= threshold.bits && ddl__is_chosen(&threshold, e[i])) {
+            places[taken] = (int32_t)i;
+            values[taken++] = e[i];
+            e[i] = 0;
+        }
+    }
+    return odd;
+}
+
+/* The j-th of k places in n: one from each of k equal strata, so that places are distinct and in order without a list
+ * of those already drawn. */
+static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, int64_t j) {
+    int64_t from = j * n / k, to = (j + 1) * n / k;
+    return from + (int64_t)((ddl__mix(stream, (uint64_t)j) >> 32) * (uint64_t)(to - from) >> 32);
+}
+
+/* values = g + e at the drawn places; the rest stays in e. key.rank must be the same on all ranks. */
+static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
+                                            const float *g, float *e, int64_t n, int64_t k, float *values) {
+    uint64_t stream = ddl__code_stream(c, key), odd = ddl__sparse_correct(level, g, e, n, NULL);
+    for (int64_t j = 0; j < k; j++) {
+        int64_t at = ddl__random_place(stream, n, k, j);
+        values[j] = e[at];
+        e[at] = 0;
+    }
+    return odd;
+}
+
+/* Whether the places of a sparse array ascend within n: one from the wire must not make us write elsewhere. */
+static inline bool ddl__places_ascend(const int32_t *places, int64_t k, int64_t n) {
+    int64_t last = -1;
+    for (int64_t i = 0; i < k; i++) {
+        if (places[i] <= last || places[i] >= n) {
+            return false;
+        }
+        last = places[i];
+    }
+    return true;
+}
+
+/* Top of a pair of sparse arrays: values at equal places are added, then the k largest are kept (Shi et al., gTop-k,
+ * operator T); the others are added to rest, where they are finite. places and values have room for 2k. */
+static inline void ddl__top_k_merge(const int32_t *a_places, const float *a, const int32_t *b_places, const float *b,
+                                    int64_t k, int32_t *places, float *values, float *rest) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    int64_t i = 0, j = 0, n = 0, kept = 0;
+    for (; i < k || j < k; n++) {
+        bool from_a = i < k && (j >= k || a_places[i] <= b_places[j]);
+        bool from_b = j < k && (i >= k || b_places[j] <= a_places[i]);
+        places[n] = from_a ? a_places[i] : b_places[j];
+        values[n] = from_a && from_b ? a[i] + b[j] : from_a ? a[i] : b[j];
+        i += from_a;
+        j += from_b;
+    }
+    if (k == 0) {
+        return;
+    }
+    ddl__count_top_digits(bins, values, n);
+    ddl__threshold threshold = ddl__find_threshold(values, n, k, bins);
+    for (i = 0; i < n; i++) {
+        if (ddl__is_chosen(&threshold, values[i])) {
+            places[kept] = places[i];
+            values[kept++] = values[i];
+        } else if (ddl__is_finite(values[i])) {
+            rest[places[i]] += values[i];
+        }
+    }
+}
+
+/* ---- any code, by its kind ---- */
+
+/* code (ddl__code_bytes) = g + e; e = what the code misses, NULL when the config has no error feedback. Returns how
+ * many values of g + e are not finite. code is aligned to 4. Not for PowerSGD. */
+static inline uint64_t ddl__encode_at(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const float *g,
+                                      float *e, int64_t n, void *code) {
+    int64_t k = ddl__compress_is_sparse(c->kind) ? ddl__compress_kept(c, n) : 0;
+    switch (c->kind) {
+    case DDL_COMPRESS_F16:
+    case DDL_COMPRESS_BF16: return ddl__cast_encode(level, c, g, e, n, code);
+    case DDL_COMPRESS_TOP_K:
+    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code, (float *)code + k);
+    case DDL_COMPRESS_RANDOM_K: return ddl__random_k_encode(level, c, key, g, e, n, k, code);
+    case DDL_COMPRESS_NONE:
+    case DDL_COMPRESS_POWER: memcpy(code, g, (size_t)n * sizeof(float)); return ddl__count_odd(g, n);
+    default: return ddl__blocks_encode(level, c, key, g, e, n, code);
+    }
+}
+
+/* sum += what the code stands for. key: as for encoding. */
+static inline void ddl__decode_add_at(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const void *code,
+                                      int64_t n, float *sum) {
+    int64_t k = ddl__compress_is_sparse(c->kind) ? ddl__compress_kept(c, n) : 0;
+    const float *values = code;
+    uint64_t stream = ddl__code_stream(c, key);
+    switch (c->kind) {
+    case DDL_COMPRESS_F16:
+    case DDL_COMPRESS_BF16: ddl__cast_decode_add(level, c, code, n, sum); break;
+    case DDL_COMPRESS_TOP_K:
+    case DDL_COMPRESS_GTOP_K:
+        for (int64_t j = 0; j < k; j++) {
+            int32_t place = ((const int32_t *)code)[j];
+            if (place >= 0 && place < n) { /* it may come from the wire */
+                sum[place] += values[k + j];
+            }
+        }
+        break;
+    case DDL_COMPRESS_RANDOM_K:
+        for (int64_t j = 0; j < k; j++) {
+            sum[ddl__random_place(stream, n, k, j)] += values[j];
+        }
+        break;
+    case DDL_COMPRESS_NONE:
+    case DDL_COMPRESS_POWER:
+        ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(sum, sum, code, (size_t)n);
+        break;
+    default: ddl__blocks_decode_add(level, c, code, n, sum);
+    }
+}
+
+static inline uint64_t ddl__encode(const ddl_compression *c, ddl__code_key key, const float *g, float *e, int64_t n,
+                                   void *code) {
+    return ddl__encode_at(ddl__cpu_level(), c, key, g, e, n, code);
+}
+
+static inline void ddl__decode_add(const ddl_compression *c, ddl__code_key key, const void *code, int64_t n,
+                                   float *sum) {
+    ddl__decode_add_at(ddl__cpu_level(), c, key, code, n, sum);
+}
+
+/* >>compress/power */
+/* compress/power: the linear algebra of PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727) on one rank.
+ * Must not know: ranks, collectives.
+ *
+ * A gradient is a matrix M of rows x cols. P (rows x r) and Q (cols x r) are kept as r contiguous columns. */
+
+/* y += a * x, each product rounded, so that all ranks rebuild the same bits; and dot products, which need not be the
+ * same everywhere, because they are averaged over the ranks before they are used. count: a multiple of DDL__RUN. */
+#define DDL__DEFINE_LINEAR(L, target, W)                                                                               \
+    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            ddl__f32_v##W t;                                                                                           \
+            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
+            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }                                                                                                                  \
+    target static float ddl__dot_##L(const float *x, const float *y, int64_t count) {                                  \
+        ddl__f32_v##W sum[2];                                                                                          \
+        float lanes[2 * (W) / 4], total = 0;                                                                           \
+        memset(sum, 0, sizeof sum);                                                                                    \
+        for (int64_t i = 0; i + (W) / 4 <= count; i += (W) / 4) {                                                      \
+            sum[i / ((W) / 4) % 2] += *(const ddl__f32_v##W *)(const void *)(x + i) *                                  \
+                                      *(const ddl__f32_v##W *)(const void *)(y + i);                                   \
+        }                                                                                                              \
+        memcpy(lanes, sum, sizeof lanes);                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+        for (int i = 0; i < 2 * (W) / 4; i++) {                                                                        \
+            total += lanes[i];                                                                                         \
+        }                                                                                                              \
+        return total;                                                                                                  \
+    }
+DDL__DEFINE_LINEAR(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_LINEAR(avx2, DDL__AVX2, 32)
+DDL__DEFINE_LINEAR(avx512, DDL__AVX512, 64)
+#endif
+
+static inline void ddl__axpy(ddl__cpu level, float *y, const float *x, float a, int64_t count) {
+    int64_t whole = count - count % DDL__RUN;
+    DDL__AT_LEVEL(level, ddl__axpy)(y, x, a, whole);
+    for (int64_t i = whole; i < count; i++) {
+        float t = a * x[i];
+        DDL__ROUNDED(t);
+        y[i] += t;
+    }
+}
+
+static inline float ddl__dot(ddl__cpu level, const float *x, const float *y, int64_t count) {
+    int64_t whole = count - count % DDL__RUN;
+    float sum = DDL__AT_LEVEL(level, ddl__dot)(x, y, whole);
+    for (int64_t i = whole; i < count; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+typedef struct ddl__matrix {
+    int64_t rows, cols;
+    int32_t rank; /* r */
+    float *m;     /* gradient plus residual, row by row; afterwards the residual */
+    float *p, *q;
+} ddl__matrix;
+
+/* Whether PowerSGD sends less than half; else the tensor goes as it is (as the authors' code does). */
+static inline bool ddl__power_pays(int64_t rows, int64_t cols, int32_t rank) {
+    return 2.0 * rank * ((double)rows + (double)cols) < (double)rows * (double)cols;
+}
+
+/* The first Q, the same on all ranks: uniform in (-1, 1). Its columns only must not be parallel or at right angles to
+ * all that matters; the iteration does the rest. */
+static inline void ddl__power_begin(const ddl__matrix *a, uint64_t stream) {
+    for (int64_t i = 0; i < a->cols * a->rank; i++) {
+        a->q[i] = (float)((int64_t)(ddl__mix(stream, (uint64_t)i) >> 40) - (1 << 23)) * 0x1p-23f;
+    }
+}
+
+/* P = M Q. A row with a value that is not finite gives NaN, or infinity, in its row of P and nowhere else. */
+static inline void ddl__power_left(ddl__cpu level, const ddl__matrix *a) {
+    for (int64_t i = 0; i < a->rows; i++) {
+        for (int32_t c = 0; c < a->rank; c++) {
+            a->p[c * a->rows + i] = ddl__dot(level, a->m + i * a->cols, a->q + c * a->cols, a->cols);
+        }
+    }
+}
+
+static inline bool ddl__row_is_odd(const ddl__matrix *a, int64_t row) {
+    for (int32_t c = 0; c < a->rank; c++) {
+        if (!ddl__is_finite(a->p[c * a->rows + row])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Makes the columns of P orthonormal: modified Gram-Schmidt in double, in an order that is the same everywhere. Odd
+ * rows are marked with NaN in all columns and count as zero. A column that depends on those before it becomes zero. */
+static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
+    int64_t n = a->rows;
+    for (int64_t i = 0; i < n; i++) {
+        bool odd = ddl__row_is_odd(a, i);
+        for (int32_t c = 0; c < a->rank; c++) {
+            a->p[c * n + i] = odd ? ddl__bits_float(0x7fffffff) : a->p[c * n + i];
+        }
+    }
+    for (int32_t c = 0; c < a->rank; c++) {
+        float *column = a->p + c * n;
+        double before = 0, norm = 0;
+        for (int64_t i = 0; i < n; i++) {
+            before += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
+        }
+        for (int32_t d = 0; d < c; d++) {
+            const float *other = a->p + d * n;
+            double dot = 0;
+            for (int64_t i = 0; i < n; i++) {
+                dot += ddl__is_finite(column[i]) ? (double)column[i] * (double)other[i] : 0;
+            }
+            float factor = (float)dot;
+            for (int64_t i = 0; i < n; i++) {
+                float t = factor * other[i];
+                DDL__ROUNDED(t);
+                column[i] -= t;
+            }
+        }
+        for (int64_t i = 0; i < n; i++) {
+            norm += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
+        }
+        float inverse = norm > 1e-12 * before && norm > 1e-70 ? (float)(1 / ddl__sqrt(norm)) : 0;
+        for (int64_t i = 0; i < n; i++) {
+            column[i] *= inverse;
+        }
+    }
+}
+
+/* Q = M' P, over the rows that are finite on all ranks. */
+static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
+    memset(a->q, 0, (size_t)(a->cols * a->rank) * sizeof(float));
+    for (int64_t i = 0; i < a->rows; i++) {
+        if (!ddl__is_finite(a->p[i])) {
+            continue;
+        }
+        for (int32_t c = 0; c < a->rank; c++) {
+            ddl__axpy(level, a->q + c * a->cols, a->m + i * a->cols, a->p[c * a->rows + i], a->cols);
+        }
+    }
+}
+
+/* out = P Q', the same bits on all ranks; M becomes the residual. An odd row is NaN, and its finite values stay. */
+static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, float *out) {
+    for (int64_t i = 0; i < a->rows; i++) {
+        float *row = out + i * a->cols, *m = a->m + i * a->cols;
+        bool odd = !ddl__is_finite(a->p[i]);
+        memset(row, odd ? 0xff : 0, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
+        for (int32_t c = 0; c < a->rank && !odd; c++) {
+            ddl__axpy(level, row, a->q + c * a->cols, a->p[c * a->rows + i], a->cols);
+        }
+        if (!odd) {
+            ddl__axpy(level, m, row, -1, a->cols);
+        }
+        for (int64_t j = 0; j < a->cols && odd; j++) {
+            m[j] = ddl__is_finite(m[j]) ? m[j] : 0;
+        }
+    }
+}
+
+/* >>compress/reduce */
+/* compress/reduce: compressed all-reduce: each kind's way through the collectives of a group.
+ * Must not know: trainers, buckets, schedules.
+ *
+ *     ddl__compressor c;
+ *     ddl__compressor_init(sentence, &c, &config, tensor, rows, cols, group size)     checks, computes c.bytes
+ *     ddl__compressor_place(&c, zeroed memory of c.bytes, aligned to 64)              the caller's, until it is done
+ *     ddl__compressed_all_reduce(&c, group, step, grad)                               blocks
+ *
+ * or, without blocking:
+ *
+ *     ddl__compressed_start(&c, group, step, grad, &request);
+ *     while (request != NULL) { wait for request; ddl__compressed_next(&c, &request); }
+ *
+ * Starts and nexts of one group come in the same order on all its ranks, like the collectives that they begin. grad
+ * (rows * cols floats) then holds the average, the same bits on every rank (of majority: 1 and -1), and c.odd how many
+ * values of this rank were not finite. Nothing is allocated. After an error the residual is that of a gradient that
+ * was not sent; DDL_ERR_CORRUPT: a partner of gTop-k sent places that are none. c.residual and c.q with their counts
+ * are what a checkpoint keeps. */
+
+/* gTop-k's messages: tags that no program is likely to use, one for each tensor modulo 2^20. */
+#define DDL__GTOP_K_TAG 0x7d000000
+#define DDL__GTOP_K_SENT 30 /* the round of a rank that has nothing left to merge */
+
+typedef struct ddl__compressor {
+    ddl_compression config;
+    int32_t tensor, size, rank; /* ranks of the group, and the own one once started */
+    int64_t rows, cols, count, kept;
+    bool dense; /* goes as it is: no compression, or PowerSGD that does not pay */
+    size_t code_bytes;
+    size_t bytes; /* of the memory it needs */
+    float *residual; /* residual_count floats, NULL without error feedback */
+    float *q;        /* PowerSGD: q_count floats, warm from the last step */
+    int64_t residual_count, q_count;
+    unsigned char *code;     /* the own one */
+    unsigned char *gathered; /* all of them by rank; gTop-k: the partner's, then the union of both */
+    float *p;
+    /* the run in progress */
+    ddl_group *group;
+    float *grad;
+    int64_t step;
+    int32_t phase, round;
+    uint64_t odd;
+} ddl__compressor;
+
+static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
+    return (kind >= DDL_COMPRESS_INT8 && kind <= DDL_COMPRESS_TOP_K);
+}
+
+/* Bytes of the second buffer: the codes of all ranks, or for gTop-k the partner's and the union of both. */
+static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
+    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
+        return 3 * c->code_bytes;
+    }
+    return ddl__compress_gathers(c->config.kind) && !c->dense ? c->code_bytes * (size_t)c->size : 0;
+}
+
+static inline size_t ddl__round_64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__compressor *out,
+                                              const ddl_compression *config, int32_t tensor, int64_t rows,
+                                              int64_t cols, int32_t size) {
+    ddl__compressor c = {.tensor = tensor, .rows = rows, .cols = cols, .size = size};
+    DDL__TRY(ddl__compress_init(sentence, config, &c.config));
+    if (rows < 0 || cols < 0 || size < 1 || __builtin_mul_overflow(rows, cols, &c.count) || c.count > INT32_MAX) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s of tensor %d with %lld x %lld elements: at most 2,147,483,647 can be "
+                         "compressed at once; leave it uncompressed or split it",
+                         ddl__compress_name(c.config.kind), tensor, (long long)rows, (long long)cols);
+    }
+    bool power = c.config.kind == DDL_COMPRESS_POWER;
+    c.dense = c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
+    c.kept = ddl__compress_is_sparse(c.config.kind) ? ddl__compress_kept(&c.config, c.count) : 0;
+    c.code_bytes = c.dense ? 0 : ddl__code_bytes(&c.config, c.count);
+    c.residual_count = c.config.error_feedback && !c.dense ? c.count : 0;
+    c.q_count = power && !c.dense ? cols * c.config.rank : 0;
+    size_t p_bytes = c.q_count > 0 ? (size_t)(rows * c.config.rank) * sizeof(float) : 0;
+    c.bytes = ddl__round_64((size_t)c.residual_count * sizeof(float)) +
+              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_bytes) +
+              ddl__round_64(ddl__compressor_gathered(&c)) + ddl__round_64(p_bytes);
+    *out = c;
+    return DDL_OK;
+}
+
+/* Lays the compressor's arrays out in memory, which is zeroed and aligned to 64. */
+static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
+    unsigned char *at = memory;
+    c->residual = c->residual_count > 0 ? (float *)(void *)at : NULL;
+    at += ddl__round_64((size_t)c->residual_count * sizeof(float));
+    c->q = (float *)(void *)at;
+    at += ddl__round_64((size_t)c->q_count * sizeof(float));
+    c->code = at;
+    at += ddl__round_64(c->code_bytes);
+    c->gathered = at;
+    at += ddl__round_64(ddl__compressor_gathered(c));
+    c->p = (float *)(void *)at;
+    if (c->q_count > 0) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
+    }
+}
+
+static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
+    int32_t rank = c->config.kind == DDL_COMPRESS_RANDOM_K ? 0 : c->rank;
+    return (ddl__code_key){c->step, c->tensor, rank};
+}
+
+static inline ddl_status ddl__average_floats(ddl__compressor *c, void *data, int64_t count, ddl_dtype dtype,
+                                             ddl_request **out_request) {
+    ddl_tensor tensor = ddl_tensor_1d(data, dtype, count);
+    return ddl_iall_reduce(c->group, tensor, tensor, DDL_AVG, out_request);
+}
+
+/* ---- codes that are gathered ---- */
+
+static inline ddl_status ddl__gather_codes(ddl__compressor *c, ddl_request **out_request) {
+    ddl_tensor in = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor out = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
+    return ddl_iall_gather(c->group, in, out, out_request);
+}
+
+/* The codes are added in rank order, on every rank alike. */
+static inline void ddl__add_gathered(ddl__compressor *c) {
+    memset(c->grad, 0, (size_t)c->count * sizeof(float));
+    for (int32_t r = 0; r < c->size; r++) {
+        ddl__code_key key = {c->step, c->tensor, r};
+        ddl__decode_add(&c->config, key, c->gathered + (size_t)r * c->code_bytes, c->count, c->grad);
+    }
+    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
+        ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+        return;
+    }
+    for (int64_t i = 0; i < c->count; i++) {
+        c->grad[i] = !ddl__is_finite(c->grad[i]) ? c->grad[i] : c->grad[i] < 0 ? -1.0f : 1.0f;
+    }
+}
+
+/* ---- codes that are averaged as they are ---- */
+
+static inline ddl_status ddl__average_codes(ddl__compressor *c, ddl_request **out_request) {
+    if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
+        return ddl__average_floats(c, c->code, c->kept, DDL_F32, out_request);
+    }
+    return ddl__average_floats(c, c->code, c->count, ddl__cast_dtype(&c->config), out_request);
+}
+
+static inline void ddl__take_averaged(ddl__compressor *c) {
+    if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
+        memset(c->grad, 0, (size_t)c->count * sizeof(float));
+        ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+    } else {
+        ddl__widen_at(ddl__cpu_level(), ddl__cast_dtype(&c->config))(c->grad, c->code, (size_t)c->count);
+    }
+}
+
+/* ---- gTop-k: a binomial tree to rank 0, then a broadcast. Shi et al., ICDCS 2019, arXiv 1901.04359 ----
+ * In round i (distance d = 2^i) the ranks that are odd multiples of d send to the one d below, and are done; the others
+ * merge. A partner beyond the last rank is missing, which folds any number of ranks in. */
+
+static inline ddl_status ddl__gtop_k_round(ddl__compressor *c, ddl_request **out_request) {
+    int32_t tag = DDL__GTOP_K_TAG + (c->tensor & 0xfffff);
+    for (; (1 << c->round) < c->size; c->round++) {
+        int32_t distance = 1 << c->round;
+        if (c->rank % (2 * distance) != 0) {
+            ddl_tensor own = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+            c->round = DDL__GTOP_K_SENT;
+            return ddl_isend(c->group, own, c->rank - distance, tag, out_request);
+        }
+        if (c->rank + distance < c->size) {
+            ddl_tensor theirs = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes);
+            return ddl_irecv(c->group, theirs, c->rank + distance, tag, out_request);
+        }
+    }
+    c->phase = 2;
+    ddl_tensor result = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    return ddl_ibroadcast(c->group, result, 0, out_request);
+}
+
+/* The union has room for 2k places and 2k values behind the partner's code. What a merge drops stays in the residual of
+ * the rank that merged, so that nothing is lost. (In the paper each rank takes back its own entries that are not in the
+ * result; that loses what one branch of the tree drops at a place that another branch keeps.) */
+static inline void ddl__gtop_k_merge(ddl__compressor *c) {
+    int64_t k = c->kept;
+    int32_t *own = (int32_t *)(void *)c->code, *theirs = (int32_t *)(void *)c->gathered, *both = theirs + 2 * k;
+    float *values = (float *)both + 2 * k;
+    ddl__top_k_merge(own, (float *)own + k, theirs, (float *)theirs + k, k, both, values, c->residual);
+    memcpy(own, both, (size_t)k * 4);
+    memcpy(own + k, values, (size_t)k * 4);
+}
+
+static inline void ddl__gtop_k_finish(ddl__compressor *c) {
+    memset(c->grad, 0, (size_t)c->count * sizeof(float));
+    ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+    ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+}
+
+static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_request) {
+    if (c->phase == 2) {
+        ddl__gtop_k_finish(c);
+        c->phase = 0;
+        return DDL_OK;
+    }
+    if (c->round < DDL__GTOP_K_SENT) {
+        if (!ddl__places_ascend((const int32_t *)(const void *)c->gathered, c->kept, c->count)) {
+            return DDL_ERR_CORRUPT;
+        }
+        ddl__gtop_k_merge(c);
+        c->round++;
+    }
+    return ddl__gtop_k_round(c, out_request);
+}
+
+/* ---- PowerSGD ---- */
+
+static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_request) {
+    ddl__cpu level = ddl__cpu_level();
+    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+    if (c->phase == 2) {
+        ddl__power_rebuild(level, &a, c->grad);
+        c->phase = 0;
+        return DDL_OK;
+    }
+    ddl__power_orthonormalize(&a);
+    ddl__power_right(level, &a);
+    c->phase = 2;
+    return ddl__average_floats(c, c->q, c->q_count, DDL_F32, out_request);
+}
+
+/* ---- all kinds ---- */
+
+static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
+    ddl__cpu level = ddl__cpu_level();
+    if (c->dense) {
+        c->odd = ddl__count_odd(c->grad, c->count);
+        return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
+    }
+    if (c->config.kind == DDL_COMPRESS_POWER) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count, NULL);
+        ddl__power_left(level, &a);
+        return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
+    }
+    c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
+    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
+        return ddl__gtop_k_round(c, out_request);
+    }
+    return ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
+                                                 : ddl__average_codes(c, out_request);
+}
+
+/* Codes grad and starts the first collective. Errors: those of collectives; DDL_ERR_STATE when the last run has not
+ * ended, DDL_ERR_ARG when the group has another size than the compressor was made for. */
+static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
+                                               ddl_request **out_request) {
+    *out_request = NULL;
+    if (c->phase != 0) {
+        return DDL_ERR_STATE;
+    }
+    if (ddl_size(group) != c->size) {
+        return DDL_ERR_ARG;
+    }
+    c->group = group;
+    c->grad = grad;
+    c->step = step;
+    c->rank = ddl_rank(group);
+    c->phase = 1;
+    c->round = 0;
+    ddl_status status = ddl__compressed_encode(c, out_request);
+    c->phase = status < 0 ? 0 : c->phase;
+    return status;
+}
+
+/* After *request has ended with success: does what comes next, and leaves NULL in *request when grad is complete. */
+static inline ddl_status ddl__compressed_next(ddl__compressor *c, ddl_request **request) {
+    ddl_status status = DDL_OK;
+    *request = NULL;
+    if (!c->dense && c->config.kind == DDL_COMPRESS_GTOP_K) {
+        status = ddl__gtop_k_next(c, request);
+    } else if (!c->dense && c->config.kind == DDL_COMPRESS_POWER) {
+        status = ddl__power_next(c, request);
+    } else {
+        c->phase = 0;
+        if (!c->dense && ddl__compress_gathers(c->config.kind)) {
+            ddl__add_gathered(c);
+        } else if (!c->dense) {
+            ddl__take_averaged(c);
+        }
+    }
+    c->phase = status < 0 ? 0 : c->phase;
+    return status;
+}
+
+/* Makes the compressor ready again after a request of it has failed. */
+static inline void ddl__compressed_drop(ddl__compressor *c) { c->phase = 0; }
+
+/* Replaces grad by the average over the group. Every rank calls. Blocks. Errors: as start, and of the collectives. */
+static inline ddl_status ddl__compressed_all_reduce(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
+    ddl_request *request;
+    ddl_status status = ddl__compressed_start(c, group, step, grad, &request);
+    while (status >= 0 && request != NULL) {
+        status = ddl_wait(&request, NULL);
+        if (status >= 0) {
+            status = ddl__compressed_next(c, &request);
+        }
+    }
+    if (status < 0) {
+        ddl__compressed_drop(c);
+    }
+    return status;
+}
+
 /* >>ps/shard */
 /* ps, first part: which server holds what, and how far a fast worker may run. Pure functions, the same on all ranks. */
 
@@ -27559,7 +28900,7 @@ static ddl_status ddl__trainer_say(ddl_trainer *t, ddl_status status, const char
 
 /* Says which ranks have another hash than rank 0. Every rank calls. */
 static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
-    uint64_t *all = malloc((size_t)t->size * sizeof *all);
+    uint64_t *all = calloc((size_t)t->size, sizeof *all);
     if (all == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     }

@@ -599,6 +599,53 @@ typedef struct ddl_optimizer {
     int32_t state_slots;
 } ddl_optimizer;
 
+/* >>compression
+ * Gradients as fewer bytes, with error feedback: what a code loses is kept on the rank (the residual) and added to the
+ * next gradient, so that nothing is lost for good, only late (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847).
+ * n: elements of the tensor. All ranks get the same average, bit for bit.
+ *
+ *     kind                   bytes per rank    what is sent
+ *     DDL_COMPRESS_F16       2n                rounded to f16 (finite values stay finite) or bf16; added up in f32
+ *     DDL_COMPRESS_BF16      2n
+ *     DDL_COMPRESS_INT8      n                 512 values share a scale, the largest is 127; rounded to nearest
+ *     DDL_COMPRESS_QSGD      n/2 or n          the same with levels steps (to 7: 4 bits), rounded up or down at random
+ *                                              so that the mean is right; QSGD, arXiv 1610.02132, with the largest
+ *                                              value as norm
+ *     DDL_COMPRESS_SIGN      n/8               signs; 512 values share their mean magnitude; EF-signSGD, 1901.09847
+ *     DDL_COMPRESS_MAJORITY  n/8               signs; the result is the sign of most ranks, 1 or -1; arXiv 1802.04434
+ *     DDL_COMPRESS_TOP_K     8k                the k largest magnitudes and where they are; DGC, arXiv 1712.01887
+ *     DDL_COMPRESS_RANDOM_K  4k                k values at places drawn from the seed, the same on all ranks
+ *     DDL_COMPRESS_GTOP_K    8k                the k largest of the sum, merged in a tree; arXiv 1901.04359
+ *     DDL_COMPRESS_POWER     4r(rows + cols)   a matrix of rank r by one power iteration; PowerSGD, arXiv 1905.13727.
+ *                                              Tensors that it would not halve (vectors) go as they are
+ *
+ * A NaN or infinity arrives as one (a mixture of them in 512 signs as NaN; in POWER its whole row is NaN) and is not
+ * kept in the residual; finite neighbours are unharmed. It is counted. */
+typedef enum ddl_compression_kind {
+    DDL_COMPRESS_NONE = 0,
+    DDL_COMPRESS_F16 = 1,
+    DDL_COMPRESS_BF16 = 2,
+    DDL_COMPRESS_INT8 = 3,
+    DDL_COMPRESS_QSGD = 4,
+    DDL_COMPRESS_SIGN = 5,
+    DDL_COMPRESS_MAJORITY = 6,
+    DDL_COMPRESS_TOP_K = 7,
+    DDL_COMPRESS_RANDOM_K = 8,
+    DDL_COMPRESS_GTOP_K = 9,
+    DDL_COMPRESS_POWER = 10
+} ddl_compression_kind;
+/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
+typedef struct ddl_compression {
+    ddl_compression_kind kind;
+    double ratio;   /* of TOP_K, RANDOM_K, GTOP_K: the part of the elements that is sent; default 0.01 */
+    int64_t k;      /* or their number, at most all of them */
+    int32_t rank;   /* of POWER: r, 1 to 64; default 2 */
+    int32_t levels; /* of QSGD: 1 to 127; default 7 */
+    int32_t error_feedback; /* 1 on, -1 off; 0: off for F16, BF16, QSGD and MAJORITY, on for the others. SIGN, POWER and
+                               the sparse kinds cannot do without; MAJORITY, which sends no magnitudes, has none */
+    uint64_t seed; /* of QSGD, RANDOM_K and POWER: the same seed gives the same run */
+} ddl_compression;
+
 #ifdef __cplusplus
 } /* extern "C" */
 

@@ -35,7 +35,7 @@
  *     torchrun --no-python --nnodes 2 --nproc-per-node 4 ...     on several; mpirun and srun do as well
  *
  * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective
- * optimizer, then the plugin ABI, then the implementation.
+ * optimizer compression, then the plugin ABI, then the implementation.
  *
  * >>options
  * Macros that are defined before the #include. "Everywhere": alike in all files. "Implementation file only": in the

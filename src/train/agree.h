@@ -57,7 +57,7 @@ static ddl_status ddl__trainer_say(ddl_trainer *t, ddl_status status, const char
 
 /* Says which ranks have another hash than rank 0. Every rank calls. */
 static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
-    uint64_t *all = malloc((size_t)t->size * sizeof *all);
+    uint64_t *all = calloc((size_t)t->size, sizeof *all);
     if (all == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     }

@@ -1,0 +1,293 @@
+/* compress/block: codes with a scale per block (int8, QSGD, sign, majority) and casts (f16, bf16), of any length.
+ * Must not know: ranks, collectives.
+ *
+ * A block of up to 512 elements is a float, its step, and runs of 64 bytes (kernels.h). A block with values that are
+ * not finite is odd: it has one level less, codes for infinities and NaN, and a step with its sign bit set. An odd
+ * block of signs has the value that was not finite as its step (NaN when they differ) and says with the bits where
+ * that was; its finite elements stay in the residual. So the fast loops need not look for special values. */
+#ifndef DDL_COMPRESS_BLOCK_H
+#define DDL_COMPRESS_BLOCK_H
+
+#include "../dtype/reduce.h"
+#include "kernels.h"
+
+/* What is added where there is no residual. */
+static const float ddl__no_residual[DDL__CODE_BLOCK] = {0};
+
+static inline uint32_t ddl__float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float ddl__bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+#define DDL__INFINITY ddl__bits_float(DDL__INFINITE_BITS)
+
+static inline uint32_t ddl__magnitude_bits(float x) { return ddl__float_bits(x) & 0x7fffffffu; }
+static inline bool ddl__is_finite(float x) { return ddl__magnitude_bits(x) < DDL__INFINITE_BITS; }
+
+static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < count; i++) {
+        odd += !ddl__is_finite(x[i]);
+    }
+    return odd;
+}
+
+/* x = g + e for at most a block, padded with zeros to its end; e may be NULL. */
+static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
+                                                  int64_t count) {
+    float pad[2][DDL__CODE_BLOCK];
+    ddl__block_facts facts;
+    if (count < DDL__CODE_BLOCK) {
+        memset(pad, 0, sizeof pad);
+        memcpy(pad[0], g, (size_t)count * sizeof(float));
+        g = pad[0];
+        if (e != NULL) {
+            memcpy(pad[1], e, (size_t)count * sizeof(float));
+            e = pad[1];
+        }
+    }
+    DDL__AT_LEVEL(level, ddl__correct)(x, g, e != NULL ? e : ddl__no_residual, DDL__CODE_BLOCK, &facts);
+    return facts;
+}
+
+/* ---- odd blocks, one element at a time ---- */
+
+/* Where element i of a block is: the word, and the lowest bit in it. */
+static inline size_t ddl__code_word(int bits, int64_t i) {
+    return (size_t)(i / ddl__code_run(bits) * 16 + i % 16);
+}
+static inline int ddl__code_shift(int bits, int64_t i) { return (int)(i / 16 % (32 / bits)) * bits; }
+
+static inline void ddl__code_put(unsigned char *words, int bits, int64_t i, int32_t level) {
+    uint32_t word;
+    unsigned char *at = words + 4 * ddl__code_word(bits, i);
+    memcpy(&word, at, sizeof word);
+    word |= ((uint32_t)level & ((1u << bits) - 1)) << ddl__code_shift(bits, i);
+    memcpy(at, &word, sizeof word);
+}
+
+/* The level of element i, with its sign (a single bit: 0 or -1). */
+static inline int32_t ddl__code_get(const unsigned char *words, int bits, int64_t i) {
+    uint32_t word;
+    memcpy(&word, words + 4 * ddl__code_word(bits, i), sizeof word);
+    return (int32_t)(word << (32 - bits - ddl__code_shift(bits, i))) >> (32 - bits);
+}
+
+/* Signs: the bits say which elements are not finite. x becomes the residual. */
+static inline void ddl__odd_signs_encode(float *x, int64_t count, unsigned char *code) {
+    float value = 0;
+    bool found = false;
+    for (int64_t i = 0; i < count; i++) {
+        if (!ddl__is_finite(x[i])) {
+            value = !found || ddl__float_bits(value) == ddl__float_bits(x[i]) ? x[i] : ddl__bits_float(0x7fffffff);
+            found = true;
+            ddl__code_put(code + 4, 1, i, 1);
+            x[i] = 0;
+        }
+    }
+    memcpy(code, &value, sizeof value);
+}
+
+/* Levels to nearest. The three levels at the ends stand for infinity, minus infinity and NaN. */
+static inline void ddl__odd_levels_encode(const ddl_compression *c, float *x, int64_t count, unsigned char *code) {
+    int bits = ddl__compress_bits(c);
+    int32_t end = (1 << (bits - 1)) - 1, levels = DDL__MIN(c->levels, end - 1);
+    uint32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        most = ddl__is_finite(x[i]) ? DDL__MAX(most, ddl__magnitude_bits(x[i])) : most;
+    }
+    float step = ddl__bits_float(most) / (float)levels;
+    for (int64_t i = 0; i < count; i++) {
+        float size = ddl__bits_float(ddl__magnitude_bits(x[i]));
+        int32_t level = -end - 1;
+        if (ddl__is_finite(size)) {
+            level = step > 0 ? DDL__MIN((int32_t)(size / step + 0.5f), levels) : 0;
+            level = x[i] < 0 ? -level : level;
+            x[i] -= (float)level * step;
+        } else {
+            level = size > 0 ? (x[i] < 0 ? -end : end) : level;
+            x[i] = 0;
+        }
+        ddl__code_put(code + 4, bits, i, level);
+    }
+    step = -step;
+    memcpy(code, &step, sizeof step);
+}
+
+static inline bool ddl__code_is_odd(int bits, float step) {
+    return bits == 1 ? !ddl__is_finite(step) : ddl__float_bits(step) >> 31 != 0;
+}
+
+static inline void ddl__odd_decode(int bits, const unsigned char *code, float step, int64_t count, float *sum) {
+    int32_t end = (1 << (bits - 1)) - 1;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t level = ddl__code_get(code + 4, bits, i);
+        if (bits == 1) {
+            sum[i] += level != 0 ? step : 0;
+        } else if (level > -end && level < end) {
+            float value = (float)level * -step;
+            DDL__ROUNDED(value);
+            sum[i] += value;
+        } else {
+            sum[i] += level == end ? DDL__INFINITY : level == -end ? -DDL__INFINITY : ddl__bits_float(0x7fffffff);
+        }
+    }
+}
+
+/* ---- blocks ---- */
+
+/* Below this a scale's inverse may overflow; such a block goes as zeros and stays in the residual. */
+#define DDL__CODE_LEAST 1e-30f
+
+static inline float ddl__block_step(const ddl_compression *c, ddl__block_facts facts, int64_t count) {
+    float most = ddl__bits_float(facts.max_bits);
+    if (c->kind == DDL_COMPRESS_MAJORITY) {
+        return 1;
+    }
+    if (c->kind == DDL_COMPRESS_SIGN) {
+        return ddl__is_finite(facts.sum) ? facts.sum / (float)count : most / 2;
+    }
+    return most < DDL__CODE_LEAST ? 0 : most / (float)c->levels;
+}
+
+typedef void (*ddl__pack_fn)(void *code, float *x, int64_t runs, const ddl__quantum *quantum);
+
+static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c) {
+    if (ddl__compress_bits(c) == 1) {
+        return DDL__AT_LEVEL(level, ddl__pack_sign);
+    }
+    if (c->kind == DDL_COMPRESS_INT8) {
+        return DDL__AT_LEVEL(level, ddl__pack_nearest8);
+    }
+    return c->levels <= 7 ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither8);
+}
+
+/* Codes one block and leaves in x (512 elements, zeros at the end) what the code misses. */
+static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *c, uint64_t stream, int64_t first,
+                                         float *x, ddl__block_facts facts, int64_t count, unsigned char *code) {
+    int bits = ddl__compress_bits(c);
+    if (facts.max_bits >= DDL__INFINITE_BITS) {
+        uint64_t odd = ddl__count_odd(x, count);
+        memset(code, 0, ddl__code_block_bytes(bits, count));
+        if (bits == 1) {
+            ddl__odd_signs_encode(x, count, code);
+        } else {
+            ddl__odd_levels_encode(c, x, count, code);
+        }
+        return odd;
+    }
+    float step = ddl__block_step(c, facts, count);
+    ddl__quantum q = {step, 0, c->levels, {(uint32_t)stream, (uint32_t)(stream >> 32)}, (uint32_t)first};
+    q.inverse = step > 0 ? (float)c->levels / ddl__bits_float(facts.max_bits) : 0;
+    memcpy(code, &step, sizeof step);
+    int64_t run = ddl__code_run(bits);
+    ddl__pack_at(level, c)(code + sizeof step, x, (count + run - 1) / run, &q);
+    return 0;
+}
+
+/* code = g + e in blocks, e = what the code misses (NULL: no residual). Returns how many values were not finite. */
+static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const float *g,
+                                          float *e, int64_t n, unsigned char *code) {
+    uint64_t stream = ddl__code_stream(c, key), odd = 0;
+    int bits = ddl__compress_bits(c);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
+        odd += ddl__block_encode(level, c, stream, i, x, facts, count, code);
+        if (e != NULL) {
+            memcpy(e + i, x, (size_t)count * sizeof(float));
+        }
+        code += ddl__code_block_bytes(bits, count);
+    }
+    return odd;
+}
+
+typedef void (*ddl__unpack_fn)(float *sum, const void *code, int64_t runs, float step);
+
+static inline void ddl__blocks_decode_add(ddl__cpu level, const ddl_compression *c, const unsigned char *code,
+                                          int64_t n, float *sum) {
+    int bits = ddl__compress_bits(c);
+    ddl__unpack_fn unpack = bits == 1   ? DDL__AT_LEVEL(level, ddl__unpack_sign)
+                            : bits == 4 ? DDL__AT_LEVEL(level, ddl__unpack_level4)
+                                        : DDL__AT_LEVEL(level, ddl__unpack_level8);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK), run = ddl__code_run(bits);
+        float step, pad[DDL__CODE_BLOCK], *to = sum + i;
+        memcpy(&step, code, sizeof step);
+        if (ddl__code_is_odd(bits, step)) {
+            ddl__odd_decode(bits, code, step, count, to);
+        } else if (count == DDL__CODE_BLOCK) {
+            unpack(to, code + sizeof step, DDL__CODE_BLOCK / run, step);
+        } else {
+            memcpy(pad, to, (size_t)count * sizeof(float));
+            memset(pad + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
+            unpack(pad, code + sizeof step, (count + run - 1) / run, step);
+            memcpy(to, pad, (size_t)count * sizeof(float));
+        }
+        code += ddl__code_block_bytes(bits, count);
+    }
+}
+
+/* ---- casts ---- */
+
+static inline ddl_dtype ddl__cast_dtype(const ddl_compression *c) {
+    return c->kind == DDL_COMPRESS_F16 ? DDL_F16 : DDL_BF16;
+}
+
+/* Finite values beyond the type become its largest one: what is lost stays in the residual, and no infinity is made. */
+static inline void ddl__clamp(float *x, float most, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (ddl__is_finite(x[i])) {
+            x[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];
+        }
+    }
+}
+
+static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c, const float *g, float *e, int64_t n,
+                                        unsigned char *code) {
+    ddl_dtype dtype = ddl__cast_dtype(c);
+    ddl__cast_fn narrow = ddl__narrow_at(level, dtype), widen = ddl__widen_at(level, dtype);
+    float most = dtype == DDL_F16 ? 65504.0f : 0x1.fep127f;
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK], sent[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
+        bool large = facts.max_bits > ddl__float_bits(most);
+        if (large) {
+            odd += ddl__count_odd(x, count);
+            memcpy(sent, x, sizeof sent);
+            ddl__clamp(sent, most, count);
+        }
+        narrow(code + 2 * i, large ? sent : x, (size_t)count);
+        if (e != NULL) {
+            widen(sent, code + 2 * i, (size_t)count);
+            for (int64_t j = 0; j < count; j++) {
+                e[i + j] = large && !ddl__is_finite(x[j]) ? 0 : x[j] - sent[j];
+            }
+        }
+    }
+    return odd;
+}
+
+static inline void ddl__cast_decode_add(ddl__cpu level, const ddl_compression *c, const unsigned char *code, int64_t n,
+                                        float *sum) {
+    ddl__cast_fn widen = ddl__widen_at(level, ddl__cast_dtype(c));
+    ddl__reduce_fn add = ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM);
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        size_t count = (size_t)DDL__MIN(n - i, DDL__CODE_BLOCK);
+        widen(x, code + 2 * i, count);
+        add(sum + i, sum + i, x, count);
+    }
+}
+
+#endif /* DDL_COMPRESS_BLOCK_H */

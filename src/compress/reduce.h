@@ -1,0 +1,315 @@
+/* compress/reduce: compressed all-reduce: each kind's way through the collectives of a group.
+ * Must not know: trainers, buckets, schedules.
+ *
+ *     ddl__compressor c;
+ *     ddl__compressor_init(sentence, &c, &config, tensor, rows, cols, group size)     checks, computes c.bytes
+ *     ddl__compressor_place(&c, zeroed memory of c.bytes, aligned to 64)              the caller's, until it is done
+ *     ddl__compressed_all_reduce(&c, group, step, grad)                               blocks
+ *
+ * or, without blocking:
+ *
+ *     ddl__compressed_start(&c, group, step, grad, &request);
+ *     while (request != NULL) { wait for request; ddl__compressed_next(&c, &request); }
+ *
+ * Starts and nexts of one group come in the same order on all its ranks, like the collectives that they begin. grad
+ * (rows * cols floats) then holds the average, the same bits on every rank (of majority: 1 and -1), and c.odd how many
+ * values of this rank were not finite. Nothing is allocated. After an error the residual is that of a gradient that
+ * was not sent; DDL_ERR_CORRUPT: a partner of gTop-k sent places that are none. c.residual and c.q with their counts
+ * are what a checkpoint keeps. */
+#ifndef DDL_COMPRESS_REDUCE_H
+#define DDL_COMPRESS_REDUCE_H
+
+#include "power.h"
+
+/* gTop-k's messages: tags that no program is likely to use, one for each tensor modulo 2^20. */
+#define DDL__GTOP_K_TAG 0x7d000000
+#define DDL__GTOP_K_SENT 30 /* the round of a rank that has nothing left to merge */
+
+typedef struct ddl__compressor {
+    ddl_compression config;
+    int32_t tensor, size, rank; /* ranks of the group, and the own one once started */
+    int64_t rows, cols, count, kept;
+    bool dense; /* goes as it is: no compression, or PowerSGD that does not pay */
+    size_t code_bytes;
+    size_t bytes; /* of the memory it needs */
+    float *residual; /* residual_count floats, NULL without error feedback */
+    float *q;        /* PowerSGD: q_count floats, warm from the last step */
+    int64_t residual_count, q_count;
+    unsigned char *code;     /* the own one */
+    unsigned char *gathered; /* all of them by rank; gTop-k: the partner's, then the union of both */
+    float *p;
+    /* the run in progress */
+    ddl_group *group;
+    float *grad;
+    int64_t step;
+    int32_t phase, round;
+    uint64_t odd;
+} ddl__compressor;
+
+static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
+    return (kind >= DDL_COMPRESS_INT8 && kind <= DDL_COMPRESS_TOP_K);
+}
+
+/* Bytes of the second buffer: the codes of all ranks, or for gTop-k the partner's and the union of both. */
+static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
+    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
+        return 3 * c->code_bytes;
+    }
+    return ddl__compress_gathers(c->config.kind) && !c->dense ? c->code_bytes * (size_t)c->size : 0;
+}
+
+static inline size_t ddl__round_64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__compressor *out,
+                                              const ddl_compression *config, int32_t tensor, int64_t rows,
+                                              int64_t cols, int32_t size) {
+    ddl__compressor c = {.tensor = tensor, .rows = rows, .cols = cols, .size = size};
+    DDL__TRY(ddl__compress_init(sentence, config, &c.config));
+    if (rows < 0 || cols < 0 || size < 1 || __builtin_mul_overflow(rows, cols, &c.count) || c.count > INT32_MAX) {
+        return ddl__fail(sentence, DDL_ERR_ARG,
+                         "compression %s of tensor %d with %lld x %lld elements: at most 2,147,483,647 can be "
+                         "compressed at once; leave it uncompressed or split it",
+                         ddl__compress_name(c.config.kind), tensor, (long long)rows, (long long)cols);
+    }
+    bool power = c.config.kind == DDL_COMPRESS_POWER;
+    c.dense = c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
+    c.kept = ddl__compress_is_sparse(c.config.kind) ? ddl__compress_kept(&c.config, c.count) : 0;
+    c.code_bytes = c.dense ? 0 : ddl__code_bytes(&c.config, c.count);
+    c.residual_count = c.config.error_feedback && !c.dense ? c.count : 0;
+    c.q_count = power && !c.dense ? cols * c.config.rank : 0;
+    size_t p_bytes = c.q_count > 0 ? (size_t)(rows * c.config.rank) * sizeof(float) : 0;
+    c.bytes = ddl__round_64((size_t)c.residual_count * sizeof(float)) +
+              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_bytes) +
+              ddl__round_64(ddl__compressor_gathered(&c)) + ddl__round_64(p_bytes);
+    *out = c;
+    return DDL_OK;
+}
+
+/* Lays the compressor's arrays out in memory, which is zeroed and aligned to 64. */
+static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
+    unsigned char *at = memory;
+    c->residual = c->residual_count > 0 ? (float *)(void *)at : NULL;
+    at += ddl__round_64((size_t)c->residual_count * sizeof(float));
+    c->q = (float *)(void *)at;
+    at += ddl__round_64((size_t)c->q_count * sizeof(float));
+    c->code = at;
+    at += ddl__round_64(c->code_bytes);
+    c->gathered = at;
+    at += ddl__round_64(ddl__compressor_gathered(c));
+    c->p = (float *)(void *)at;
+    if (c->q_count > 0) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
+    }
+}
+
+static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
+    int32_t rank = c->config.kind == DDL_COMPRESS_RANDOM_K ? 0 : c->rank;
+    return (ddl__code_key){c->step, c->tensor, rank};
+}
+
+static inline ddl_status ddl__average_floats(ddl__compressor *c, void *data, int64_t count, ddl_dtype dtype,
+                                             ddl_request **out_request) {
+    ddl_tensor tensor = ddl_tensor_1d(data, dtype, count);
+    return ddl_iall_reduce(c->group, tensor, tensor, DDL_AVG, out_request);
+}
+
+/* ---- codes that are gathered ---- */
+
+static inline ddl_status ddl__gather_codes(ddl__compressor *c, ddl_request **out_request) {
+    ddl_tensor in = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor out = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
+    return ddl_iall_gather(c->group, in, out, out_request);
+}
+
+/* The codes are added in rank order, on every rank alike. */
+static inline void ddl__add_gathered(ddl__compressor *c) {
+    memset(c->grad, 0, (size_t)c->count * sizeof(float));
+    for (int32_t r = 0; r < c->size; r++) {
+        ddl__code_key key = {c->step, c->tensor, r};
+        ddl__decode_add(&c->config, key, c->gathered + (size_t)r * c->code_bytes, c->count, c->grad);
+    }
+    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
+        ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+        return;
+    }
+    for (int64_t i = 0; i < c->count; i++) {
+        c->grad[i] = !ddl__is_finite(c->grad[i]) ? c->grad[i] : c->grad[i] < 0 ? -1.0f : 1.0f;
+    }
+}
+
+/* ---- codes that are averaged as they are ---- */
+
+static inline ddl_status ddl__average_codes(ddl__compressor *c, ddl_request **out_request) {
+    if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
+        return ddl__average_floats(c, c->code, c->kept, DDL_F32, out_request);
+    }
+    return ddl__average_floats(c, c->code, c->count, ddl__cast_dtype(&c->config), out_request);
+}
+
+static inline void ddl__take_averaged(ddl__compressor *c) {
+    if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
+        memset(c->grad, 0, (size_t)c->count * sizeof(float));
+        ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+    } else {
+        ddl__widen_at(ddl__cpu_level(), ddl__cast_dtype(&c->config))(c->grad, c->code, (size_t)c->count);
+    }
+}
+
+/* ---- gTop-k: a binomial tree to rank 0, then a broadcast. Shi et al., ICDCS 2019, arXiv 1901.04359 ----
+ * In round i (distance d = 2^i) the ranks that are odd multiples of d send to the one d below, and are done; the others
+ * merge. A partner beyond the last rank is missing, which folds any number of ranks in. */
+
+static inline ddl_status ddl__gtop_k_round(ddl__compressor *c, ddl_request **out_request) {
+    int32_t tag = DDL__GTOP_K_TAG + (c->tensor & 0xfffff);
+    for (; (1 << c->round) < c->size; c->round++) {
+        int32_t distance = 1 << c->round;
+        if (c->rank % (2 * distance) != 0) {
+            ddl_tensor own = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+            c->round = DDL__GTOP_K_SENT;
+            return ddl_isend(c->group, own, c->rank - distance, tag, out_request);
+        }
+        if (c->rank + distance < c->size) {
+            ddl_tensor theirs = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes);
+            return ddl_irecv(c->group, theirs, c->rank + distance, tag, out_request);
+        }
+    }
+    c->phase = 2;
+    ddl_tensor result = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    return ddl_ibroadcast(c->group, result, 0, out_request);
+}
+
+/* The union has room for 2k places and 2k values behind the partner's code. What a merge drops stays in the residual of
+ * the rank that merged, so that nothing is lost. (In the paper each rank takes back its own entries that are not in the
+ * result; that loses what one branch of the tree drops at a place that another branch keeps.) */
+static inline void ddl__gtop_k_merge(ddl__compressor *c) {
+    int64_t k = c->kept;
+    int32_t *own = (int32_t *)(void *)c->code, *theirs = (int32_t *)(void *)c->gathered, *both = theirs + 2 * k;
+    float *values = (float *)both + 2 * k;
+    ddl__top_k_merge(own, (float *)own + k, theirs, (float *)theirs + k, k, both, values, c->residual);
+    memcpy(own, both, (size_t)k * 4);
+    memcpy(own + k, values, (size_t)k * 4);
+}
+
+static inline void ddl__gtop_k_finish(ddl__compressor *c) {
+    memset(c->grad, 0, (size_t)c->count * sizeof(float));
+    ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+    ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+}
+
+static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_request) {
+    if (c->phase == 2) {
+        ddl__gtop_k_finish(c);
+        c->phase = 0;
+        return DDL_OK;
+    }
+    if (c->round < DDL__GTOP_K_SENT) {
+        if (!ddl__places_ascend((const int32_t *)(const void *)c->gathered, c->kept, c->count)) {
+            return DDL_ERR_CORRUPT;
+        }
+        ddl__gtop_k_merge(c);
+        c->round++;
+    }
+    return ddl__gtop_k_round(c, out_request);
+}
+
+/* ---- PowerSGD ---- */
+
+static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_request) {
+    ddl__cpu level = ddl__cpu_level();
+    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+    if (c->phase == 2) {
+        ddl__power_rebuild(level, &a, c->grad);
+        c->phase = 0;
+        return DDL_OK;
+    }
+    ddl__power_orthonormalize(&a);
+    ddl__power_right(level, &a);
+    c->phase = 2;
+    return ddl__average_floats(c, c->q, c->q_count, DDL_F32, out_request);
+}
+
+/* ---- all kinds ---- */
+
+static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
+    ddl__cpu level = ddl__cpu_level();
+    if (c->dense) {
+        c->odd = ddl__count_odd(c->grad, c->count);
+        return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
+    }
+    if (c->config.kind == DDL_COMPRESS_POWER) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count, NULL);
+        ddl__power_left(level, &a);
+        return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
+    }
+    c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
+    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
+        return ddl__gtop_k_round(c, out_request);
+    }
+    return ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
+                                                 : ddl__average_codes(c, out_request);
+}
+
+/* Codes grad and starts the first collective. Errors: those of collectives; DDL_ERR_STATE when the last run has not
+ * ended, DDL_ERR_ARG when the group has another size than the compressor was made for. */
+static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
+                                               ddl_request **out_request) {
+    *out_request = NULL;
+    if (c->phase != 0) {
+        return DDL_ERR_STATE;
+    }
+    if (ddl_size(group) != c->size) {
+        return DDL_ERR_ARG;
+    }
+    c->group = group;
+    c->grad = grad;
+    c->step = step;
+    c->rank = ddl_rank(group);
+    c->phase = 1;
+    c->round = 0;
+    ddl_status status = ddl__compressed_encode(c, out_request);
+    c->phase = status < 0 ? 0 : c->phase;
+    return status;
+}
+
+/* After *request has ended with success: does what comes next, and leaves NULL in *request when grad is complete. */
+static inline ddl_status ddl__compressed_next(ddl__compressor *c, ddl_request **request) {
+    ddl_status status = DDL_OK;
+    *request = NULL;
+    if (!c->dense && c->config.kind == DDL_COMPRESS_GTOP_K) {
+        status = ddl__gtop_k_next(c, request);
+    } else if (!c->dense && c->config.kind == DDL_COMPRESS_POWER) {
+        status = ddl__power_next(c, request);
+    } else {
+        c->phase = 0;
+        if (!c->dense && ddl__compress_gathers(c->config.kind)) {
+            ddl__add_gathered(c);
+        } else if (!c->dense) {
+            ddl__take_averaged(c);
+        }
+    }
+    c->phase = status < 0 ? 0 : c->phase;
+    return status;
+}
+
+/* Makes the compressor ready again after a request of it has failed. */
+static inline void ddl__compressed_drop(ddl__compressor *c) { c->phase = 0; }
+
+/* Replaces grad by the average over the group. Every rank calls. Blocks. Errors: as start, and of the collectives. */
+static inline ddl_status ddl__compressed_all_reduce(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
+    ddl_request *request;
+    ddl_status status = ddl__compressed_start(c, group, step, grad, &request);
+    while (status >= 0 && request != NULL) {
+        status = ddl_wait(&request, NULL);
+        if (status >= 0) {
+            status = ddl__compressed_next(c, &request);
+        }
+    }
+    if (status < 0) {
+        ddl__compressed_drop(c);
+    }
+    return status;
+}
+
+#endif /* DDL_COMPRESS_REDUCE_H */

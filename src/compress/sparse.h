@@ -1,0 +1,226 @@
+/* compress/sparse: the k largest magnitudes of an array, k places drawn at random, and the merge of two sparse arrays.
+ * Must not know: ranks, collectives.
+ *
+ * A sparse array is k int32 places in ascending order, then k floats. Magnitudes are compared as bits: that orders
+ * finite values, puts infinity above them and NaN above all, so that what is not finite is sent first. */
+#ifndef DDL_COMPRESS_SPARSE_H
+#define DDL_COMPRESS_SPARSE_H
+
+#include "block.h"
+
+/* What is chosen: magnitudes above `bits`, and the first `ties` that equal it. */
+typedef struct ddl__threshold {
+    uint32_t bits;
+    int64_t ties;
+} ddl__threshold;
+
+/* The 31 bits of a magnitude are searched in three digits from the top: 11, 10 and 10 bits. */
+#define DDL__DIGIT_BINS 2048
+
+/* Two histograms that take turns: equal digits in a row, which are common, would wait for each other's count. */
+static inline void ddl__count_top_digits(uint32_t bins[2][DDL__DIGIT_BINS], const float *x, int64_t count) {
+    int64_t i = 0;
+    for (; i + 1 < count; i += 2) {
+        bins[0][ddl__magnitude_bits(x[i]) >> 20]++;
+        bins[1][ddl__magnitude_bits(x[i + 1]) >> 20]++;
+    }
+    if (i < count) {
+        bins[0][ddl__magnitude_bits(x[i]) >> 20]++;
+    }
+}
+
+/* The bin in which the need-th largest lies; need becomes its place within the bin. */
+static inline uint32_t ddl__pick_bin(const uint32_t *bins, int count, int64_t *need) {
+    int bin = count - 1;
+    for (; bin > 0 && *need > (int64_t)bins[bin]; bin--) {
+        *need -= bins[bin];
+    }
+    return (uint32_t)bin;
+}
+
+/* The next digit of the need-th largest: of those whose bits above it are `prefix`. */
+static inline uint32_t ddl__next_digit(const float *x, int64_t n, uint32_t prefix, int shift, int64_t *need) {
+    uint32_t bins[1024] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = ddl__magnitude_bits(x[i]);
+        if (bits >> (shift + 10) == prefix) {
+            bins[bits >> shift & 1023]++;
+        }
+    }
+    return prefix << 10 | ddl__pick_bin(bins, 1024, need);
+}
+
+/* The threshold of the k largest, 1 <= k <= n; bins: counts of the top digits. */
+static inline ddl__threshold ddl__find_threshold(const float *x, int64_t n, int64_t k,
+                                                 uint32_t bins[2][DDL__DIGIT_BINS]) {
+    for (int i = 0; i < DDL__DIGIT_BINS; i++) {
+        bins[0][i] += bins[1][i];
+    }
+    uint32_t bits = ddl__pick_bin(bins[0], DDL__DIGIT_BINS, &k);
+    bits = ddl__next_digit(x, n, bits, 10, &k);
+    bits = ddl__next_digit(x, n, bits, 0, &k);
+    return (ddl__threshold){bits, k};
+}
+
+static inline bool ddl__is_chosen(ddl__threshold *threshold, float x) {
+    uint32_t bits = ddl__magnitude_bits(x);
+    return bits > threshold->bits || (bits == threshold->bits && threshold->ties-- > 0);
+}
+
+/* e = g + e for all n; returns how many are not finite. bins, if given, count the top digits. */
+static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n,
+                                           uint32_t bins[2][DDL__DIGIT_BINS]) {
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        float x[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e + i, count);
+        memcpy(e + i, x, (size_t)count * sizeof(float));
+        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(x, count) : 0;
+        if (bins != NULL) {
+            ddl__count_top_digits(bins, x, count);
+        }
+    }
+    return odd;
+}
+
+/* places, values = the k largest of g + e; e = the others, and zero where one was taken. */
+static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
+                                         int32_t *places, float *values) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    if (n == 0) {
+        return 0;
+    }
+    uint64_t odd = ddl__sparse_correct(level, g, e, n, bins);
+    ddl__threshold threshold = ddl__find_threshold(e, n, k, bins);
+    for (int64_t i = 0, taken = 0; taken < k; i++) {
+        if (ddl__magnitude_bits(e[i]) >= threshold.bits && ddl__is_chosen(&threshold, e[i])) {
+            places[taken] = (int32_t)i;
+            values[taken++] = e[i];
+            e[i] = 0;
+        }
+    }
+    return odd;
+}
+
+/* The j-th of k places in n: one from each of k equal strata, so that places are distinct and in order without a list
+ * of those already drawn. */
+static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, int64_t j) {
+    int64_t from = j * n / k, to = (j + 1) * n / k;
+    return from + (int64_t)((ddl__mix(stream, (uint64_t)j) >> 32) * (uint64_t)(to - from) >> 32);
+}
+
+/* values = g + e at the drawn places; the rest stays in e. key.rank must be the same on all ranks. */
+static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
+                                            const float *g, float *e, int64_t n, int64_t k, float *values) {
+    uint64_t stream = ddl__code_stream(c, key), odd = ddl__sparse_correct(level, g, e, n, NULL);
+    for (int64_t j = 0; j < k; j++) {
+        int64_t at = ddl__random_place(stream, n, k, j);
+        values[j] = e[at];
+        e[at] = 0;
+    }
+    return odd;
+}
+
+/* Whether the places of a sparse array ascend within n: one from the wire must not make us write elsewhere. */
+static inline bool ddl__places_ascend(const int32_t *places, int64_t k, int64_t n) {
+    int64_t last = -1;
+    for (int64_t i = 0; i < k; i++) {
+        if (places[i] <= last || places[i] >= n) {
+            return false;
+        }
+        last = places[i];
+    }
+    return true;
+}
+
+/* Top of a pair of sparse arrays: values at equal places are added, then the k largest are kept (Shi et al., gTop-k,
+ * operator T); the others are added to rest, where they are finite. places and values have room for 2k. */
+static inline void ddl__top_k_merge(const int32_t *a_places, const float *a, const int32_t *b_places, const float *b,
+                                    int64_t k, int32_t *places, float *values, float *rest) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    int64_t i = 0, j = 0, n = 0, kept = 0;
+    for (; i < k || j < k; n++) {
+        bool from_a = i < k && (j >= k || a_places[i] <= b_places[j]);
+        bool from_b = j < k && (i >= k || b_places[j] <= a_places[i]);
+        places[n] = from_a ? a_places[i] : b_places[j];
+        values[n] = from_a && from_b ? a[i] + b[j] : from_a ? a[i] : b[j];
+        i += from_a;
+        j += from_b;
+    }
+    if (k == 0) {
+        return;
+    }
+    ddl__count_top_digits(bins, values, n);
+    ddl__threshold threshold = ddl__find_threshold(values, n, k, bins);
+    for (i = 0; i < n; i++) {
+        if (ddl__is_chosen(&threshold, values[i])) {
+            places[kept] = places[i];
+            values[kept++] = values[i];
+        } else if (ddl__is_finite(values[i])) {
+            rest[places[i]] += values[i];
+        }
+    }
+}
+
+/* ---- any code, by its kind ---- */
+
+/* code (ddl__code_bytes) = g + e; e = what the code misses, NULL when the config has no error feedback. Returns how
+ * many values of g + e are not finite. code is aligned to 4. Not for PowerSGD. */
+static inline uint64_t ddl__encode_at(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const float *g,
+                                      float *e, int64_t n, void *code) {
+    int64_t k = ddl__compress_is_sparse(c->kind) ? ddl__compress_kept(c, n) : 0;
+    switch (c->kind) {
+    case DDL_COMPRESS_F16:
+    case DDL_COMPRESS_BF16: return ddl__cast_encode(level, c, g, e, n, code);
+    case DDL_COMPRESS_TOP_K:
+    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code, (float *)code + k);
+    case DDL_COMPRESS_RANDOM_K: return ddl__random_k_encode(level, c, key, g, e, n, k, code);
+    case DDL_COMPRESS_NONE:
+    case DDL_COMPRESS_POWER: memcpy(code, g, (size_t)n * sizeof(float)); return ddl__count_odd(g, n);
+    default: return ddl__blocks_encode(level, c, key, g, e, n, code);
+    }
+}
+
+/* sum += what the code stands for. key: as for encoding. */
+static inline void ddl__decode_add_at(ddl__cpu level, const ddl_compression *c, ddl__code_key key, const void *code,
+                                      int64_t n, float *sum) {
+    int64_t k = ddl__compress_is_sparse(c->kind) ? ddl__compress_kept(c, n) : 0;
+    const float *values = code;
+    uint64_t stream = ddl__code_stream(c, key);
+    switch (c->kind) {
+    case DDL_COMPRESS_F16:
+    case DDL_COMPRESS_BF16: ddl__cast_decode_add(level, c, code, n, sum); break;
+    case DDL_COMPRESS_TOP_K:
+    case DDL_COMPRESS_GTOP_K:
+        for (int64_t j = 0; j < k; j++) {
+            int32_t place = ((const int32_t *)code)[j];
+            if (place >= 0 && place < n) { /* it may come from the wire */
+                sum[place] += values[k + j];
+            }
+        }
+        break;
+    case DDL_COMPRESS_RANDOM_K:
+        for (int64_t j = 0; j < k; j++) {
+            sum[ddl__random_place(stream, n, k, j)] += values[j];
+        }
+        break;
+    case DDL_COMPRESS_NONE:
+    case DDL_COMPRESS_POWER:
+        ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(sum, sum, code, (size_t)n);
+        break;
+    default: ddl__blocks_decode_add(level, c, code, n, sum);
+    }
+}
+
+static inline uint64_t ddl__encode(const ddl_compression *c, ddl__code_key key, const float *g, float *e, int64_t n,
+                                   void *code) {
+    return ddl__encode_at(ddl__cpu_level(), c, key, g, e, n, code);
+}
+
+static inline void ddl__decode_add(const ddl_compression *c, ddl__code_key key, const void *code, int64_t n,
+                                   float *sum) {
+    ddl__decode_add_at(ddl__cpu_level(), c, key, code, n, sum);
+}
+
+#endif /* DDL_COMPRESS_SPARSE_H */
