@@ -71,6 +71,9 @@
  *     DDL_SELF_TEST         1        0: transports of plugins are used without having been tried out
  *     DDL_ALGO             auto      algorithms, as ring or all_reduce=ring,broadcast=tree
  *     DDL_TUNE_CACHE                 a file that keeps the measured latency and bandwidth for later runs
+ *     DDL_TRACE                      a file for the timeline of the job, for Perfetto or chrome://tracing
+ *     DDL_TRACE_EVENTS     65536     so many events of each rank are kept, the newest
+ *     DDL_TRACE_SUMMARY    0         1: with DDL_TRACE, rank 0 says at the end what communication cost
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
@@ -254,6 +257,8 @@
 #define ddl_tensor_to_dlpack DDL__PASTE(DDL_NAMESPACE, ddl_tensor_to_dlpack)
 #define ddl_test DDL__PASTE(DDL_NAMESPACE, ddl_test)
 #define ddl_test_all DDL__PASTE(DDL_NAMESPACE, ddl_test_all)
+#define ddl_trace_begin DDL__PASTE(DDL_NAMESPACE, ddl_trace_begin)
+#define ddl_trace_end DDL__PASTE(DDL_NAMESPACE, ddl_trace_end)
 #define ddl_trainer_add DDL__PASTE(DDL_NAMESPACE, ddl_trainer_add)
 #define ddl_trainer_create DDL__PASTE(DDL_NAMESPACE, ddl_trainer_create)
 #define ddl_trainer_describe DDL__PASTE(DDL_NAMESPACE, ddl_trainer_describe)
@@ -542,6 +547,11 @@ DDL_API const char *ddl_error(const ddl_context *context);
 /* Writes the last collectives, 256 of each group, one line each, oldest first; returns the bytes it needed.
  * [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
+/* Marks what the program does ("step 12", "backward") on the timeline that DDL_TRACE asks for, until ddl_trace_end.
+ * Spans nest, 16 deep; 23 bytes of the name are kept. Without DDL_TRACE nothing happens. Errors: ARG: name is NULL;
+ * STATE: none is open. [any thread; spans of several threads at once mix] */
+DDL_API ddl_status ddl_trace_begin(ddl_context *context, const char *name);
+DDL_API ddl_status ddl_trace_end(ddl_context *context);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 
@@ -6322,6 +6332,334 @@ static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_B
     return ddl__frame_fields(h, out);
 }
 
+/* >>trace/ring */
+/* trace, first part: what a rank has done, in a ring of fixed size: the newest events stay, the others are counted.
+ * Recording is one store of 72 bytes under the context's lock. It must not know of messages and files. */
+
+enum { DDL__TRACE_GROUPS = 32, DDL__TRACE_NAME = 24, DDL__TRACE_DEPTH = 16 };
+
+typedef enum ddl__trace_what {
+    DDL__TRACE_OP,   /* a collective, of a group */
+    DDL__TRACE_SEND, /* a message */
+    DDL__TRACE_RECV,
+    DDL__TRACE_WAIT, /* the program was inside ddl until something ended */
+    DDL__TRACE_SPAN  /* ddl_trace_begin to ddl_trace_end */
+} ddl__trace_what;
+
+typedef struct ddl__trace_event {
+    uint64_t start_ns, end_ns; /* of this rank's clock */
+    int64_t bytes;
+    const char *algorithm; /* of a collective; lives as long as the program */
+    uint32_t sequence;     /* of a collective, in its group */
+    int32_t peer;          /* world rank: whose part came last, or the other side of a message; -1: not known */
+    int16_t status;
+    uint8_t what, group, kind, blocking; /* group: of ddl__trace.groups; blocking: the program waited all the time */
+    char name[DDL__TRACE_NAME];          /* of a span or wait */
+} ddl__trace_event;
+
+/* Clock of rank 0 minus this rank's, measured at a moment of this rank's clock. */
+typedef struct ddl__trace_offset {
+    uint64_t at_ns;
+    int64_t ns, error_ns; /* half of the round trip that it was measured with */
+} ddl__trace_offset;
+
+typedef struct ddl__trace {
+    ddl__trace_event *events;
+    uint64_t capacity, count; /* count: of all that happened */
+    struct {
+        uint32_t id, epoch;
+        char name[64];
+    } groups[DDL__TRACE_GROUPS]; /* the last is for all that have no place */
+    int32_t group_count;
+    struct {
+        uint64_t start_ns;
+        char name[DDL__TRACE_NAME];
+    } open[DDL__TRACE_DEPTH];     /* spans that have begun */
+    int32_t depth;                /* may be more than DDL__TRACE_DEPTH: those are not recorded */
+    uint64_t base_ns;             /* of rank 0's clock: zero of the file */
+    ddl__trace_offset offsets[2]; /* when the job began, and when it ends */
+    bool together;                /* all ranks trace: one file */
+} ddl__trace;
+
+static void ddl__trace_free(ddl__base *base, ddl__trace *t) {
+    if (t != NULL) {
+        ddl__free(base, t->events);
+        ddl__free(base, t);
+    }
+}
+
+/* NULL: no memory. */
+static ddl__trace *ddl__trace_new(ddl__base *base, uint64_t capacity) {
+    ddl__trace *t = ddl__alloc(base, sizeof *t);
+    if (t == NULL) {
+        return NULL;
+    }
+    t->events = ddl__alloc_array(base, (size_t)capacity, sizeof *t->events);
+    t->capacity = capacity;
+    t->base_ns = ddl__now_ns();
+    if (t->events == NULL) {
+        ddl__trace_free(base, t);
+        return NULL;
+    }
+    return t;
+}
+
+/* The place of the next event, in the stead of the oldest when the ring is full. */
+static ddl__trace_event *ddl__trace_next(ddl__trace *t) { return &t->events[t->count++ % t->capacity]; }
+
+static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
+    int32_t i = 0;
+    while (i < t->group_count && (t->groups[i].id != id || t->groups[i].epoch != epoch)) {
+        i++;
+    }
+    if (i == t->group_count && i < DDL__TRACE_GROUPS - 1) {
+        t->groups[i].id = id;
+        t->groups[i].epoch = epoch;
+        snprintf(t->groups[i].name, sizeof t->groups[i].name, "%s", name);
+        t->group_count++;
+    }
+    return (uint8_t)i;
+}
+
+static void ddl__trace_wait(ddl__trace *t, uint64_t start_ns, uint64_t end_ns, const char *name) {
+    ddl__trace_event *e = ddl__trace_next(t);
+    *e = (ddl__trace_event){.start_ns = start_ns, .end_ns = end_ns, .what = DDL__TRACE_WAIT, .peer = -1};
+    snprintf(e->name, sizeof e->name, "%s", name != NULL ? name : "wait");
+}
+
+static void ddl__trace_span_begin(ddl__trace *t, const char *name) {
+    if (t->depth < DDL__TRACE_DEPTH) {
+        t->open[t->depth].start_ns = ddl__now_ns();
+        snprintf(t->open[t->depth].name, DDL__TRACE_NAME, "%s", name);
+    }
+    t->depth++;
+}
+
+/* False: none has begun. */
+static bool ddl__trace_span_end(ddl__trace *t) {
+    if (t->depth == 0) {
+        return false;
+    }
+    if (--t->depth < DDL__TRACE_DEPTH) {
+        ddl__trace_event *e = ddl__trace_next(t);
+        *e = (ddl__trace_event){
+            .start_ns = t->open[t->depth].start_ns, .end_ns = ddl__now_ns(), .what = DDL__TRACE_SPAN, .peer = -1};
+        memcpy(e->name, t->open[t->depth].name, sizeof e->name);
+    }
+    return true;
+}
+
+/* A time of this rank's clock, in ns since the zero of the file. Between the measurements the clocks drift evenly. */
+static int64_t ddl__trace_time(const ddl__trace *t, uint64_t ns) {
+    const ddl__trace_offset *a = &t->offsets[0], *b = &t->offsets[1];
+    double offset = (double)a->ns;
+    if (b->at_ns > a->at_ns) {
+        offset += (double)(b->ns - a->ns) * ((double)ns - (double)a->at_ns) / (double)(b->at_ns - a->at_ns);
+    }
+    return (int64_t)ns + (int64_t)offset - (int64_t)t->base_ns;
+}
+
+/* What a rank tells of itself for the summary. */
+typedef struct ddl__trace_sum {
+    uint64_t ops, lost;
+    uint64_t communicating_ns; /* in collectives and messages, each counted */
+    uint64_t exposed_ns;       /* the program waited meanwhile */
+    uint64_t waited_ns;        /* in collectives whose last part came from ... */
+    int32_t waited_for;        /* ... this world rank, more than from any other; -1: not known */
+} ddl__trace_sum;
+
+static uint64_t ddl__trace_length(const ddl__trace_event *e) { return e->end_ns - DDL__MIN(e->start_ns, e->end_ns); }
+
+/* by_rank: world_size zeros, to count in. */
+static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, int32_t world_size) {
+    ddl__trace_sum sum = {.lost = t->count - DDL__MIN(t->count, t->capacity), .waited_for = -1};
+    for (uint64_t i = 0; i < DDL__MIN(t->count, t->capacity); i++) {
+        const ddl__trace_event *e = &t->events[i];
+        uint64_t length = ddl__trace_length(e);
+        if (e->what <= DDL__TRACE_RECV) {
+            sum.ops++;
+            sum.communicating_ns += length;
+        }
+        sum.exposed_ns += e->what == DDL__TRACE_WAIT || e->blocking ? length : 0;
+        if (e->what == DDL__TRACE_OP && e->peer >= 0 && e->peer < world_size) {
+            by_rank[e->peer] += length;
+        }
+    }
+    for (int32_t i = 0; i < world_size; i++) {
+        if (by_rank[i] > sum.waited_ns) {
+            sum.waited_ns = by_rank[i];
+            sum.waited_for = i;
+        }
+    }
+    return sum;
+}
+
+/* >>trace/json */
+/* trace, second part: events as text in the Trace Event Format, which Perfetto and chrome://tracing read: one process
+ * per rank, in it one thread per group, for messages, for waits and for the program's own spans. Events of a thread
+ * must nest, so what overlaps goes to another lane of it. (Trace Event Format, Google, 2016.) */
+
+enum { DDL__TRACE_LANES = 8, DDL__TRACE_TRACKS = DDL__TRACE_GROUPS + 3, DDL__TRACE_BUFFER = 65536 };
+
+/* Takes text in pieces. After the first error nothing more is written. */
+typedef struct ddl__sink {
+    ddl_status (*write)(void *to, const char *text, size_t bytes);
+    void *to;
+    ddl_status status;
+    size_t used;
+    char buffer[DDL__TRACE_BUFFER];
+} ddl__sink;
+
+static void ddl__sink_flush(ddl__sink *s) {
+    if (s->status == DDL_OK && s->used > 0) {
+        s->status = s->write(s->to, s->buffer, s->used);
+    }
+    s->used = 0;
+}
+
+static void __attribute__((format(printf, 2, 3))) ddl__sink_add(ddl__sink *s, const char *format, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    size_t bytes = DDL__MIN((size_t)DDL__MAX(n, 0), sizeof line - 1);
+    if (s->used + bytes > sizeof s->buffer) {
+        ddl__sink_flush(s);
+    }
+    memcpy(s->buffer + s->used, line, bytes);
+    s->used += bytes;
+}
+
+/* What JSON allows between quotes. Names of groups and spans are the program's. */
+static const char *ddl__json_text(const char *text, char *out, size_t cap) {
+    size_t used = 0;
+    for (const unsigned char *p = (const unsigned char *)text; *p != 0 && used + 8 < cap; p++) {
+        if (*p == '"' || *p == '\\') {
+            out[used++] = '\\';
+            out[used++] = (char)*p;
+        } else if (*p < 32 || *p > 126) {
+            used += (size_t)snprintf(out + used, cap - used, "\\u%04x", *p);
+        } else {
+            out[used++] = (char)*p;
+        }
+    }
+    out[used] = 0;
+    return out;
+}
+
+static int32_t ddl__trace_track(const ddl__trace_event *e) {
+    return e->what == DDL__TRACE_OP     ? e->group
+           : e->what <= DDL__TRACE_RECV ? DDL__TRACE_GROUPS
+           : e->what == DDL__TRACE_WAIT ? DDL__TRACE_GROUPS + 1
+                                        : DDL__TRACE_GROUPS + 2;
+}
+
+/* Longer ones first where two begin at once: they hold the others. */
+static int ddl__trace_order(const void *a, const void *b) {
+    const ddl__trace_event *x = a, *y = b;
+    return x->start_ns != y->start_ns ? (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns)
+                                      : (x->end_ns < y->end_ns) - (x->end_ns > y->end_ns);
+}
+
+typedef struct ddl__json {
+    const ddl__trace *trace;
+    ddl__sink *sink;
+    int32_t rank;
+    bool first;
+    const char *(*kind_name)(int32_t kind);
+    uint64_t busy_ns[DDL__TRACE_TRACKS][DDL__TRACE_LANES]; /* until when */
+    bool named[DDL__TRACE_TRACKS][DDL__TRACE_LANES];
+} ddl__json;
+
+static void ddl__json_begin(ddl__json *j) {
+    ddl__sink_add(j->sink, "%s\n", j->first ? "" : ",");
+    j->first = false;
+}
+
+static void ddl__json_name(ddl__json *j, int32_t track, int32_t lane) {
+    static const char *const others[] = {"messages", "waits", "program"};
+    char text[400];
+    const char *name = track >= DDL__TRACE_GROUPS       ? others[track - DDL__TRACE_GROUPS]
+                       : track == DDL__TRACE_GROUPS - 1 ? "other groups"
+                                                        : j->trace->groups[track].name;
+    int32_t thread = track * DDL__TRACE_LANES + lane;
+    ddl__json_begin(j);
+    ddl__sink_add(j->sink, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s%s\"}}",
+                  j->rank, thread, track < DDL__TRACE_GROUPS - 1 ? "group " : "",
+                  ddl__json_text(name, text, sizeof text));
+    ddl__json_begin(j);
+    ddl__sink_add(j->sink,
+                  "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
+                  j->rank, thread, (track + 3) % DDL__TRACE_TRACKS * DDL__TRACE_LANES + lane);
+}
+
+/* Spans nest by themselves, as they end in the order of a stack. */
+static int32_t ddl__json_lane(ddl__json *j, int32_t track, const ddl__trace_event *e) {
+    int32_t lane = 0;
+    while (e->what != DDL__TRACE_SPAN && lane < DDL__TRACE_LANES - 1 && j->busy_ns[track][lane] > e->start_ns) {
+        lane++;
+    }
+    j->busy_ns[track][lane] = e->end_ns;
+    if (!j->named[track][lane]) {
+        j->named[track][lane] = true;
+        ddl__json_name(j, track, lane);
+    }
+    return track * DDL__TRACE_LANES + lane;
+}
+
+/* Microseconds, exact to the nanosecond. */
+static void ddl__json_time(ddl__json *j, const char *name, int64_t ns) {
+    ddl__sink_add(j->sink, "\"%s\":%s%lld.%03lld,", name, ns < 0 ? "-" : "", (long long)(ns < 0 ? -ns : ns) / 1000,
+                  (long long)(ns < 0 ? -ns : ns) % 1000);
+}
+
+static void ddl__json_event(ddl__json *j, const ddl__trace_event *e) {
+    char text[8 * DDL__TRACE_NAME];
+    int32_t thread = ddl__json_lane(j, ddl__trace_track(e), e);
+    const char *name = e->what == DDL__TRACE_OP     ? j->kind_name(e->kind)
+                       : e->what == DDL__TRACE_SEND ? "send"
+                       : e->what == DDL__TRACE_RECV ? "recv"
+                                                    : ddl__json_text(e->name, text, sizeof text);
+    ddl__json_begin(j);
+    ddl__sink_add(j->sink, "{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,", name, j->rank, thread);
+    ddl__json_time(j, "ts", ddl__trace_time(j->trace, e->start_ns));
+    ddl__json_time(j, "dur", (int64_t)ddl__trace_length(e));
+    ddl__sink_add(j->sink, "\"args\":{");
+    if (e->what == DDL__TRACE_OP) {
+        ddl__sink_add(j->sink, "\"operation\":%u,\"algorithm\":\"%s\",\"bytes\":%lld,\"status\":\"%s\"", e->sequence,
+                      e->algorithm != NULL ? e->algorithm : "?", (long long)e->bytes,
+                      ddl_status_name((ddl_status)e->status));
+        if (e->peer >= 0) {
+            ddl__sink_add(j->sink, ",\"last came rank\":%d", e->peer);
+        }
+    } else if (e->what <= DDL__TRACE_RECV) {
+        ddl__sink_add(j->sink, "\"peer\":%d,\"bytes\":%lld", e->peer, (long long)e->bytes);
+    }
+    ddl__sink_add(j->sink, "}}");
+}
+
+/* All events of a rank, oldest first; the ring is sorted in place. first: no comma before the first. */
+static void ddl__trace_write(ddl__trace *t, ddl__sink *sink, int32_t rank, const char *host, bool first,
+                             const char *(*kind_name)(int32_t)) {
+    ddl__json j = {.trace = t, .sink = sink, .rank = rank, .first = first, .kind_name = kind_name};
+    uint64_t kept = DDL__MIN(t->count, t->capacity);
+    char text[400];
+    qsort(t->events, (size_t)kept, sizeof *t->events, ddl__trace_order);
+    ddl__json_begin(&j);
+    ddl__sink_add(sink, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d on %s\"}}",
+                  rank, rank, ddl__json_text(host, text, sizeof text));
+    ddl__json_begin(&j);
+    ddl__sink_add(sink,
+                  "{\"ph\":\"M\",\"name\":\"ddl\",\"pid\":%d,\"args\":{\"events\":%llu,\"older events lost\":%llu,"
+                  "\"clock error ns\":%lld}}",
+                  rank, (unsigned long long)kept, (unsigned long long)(t->count - kept),
+                  (long long)DDL__MAX(t->offsets[0].error_ns, t->offsets[1].error_ns));
+    for (uint64_t i = 0; i < kept; i++) {
+        ddl__json_event(&j, &t->events[i]);
+    }
+}
+
 /* >>settings/machine */
 /* machine: what this process has been given to run on: cores, file descriptors, and the host's identity.
  * It must not know of ranks. */
@@ -6549,6 +6887,9 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SELF_TEST", "1", "0: transports of plugins are used without having been tried out"},
     {"DDL_ALGO", "auto", "algorithms, as ring or all_reduce=ring,broadcast=tree"},
     {"DDL_TUNE_CACHE", "", "a file that keeps the measured latency and bandwidth for later runs of the same shape"},
+    {"DDL_TRACE", "", "a file for the timeline of the job, for Perfetto or chrome://tracing"},
+    {"DDL_TRACE_EVENTS", "65536", "so many events of each rank are kept, the newest"},
+    {"DDL_TRACE_SUMMARY", "0", "1: with DDL_TRACE, rank 0 says at the end what communication cost"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
@@ -7303,11 +7644,12 @@ typedef struct ddl__settings {
     char *job;                 /* NULL: not told */
     uint64_t job_id;           /* its hash; 0 without one */
     char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm, *tune_cache; /* NULL: not told */
-    char *port_range;
+    char *port_range, *trace; /* trace: the file of the timeline */
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test, mac, spread;
+    int64_t trace_events; /* of each rank, at most */
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -7316,7 +7658,7 @@ typedef struct ddl__settings {
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
     char **texts[] = {&s->place.host, &s->place.folder, &s->job,       &s->interface_name,
                       &s->advertise,  &s->transports,   &s->plugins,   &s->plugin_path,
-                      &s->algorithm,  &s->tune_cache,   &s->port_range};
+                      &s->algorithm,  &s->tune_cache,   &s->port_range, &s->trace};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }
@@ -7382,6 +7724,7 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_PLUGIN_PATH", &out->plugin_path, why));
     DDL__TRY(ddl__pick_text(base, c->algorithm, "DDL_ALGO", &out->algorithm, why));
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_TUNE_CACHE", &out->tune_cache, why));
+    DDL__TRY(ddl__pick_text(base, NULL, "DDL_TRACE", &out->trace, why));
     return out->port_range == NULL ? DDL_OK
                                    : ddl__parse_port_range(out->port_range, &out->port_first, &out->port_last, why);
 }
@@ -7390,6 +7733,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     out->timeout_ms = 300000;
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
+    out->trace_events = 65536;
     DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
     DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));
@@ -7399,6 +7743,8 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
     out->spread = true;
     DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
+    DDL__TRY(ddl__pick_int(0, "", "DDL_TRACE_EVENTS", false, 1 << 24, &out->trace_events, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_SUMMARY", &out->trace_summary, why));
     return ddl__settings_check(out, why);
 }
 
@@ -12224,6 +12570,7 @@ struct ddl_context {
     ddl__pump *pumps; /* of trainers */
     uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
+    ddl__trace *trace; /* NULL: nothing is recorded */
     ddl__sentence error; /* the newest, and what each thread was told */
     pthread_mutex_t error_lock;
     ddl__told told[DDL__TOLD];
@@ -15364,6 +15711,7 @@ struct ddl_request {
     char *why; /* the error's sentence; NULL: the status text has to do */
     uint64_t attended_ns, waited_ns; /* when somebody last asked for it; how long somebody has waited */
     uint64_t next_report_ns;
+    uint64_t start_ns; /* of a message, while the timeline is recorded; else 0 */
     ddl_request *next; /* free list, or posted receives */
     void *op;          /* of the engine */
     void *kept;        /* a persistent request's own copy of its call */
@@ -15511,8 +15859,24 @@ static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
 
 /* >>ending */
 
+/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. */
+static void ddl__message_trace(ddl_group *g, bool recv, int32_t peer, int64_t bytes, uint64_t start_ns, bool blocking) {
+    *ddl__trace_next(g->context->trace) =
+        (ddl__trace_event){.start_ns = start_ns,
+                           .end_ns = ddl__now_ns(),
+                           .bytes = bytes,
+                           .peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1,
+                           .what = recv ? DDL__TRACE_RECV : DDL__TRACE_SEND,
+                           .blocking = blocking};
+}
+
 static void ddl__request_done(ddl_request *r, ddl_status status) {
     ddl_context *c = r->context;
+    if (r->start_ns != 0 && c->trace != NULL) {
+        ddl__message_trace(r->group, r->is_recv, r->is_recv && r->matched ? r->info.source : r->peer, (int64_t)r->moved,
+                           r->start_ns, false);
+    }
+    r->start_ns = 0;
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
@@ -15652,11 +16016,18 @@ static const char *ddl__wait_name(const ddl_request *r) {
 }
 
 /* Waits for all, or for any one. The lock is held. */
+static void ddl__wait_trace(ddl_context *c, uint64_t from) {
+    if (c->trace != NULL && from != 0) {
+        ddl__trace_wait(c->trace, from, ddl__now_ns(), c->doing);
+    }
+}
+
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
     ddl__waiting waiting = {.requests = requests, .count = count};
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
+    uint64_t from = c->trace != NULL ? ddl__now_ns() : 0;
     /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
@@ -15664,6 +16035,7 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
                    .arg = &waiting,
                    .deadline = DDL__NEVER};
     if (ddl__wait_shortly(c, &w)) {
+        ddl__wait_trace(c, from);
         return;
     }
     const char *doing = c->doing;
@@ -15677,6 +16049,7 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     ddl__wait_for(c, &w);
     c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;
+    ddl__wait_trace(c, from);
 }
 
 /* >>public */
@@ -16728,6 +17101,7 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
 }
 
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
         r->info.count = 0;
         ddl__request_done(r, DDL_OK);
@@ -16805,9 +17179,13 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
     ddl_status status;
     DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
         ddl_transfer t = {1, tensor, peer, tag};
         status = ddl__p2p_run(group, &t, 1, "ddl_send", NULL, NULL);
+    } else if (from != 0) {
+        int64_t bytes = ddl_tensor_count(&tensor) * (int64_t)ddl_dtype_bytes(tensor.dtype);
+        ddl__message_trace(group, false, peer, bytes, from, false);
     }
     ddl__unlock(group->context);
     return status;
@@ -16816,9 +17194,16 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
     ddl_status status;
     DDL__TRY(ddl__enter_group(group, "ddl_recv"));
-    if (!ddl__recv_quick(group, &tensor, peer, tag, out_info, &status)) {
+    uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
+    ddl_info info = {0};
+    if (!ddl__recv_quick(group, &tensor, peer, tag, from != 0 ? &info : out_info, &status)) {
         ddl_transfer t = {0, tensor, peer, tag};
         status = ddl__p2p_run(group, &t, 1, "ddl_recv", NULL, out_info);
+    } else if (from != 0) {
+        ddl__message_trace(group, true, info.source, info.count * (int64_t)ddl_dtype_bytes(tensor.dtype), from, false);
+        if (out_info != NULL) {
+            *out_info = info;
+        }
     }
     ddl__unlock(group->context);
     return status;
@@ -17122,6 +17507,7 @@ typedef struct ddl__op {
     ddl_status native_refused; /* ... NULL: it could not begin, and why */
     uint32_t native_step;
     int32_t native_waits; /* a rank whose part is missing; -1: not known */
+    int32_t last_peer; /* whose part came last; -1: none has come */
     uint32_t natives_left; /* native steps that have not begun */
     uint32_t native_parked; /* one that is ready, before its turn; DDL__NO_STEP: none */
     bool is_native; /* on that list */
@@ -17953,6 +18339,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
 static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     op->left = plan->step_count;
+    op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
     op->natives_left = op->cached->native_count;
     op->native_parked = DDL__NO_STEP;
@@ -18031,6 +18418,7 @@ static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t 
         return;
     }
     st->arrived = true;
+    op->last_peer = ddl__op_step(op, i)->peer;
     if (st->ready) {
         ddl__step_finish(op, i);
         ddl__op_run(c, op);
@@ -18208,11 +18596,32 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
                                                            .algorithm = algorithm};
 }
 
-static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now) {
+/* For the timeline. last: the rank of the group whose part came last; -1: not known. */
+static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+    ddl__trace *t = g->context->trace;
+    *ddl__trace_next(t) =
+        (ddl__trace_event){.start_ns = r->start_ns,
+                           .end_ns = DDL__MAX(r->end_ns, r->start_ns),
+                           .bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype),
+                           .algorithm = r->algorithm,
+                           .sequence = r->sequence,
+                           .peer = last >= 0 ? g->ranks[last] : -1,
+                           .status = r->status,
+                           .what = DDL__TRACE_OP,
+                           .group = ddl__trace_group(t, g->id, g->epoch, g->name),
+                           .kind = r->kind,
+                           .blocking = blocking};
+}
+
+static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,
+                            bool blocking) {
     ddl__flight *record = ddl__record_of(g, sequence);
     if (record != NULL) {
         record->status = (int16_t)status;
         record->end_ns = now;
+        if (g->context->trace != NULL) {
+            ddl__record_trace(g, record, last, blocking);
+        }
     }
 }
 
@@ -18226,7 +18635,7 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         }
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, op->sequence, status, ddl__now_ns());
+        ddl__record_end(g, op->sequence, status, ddl__now_ns(), op->last_peer, false);
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);
@@ -19336,7 +19745,7 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns);
+        ddl__record_end(g, g->sequence, DDL_OK, end_ns, -1, true);
     }
     c->stats.ops_started++;
     c->stats.ops_completed++;
@@ -21445,6 +21854,331 @@ static ddl_status ddl__greet(ddl_context *c) {
     return DDL_OK;
 }
 
+/* >>coll/timeline */
+/* coll: the timeline of a job (DDL_TRACE). When it begins and when it ends every rank measures its clock against that
+ * of rank 0, as NTP does: the shortest of some round trips, half of it each way. At the end every rank sends its
+ * events, as text and in times of rank 0, one rank after the other; rank 0 writes one file. Who cannot reach rank 0 in
+ * time writes a file of its own. Nothing of this fails an operation, and it takes a minute at most. */
+
+enum {
+    DDL__TAG_TRACE = INT32_MIN + 0x50000001,
+    DDL__CLOCK_ROUNDS = 10,
+    DDL__TRACE_LIMIT_MS = 60000, /* for all that happens at the end */
+    DDL__TRACE_SUM_BYTES = 48
+};
+
+/* One message of ddl's own, blocking. out_bytes: what came; may be NULL. */
+static ddl_status ddl__timeline_move(ddl_context *c, int32_t peer, bool send, void *data, int64_t bytes,
+                                     int64_t *out_bytes) {
+    ddl_transfer t = {send, ddl_tensor_1d(data, DDL_U8, bytes), peer, DDL__TAG_TRACE};
+    ddl_request *r = NULL;
+    ddl_info info = {0};
+    DDL__TRY(ddl__p2p_make(c->world, &t, &r));
+    ddl__p2p_start(c, r);
+    ddl__wait_requests(c, &r, 1, false);
+    ddl_status status = ddl__request_report(&r, &info);
+    if (out_bytes != NULL) {
+        *out_bytes = info.count;
+    }
+    return status;
+}
+
+/* >>clocks */
+
+/* Rank 0's side: tells its clock whenever it is asked. */
+static ddl_status ddl__clock_serve(ddl_context *c, int32_t peer, uint64_t base_ns) {
+    for (int32_t i = 0; i < DDL__CLOCK_ROUNDS; i++) {
+        uint8_t answer[16] = {0};
+        DDL__TRY(ddl__timeline_move(c, peer, false, answer, 1, NULL));
+        ddl__store_le64(answer, ddl__now_ns());
+        ddl__store_le64(answer + 8, base_ns);
+        DDL__TRY(ddl__timeline_move(c, peer, true, answer, sizeof answer, NULL));
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__clock_ask(ddl_context *c, ddl__trace *t, ddl__trace_offset *out) {
+    out->error_ns = INT64_MAX;
+    for (int32_t i = 0; i < DDL__CLOCK_ROUNDS; i++) {
+        uint8_t answer[16] = {0};
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl__timeline_move(c, 0, true, answer, 1, NULL));
+        DDL__TRY(ddl__timeline_move(c, 0, false, answer, sizeof answer, NULL));
+        int64_t half = (int64_t)(ddl__now_ns() - start) / 2;
+        if (half < out->error_ns) {
+            *out = (ddl__trace_offset){start + (uint64_t)half,
+                                       (int64_t)(ddl__load_le64(answer) - (start + (uint64_t)half)), half};
+        }
+        t->base_ns = ddl__load_le64(answer + 8);
+    }
+    return DDL_OK;
+}
+
+/* All ranks call it, when the job begins. Errors: of the messages. */
+static ddl_status ddl__timeline_begin(ddl_context *c) {
+    ddl__trace *t = c->trace;
+    c->trace = NULL; /* these messages are not the program's */
+    ddl_status status = DDL_OK;
+    for (int32_t r = 1; t != NULL && t->together && c->rank == 0 && status == DDL_OK && r < c->world_size; r++) {
+        status = ddl__clock_serve(c, r, t->base_ns);
+    }
+    if (t != NULL && t->together && c->rank != 0) {
+        status = ddl__clock_ask(c, t, &t->offsets[0]);
+    }
+    if (t != NULL) {
+        t->count = 0; /* what ddl_init did */
+        t->together = t->together && c->world_size > 1;
+    }
+    c->trace = t;
+    return status;
+}
+
+/* >>files */
+
+static ddl_status ddl__timeline_to_file(void *to, const char *text, size_t bytes) {
+    int fd = *(int *)to;
+    while (bytes > 0) {
+        ssize_t n = write(fd, text, bytes);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return DDL_ERR_SYSTEM;
+        }
+        text += n;
+        bytes -= (size_t)n;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__timeline_to_rank_0(void *to, const char *text, size_t bytes) {
+    return ddl__timeline_move(to, 0, true, (void *)(uintptr_t)text, (int64_t)bytes, NULL);
+}
+
+static const char *ddl__timeline_kind(int32_t kind) { return ddl__kind_name((ddl_kind)kind); }
+
+static int ddl__timeline_open(const char *path) { return open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }
+
+static void ddl__timeline_close(ddl_context *c, ddl__sink *sink, int fd, const char *path) {
+    ddl__sink_add(sink, "\n]}\n");
+    ddl__sink_flush(sink);
+    int error = errno;
+    bool closed = close(fd) == 0;
+    if (sink->status != DDL_OK || !closed) {
+        ddl__log(&c->base, DDL_LOG_WARN,
+                 "the timeline could not be written to %.400s of DDL_TRACE: %s. The job itself "
+                 "is not concerned",
+                 path, strerror(closed ? error : errno));
+    }
+}
+
+static void ddl__timeline_head(ddl__sink *sink, int32_t world_size) {
+    ddl__sink_add(sink, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"ranks\":%d},\"traceEvents\":[", world_size);
+}
+
+/* This rank alone: FILE.rank3. */
+static void ddl__timeline_alone(ddl_context *c, ddl__trace *t, ddl__sink *sink) {
+    char path[4200];
+    snprintf(path, sizeof path, "%.4096s.rank%d", c->settings.trace, c->rank);
+    int fd = ddl__timeline_open(path);
+    if (fd < 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "the timeline of this rank is lost: cannot open %.400s: %s", path,
+                 strerror(errno));
+        return;
+    }
+    ddl__log(&c->base, DDL_LOG_WARN,
+             "not all ranks could bring their events to rank 0, so the timeline of this one is "
+             "in %.400s",
+             path);
+    *sink = (ddl__sink){.write = ddl__timeline_to_file, .to = &fd};
+    ddl__timeline_head(sink, c->world_size);
+    ddl__trace_write(t, sink, c->rank, c->links[c->rank].host_name, true, ddl__timeline_kind);
+    ddl__timeline_close(c, sink, fd, path);
+}
+
+/* >>together */
+
+static void ddl__sum_write(const ddl__trace_sum *s, uint8_t out[DDL__TRACE_SUM_BYTES]) {
+    const uint64_t words[6] = {s->ops,        s->lost,      s->communicating_ns,
+                               s->exposed_ns, s->waited_ns, (uint64_t)(int64_t)s->waited_for};
+    for (int i = 0; i < 6; i++) {
+        ddl__store_le64(out + 8 * i, words[i]);
+    }
+}
+
+static void ddl__sum_read(const uint8_t in[DDL__TRACE_SUM_BYTES], ddl__trace_sum *out) {
+    *out = (ddl__trace_sum){ddl__load_le64(in),      ddl__load_le64(in + 8),  ddl__load_le64(in + 16),
+                            ddl__load_le64(in + 24), ddl__load_le64(in + 32), (int32_t)ddl__load_le64(in + 40)};
+}
+
+/* Rank 0: what one rank has. Its text goes into the file as it is. */
+static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t rank, ddl__sink *sink, char *piece,
+                                      ddl__trace_sum *out_sum) {
+    uint8_t sum[DDL__TRACE_SUM_BYTES];
+    DDL__TRY(ddl__clock_serve(c, rank, t->base_ns));
+    DDL__TRY(ddl__timeline_move(c, rank, false, sum, sizeof sum, NULL));
+    ddl__sum_read(sum, out_sum);
+    for (;;) {
+        int64_t bytes = 0;
+        DDL__TRY(ddl__timeline_move(c, rank, false, piece, DDL__TRACE_BUFFER, &bytes));
+        if (bytes == 0) {
+            return DDL_OK;
+        }
+        ddl__sink_flush(sink);
+        if (sink->status == DDL_OK) {
+            sink->status = sink->write(sink->to, piece, (size_t)bytes);
+        }
+    }
+}
+
+static ddl_status ddl__timeline_send(ddl_context *c, ddl__trace *t, const ddl__trace_sum *sum, ddl__sink *sink) {
+    uint8_t bytes[DDL__TRACE_SUM_BYTES];
+    *sink = (ddl__sink){.write = ddl__timeline_to_rank_0, .to = c};
+    ddl__sum_write(sum, bytes);
+    DDL__TRY(ddl__clock_ask(c, t, &t->offsets[1]));
+    DDL__TRY(ddl__timeline_move(c, 0, true, bytes, sizeof bytes, NULL));
+    ddl__trace_write(t, sink, c->rank, c->links[c->rank].host_name, false, ddl__timeline_kind);
+    ddl__sink_flush(sink);
+    return sink->status != DDL_OK ? sink->status : ddl__timeline_move(c, 0, true, bytes, 0, NULL);
+}
+
+/* The slowest rank is the one that waits least in communication: the others wait for it. */
+static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, uint64_t seconds_ns) {
+    int32_t ranks = 0, slowest = -1, waiter = -1;
+    double communicating = 0, exposed = 0;
+    for (int32_t r = 0; r < c->world_size; r++) {
+        if (sums[r].ops == 0) {
+            continue;
+        }
+        ranks++;
+        communicating += (double)sums[r].communicating_ns / 1e9;
+        exposed += (double)DDL__MIN(sums[r].exposed_ns, sums[r].communicating_ns) / 1e9;
+        slowest = slowest < 0 || sums[r].communicating_ns < sums[slowest].communicating_ns ? r : slowest;
+        waiter = waiter < 0 || sums[r].waited_ns > sums[waiter].waited_ns ? r : waiter;
+    }
+    if (ranks == 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "timeline: nothing happened in %.3f s", (double)seconds_ns / 1e9);
+        return;
+    }
+    char link[160] = "";
+    if (sums[waiter].waited_for >= 0) {
+        snprintf(link, sizeof link, "; most waited for on one link: rank %d for rank %d, %.3f s", waiter,
+                 sums[waiter].waited_for, (double)sums[waiter].waited_ns / 1e9);
+    }
+    ddl__log(
+        &c->base, DDL_LOG_WARN,
+        "timeline: %.3f s; communication of a rank on average %.3f s, of which %.3f s hidden and %.3f s exposed (the "
+        "program waited); the others wait for rank %d: it spends %.3f s in communication%s",
+        (double)seconds_ns / 1e9, communicating / ranks, (communicating - exposed) / ranks, exposed / ranks, slowest,
+        (double)sums[slowest].communicating_ns / 1e9, link);
+}
+
+/* Rank 0: its own events, then those of the others, one after the other. */
+static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum *sums, ddl__sink *sink, char *piece) {
+    uint64_t start = ddl__now_ns(), limit = ddl__deadline(start, c->world->timeout_ms);
+    int fd = ddl__timeline_open(c->settings.trace);
+    ddl__text missing = {piece, DDL__TRACE_BUFFER / 2, 0};
+    *sink = (ddl__sink){.write = ddl__timeline_to_file, .to = &fd, .status = fd < 0 ? DDL_ERR_SYSTEM : DDL_OK};
+    if (fd < 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "the timeline is lost: cannot open %.400s of DDL_TRACE: %s", c->settings.trace,
+                 strerror(errno));
+    }
+    ddl__timeline_head(sink, c->world_size);
+    ddl__trace_write(t, sink, 0, c->links[0].host_name, true, ddl__timeline_kind);
+    for (int32_t r = 1; t->together && r < c->world_size; r++) {
+        uint64_t now = ddl__now_ns();
+        c->world->timeout_ms = now < limit ? (int64_t)((limit - now) / DDL__NS_PER_MS) + 1 : 1;
+        if (ddl__timeline_fetch(c, t, r, sink, piece + DDL__TRACE_BUFFER / 2, &sums[r]) != DDL_OK) {
+            ddl__text_add(&missing, "%s%d", missing.used > 0 ? ", " : "", r);
+        }
+    }
+    if (missing.used > 0) {
+        ddl__log(&c->base, DDL_LOG_WARN, "the timeline lacks ranks %.400s: %s", piece, c->error.text);
+    }
+    if (fd >= 0) {
+        ddl__timeline_close(c, sink, fd, c->settings.trace);
+    }
+    if (c->settings.trace_summary) {
+        ddl__timeline_summary(c, sums, start - t->base_ns);
+    }
+}
+
+/* This rank leaves in order: writes or sends what it has. Never fails; takes a minute at most. The context's lock is
+ * held, and given away while it waits. */
+static void ddl__timeline_end(ddl_context *c) {
+    ddl__trace *t = c->trace;
+    if (t == NULL || !c->joined) {
+        return;
+    }
+    c->trace = NULL; /* what follows is not the program's */
+    size_t world = (size_t)c->world_size;
+    int64_t timeout_ms = c->world->timeout_ms;
+    uint64_t *by_rank = ddl__alloc_array(&c->base, world, sizeof *by_rank);
+    ddl__trace_sum *sums = ddl__alloc_array(&c->base, world, sizeof *sums);
+    ddl__sink *sink = ddl__alloc(&c->base, sizeof *sink);
+    char *piece = ddl__alloc(&c->base, 2 * DDL__TRACE_BUFFER);
+    if (by_rank == NULL || sums == NULL || sink == NULL || piece == NULL) {
+        ddl__log(&c->base, DDL_LOG_WARN, "the timeline is lost: no memory to write it");
+    } else {
+        c->world->timeout_ms = timeout_ms > 0 ? DDL__MIN(timeout_ms, DDL__TRACE_LIMIT_MS) : DDL__TRACE_LIMIT_MS;
+        sums[c->rank] = ddl__trace_summed(t, by_rank, c->world_size);
+        bool whole = t->together && !c->aborted;
+        if (c->rank == 0) {
+            t->together = whole;
+            ddl__timeline_collect(c, t, sums, sink, piece);
+        } else if (!whole || ddl__timeline_send(c, t, &sums[c->rank], sink) != DDL_OK) {
+            ddl__timeline_alone(c, t, sink);
+        }
+        c->world->timeout_ms = timeout_ms;
+    }
+    ddl__free(&c->base, piece);
+    ddl__free(&c->base, sink);
+    ddl__free(&c->base, sums);
+    ddl__free(&c->base, by_rank);
+    ddl__trace_free(&c->base, t);
+}
+
+/* At the start, so that a wrong path is known then. Rank 0 writes the file of all. */
+static ddl_status ddl__timeline_make(ddl_context *c) {
+    if (c->settings.trace == NULL) {
+        return DDL_OK;
+    }
+    int fd = c->rank == 0 ? open(c->settings.trace, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666) : -1;
+    if (c->rank == 0 && fd < 0) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: cannot write %.400s of DDL_TRACE: %s", c->settings.trace,
+                          strerror(errno));
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    c->trace = ddl__trace_new(&c->base, (uint64_t)c->settings.trace_events);
+    return c->trace != NULL
+               ? DDL_OK
+               : ddl__error(c, DDL_ERR_NOMEM,
+                            "ddl_init: no memory for the %lld events of DDL_TRACE; DDL_TRACE_EVENTS takes less",
+                            (long long)c->settings.trace_events);
+}
+
+DDL_API ddl_status ddl_trace_begin(ddl_context *context, const char *name) {
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = name != NULL ? DDL_OK : ddl__error(context, DDL_ERR_ARG, "ddl_trace_begin: name is NULL");
+    if (status == DDL_OK && context->trace != NULL) {
+        ddl__trace_span_begin(context->trace, name);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trace_end(ddl_context *context) {
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_OK;
+    if (context->trace != NULL && !ddl__trace_span_end(context->trace)) {
+        status = ddl__error(context, DDL_ERR_STATE, "ddl_trace_end: no ddl_trace_begin is open");
+    }
+    ddl__unlock(context);
+    return status;
+}
+
 /* >>coll/transports */
 /* coll: the transports of a job, opened before it is joined: those that were asked for, else all that there are. A
  * plugin's transport is tried out first. */
@@ -21594,10 +22328,12 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
 enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
 
 /* What a rank tells the others about itself. */
+enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
+
 typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
-    int32_t passes_process; /* 1: to ranks of other spaces */
+    int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
     uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
@@ -21626,7 +22362,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->pid);
     ddl__put_u32(&w, (uint32_t)b->cores);
     ddl__put_u32(&w, (uint32_t)b->board_fd);
-    ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u32(&w, (uint32_t)b->abilities);
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
@@ -21648,7 +22384,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->pid = (int32_t)ddl__get_u32(&r);
     b->cores = (int32_t)ddl__get_u32(&r);
     b->board_fd = (int32_t)ddl__get_u32(&r);
-    b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->abilities = (int32_t)ddl__get_u32(&r);
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
@@ -21677,7 +22413,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->pid = (int32_t)getpid();
     b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->board_fd = c->board_fd;
-    b->passes_process = ddl__can_pass_process();
+    b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
     b->pid_start = ddl__process_start(b->pid);
     b->pid_space = ddl__process_space();
     memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
@@ -21854,8 +22590,8 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table)
     l->pid_start = b->pid_start;
     l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
     l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
-    l->passes_process = l->same_host && !l->same_space && b->passes_process == 1 &&
-                        table[c->rank].passes_process == 1 && ddl__can_pass(c, rank);
+    l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
+                        (table[c->rank].abilities & DDL__PASSES_PROCESS) != 0 && ddl__can_pass(c, rank);
     l->host = 0;
     for (int32_t i = 0; i < rank; i++) {
         if (strcmp(c->links[i].host_id, l->host_id) == 0) {
@@ -21883,8 +22619,13 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size; i++) {
         DDL__TRY(ddl__blob_check(c, &table[i], i));
     }
+    bool all_trace = true;
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link_name(c, i, table);
+        all_trace = all_trace && (table[i].abilities & DDL__TRACES) != 0;
+    }
+    if (c->trace != NULL) {
+        c->trace->together = all_trace;
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
@@ -22081,6 +22822,7 @@ static ddl_status ddl__join(ddl_context *c) {
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);
     c->job = c->settings.job_id;
+    DDL__TRY(ddl__timeline_make(c));
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
@@ -22096,7 +22838,8 @@ static ddl_status ddl__join(ddl_context *c) {
     DDL__TRY(ddl__meet(c));
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
-    return ddl__greet(c);
+    DDL__TRY(ddl__greet(c));
+    return ddl__timeline_begin(c);
 }
 
 /* Frees what is left of a closed context: the handles. */
@@ -22150,6 +22893,8 @@ static void ddl__context_close_fds(ddl_context *c) {
 
 /* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
 static void ddl__context_close(ddl_context *c) {
+    ddl__trace_free(&c->base, c->trace);
+    c->trace = NULL;
     ddl__pass_close(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
@@ -22321,6 +23066,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
@@ -22431,7 +23177,7 @@ DDL_API int32_t ddl_feature(const char *name) {
             return 1;
         }
     }
-    return strcmp(name, "tcp") == 0;
+    return strcmp(name, "tcp") == 0 || strcmp(name, "trace") == 0;
 }
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }

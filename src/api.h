@@ -271,6 +271,11 @@ DDL_API const char *ddl_error(const ddl_context *context);
 /* Writes the last collectives, 256 of each group, one line each, oldest first; returns the bytes it needed.
  * [any thread] */
 DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t bytes);
+/* Marks what the program does ("step 12", "backward") on the timeline that DDL_TRACE asks for, until ddl_trace_end.
+ * Spans nest, 16 deep; 23 bytes of the name are kept. Without DDL_TRACE nothing happens. Errors: ARG: name is NULL;
+ * STATE: none is open. [any thread; spans of several threads at once mix] */
+DDL_API ddl_status ddl_trace_begin(ddl_context *context, const char *name);
+DDL_API ddl_status ddl_trace_end(ddl_context *context);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 

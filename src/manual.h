@@ -71,6 +71,9 @@
  *     DDL_SELF_TEST         1        0: transports of plugins are used without having been tried out
  *     DDL_ALGO             auto      algorithms, as ring or all_reduce=ring,broadcast=tree
  *     DDL_TUNE_CACHE                 a file that keeps the measured latency and bandwidth for later runs
+ *     DDL_TRACE                      a file for the timeline of the job, for Perfetto or chrome://tracing
+ *     DDL_TRACE_EVENTS     65536     so many events of each rank are kept, the newest
+ *     DDL_TRACE_SUMMARY    0         1: with DDL_TRACE, rank 0 says at the end what communication cost
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never

@@ -19,11 +19,12 @@ typedef struct ddl__settings {
     char *job;                 /* NULL: not told */
     uint64_t job_id;           /* its hash; 0 without one */
     char *interface_name, *advertise, *transports, *plugins, *plugin_path, *algorithm, *tune_cache; /* NULL: not told */
-    char *port_range;
+    char *port_range, *trace; /* trace: the file of the timeline */
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    bool progress_thread, deterministic, check_payload, self_test, mac, spread;
+    int64_t trace_events; /* of each rank, at most */
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -32,7 +33,7 @@ typedef struct ddl__settings {
 static void ddl__settings_free(ddl__base *base, ddl__settings *s) {
     char **texts[] = {&s->place.host, &s->place.folder, &s->job,       &s->interface_name,
                       &s->advertise,  &s->transports,   &s->plugins,   &s->plugin_path,
-                      &s->algorithm,  &s->tune_cache,   &s->port_range};
+                      &s->algorithm,  &s->tune_cache,   &s->port_range, &s->trace};
     for (size_t i = 0; i < DDL__COUNT_OF(texts); i++) {
         ddl__free(base, *texts[i]);
     }
@@ -98,6 +99,7 @@ static ddl_status ddl__settings_texts(const ddl_config *c, ddl__base *base, ddl_
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_PLUGIN_PATH", &out->plugin_path, why));
     DDL__TRY(ddl__pick_text(base, c->algorithm, "DDL_ALGO", &out->algorithm, why));
     DDL__TRY(ddl__pick_text(base, NULL, "DDL_TUNE_CACHE", &out->tune_cache, why));
+    DDL__TRY(ddl__pick_text(base, NULL, "DDL_TRACE", &out->trace, why));
     return out->port_range == NULL ? DDL_OK
                                    : ddl__parse_port_range(out->port_range, &out->port_first, &out->port_last, why);
 }
@@ -106,6 +108,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     out->timeout_ms = 300000;
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
+    out->trace_events = 65536;
     DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
     DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));
@@ -115,6 +118,8 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(ddl__pick_switch(c->deterministic, "deterministic", "DDL_DETERMINISTIC", &out->deterministic, why));
     out->spread = true;
     DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
+    DDL__TRY(ddl__pick_int(0, "", "DDL_TRACE_EVENTS", false, 1 << 24, &out->trace_events, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_SUMMARY", &out->trace_summary, why));
     return ddl__settings_check(out, why);
 }
 

@@ -26,7 +26,7 @@ TEST(what_a_rank_tells_about_itself_is_little_endian) {
     static uint8_t wire[DDL__BLOB_BYTES + 1], again[DDL__BLOB_BYTES];
     static ddl__blob b, back;
     b = (ddl__blob){.magic = 0x01020304, .version = 0x0708090a, .pid = 5, .cores = 6, .board_fd = -1,
-                    .passes_process = 1, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728, .host_id = "id", .host_name = "name", .pass_name = {7, 8}};
+                    .abilities = 1, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728, .host_id = "id", .host_name = "name", .pass_name = {7, 8}};
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         snprintf(b.transports[i].name, DDL__NAME_BYTES, "t%d", (int)i);
         b.transports[i].bytes = 0x100u + (uint32_t)i;

@@ -166,7 +166,7 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns);
+        ddl__record_end(g, g->sequence, DDL_OK, end_ns, -1, true);
     }
     c->stats.ops_started++;
     c->stats.ops_completed++;

@@ -5,15 +5,18 @@
 
 #include "agree.h"
 #include "measure.h"
+#include "timeline.h"
 #include "transports.h"
 
 enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
 
 /* What a rank tells the others about itself. */
+enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
+
 typedef struct ddl__blob {
     uint32_t magic;
     int32_t version, pid, cores, board_fd;
-    int32_t passes_process; /* 1: to ranks of other spaces */
+    int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
     uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
@@ -42,7 +45,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->pid);
     ddl__put_u32(&w, (uint32_t)b->cores);
     ddl__put_u32(&w, (uint32_t)b->board_fd);
-    ddl__put_u32(&w, (uint32_t)b->passes_process);
+    ddl__put_u32(&w, (uint32_t)b->abilities);
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
@@ -64,7 +67,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->pid = (int32_t)ddl__get_u32(&r);
     b->cores = (int32_t)ddl__get_u32(&r);
     b->board_fd = (int32_t)ddl__get_u32(&r);
-    b->passes_process = (int32_t)ddl__get_u32(&r);
+    b->abilities = (int32_t)ddl__get_u32(&r);
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
@@ -93,7 +96,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->pid = (int32_t)getpid();
     b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->board_fd = c->board_fd;
-    b->passes_process = ddl__can_pass_process();
+    b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
     b->pid_start = ddl__process_start(b->pid);
     b->pid_space = ddl__process_space();
     memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
@@ -270,8 +273,8 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table)
     l->pid_start = b->pid_start;
     l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
     l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
-    l->passes_process = l->same_host && !l->same_space && b->passes_process == 1 &&
-                        table[c->rank].passes_process == 1 && ddl__can_pass(c, rank);
+    l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
+                        (table[c->rank].abilities & DDL__PASSES_PROCESS) != 0 && ddl__can_pass(c, rank);
     l->host = 0;
     for (int32_t i = 0; i < rank; i++) {
         if (strcmp(c->links[i].host_id, l->host_id) == 0) {
@@ -299,8 +302,13 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size; i++) {
         DDL__TRY(ddl__blob_check(c, &table[i], i));
     }
+    bool all_trace = true;
     for (int32_t i = 0; i < c->world_size; i++) {
         ddl__link_name(c, i, table);
+        all_trace = all_trace && (table[i].abilities & DDL__TRACES) != 0;
+    }
+    if (c->trace != NULL) {
+        c->trace->together = all_trace;
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
@@ -497,6 +505,7 @@ static ddl_status ddl__join(ddl_context *c) {
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);
     c->job = c->settings.job_id;
+    DDL__TRY(ddl__timeline_make(c));
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
@@ -512,7 +521,8 @@ static ddl_status ddl__join(ddl_context *c) {
     DDL__TRY(ddl__meet(c));
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
-    return ddl__greet(c);
+    DDL__TRY(ddl__greet(c));
+    return ddl__timeline_begin(c);
 }
 
 /* Frees what is left of a closed context: the handles. */
@@ -566,6 +576,8 @@ static void ddl__context_close_fds(ddl_context *c) {
 
 /* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
 static void ddl__context_close(ddl_context *c) {
+    ddl__trace_free(&c->base, c->trace);
+    c->trace = NULL;
     ddl__pass_close(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
@@ -737,6 +749,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");
     ddl__thread_end(c);
@@ -847,7 +860,7 @@ DDL_API int32_t ddl_feature(const char *name) {
             return 1;
         }
     }
-    return strcmp(name, "tcp") == 0;
+    return strcmp(name, "tcp") == 0 || strcmp(name, "trace") == 0;
 }
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }

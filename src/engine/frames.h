@@ -58,6 +58,7 @@ static void ddl__step_arrived(ddl_context *c, ddl__op *op, uint32_t i, uint64_t 
         return;
     }
     st->arrived = true;
+    op->last_peer = ddl__op_step(op, i)->peer;
     if (st->ready) {
         ddl__step_finish(op, i);
         ddl__op_run(c, op);
@@ -235,11 +236,32 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
                                                            .algorithm = algorithm};
 }
 
-static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now) {
+/* For the timeline. last: the rank of the group whose part came last; -1: not known. */
+static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+    ddl__trace *t = g->context->trace;
+    *ddl__trace_next(t) =
+        (ddl__trace_event){.start_ns = r->start_ns,
+                           .end_ns = DDL__MAX(r->end_ns, r->start_ns),
+                           .bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype),
+                           .algorithm = r->algorithm,
+                           .sequence = r->sequence,
+                           .peer = last >= 0 ? g->ranks[last] : -1,
+                           .status = r->status,
+                           .what = DDL__TRACE_OP,
+                           .group = ddl__trace_group(t, g->id, g->epoch, g->name),
+                           .kind = r->kind,
+                           .blocking = blocking};
+}
+
+static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,
+                            bool blocking) {
     ddl__flight *record = ddl__record_of(g, sequence);
     if (record != NULL) {
         record->status = (int16_t)status;
         record->end_ns = now;
+        if (g->context->trace != NULL) {
+            ddl__record_trace(g, record, last, blocking);
+        }
     }
 }
 
@@ -253,7 +275,7 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         }
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, op->sequence, status, ddl__now_ns());
+        ddl__record_end(g, op->sequence, status, ddl__now_ns(), op->last_peer, false);
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);

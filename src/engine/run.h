@@ -278,6 +278,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
 static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     op->left = plan->step_count;
+    op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
     op->natives_left = op->cached->native_count;
     op->native_parked = DDL__NO_STEP;

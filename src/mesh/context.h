@@ -8,6 +8,7 @@
 #include "../settings.h"
 #include "../store.h"
 #include "../tcp/endpoint.h"
+#include "../trace/ring.h"
 #include "../tune.h"
 #include "../wire/siphash.h"
 
@@ -197,6 +198,7 @@ struct ddl_context {
     ddl__pump *pumps; /* of trainers */
     uint64_t called; /* collectives that this rank has begun, of all groups */
     ddl_stats stats;
+    ddl__trace *trace; /* NULL: nothing is recorded */
     ddl__sentence error; /* the newest, and what each thread was told */
     pthread_mutex_t error_lock;
     ddl__told told[DDL__TOLD];

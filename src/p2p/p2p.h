@@ -87,6 +87,7 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
 }
 
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
         r->info.count = 0;
         ddl__request_done(r, DDL_OK);
@@ -164,9 +165,13 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
     ddl_status status;
     DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
         ddl_transfer t = {1, tensor, peer, tag};
         status = ddl__p2p_run(group, &t, 1, "ddl_send", NULL, NULL);
+    } else if (from != 0) {
+        int64_t bytes = ddl_tensor_count(&tensor) * (int64_t)ddl_dtype_bytes(tensor.dtype);
+        ddl__message_trace(group, false, peer, bytes, from, false);
     }
     ddl__unlock(group->context);
     return status;
@@ -175,9 +180,16 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
     ddl_status status;
     DDL__TRY(ddl__enter_group(group, "ddl_recv"));
-    if (!ddl__recv_quick(group, &tensor, peer, tag, out_info, &status)) {
+    uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
+    ddl_info info = {0};
+    if (!ddl__recv_quick(group, &tensor, peer, tag, from != 0 ? &info : out_info, &status)) {
         ddl_transfer t = {0, tensor, peer, tag};
         status = ddl__p2p_run(group, &t, 1, "ddl_recv", NULL, out_info);
+    } else if (from != 0) {
+        ddl__message_trace(group, true, info.source, info.count * (int64_t)ddl_dtype_bytes(tensor.dtype), from, false);
+        if (out_info != NULL) {
+            *out_info = info;
+        }
     }
     ddl__unlock(group->context);
     return status;

@@ -42,6 +42,7 @@ struct ddl_request {
     char *why; /* the error's sentence; NULL: the status text has to do */
     uint64_t attended_ns, waited_ns; /* when somebody last asked for it; how long somebody has waited */
     uint64_t next_report_ns;
+    uint64_t start_ns; /* of a message, while the timeline is recorded; else 0 */
     ddl_request *next; /* free list, or posted receives */
     void *op;          /* of the engine */
     void *kept;        /* a persistent request's own copy of its call */
@@ -189,8 +190,24 @@ static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
 
 /* >>ending */
 
+/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. */
+static void ddl__message_trace(ddl_group *g, bool recv, int32_t peer, int64_t bytes, uint64_t start_ns, bool blocking) {
+    *ddl__trace_next(g->context->trace) =
+        (ddl__trace_event){.start_ns = start_ns,
+                           .end_ns = ddl__now_ns(),
+                           .bytes = bytes,
+                           .peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1,
+                           .what = recv ? DDL__TRACE_RECV : DDL__TRACE_SEND,
+                           .blocking = blocking};
+}
+
 static void ddl__request_done(ddl_request *r, ddl_status status) {
     ddl_context *c = r->context;
+    if (r->start_ns != 0 && c->trace != NULL) {
+        ddl__message_trace(r->group, r->is_recv, r->is_recv && r->matched ? r->info.source : r->peer, (int64_t)r->moved,
+                           r->start_ns, false);
+    }
+    r->start_ns = 0;
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
@@ -330,11 +347,18 @@ static const char *ddl__wait_name(const ddl_request *r) {
 }
 
 /* Waits for all, or for any one. The lock is held. */
+static void ddl__wait_trace(ddl_context *c, uint64_t from) {
+    if (c->trace != NULL && from != 0) {
+        ddl__trace_wait(c->trace, from, ddl__now_ns(), c->doing);
+    }
+}
+
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
     ddl__waiting waiting = {.requests = requests, .count = count};
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
+    uint64_t from = c->trace != NULL ? ddl__now_ns() : 0;
     /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
@@ -342,6 +366,7 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
                    .arg = &waiting,
                    .deadline = DDL__NEVER};
     if (ddl__wait_shortly(c, &w)) {
+        ddl__wait_trace(c, from);
         return;
     }
     const char *doing = c->doing;
@@ -355,6 +380,7 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
     ddl__wait_for(c, &w);
     c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;
+    ddl__wait_trace(c, from);
 }
 
 /* >>public */
