@@ -264,11 +264,14 @@
 #define ddl_trainer_describe DDL__PASTE(DDL_NAMESPACE, ddl_trainer_describe)
 #define ddl_trainer_free DDL__PASTE(DDL_NAMESPACE, ddl_trainer_free)
 #define ddl_trainer_join_out DDL__PASTE(DDL_NAMESPACE, ddl_trainer_join_out)
+#define ddl_trainer_load DDL__PASTE(DDL_NAMESPACE, ddl_trainer_load)
 #define ddl_trainer_preset DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset)
 #define ddl_trainer_preset_name DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset_name)
+#define ddl_trainer_save DDL__PASTE(DDL_NAMESPACE, ddl_trainer_save)
 #define ddl_trainer_set_rate DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_rate)
 #define ddl_trainer_start DDL__PASTE(DDL_NAMESPACE, ddl_trainer_start)
 #define ddl_trainer_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_trainer_stats_get)
+#define ddl_trainer_switch DDL__PASTE(DDL_NAMESPACE, ddl_trainer_switch)
 #define ddl_trainer_sync DDL__PASTE(DDL_NAMESPACE, ddl_trainer_sync)
 #define ddl_version DDL__PASTE(DDL_NAMESPACE, ddl_version)
 #define ddl_wait DDL__PASTE(DDL_NAMESPACE, ddl_wait)
@@ -1207,6 +1210,21 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
 /* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
+/* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
+ * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, shard and
+ * uneven must be those of before. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH;
+ * then nothing has changed. [one thread] */
+DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
+/* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
+ * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
+ * when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on all ranks, with rank
+ * 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded). [one thread] */
+DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder);
+/* Takes the newest sound checkpoint of rank 0's folder to all ranks, of any number; every rank calls, between two
+ * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none. Damaged files are passed
+ * over with a warning. Errors: DDL_ERR_CORRUPT (all are), DDL_ERR_MISMATCH (other tensors or another optimizer),
+ * DDL_ERR_SYSTEM; then nothing has changed. [one thread] */
+DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step);
 /* Averages parameters now, when steps of local SGD have been taken since the last time. Every rank calls.
  * [one thread] */
 DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer);
@@ -28869,7 +28887,9 @@ struct ddl_trainer {
     double rate;
     ddl__weight *weights;
     int32_t count, room;
+    int64_t *shares; /* by rank: scratch */
     bool started, pumping;
+    bool loaded; /* a checkpoint: later ones of its folder may be replaced */
 
     /* the plan, and how far this step is in it; under the context's lock */
     ddl_tensor arenas[DDL__ARENAS];
@@ -29111,9 +29131,9 @@ static ddl_status ddl__weights_grow(ddl_trainer *t) {
 static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad,
                                    const ddl_trainer_options *options, int32_t *out_index) {
     ddl_context *c = t->context;
-    char given[128];
-    snprintf(given, sizeof given, "tensor %d", t->count);
-    snprintf(given, sizeof given, "%s", name != NULL ? name : given);
+    char numbered[32], given[128];
+    snprintf(numbered, sizeof numbered, "tensor %d", t->count);
+    snprintf(given, sizeof given, "%s", name != NULL ? name : numbered);
     if (t->started) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
     }
@@ -30056,35 +30076,49 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
 
 /* >>start */
 
+/* The elements of a tensor that a rank updates: all, or the part of its unit's share that lies in it. */
+static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_t rank, int64_t *out_begin,
+                              int64_t *out_count) {
+    *out_begin = 0;
+    *out_count = w->count;
+    if (t->config.shard && w->count > 0) {
+        const ddl__unit *u = &t->units[w->unit_first];
+        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
+        ddl_part(u->count, t->size, rank, &begin, &count);
+        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
+        *out_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
+        *out_count = DDL__MAX(high - low, 0);
+    }
+}
+
+/* Memory of the outer optimizer, if there is one and it has none yet. */
+static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
+    ddl__base *base = &t->context->base;
+    size_t n = (size_t)w->count + 1;
+    if (t->config.outer_rate == 0 || w->param.dtype == DDL_F64 || w->anchor != NULL) {
+        return DDL_OK;
+    }
+    w->anchor = ddl__alloc_array(base, n, sizeof(float));
+    w->momentum = ddl__alloc_array(base, n, sizeof(float));
+    if (w->anchor == NULL || w->momentum == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
+    }
+    return DDL_OK;
+}
+
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
     bool mine = t->config.step == NULL;
-    w->own_begin = 0;
-    w->own_count = w->count;
-    if (t->config.shard && w->count > 0) {
-        const ddl__unit *u = &t->units[w->unit_first];
-        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
-        ddl_part(u->count, t->size, t->rank, &begin, &count);
-        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
-        w->own_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
-        w->own_count = DDL__MAX(high - low, 0);
-    }
+    ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
-    bool half = mine && w->param.dtype != DDL_F32, outer = t->config.outer_rate != 0;
+    bool half = mine && w->param.dtype != DDL_F32;
     w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
     w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }
-    if (outer && w->param.dtype != DDL_F64) {
-        w->anchor = ddl__alloc_array(base, n + 1, sizeof(float));
-        w->momentum = ddl__alloc_array(base, n + 1, sizeof(float));
-        if (w->anchor == NULL || w->momentum == NULL) {
-            return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
-        }
-    }
-    return DDL_OK;
+    return ddl__weight_prepare_outer(t, w);
 }
 
 /* The f32 copies follow the parameters. */
@@ -30097,7 +30131,9 @@ static void ddl__weight_adopt(ddl__weight *w) {
 static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
     DDL__TRY(ddl__arenas_make(t));
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__trainer_plan(t, false);
+    t->shares = ddl__alloc_array(&t->context->base, (size_t)t->size, sizeof *t->shares);
+    ddl_status status = t->shares != NULL ? ddl__trainer_plan(t, false)
+                                          : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
     }
@@ -30177,6 +30213,8 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__unpump(t);
     ddl__units_abandon(t);
     ddl__units_free(t);
+    ddl__free(base, t->shares);
+    t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         ddl__free(base, w->master);
@@ -30695,6 +30733,11 @@ static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const v
     ddl__convert(param, w->param.dtype, from, w->wire, count);
 }
 
+/* f64 has no outer optimizer: it is averaged. */
+static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
+    return t->config.outer_rate != 0 && w->anchor != NULL;
+}
+
 /* What the outer optimizer measures the difference from. */
 static void ddl__weight_anchor(ddl__weight *w) {
     if (w->anchor != NULL) {
@@ -30711,7 +30754,7 @@ static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
     }
     ddl__weight_read(w, 0, w->count, wire);
     float *moved = (float *)(void *)wire;
-    for (int64_t i = 0; w->anchor != NULL && i < w->count; i++) {
+    for (int64_t i = 0; ddl__weight_is_outer(t, w) && i < w->count; i++) {
         moved[i] = w->anchor[i] - moved[i];
     }
 }
@@ -30749,7 +30792,7 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
     ddl__step_divide(t);
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
-        if (w->anchor != NULL) {
+        if (ddl__weight_is_outer(t, w)) {
             ddl__weight_outer(t, w);
         } else {
             ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));
@@ -30848,6 +30891,617 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
     return ddl__trainer_leave(trainer, ddl__join_out(trainer));
+}
+
+/* >>train/switch */
+/* train, seventh part, continued: another config between two steps. */
+
+static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
+    ddl_trainer_config kept = {.optimizer = o->optimizer, .step = o->step, .shard = o->shard, .uneven = o->uneven};
+    return ddl__config_hash(&kept);
+}
+
+static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *config, ddl_trainer_config *out) {
+    const char *what = "ddl_trainer_switch";
+    DDL__TRY(ddl__trainer_settle(t->context, config, what, out));
+    if (t->step_open || t->over || t->joined_out) {
+        return ddl__error(t->context, DDL_ERR_STATE,
+                          "%s: a step is under way on rank %d; call it between ddl_step and the "
+                          "next ddl_grad_ready",
+                          what, t->rank);
+    }
+    if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
+                          "%s: optimizer, step, shard and uneven cannot change; make a "
+                          "new trainer",
+                          what);
+    }
+    return DDL_OK;
+}
+
+/* After local steps the optimizer's state differs between ranks; steps of BSP need the same everywhere. */
+static ddl_status ddl__switch_average(ddl_trainer *t) {
+    int64_t slots = ddl__optim_slots(&t->optimizer);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->state != NULL) {
+            ddl_tensor state = ddl_tensor_1d(w->state, DDL_F32, slots * w->own_count);
+            DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
+        }
+    }
+    return ddl_all_reduce(t->group, DDL_VIEW(&t->stats.steps, 1), DDL_VIEW(&t->stats.steps, 1), DDL_MAX);
+}
+
+/* Arenas and units of the new config, in place of the old. A failure here leaves nothing to go on with. */
+static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
+    ddl__lock(t->context);
+    ddl__units_free(t);
+    ddl__unlock(t->context);
+    ddl__arenas_free(t);
+    ddl_status status = ddl__arenas_make(t);
+    status = status < 0 ? status : ddl__line_measure(t);
+    ddl__lock(t->context);
+    t->planned_at = t->steps_tried = 0;
+    status = status < 0 ? status : ddl__trainer_plan(t, false);
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
+        status = ddl__weight_prepare_outer(t, &t->weights[i]);
+    }
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
+    ddl_trainer *t = trainer;
+    ddl_trainer_config settled;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_switch"));
+    DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
+    DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
+    DDL__TRY(ddl_trainer_sync(t));
+    if (t->config.sync == DDL_SYNC_LOCAL) {
+        DDL__TRY(ddl__switch_average(t));
+    }
+    t->config = settled;
+    return ddl__switch_rebuild(t);
+}
+
+/* >>train/checkpoint */
+/* train, eighth part: checkpoints. Rank 0 writes and reads; what others hold comes and goes over the group, so that a
+ * checkpoint has no shards and loads onto any number of ranks. A file is whole or not there: it is written beside, made
+ * durable and renamed; the one before it stays, and is used when this one is damaged.
+ *
+ * ddl-EPOCH-STEP.ckpt, hexadecimal and decimal: names sort by age. Numbers are little-endian, arrays as in memory:
+ *     head     "ddlckpt1", order u32 (0x01020304 in memory order), epoch u32, steps u64, tensors u32, slots u32,
+ *              optimizer u32, crc32c u32 of all before
+ *     tensor   name bytes u32, name, type u32, count u64, floats u32 (f32 arrays of count that follow the parameter),
+ *              crc32c u32 of these, parameter, arrays (copy of a 16-bit parameter; optimizer slots; outer momentum),
+ *              crc32c u32 of parameter and arrays */
+
+enum { DDL__SAVE_KEEP = 2, DDL__SAVE_LIST = 64, DDL__SAVE_NAME = 64 };
+#define DDL__SAVE_ORDER 0x01020304u
+
+/* A file that is being written or read. The first failure stays. */
+typedef struct ddl__archive {
+    FILE *file;
+    uint32_t crc; /* of this section so far */
+    bool failed;
+    char why[256];
+} ddl__archive;
+
+static void __attribute__((format(printf, 2, 3))) ddl__archive_fail(ddl__archive *a, const char *format, ...) {
+    if (!a->failed) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(a->why, sizeof a->why, format, args);
+        va_end(args);
+        a->failed = true;
+    }
+}
+
+static void ddl__archive_put(ddl__archive *a, const void *data, size_t bytes) {
+    if (!a->failed && bytes > 0 && fwrite(data, 1, bytes, a->file) != bytes) {
+        ddl__archive_fail(a, "writing failed: %s", strerror(errno));
+    }
+    a->crc = bytes > 0 ? ddl__crc32c(a->crc, data, bytes) : a->crc;
+}
+
+/* data NULL: the bytes are only counted into the checksum. */
+static void ddl__archive_get(ddl__archive *a, void *data, uint64_t bytes) {
+    char block[16384];
+    while (bytes > 0 && !a->failed) {
+        size_t some = data != NULL ? (size_t)bytes : (size_t)DDL__MIN(bytes, (uint64_t)sizeof block);
+        void *to = data != NULL ? data : block;
+        if (fread(to, 1, some, a->file) != some) {
+            ddl__archive_fail(a, "it ends too early");
+            return;
+        }
+        a->crc = ddl__crc32c(a->crc, to, some);
+        bytes -= some;
+    }
+}
+
+static void ddl__archive_put_number(ddl__archive *a, uint64_t value, size_t bytes) {
+    uint8_t wire[8];
+    ddl__store_le64(wire, value);
+    ddl__archive_put(a, wire, bytes);
+}
+
+static uint64_t ddl__archive_get_number(ddl__archive *a, size_t bytes) {
+    uint8_t wire[8] = {0};
+    ddl__archive_get(a, wire, bytes);
+    return a->failed ? 0 : ddl__load_le64(wire);
+}
+
+/* Ends a section: its checksum, which is not part of itself. */
+static void ddl__archive_seal(ddl__archive *a) {
+    uint32_t crc = a->crc;
+    ddl__archive_put_number(a, crc, 4);
+    a->crc = 0;
+}
+
+static void ddl__archive_check(ddl__archive *a, const char *section) {
+    uint32_t crc = a->crc;
+    if (ddl__archive_get_number(a, 4) != crc) {
+        ddl__archive_fail(a, "the checksum of %s is wrong", section);
+    }
+    a->crc = 0;
+}
+
+/* >>folder */
+
+typedef struct ddl__saves {
+    int32_t count;
+    char names[DDL__SAVE_LIST][DDL__SAVE_NAME]; /* newest first */
+} ddl__saves;
+
+static int ddl__saves_order(const void *a, const void *b) { return strcmp(b, a); }
+
+static bool ddl__save_name(const char *name, unsigned *epoch, long long *step) {
+    int end = 0;
+    return sscanf(name, "ddl-%8x-%12lld.ckpt%n", epoch, step, &end) == 2 && end > 0 && name[end] == '\0' &&
+           strlen(name) < DDL__SAVE_NAME;
+}
+
+/* The checkpoints of a folder. Of more than the list holds, only some. */
+static bool ddl__saves_read(const char *folder, ddl__saves *out) {
+    unsigned epoch;
+    long long step;
+    DIR *dir = opendir(folder);
+    out->count = 0;
+    if (dir == NULL) {
+        return false;
+    }
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        if (ddl__save_name(e->d_name, &epoch, &step) && out->count < DDL__SAVE_LIST) {
+            snprintf(out->names[out->count++], DDL__SAVE_NAME, "%.*s", DDL__SAVE_NAME - 1, e->d_name);
+        }
+    }
+    closedir(dir);
+    qsort(out->names, (size_t)out->count, DDL__SAVE_NAME, ddl__saves_order);
+    return true;
+}
+
+static bool ddl__sync_path(const char *path, int flags) {
+    int fd = open(path, flags | O_CLOEXEC);
+    bool good = fd >= 0 && fsync(fd) == 0;
+    int saved = errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    errno = saved;
+    return good;
+}
+
+/* >>what is in it */
+
+/* f32 arrays that a tensor has beside the parameter. */
+static int32_t ddl__save_floats(const ddl_trainer *t, const ddl__weight *w) {
+    return (w->master != NULL) + (w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0) + (w->momentum != NULL);
+}
+
+/* The own part of the k-th of them. */
+static float *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t k) {
+    int32_t slots = w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0;
+    if (w->master != NULL && k-- == 0) {
+        return w->master;
+    }
+    return k < slots ? w->state + k * w->own_count : w->momentum;
+}
+
+static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
+    uint32_t order = DDL__SAVE_ORDER;
+    ddl__archive_put(a, "ddlckpt1", 8);
+    ddl__archive_put(a, &order, 4);
+    ddl__archive_put_number(a, t->group->epoch, 4);
+    ddl__archive_put_number(a, (uint64_t)t->stats.steps, 8);
+    ddl__archive_put_number(a, (uint64_t)t->count, 4);
+    ddl__archive_put_number(a, (uint64_t)ddl__optim_slots(&t->optimizer), 4);
+    ddl__archive_put_number(a, t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind, 4);
+    ddl__archive_seal(a);
+}
+
+/* One tensor. Every rank calls; a is NULL but on rank 0, which needs temporary for what the others have. */
+static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
+    int32_t floats = ddl__save_floats(t, w);
+    if (a != NULL) {
+        ddl__archive_put_number(a, strlen(w->name), 4);
+        ddl__archive_put(a, w->name, strlen(w->name));
+        ddl__archive_put_number(a, (uint64_t)w->param.dtype, 4);
+        ddl__archive_put_number(a, (uint64_t)w->count, 8);
+        ddl__archive_put_number(a, (uint64_t)floats, 4);
+        ddl__archive_seal(a);
+        ddl__archive_put(a, w->param.data, (size_t)w->count * ddl_dtype_bytes(w->param.dtype));
+    }
+    for (int32_t k = 0; k < floats; k++) {
+        const float *whole = ddl__save_array(t, w, k);
+        if (t->config.shard) {
+            int64_t begin;
+            for (int32_t r = 0; r < t->size; r++) {
+                ddl__weight_share(t, w, r, &begin, &t->shares[r]);
+            }
+            DDL__TRY(ddl_gatherv(t->group, ddl_tensor_1d(whole, DDL_F32, w->own_count),
+                                 ddl_tensor_1d(temporary, DDL_F32, w->count), t->shares, NULL, 0));
+            whole = temporary;
+        }
+        if (a != NULL) {
+            ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
+        }
+    }
+    if (a != NULL) {
+        ddl__archive_seal(a);
+    }
+    return DDL_OK;
+}
+
+/* >>agreement */
+
+/* Rank 0's outcome, told to all with its sentence. The lock is not held. */
+static ddl_status ddl__save_outcome(ddl_trainer *t, const char *what, ddl_status status, const char *why) {
+    struct {
+        int64_t status;
+        char why[512];
+    } told = {.status = status};
+    snprintf(told.why, sizeof told.why, "%s", why);
+    DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&told, DDL_U8, sizeof told), 0));
+    if (told.status >= 0) {
+        return DDL_OK;
+    }
+    char line[DDL__SENTENCE_BYTES];
+    told.why[sizeof told.why - 1] = '\0';
+    snprintf(line, sizeof line, "%s: on rank 0 %s", what, told.why);
+    return ddl__trainer_say(t, (ddl_status)told.status, line);
+}
+
+/* Room for the largest tensor in f32, on all ranks or on none. */
+static ddl_status ddl__save_room(ddl_trainer *t, const char *what, float **out) {
+    int64_t most = 1;
+    for (int32_t i = 0; i < t->count; i++) {
+        most = DDL__MAX(most, t->weights[i].count);
+    }
+    *out = malloc((size_t)most * sizeof(float));
+    double good = *out != NULL;
+    ddl_status status = ddl_all_reduce_scalar(t->group, &good, DDL_MIN);
+    if (status == DDL_OK && good < 1) {
+        char line[128];
+        snprintf(line, sizeof line, "%s: a rank has no memory for one tensor", what);
+        status = ddl__trainer_say(t, DDL_ERR_NOMEM, line);
+    }
+    if (status < 0) {
+        free(*out);
+    }
+    return status;
+}
+
+/* >>saving */
+
+/* A checkpoint must not hide a later one by accident: one of a later epoch never, one of later steps only after this
+ * folder's newest sound one was loaded. */
+static bool ddl__save_allowed(const ddl_trainer *t, const char *folder, char *why, size_t bytes) {
+    ddl__saves list;
+    unsigned epoch;
+    long long step;
+    if (!ddl__saves_read(folder, &list)) {
+        snprintf(why, bytes, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
+        return false;
+    }
+    for (int32_t i = 0; i < list.count; i++) {
+        if (!ddl__save_name(list.names[i], &epoch, &step)) {
+            continue;
+        }
+        bool later = step > t->stats.steps && !t->loaded;
+        if (epoch > t->group->epoch || (epoch == t->group->epoch && later)) {
+            snprintf(why, bytes,
+                     "\"%s\" holds a checkpoint of epoch %u and step %lld, later than epoch %u and step %lld "
+                     "here; load it, or name another folder",
+                     folder, epoch, step, t->group->epoch, (long long)t->stats.steps);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What is left of attempts that died, and all but the newest few of this run. */
+static void ddl__save_prune(const ddl_trainer *t, const char *folder) {
+    ddl__saves list;
+    char path[4096];
+    unsigned epoch;
+    long long step;
+    int32_t kept = 0;
+    ddl__saves_read(folder, &list);
+    for (int32_t i = 0; i < list.count; i++) {
+        bool future = ddl__save_name(list.names[i], &epoch, &step) && step > t->stats.steps;
+        kept += !future;
+        if (future || kept > DDL__SAVE_KEEP) {
+            snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+            unlink(path);
+        }
+    }
+}
+
+/* Durable under its name, or not there. */
+static void ddl__save_finish(ddl__archive *a, const char *folder, const char *temporary, const char *path) {
+    if (a->file == NULL) {
+        return;
+    }
+    if (!a->failed && (fflush(a->file) != 0 || fsync(fileno(a->file)) != 0)) {
+        ddl__archive_fail(a, "making it durable failed: %s", strerror(errno));
+    }
+    if (fclose(a->file) != 0) {
+        ddl__archive_fail(a, "closing it failed: %s", strerror(errno));
+    }
+    if (!a->failed && rename(temporary, path) != 0) {
+        ddl__archive_fail(a, "renaming it failed: %s", strerror(errno));
+    }
+    if (!a->failed && !ddl__sync_path(folder, O_RDONLY | O_DIRECTORY)) {
+        ddl__archive_fail(a, "making its name durable failed: %s", strerror(errno));
+    }
+    if (a->failed) {
+        unlink(temporary);
+    }
+}
+
+static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room) {
+    char temporary[4096], path[4096];
+    ddl__archive archive = {0}, *a = t->rank == 0 ? &archive : NULL;
+    snprintf(path, sizeof path, "%s/ddl-%08x-%012lld.ckpt", folder, t->group->epoch, (long long)t->stats.steps);
+    snprintf(temporary, sizeof temporary, "%s/ddl.tmp.%d.%u", folder, t->rank, t->group->epoch);
+    if (a != NULL && ddl__save_allowed(t, folder, a->why, sizeof a->why)) {
+        a->file = fopen(temporary, "wbe");
+    } else if (a != NULL) {
+        a->failed = true;
+    }
+    if (a != NULL && a->file == NULL) {
+        ddl__archive_fail(a, "the file %s cannot be made: %s", temporary, strerror(errno));
+    }
+    if (a != NULL) {
+        ddl__save_head(a, t);
+    }
+    for (int32_t i = 0; i < t->count; i++) { /* also after a failure: the others send their shards */
+        DDL__TRY(ddl__save_weight(t, &t->weights[i], a, room));
+    }
+    if (a != NULL) {
+        ddl__save_finish(a, folder, temporary, path);
+    }
+    if (a != NULL && !a->failed) {
+        ddl__save_prune(t, folder);
+    }
+    return ddl__save_outcome(t, "ddl_trainer_save", archive.failed ? DDL_ERR_SYSTEM : DDL_OK, archive.why);
+}
+
+/* Between two steps; local SGD synchronises first. The lock is not held after this. */
+static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *folder, bool sync) {
+    DDL__TRY(ddl__trainer_enter(t, what));
+    ddl_status status = DDL_OK;
+    if (folder == NULL || strlen(folder) > 3900) {
+        status = ddl__error(t->context, DDL_ERR_ARG, "%s: folder is NULL or too long", what);
+    } else if (t->step_open || t->over) {
+        status = ddl__error(t->context, DDL_ERR_STATE,
+                            "%s: a step is under way on rank %d; call it between ddl_step and "
+                            "the next ddl_grad_ready",
+                            what, t->rank);
+    } else if (sync && t->config.sync == DDL_SYNC_LOCAL && t->since_sync > 0) {
+        status = ddl__sync_round(t, what, true);
+    }
+    return ddl__trainer_leave(t, status);
+}
+
+DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
+    const char *what = "ddl_trainer_save";
+    float *room;
+    DDL__TRY(ddl__save_enter(trainer, what, folder, true));
+    DDL__TRY(ddl__save_room(trainer, what, &room));
+    ddl_status status = ddl__save_all(trainer, folder, room);
+    free(room);
+    return status;
+}
+
+/* >>loading */
+
+/* Reads a tensor's head and compares it. */
+static void ddl__load_check(ddl__archive *a, const ddl_trainer *t, const ddl__weight *w, bool *other) {
+    char name[128] = "";
+    uint64_t length = ddl__archive_get_number(a, 4);
+    if (length >= sizeof name) {
+        ddl__archive_fail(a, "the name of tensor %d is too long", (int)(w - t->weights));
+        return;
+    }
+    ddl__archive_get(a, name, length);
+    uint64_t dtype = ddl__archive_get_number(a, 4), count = ddl__archive_get_number(a, 8);
+    uint64_t floats = ddl__archive_get_number(a, 4);
+    ddl__archive_check(a, "the head of a tensor");
+    if (!a->failed && (strcmp(name, w->name) != 0 || dtype != (uint64_t)w->param.dtype || count != (uint64_t)w->count ||
+                       floats != (uint64_t)ddl__save_floats(t, w))) {
+        *other = true;
+        ddl__archive_fail(
+            a,
+            "it has \"%s\" (type %d, %llu elements, %llu arrays) where \"%s\" (type %d, %lld elements, %d "
+            "arrays) is registered",
+            name, (int)dtype, (unsigned long long)count, (unsigned long long)floats, w->name, (int)w->param.dtype,
+            (long long)w->count, ddl__save_floats(t, w));
+    }
+}
+
+/* Reads the head; the number of steps, or -1. */
+static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other) {
+    char magic[8];
+    uint32_t order = 0;
+    ddl__archive_get(a, magic, sizeof magic);
+    ddl__archive_get(a, &order, 4);
+    ddl__archive_get_number(a, 4); /* epoch: it is in the name too */
+    int64_t steps = (int64_t)ddl__archive_get_number(a, 8);
+    uint64_t count = ddl__archive_get_number(a, 4), slots = ddl__archive_get_number(a, 4);
+    uint64_t kind = ddl__archive_get_number(a, 4);
+    ddl__archive_check(a, "its head");
+    uint64_t mine = t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind;
+    if (!a->failed && (memcmp(magic, "ddlckpt1", 8) != 0 || order != DDL__SAVE_ORDER)) {
+        ddl__archive_fail(a, "it is no checkpoint of this version and byte order");
+    }
+    if (!a->failed &&
+        (count != (uint64_t)t->count || kind != mine || slots != (uint64_t)ddl__optim_slots(&t->optimizer))) {
+        *other = true;
+        ddl__archive_fail(a, "it has %d tensors of optimizer %d, the trainer %d of optimizer %d", (int)count, (int)kind,
+                          t->count, (int)mine);
+    }
+    return a->failed ? -1 : steps;
+}
+
+/* Reads a whole file without using it. Returns its steps; -1: damaged, or (*other) sound but of another model. */
+static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *other) {
+    *other = false;
+    int64_t steps = ddl__load_head(a, t, other);
+    for (int32_t i = 0; i < t->count && !a->failed; i++) {
+        const ddl__weight *w = &t->weights[i];
+        ddl__load_check(a, t, w, other);
+        ddl__archive_get(a, NULL, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
+        ddl__archive_get(a, NULL, (uint64_t)w->count * sizeof(float) * (uint64_t)ddl__save_floats(t, w));
+        ddl__archive_check(a, w->name);
+    }
+    if (!a->failed && fgetc(a->file) != EOF) {
+        ddl__archive_fail(a, "something follows its end");
+    }
+    return a->failed ? -1 : steps;
+}
+
+/* The newest sound file, open at its beginning; file NULL: there is none, and why says what was found. */
+static int64_t ddl__load_choose(ddl_trainer *t, const char *folder, ddl__archive *a, ddl_status *out_status) {
+    ddl__saves list;
+    char path[4096];
+    bool other;
+    *out_status = DDL_OK;
+    if (!ddl__saves_read(folder, &list)) {
+        *out_status = DDL_ERR_SYSTEM;
+        ddl__archive_fail(a, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
+        return -1;
+    }
+    for (int32_t i = 0; i < list.count; i++) {
+        *a = (ddl__archive){0};
+        snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+        a->file = fopen(path, "rbe");
+        if (a->file == NULL) {
+            ddl__archive_fail(a, "it cannot be opened: %s", strerror(errno));
+        }
+        int64_t steps = a->file != NULL ? ddl__load_verify(a, t, &other) : -1;
+        if (steps >= 0) {
+            rewind(a->file);
+            return steps;
+        }
+        if (a->file != NULL) {
+            fclose(a->file);
+            a->file = NULL;
+        }
+        *out_status = other ? DDL_ERR_MISMATCH : DDL_ERR_CORRUPT;
+        ddl__lock(t->context);
+        ddl__log(&t->context->base, DDL_LOG_WARN, "checkpoint %s is not used: %s", path, a->why);
+        ddl__unlock(t->context);
+        char why[256];
+        snprintf(why, sizeof why, "%s: %.180s", list.names[i], a->why);
+        snprintf(a->why, sizeof a->why, "%s", why);
+        if (other) {
+            return -1; /* an older one would be no better */
+        }
+    }
+    return -1;
+}
+
+/* One tensor from rank 0's file to all. */
+static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *room) {
+    bool other;
+    if (a != NULL) {
+        ddl__load_check(a, t, w, &other);
+        ddl__archive_get(a, w->param.data, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
+    }
+    DDL__TRY(ddl_broadcast(t->group, w->param, 0));
+    for (int32_t k = 0; k < ddl__save_floats(t, w); k++) {
+        if (a != NULL) {
+            ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
+        }
+        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
+        memcpy(ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+    }
+    if (a != NULL) {
+        ddl__archive_check(a, w->name);
+    }
+    return DDL_OK;
+}
+
+/* All tensors. When this fails some are new and some old: the trainer cannot go on. */
+static ddl_status ddl__load_weights(ddl_trainer *t, ddl__archive *a, float *room) {
+    bool other;
+    ddl_status status = DDL_OK;
+    if (a != NULL) {
+        ddl__load_head(a, t, &other);
+    }
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
+        status = ddl__load_weight(t, &t->weights[i], a, room);
+    }
+    bool failed = a != NULL && a->failed;
+    status = status < 0
+                 ? status
+                 : ddl__save_outcome(t, "ddl_trainer_load", failed ? DDL_ERR_CORRUPT : DDL_OK, failed ? a->why : "");
+    if (status < 0) {
+        ddl__lock(t->context);
+        ddl__trainer_break(t, status);
+        ddl__unlock(t->context);
+    }
+    return status;
+}
+
+/* a: on rank 0 what the file is kept in, which the caller closes; else NULL. */
+static ddl_status ddl__load_all(ddl_trainer *t, const char *folder, float *room, ddl__archive *a, int64_t *out_step) {
+    ddl_status status = DDL_OK;
+    int64_t steps = a != NULL ? ddl__load_choose(t, folder, a, &status) : -1;
+    DDL__TRY(
+        ddl__save_outcome(t, "ddl_trainer_load", a != NULL && steps < 0 ? status : DDL_OK, a != NULL ? a->why : ""));
+    DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&steps, DDL_I64, 1), 0));
+    *out_step = steps;
+    if (steps < 0) {
+        return DDL_OK; /* an empty folder */
+    }
+    DDL__TRY(ddl__load_weights(t, a, room));
+    t->stats.steps = steps;
+    t->since_sync = 0;
+    t->loaded = true;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step) {
+    const char *what = "ddl_trainer_load";
+    float *room;
+    int64_t step = -1;
+    ddl__archive archive = {0};
+    DDL__TRY(ddl__save_enter(trainer, what, folder, false));
+    DDL__TRY(ddl__save_room(trainer, what, &room));
+    ddl_status status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
+    free(room);
+    if (archive.file != NULL) {
+        fclose(archive.file);
+    }
+    if (out_step != NULL) {
+        *out_step = status == DDL_OK ? step : -1;
+    }
+    return status;
 }
 
 /* >>train/preset */

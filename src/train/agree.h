@@ -467,35 +467,49 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
 
 /* >>start */
 
+/* The elements of a tensor that a rank updates: all, or the part of its unit's share that lies in it. */
+static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_t rank, int64_t *out_begin,
+                              int64_t *out_count) {
+    *out_begin = 0;
+    *out_count = w->count;
+    if (t->config.shard && w->count > 0) {
+        const ddl__unit *u = &t->units[w->unit_first];
+        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
+        ddl_part(u->count, t->size, rank, &begin, &count);
+        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
+        *out_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
+        *out_count = DDL__MAX(high - low, 0);
+    }
+}
+
+/* Memory of the outer optimizer, if there is one and it has none yet. */
+static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
+    ddl__base *base = &t->context->base;
+    size_t n = (size_t)w->count + 1;
+    if (t->config.outer_rate == 0 || w->param.dtype == DDL_F64 || w->anchor != NULL) {
+        return DDL_OK;
+    }
+    w->anchor = ddl__alloc_array(base, n, sizeof(float));
+    w->momentum = ddl__alloc_array(base, n, sizeof(float));
+    if (w->anchor == NULL || w->momentum == NULL) {
+        return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
+    }
+    return DDL_OK;
+}
+
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
     bool mine = t->config.step == NULL;
-    w->own_begin = 0;
-    w->own_count = w->count;
-    if (t->config.shard && w->count > 0) {
-        const ddl__unit *u = &t->units[w->unit_first];
-        int64_t begin = 0, count = 0, at = w->at - u->begin; /* of the tensor in the unit */
-        ddl_part(u->count, t->size, t->rank, &begin, &count);
-        int64_t low = DDL__MAX(begin, at), high = DDL__MIN(begin + count, at + w->count);
-        w->own_begin = DDL__MIN(DDL__MAX(low - at, 0), w->count);
-        w->own_count = DDL__MAX(high - low, 0);
-    }
+    ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
-    bool half = mine && w->param.dtype != DDL_F32, outer = t->config.outer_rate != 0;
+    bool half = mine && w->param.dtype != DDL_F32;
     w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
     w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }
-    if (outer && w->param.dtype != DDL_F64) {
-        w->anchor = ddl__alloc_array(base, n + 1, sizeof(float));
-        w->momentum = ddl__alloc_array(base, n + 1, sizeof(float));
-        if (w->anchor == NULL || w->momentum == NULL) {
-            return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
-        }
-    }
-    return DDL_OK;
+    return ddl__weight_prepare_outer(t, w);
 }
 
 /* The f32 copies follow the parameters. */
@@ -508,7 +522,9 @@ static void ddl__weight_adopt(ddl__weight *w) {
 static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
     DDL__TRY(ddl__arenas_make(t));
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__trainer_plan(t, false);
+    t->shares = ddl__alloc_array(&t->context->base, (size_t)t->size, sizeof *t->shares);
+    ddl_status status = t->shares != NULL ? ddl__trainer_plan(t, false)
+                                          : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
     }
@@ -588,6 +604,8 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__unpump(t);
     ddl__units_abandon(t);
     ddl__units_free(t);
+    ddl__free(base, t->shares);
+    t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         ddl__free(base, w->master);

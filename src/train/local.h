@@ -24,6 +24,11 @@ static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const v
     ddl__convert(param, w->param.dtype, from, w->wire, count);
 }
 
+/* f64 has no outer optimizer: it is averaged. */
+static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
+    return t->config.outer_rate != 0 && w->anchor != NULL;
+}
+
 /* What the outer optimizer measures the difference from. */
 static void ddl__weight_anchor(ddl__weight *w) {
     if (w->anchor != NULL) {
@@ -40,7 +45,7 @@ static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
     }
     ddl__weight_read(w, 0, w->count, wire);
     float *moved = (float *)(void *)wire;
-    for (int64_t i = 0; w->anchor != NULL && i < w->count; i++) {
+    for (int64_t i = 0; ddl__weight_is_outer(t, w) && i < w->count; i++) {
         moved[i] = w->anchor[i] - moved[i];
     }
 }
@@ -78,7 +83,7 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
     ddl__step_divide(t);
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
-        if (w->anchor != NULL) {
+        if (ddl__weight_is_outer(t, w)) {
             ddl__weight_outer(t, w);
         } else {
             ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));

@@ -2,7 +2,7 @@
 #ifndef DDL_TRAIN_PRESET_H
 #define DDL_TRAIN_PRESET_H
 
-#include "local.h"
+#include "checkpoint.h"
 
 typedef struct ddl__preset {
     const char *name;

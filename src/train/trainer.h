@@ -58,7 +58,9 @@ struct ddl_trainer {
     double rate;
     ddl__weight *weights;
     int32_t count, room;
+    int64_t *shares; /* by rank: scratch */
     bool started, pumping;
+    bool loaded; /* a checkpoint: later ones of its folder may be replaced */
 
     /* the plan, and how far this step is in it; under the context's lock */
     ddl_tensor arenas[DDL__ARENAS];
@@ -300,9 +302,9 @@ static ddl_status ddl__weights_grow(ddl_trainer *t) {
 static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad,
                                    const ddl_trainer_options *options, int32_t *out_index) {
     ddl_context *c = t->context;
-    char given[128];
-    snprintf(given, sizeof given, "tensor %d", t->count);
-    snprintf(given, sizeof given, "%s", name != NULL ? name : given);
+    char numbered[32], given[128];
+    snprintf(numbered, sizeof numbered, "tensor %d", t->count);
+    snprintf(given, sizeof given, "%s", name != NULL ? name : numbered);
     if (t->started) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
     }

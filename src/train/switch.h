@@ -1,0 +1,78 @@
+/* train, seventh part, continued: another config between two steps. */
+#ifndef DDL_TRAIN_SWITCH_H
+#define DDL_TRAIN_SWITCH_H
+
+#include "local.h"
+
+static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
+    ddl_trainer_config kept = {.optimizer = o->optimizer, .step = o->step, .shard = o->shard, .uneven = o->uneven};
+    return ddl__config_hash(&kept);
+}
+
+static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *config, ddl_trainer_config *out) {
+    const char *what = "ddl_trainer_switch";
+    DDL__TRY(ddl__trainer_settle(t->context, config, what, out));
+    if (t->step_open || t->over || t->joined_out) {
+        return ddl__error(t->context, DDL_ERR_STATE,
+                          "%s: a step is under way on rank %d; call it between ddl_step and the "
+                          "next ddl_grad_ready",
+                          what, t->rank);
+    }
+    if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
+                          "%s: optimizer, step, shard and uneven cannot change; make a "
+                          "new trainer",
+                          what);
+    }
+    return DDL_OK;
+}
+
+/* After local steps the optimizer's state differs between ranks; steps of BSP need the same everywhere. */
+static ddl_status ddl__switch_average(ddl_trainer *t) {
+    int64_t slots = ddl__optim_slots(&t->optimizer);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->state != NULL) {
+            ddl_tensor state = ddl_tensor_1d(w->state, DDL_F32, slots * w->own_count);
+            DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
+        }
+    }
+    return ddl_all_reduce(t->group, DDL_VIEW(&t->stats.steps, 1), DDL_VIEW(&t->stats.steps, 1), DDL_MAX);
+}
+
+/* Arenas and units of the new config, in place of the old. A failure here leaves nothing to go on with. */
+static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
+    ddl__lock(t->context);
+    ddl__units_free(t);
+    ddl__unlock(t->context);
+    ddl__arenas_free(t);
+    ddl_status status = ddl__arenas_make(t);
+    status = status < 0 ? status : ddl__line_measure(t);
+    ddl__lock(t->context);
+    t->planned_at = t->steps_tried = 0;
+    status = status < 0 ? status : ddl__trainer_plan(t, false);
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
+        status = ddl__weight_prepare_outer(t, &t->weights[i]);
+    }
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
+    ddl_trainer *t = trainer;
+    ddl_trainer_config settled;
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_switch"));
+    DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
+    DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
+    DDL__TRY(ddl_trainer_sync(t));
+    if (t->config.sync == DDL_SYNC_LOCAL) {
+        DDL__TRY(ddl__switch_average(t));
+    }
+    t->config = settled;
+    return ddl__switch_rebuild(t);
+}
+
+#endif /* DDL_TRAIN_SWITCH_H */
