@@ -5,6 +5,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 LIBDIR = $(PREFIX)/lib
 PLUGINDIR = $(LIBDIR)/ddl
+CMAKEDIR = $(LIBDIR)/cmake/ddl
 B = build
 
 WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow
@@ -12,7 +13,7 @@ BASE = -std=c11 $(WARN) -I. $(CFLAGS) $(CPPFLAGS)
 LIBS = -lpthread -ldl -lm
 
 # What the tests and benchmarks use, all from Debian or Ubuntu.
-DEPS = gcc g++ clang libc6-dev make binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
+DEPS = gcc g++ clang libc6-dev make cmake binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
        openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev libfabric-dev \
        qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
        python3-torch python3-yaml python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
@@ -39,7 +40,7 @@ help:
 	@echo 'make torture    the same, with the long runs'
 	@echo 'make bench      measure against other libraries'
 	@echo 'make check      the rules of the house: is ddl.h fresh, names, layers, docs'
-	@echo 'make install    header, tools, plugins, ddl.pc; PREFIX=/usr/local DESTDIR='
+	@echo 'make install    header, tools, plugins, man pages, ddl.pc, CMake package; PREFIX=/usr/local DESTDIR='
 	@echo 'make uninstall  take them away again'
 	@echo 'make clean      remove build/'
 
@@ -109,6 +110,17 @@ install: header tools plugins
 	for f in $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS))); do install -m 755 $$f $(DESTDIR)$(PREFIX)/bin/; done
 	for f in $(filter-out template,$(PLUGINS)); do \
 	    if [ -e $B/libddl-$$f.so ]; then install -m 644 $B/libddl-$$f.so $(DESTDIR)$(PLUGINDIR)/; fi; done
+	install -d $(DESTDIR)$(CMAKEDIR)
+	{ echo 'include(CMakeFindDependencyMacro)'; echo 'find_dependency(Threads)'; \
+	  echo 'get_filename_component(ddl_prefix "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)'; \
+	  echo 'if(NOT TARGET ddl::ddl)'; echo '  add_library(ddl::ddl INTERFACE IMPORTED)'; \
+	  echo '  target_include_directories(ddl::ddl INTERFACE "$${ddl_prefix}/include")'; \
+	  echo '  target_compile_definitions(ddl::ddl INTERFACE "DDL_PLUGIN_DIR=\"$${ddl_prefix}/lib/ddl\"")'; \
+	  echo '  target_link_libraries(ddl::ddl INTERFACE Threads::Threads $${CMAKE_DL_LIBS})'; echo 'endif()'; \
+	} > $(DESTDIR)$(CMAKEDIR)/ddl-config.cmake
+	{ echo 'set(PACKAGE_VERSION $(VERSION))'; echo 'if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)'; \
+	  echo '  set(PACKAGE_VERSION_COMPATIBLE FALSE)'; echo 'else()'; echo '  set(PACKAGE_VERSION_COMPATIBLE TRUE)'; \
+	  echo 'endif()'; } > $(DESTDIR)$(CMAKEDIR)/ddl-config-version.cmake
 	{ echo 'prefix=$(PREFIX)'; echo 'includedir=$${prefix}/include'; echo 'plugindir=$${prefix}/lib/ddl'; echo; \
 	  echo 'Name: ddl'; echo 'Description: distributed deep-learning communication in one C header'; \
 	  echo 'Version: $(VERSION)'; echo 'Libs: -lpthread -ldl'; \
@@ -116,6 +128,8 @@ install: header tools plugins
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/ddl.h $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
+	rm -f $(DESTDIR)$(CMAKEDIR)/ddl-config.cmake $(DESTDIR)$(CMAKEDIR)/ddl-config-version.cmake
+	-rmdir $(DESTDIR)$(CMAKEDIR) 2>/dev/null
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(TOOLS) $(SCRIPTS)))
 	rm -f $(patsubst %,$(DESTDIR)$(PLUGINDIR)/libddl-%.so,$(PLUGINS))
 	-rmdir $(DESTDIR)$(PLUGINDIR) 2>/dev/null

@@ -173,16 +173,4 @@ def a_build_with_each_option_compiles():
             compile_c(folder, "ddl", "gcc", "-D" + option, "-Wno-unused-function")
 
 
-@test
-def a_plugin_that_is_folded_in_needs_no_shared_object():
-    names = [n for n in ("template", "shm") if (ROOT / "plugins" / n).exists()]
-    check(names, "there is no plugin to fold in")
-    for name in names:
-        with scratch() as folder:
-            good("./amalgamate.py --with", f"plugins/{name}", "-o", f"{folder}/ddl.h")
-            write(folder, a_c=IMPLEMENTATION + f'int main(void) {{ return ddl_feature("{name}") == 1 ? 0 : 1; }}\n')
-            good("gcc -std=c11", WARNINGS, "-I. -o a a.c", LIBS, cwd=folder)
-            good("./a", cwd=folder)
-
-
 main()

@@ -1,0 +1,3 @@
+/* The implementation, once per program. */
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
