@@ -1,7 +1,7 @@
 """libfabric's tcp between two hosts, network namespaces with a cable between them: the suites with their ranks spread over
 both, and the same promises as over built-in TCP about cuts, resets, slow cables, stopped and killed ranks; a model that is
 trained over it has the same loss.
-tests/run: timeout=500 """
+tests/run: timeout=500 waits=yes """
 import csv
 import os
 import pathlib

@@ -1,6 +1,6 @@
 /* Requests: waiting for one, all, any, some; testing; cancelling before and after; persistent operations; what is
  * refused and when; ends before the data came.
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 waits=yes */
 #include "world.h"
 
 enum { N = 8 };

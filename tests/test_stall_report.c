@@ -1,5 +1,5 @@
 /* A stall report names who is missing and nobody else, the first one too, also when stall_ms is short.
- * tests/run: variants=gcc timeout=60 */
+ * tests/run: variants=gcc timeout=60 waits=yes */
 #define TEST_TIMEOUT_S 50
 #include "world.h"
 

@@ -1,6 +1,6 @@
 """Jobs on two hosts: network namespaces with a cable between them. First that they work, and that settings of the
 network are honoured; then that cuts, resets, floods of the cable, stopped and killed ranks are told apart.
-tests/run: timeout=400 """
+tests/run: timeout=400 waits=yes """
 import re
 import select
 import shutil
