@@ -25754,7 +25754,7 @@ typedef struct ddl__ps_server {
     ddl__ps_place control; /* gates, and what all workers ask for together */
 
     ddl__ps_job *ended_first, *ended_last; /* under the lock, as is stop */
-    bool starved;                          /* something waits for room */
+    bool starved, freed;                   /* something waits for room; some was given back since */
     bool stop, ended, served;
     ddl_status status;          /* why it ended */
     uint64_t applied, repeated; /* pushes */
@@ -25787,6 +25787,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
         ddl__scratch_put(s->c, memory);
         ddl__unlock(s->c);
         s->memory.used -= bytes;
+        s->freed = true;
     }
 }
 
@@ -25915,6 +25916,8 @@ static void ddl__ps_job_free(ddl__ps_server *s, ddl__ps_job *job) {
     if (job->value != NULL) {
         ddl__ps_value_left(s, ddl__ps_place_of(s, &job->ask), job->value);
     }
+    job->in = job->out = NULL;
+    job->value = NULL;
     ddl__lock(s->c);
     ddl__ps_move_drop(s->c, &job->messages[0]);
     ddl__ps_move_drop(s->c, &job->messages[1]);
@@ -26210,7 +26213,7 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
                        p->number, p->rows.count, s->number);
         return ddl__ps_leave_queue(s, p, job);
     }
-    if (!turns && !ddl__ps_apply(s, p, job)) {
+    if (!turns && (!p->ready || !ddl__ps_apply(s, p, job))) {
         return DDL__PS_WAIT;
     }
     p->sequence[job->source] = job->ask.sequence;
@@ -26301,6 +26304,7 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     case DDL__PS_ASKED:
         if (job->ask.bytes > 0) {
             bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
+            next = next || job->ask.op == DDL__PS_INIT;
             ddl__ps_receive(s, job, next);
             return DDL__PS_WAIT;
         }
@@ -27271,8 +27275,8 @@ static void ddl__ps_work(ddl__ps_server *s) {
         s->ended_last = s->ended_first == NULL ? NULL : s->ended_last;
         ddl__unlock(s->c);
         ddl__ps_advance(s, job);
-        if (s->starved) {
-            s->starved = false;
+        while (s->starved && s->freed) {
+            s->starved = s->freed = false;
             ddl__ps_run_all(s);
         }
         for (int32_t w = 0; w < s->workers; w++) {
@@ -27898,7 +27902,8 @@ static ddl_status ddl__ps_rows_call(ddl_ps *ps, const char *what, int32_t table,
 static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config *in, ddl_sync_config *out) {
     ddl_sync_config s = *in;
     if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
-        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
                          (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {

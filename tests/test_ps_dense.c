@@ -133,3 +133,144 @@ TEST(over_processes_and_sockets_it_is_the_same) {
     ddl_ps_config config = {.servers = 2};
     world_fork(3, bsp, &config, 40);
 }
+
+/* >>exactly once */
+
+enum { COUNT = 3000, PUSHES = 20 };
+
+/* Integers in floats, so that the sum is exact whatever the order: every push counts once, or the sum says it. Each
+ * push is made twice; of some the second comes as a new call after others. */
+static void asp_work(ddl_group *w, ddl_ps *ps, void *arg) {
+    int me = ps_worker(ps), workers = ps_workers(ps);
+    static const float sign = -1; /* of SGD */
+    float *grad = (float *)malloc(COUNT * sizeof(float)), *value = (float *)malloc(COUNT * sizeof(float));
+    (void)arg;
+    for (int k = 0; k < PUSHES; k++) {
+        uint64_t sequence = 0;
+        for (int i = 0; i < COUNT; i++) {
+            grad[i] = (float)((me + 1) * (k + 1) + i % 7);
+        }
+        OK(ddl_ps_push(ps, 0, ddl_tensor_1d(grad, DDL_F32, COUNT), &sequence));
+        CHECK_EQ(sequence, (uint64_t)k + 1);
+        OK(ddl_ps_push(ps, 0, ddl_tensor_1d(grad, DDL_F32, COUNT), &sequence)); /* as after a timeout */
+        CHECK_EQ(sequence, (uint64_t)k + 1);
+        OK(ddl_ps_clock(ps));
+    }
+    OK(ddl_barrier(w));
+    memset(value, 0x7f, COUNT * sizeof(float));
+    OK(ddl_ps_pull(ps, 0, ddl_tensor_1d(value, DDL_F32, COUNT)));
+    int wrong = 0;
+    for (int i = 0; i < COUNT; i++) {
+        float expected = 0;
+        for (int k = 0; k < PUSHES; k++) {
+            for (int v = 0; v < workers; v++) {
+                expected += sign * (float)((v + 1) * (k + 1) + i % 7);
+            }
+        }
+        wrong += memcmp(&value[i], &expected, sizeof expected) != 0;
+    }
+    CHECK_EQ(wrong, 0);
+    ddl_ps_info info;
+    OK(ddl_ps_info_get(ps, &info));
+    if (info.server >= 0 && info.elements > 0) {
+        CHECK_EQ(info.pushes_applied, info.pushes_repeated);
+        CHECK(info.pushes_applied >= (uint64_t)(workers * PUSHES));
+    }
+    uint64_t unknown = 1000000;
+    FAILS(ddl_ps_push(ps, 0, ddl_tensor_1d(grad, DDL_F32, COUNT), &unknown), DDL_ERR_ARG, "no push has had the sequence");
+    free(grad);
+    free(value);
+}
+
+static void asp(ddl_group *w, void *arg) {
+    float *zeros = (float *)calloc(COUNT, sizeof(float));
+    ddl_tensor param = ddl_tensor_1d(zeros, DDL_F32, COUNT);
+    ddl_ps_config config = {
+        .servers = 2, .sync = {.mode = DDL_SYNC_ASP}, .op = DDL_SUM, .optimizer = {.kind = DDL_SGD, .learning_rate = 1}};
+    (void)arg;
+    ps_run(w, &config, &param, 1, asp_work, NULL);
+    free(zeros);
+}
+
+TEST(asp_applies_every_push_exactly_once_also_when_it_is_pushed_again) { world_threads(3, asp, NULL); }
+
+/* >>shards */
+
+static void shard_none(ddl_group *w, ddl_ps *ps, void *arg) {
+    ddl_ps_info info;
+    int64_t *held = (int64_t *)arg;
+    OK(ddl_ps_info_get(ps, &info));
+    held[ddl_rank(w)] = info.elements;
+}
+
+/* Whatever the tensors: what servers hold adds up, and differs by a piece at most; of a large total by an eighth. */
+static void shard(ddl_group *w, void *arg) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 1}, {100000, 0, 0, 0}, {65537, 1000, 3, 999}, {5, 40000, 40000, 7}};
+    int64_t *held = (int64_t *)arg;
+    float *memory = (float *)calloc(100001, sizeof(float));
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        ddl_tensor params[4];
+        int64_t total = 0, most = 0, least = INT64_MAX, sum = 0;
+        for (int i = 0; i < 4; i++) {
+            params[i] = ddl_tensor_1d(memory, DDL_F32, shapes[s][i]);
+            total += shapes[s][i];
+        }
+        ddl_ps_config config = {.servers = 3};
+        ps_run(w, &config, params, 4, shard_none, held);
+        OK(ddl_barrier(w));
+        for (int r = 0; r < 3; r++) {
+            sum += held[r];
+            most = held[r] > most ? held[r] : most;
+            least = held[r] < least ? held[r] : least;
+        }
+        CHECK_EQ(sum, total);
+        CHECK(most - least <= 1024 || most - least <= total / 24 + 1);
+        OK(ddl_barrier(w));
+    }
+    free(memory);
+}
+
+TEST(servers_hold_alike_much_also_of_one_large_tensor) {
+    int64_t held[3] = {0};
+    world_threads(3, shard, held);
+}
+
+/* >>memory */
+
+enum { LARGE = 200000 };
+
+static void bounded_work(ddl_group *w, ddl_ps *ps, void *arg) {
+    float *grad = (float *)malloc(LARGE * sizeof(float)), *value = (float *)malloc(LARGE * sizeof(float));
+    int64_t bound = *(const int64_t *)arg;
+    ddl_ps_info info;
+    for (int step = 0; step < 4; step++) {
+        ddl_request *r[2] = {NULL};
+        ps_fill(grad, LARGE, ps_worker(ps), step);
+        OK(ddl_ps_ipush_pull(ps, 0, ddl_tensor_1d(grad, DDL_F32, LARGE), ddl_tensor_1d(value, DDL_F32, LARGE), NULL,
+                             &r[0]));
+        OK(ddl_wait_all(r, 2, NULL));
+        OK(ddl_ps_clock(ps));
+    }
+    OK(ddl_ps_info_get(ps, &info));
+    if (info.server >= 0) {
+        CHECK((int64_t)info.memory_peak_bytes <= bound + 200000); /* and the requests that wait, 1 KiB each */
+    }
+    free(grad);
+    free(value);
+}
+
+/* 4 workers push at once what would take 4 * 800 kB of buffers; there is room for a piece or two. */
+static void bounded(ddl_group *w, void *arg) {
+    float *zeros = (float *)calloc(LARGE, sizeof(float));
+    ddl_tensor param = ddl_tensor_1d(zeros, DDL_F32, LARGE);
+    ddl_ps_config config = {.memory_bytes = 1000};
+    ddl_ps *ps = NULL;
+    (void)arg;
+    FAILS(ddl_ps_create(w, &config, &param, 1, &ps), DDL_ERR_NOMEM, ddl_rank(w) == 0 ? "memory_bytes is 1000" : "another");
+    CHECK(ps == NULL);
+    config.memory_bytes = 2100000;
+    ps_run(w, &config, &param, 1, bounded_work, &config.memory_bytes);
+    free(zeros);
+}
+
+TEST(memory_is_bounded_and_workers_that_are_ahead_wait) { world_threads(4, bounded, NULL); }

@@ -10,7 +10,8 @@
 static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config *in, ddl_sync_config *out) {
     ddl_sync_config s = *in;
     if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
-        return ddl__fail(why, DDL_ERR_ARG, "%d is no sync mode; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
+        return ddl__fail(why, DDL_ERR_ARG,
+                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
                          (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {

@@ -216,7 +216,7 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
                        p->number, p->rows.count, s->number);
         return ddl__ps_leave_queue(s, p, job);
     }
-    if (!turns && !ddl__ps_apply(s, p, job)) {
+    if (!turns && (!p->ready || !ddl__ps_apply(s, p, job))) {
         return DDL__PS_WAIT;
     }
     p->sequence[job->source] = job->ask.sequence;
@@ -307,6 +307,7 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     case DDL__PS_ASKED:
         if (job->ask.bytes > 0) {
             bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
+            next = next || job->ask.op == DDL__PS_INIT;
             ddl__ps_receive(s, job, next);
             return DDL__PS_WAIT;
         }

@@ -457,8 +457,8 @@ static void ddl__ps_work(ddl__ps_server *s) {
         s->ended_last = s->ended_first == NULL ? NULL : s->ended_last;
         ddl__unlock(s->c);
         ddl__ps_advance(s, job);
-        if (s->starved) {
-            s->starved = false;
+        while (s->starved && s->freed) {
+            s->starved = s->freed = false;
             ddl__ps_run_all(s);
         }
         for (int32_t w = 0; w < s->workers; w++) {

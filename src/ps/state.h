@@ -101,7 +101,7 @@ typedef struct ddl__ps_server {
     ddl__ps_place control; /* gates, and what all workers ask for together */
 
     ddl__ps_job *ended_first, *ended_last; /* under the lock, as is stop */
-    bool starved;                          /* something waits for room */
+    bool starved, freed;                   /* something waits for room; some was given back since */
     bool stop, ended, served;
     ddl_status status;          /* why it ended */
     uint64_t applied, repeated; /* pushes */
@@ -134,6 +134,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
         ddl__scratch_put(s->c, memory);
         ddl__unlock(s->c);
         s->memory.used -= bytes;
+        s->freed = true;
     }
 }
 
@@ -262,6 +263,8 @@ static void ddl__ps_job_free(ddl__ps_server *s, ddl__ps_job *job) {
     if (job->value != NULL) {
         ddl__ps_value_left(s, ddl__ps_place_of(s, &job->ask), job->value);
     }
+    job->in = job->out = NULL;
+    job->value = NULL;
     ddl__lock(s->c);
     ddl__ps_move_drop(s->c, &job->messages[0]);
     ddl__ps_move_drop(s->c, &job->messages[1]);
