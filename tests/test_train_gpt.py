@@ -87,6 +87,35 @@ def two_ranks_equal_one_with_twice_the_batch():
 
 
 @test
+def every_strategy_that_loses_nothing_has_the_same_curve():
+    with scratch() as folder:
+        words = [*SMALL, *text(folder), "--steps", "25"]
+        good(train(words, "--batch 8 --out", folder + "/one"))
+        one = [float(r["loss"]) for r in curve(folder + "/one")]
+        ways = ["--strategy BSP-A2A", "--strategy WFBP-A2A", "--strategy MG-WFBP", "--strategy ByteScheduler-A2A",
+                "--strategy DistributedDataParallel --bucket 64", "--strategy auto --batch 2 --accumulate 2"]
+        for i, way in enumerate(ways):
+            out = good(train(words, "--batch 4", way, "--out", f"{folder}/{i}", ranks=2))
+            name = way.split()[1]
+            check(f"strategy {name}: BSP over all-reduce on 2 ranks" in out, f"it does not say {name}:\n{out}")
+            two = [float(r["loss"]) for r in curve(f"{folder}/{i}")]
+            apart = max(abs(a - b) for a, b in zip(one, two))
+            check(len(two) == 25 and apart < 1e-4, f"{way}: the curves are {apart} apart")
+
+
+@test
+def local_sgd_learns_too_and_nonsense_is_refused():
+    with scratch() as folder:
+        words = [*SMALL, *text(folder), "--batch", "4"]
+        out = good(train(words, "--strategy local-SGD --local 5 --out", folder + "/local", ranks=2))
+        check("local SGD, averaged every 5 steps on 2 ranks" in out, f"it does not say so:\n{out}")
+        check(float(curve(folder + "/local")[-1]["held_out_loss"]) < 3.6, "local SGD learns nothing")
+        refused(train(words, "--strategy best --out", folder + "/x"), 'no strategy "best"', "docs/training.md")
+        result = train(words, "--strategy ZeRO-1 --out", folder + "/x")
+        check(result.returncode == 1 and "the trainer's own optimizers" in result.stdout, result.stdout[-2000:])
+
+
+@test
 def a_resumed_run_is_the_run_bit_for_bit():
     with scratch() as folder:
         words = [*SMALL, *text(folder), "--batch", "4", "--out"]

@@ -13,7 +13,8 @@
 struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
     double lr, clip, decay, temperature;
-    const char *data, *out, *prompt;
+    size_t accumulate, bucket, local;
+    const char *data, *out, *prompt, *strategy;
     bool resume, fresh, help;
 };
 
@@ -35,6 +36,8 @@ static const struct options default_options = {
     .temperature = 0.7,
     .out = "gpt-run",
     .prompt = "The ",
+    .strategy = "auto",
+    .accumulate = 1,
 };
 
 enum option_kind { OPTION_COUNT, OPTION_REAL, OPTION_TEXT, OPTION_FLAG };
@@ -62,6 +65,12 @@ static const struct option_row option_rows[] = {
     {"warmup", "N", "steps until the learning rate is reached", OPTION_COUNT, OPTION(warmup), 0, 1e9},
     {"clip", "X", "largest norm of the gradient; 0: any", OPTION_REAL, OPTION(clip), 0, 1e9},
     {"decay", "X", "AdamW's weight decay", OPTION_REAL, OPTION(decay), 0, 1},
+    {"strategy", "NAME", "how gradients travel: auto, BSP-A2A, WFBP-A2A, MG-WFBP, local-SGD, ... (docs/training.md)",
+     OPTION_TEXT, OPTION(strategy), 0, 0},
+    {"accumulate", "N", "batches that make one step", OPTION_COUNT, OPTION(accumulate), 1, 1024},
+    {"bucket", "N", "KiB of a bucket, for strategies that have them; 0: theirs", OPTION_COUNT, OPTION(bucket), 0, 1e6},
+    {"local", "N", "steps alone between averages, for local SGD; 0: the strategy's", OPTION_COUNT, OPTION(local), 0,
+     1e6},
     {"seed", "N", "of the initial weights and of what is read when", OPTION_COUNT, OPTION(seed), 0, 1e15},
     {"eval", "N", "steps between looks at the held-out text; 0: at the end only", OPTION_COUNT, OPTION(eval), 0, 1e9},
     {"save", "N", "steps between checkpoints; 0: at the end only", OPTION_COUNT, OPTION(save), 0, 1e9},

@@ -4,11 +4,11 @@
  * Run:    ddlrun -n 2 ./train_gpt --fresh --steps 20 --sample 40
  * Prints: held-out loss
  *
- * This file is the training loop and holds every call of ddl. The pattern is that of any data-parallel program. Once:
- * broadcast rank 0's parameters. Each step, on every rank: compute the gradient of its own sequences; as soon as one
- * layer's gradient is final, start to average it over the ranks while backward goes on with the layer below; wait for
- * all; take the same optimizer step. The parameters stay the same on all ranks, bit for bit, because the averaged
- * gradient is. */
+ * This file is the training loop and holds every call of ddl. ddl_trainer does what makes it data-parallel: it sends
+ * rank 0's parameters to all; as soon as backward says that a layer's gradient is final, its average over the ranks is on
+ * its way, while backward goes on with the layer below; ddl_step waits for all and calls this program's own optimizer. The
+ * parameters stay the same on all ranks, bit for bit, because the averaged gradient is. How gradients travel is
+ * --strategy, and nothing else in this file changes with it. */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -31,8 +31,10 @@ struct trainer {
     struct curve curve;
     struct setup setup;
     uint8_t *bytes, *targets; /* (B, T) */
-    ddl_request *requests[MAX_LAYERS + 2];
-    ddl_status status; /* the first error of a request that could not be started */
+    ddl_trainer *sync;
+    ddl_status status; /* the first error of a gradient that could not be sent */
+    size_t step;       /* that is under way, from 0 */
+    double norm;       /* of its averaged gradient */
     double waiting;    /* seconds of this step inside ddl */
     bool save_failed;
 };
@@ -56,49 +58,72 @@ static bool all_good(struct trainer *t, bool good) {
 
 /* ---- one step --------------------------------------------------------------------------------------------------- */
 
-/* backward says that layers[index] is final: start to average it. The other layers' backward runs meanwhile. */
+/* backward says that layers[index] is final: start to average it. The other layers' backward runs meanwhile. The
+ * trainer counts in forward's order, which is the reverse. */
 static void start_average(void *user, size_t index) {
     struct trainer *t = user;
-    struct range range = t->model.layers[index];
     double start = now_seconds();
-    ddl_tensor gradient = DDL_VIEW(t->model.grads + range.first, range.count);
-    ddl_status status = ddl_iall_reduce(t->world, gradient, gradient, DDL_AVG, &t->requests[index]);
+    ddl_status status = ddl_grad_ready(t->sync, (int32_t)(t->model.shape.layers + 1 - index));
     t->status = t->status == DDL_OK ? status : t->status;
     t->waiting += now_seconds() - start;
 }
 
-/* The global batch is `size` times the local one; rank r takes sequences r*B ... r*B + B-1 of it. */
-static void read_batch(struct trainer *t, size_t step) {
+/* ddl_step has put the averages where the gradients were. */
+static int take_step(void *user, ddl_trainer *sync) {
+    struct trainer *t = user;
+    (void)sync;
+    t->norm = adamw_step(&t->optimizer, &t->model, t->step);
+    return 0;
+}
+
+/* The global batch is `size` times the local one, `accumulate` times; rank r takes sequences r*B ... r*B + B-1 of each
+ * of these. */
+static void read_batch(struct trainer *t, size_t step, size_t part) {
     size_t batch = t->options.batch, width = t->options.context;
     for (size_t i = 0; i < batch; i++) {
-        text_training(&t->text, t->options.seed, step, (uint64_t)t->rank * batch + i, t->bytes + i * width,
-                      t->targets + i * width);
+        uint64_t first = (part * (size_t)t->size + (size_t)t->rank) * batch;
+        text_training(&t->text, t->options.seed, step, first + i, t->bytes + i * width, t->targets + i * width);
     }
 }
 
-/* One optimizer step; *out_loss is the mean over all ranks' sequences. */
-static bool train_step(struct trainer *t, size_t step, double *out_loss, double *out_norm) {
-    read_batch(t, step);
+/* One batch of this rank, forward and backward; its gradient is on its way. */
+static bool train_part(struct trainer *t, size_t part, double *loss) {
+    read_batch(t, t->step, part);
     model_forward(&t->model, t->bytes);
-    double loss = model_loss(&t->model, t->targets);
+    *loss += model_loss(&t->model, t->targets) / (double)t->options.accumulate;
     model_backward(&t->model, t->bytes, start_average, t);
-
-    double start = now_seconds();
-    if (t->status != DDL_OK || ddl_wait_all(t->requests, (int32_t)t->model.shape.layers + 2, NULL) != DDL_OK) {
+    bool last = part + 1 == t->options.accumulate;
+    if (t->status != DDL_OK || (!last && ddl_step(t->sync) != DDL_OK)) {
         return ddl_problem(t, "Averaging the gradients");
     }
+    return true;
+}
+
+/* One optimizer step; *out_loss is the mean over all ranks' sequences. */
+static bool train_step(struct trainer *t, double *out_loss) {
+    double loss = 0.0;
+    for (size_t part = 0; part < t->options.accumulate; part++) {
+        if (!train_part(t, part, &loss)) {
+            return false;
+        }
+    }
+    double start = now_seconds();
     if (ddl_all_reduce_scalar(t->world, &loss, DDL_AVG) != DDL_OK) {
         return ddl_problem(t, "Averaging the loss");
     }
     t->waiting += now_seconds() - start;
-
     if (!isfinite(loss)) {
         return problem(
             "The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.",
-            step + 1);
+            t->step + 1);
     }
+    if (ddl_step(t->sync) != DDL_OK) {
+        return ddl_problem(t, "Averaging the gradients");
+    }
+    ddl_trainer_stats stats = {0};
+    ddl_trainer_stats_get(t->sync, &stats);
+    t->waiting += stats.exposed_s;
     *out_loss = loss;
-    *out_norm = adamw_step(&t->optimizer, &t->model, step);
     return true;
 }
 
@@ -168,7 +193,7 @@ static struct setup make_setup(const struct trainer *t) {
         .heads = o->heads,
         .context = o->context,
         .seed = o->seed,
-        .sequences = o->batch * (size_t)t->size,
+        .sequences = o->batch * o->accumulate * (size_t)t->size,
         .steps = o->steps,
         .warmup = o->warmup,
         .text_crc = crc32c(0, t->text.train.data, t->text.train.count),
@@ -248,6 +273,29 @@ static bool prepare(struct trainer *t) {
     return true;
 }
 
+/* The strategy by its name, with what the options say otherwise. Each layer is one range of parameters, and of
+ * gradients. */
+static bool prepare_sync(struct trainer *t) {
+    const struct options *o = &t->options;
+    ddl_trainer_config config;
+    if (ddl_trainer_preset(o->strategy, &config) != DDL_OK) {
+        return problem("There is no strategy \"%s\"; docs/training.md lists them.", o->strategy);
+    }
+    config.step = take_step;
+    config.step_user = t;
+    config.overlap_forward = 0; /* this model's forward waits for all parameters at once */
+    config.accumulate = (int32_t)o->accumulate;
+    config.bucket_bytes = o->bucket > 0 ? (int64_t)o->bucket * 1024 : config.bucket_bytes;
+    config.local_steps = o->local > 0 ? (int32_t)o->local : config.local_steps;
+    bool good = ddl_trainer_create(t->world, &config, &t->sync) == DDL_OK;
+    for (size_t i = t->model.shape.layers + 2; good && i-- > 0;) {
+        struct range range = t->model.layers[i];
+        good = ddl_trainer_add(t->sync, NULL, DDL_VIEW(t->model.params + range.first, range.count),
+                               DDL_VIEW(t->model.grads + range.first, range.count), NULL, NULL) == DDL_OK;
+    }
+    return (good && ddl_trainer_start(t->sync) == DDL_OK) || ddl_problem(t, "Preparing the strategy");
+}
+
 static bool due(size_t step, size_t every) { return every > 0 && step % every == 0; }
 
 static bool train(struct trainer *t) {
@@ -255,12 +303,17 @@ static bool train(struct trainer *t) {
     double begin = now_seconds(), before = t->curve.count > 0 ? t->curve.at[t->curve.count - 1].seconds : 0.0;
     size_t first = t->setup.step;
     for (size_t step = first; step < o->steps; step++) {
-        double start = now_seconds(), loss = 0.0, norm = 0.0, held = NAN;
+        double start = now_seconds(), loss = 0.0, held = NAN;
         t->waiting = 0.0;
-        if (!train_step(t, step, &loss, &norm)) {
+        t->step = step;
+        if (!train_step(t, &loss)) {
             return false;
         }
         double spent = now_seconds() - start;
+        bool looks = due(step + 1, o->eval) || due(step + 1, o->save) || step + 1 == o->steps;
+        if (looks && ddl_trainer_sync(t->sync) != DDL_OK) { /* local SGD: ranks are not alike between averages */
+            return ddl_problem(t, "Averaging the parameters");
+        }
         if ((due(step + 1, o->eval) && step + 1 < o->steps && !evaluate(t, 64, &held)) ||
             (step + 1 == o->steps && !evaluate(t, 1024, &held))) {
             return false;
@@ -274,9 +327,9 @@ static bool train(struct trainer *t) {
                 (float)loss,
                 (float)held,
                 (float)adamw_rate(&t->optimizer, step),
-                (float)((double)(o->batch * o->context) * t->size / spent),
+                (float)((double)(o->batch * o->context * o->accumulate) * t->size / spent),
                 (float)(t->waiting / spent),
-                (float)norm,
+                (float)t->norm,
             };
             report_progress(&t->curve, o->steps, elapsed / (double)(step + 1 - first));
         }
@@ -341,7 +394,7 @@ static void write_sample(struct trainer *t) {
 static bool run(struct trainer *t) {
     signal(SIGXFSZ, SIG_IGN); /* a file size limit shall fail the write, not kill the run */
     const char *set = kernels_choose(getenv("TRAIN_GPT_KERNELS"));
-    if (!prepare(t)) {
+    if (!prepare(t) || !prepare_sync(t)) {
         return false;
     }
     if (t->rank == 0) {
@@ -351,6 +404,11 @@ static bool run(struct trainer *t) {
     }
     if (!train(t)) {
         return false;
+    }
+    if (t->rank == 0) {
+        char line[512];
+        ddl_trainer_describe(t->sync, line, sizeof line);
+        printf("strategy %s: %s\n", t->options.strategy, line);
     }
     if (t->rank == 0 && t->curve.count > 0) {
         const struct point *last = &t->curve.at[t->curve.count - 1];
@@ -386,6 +444,7 @@ int main(int argc, char **argv) {
     if (!good) {
         problem_tell();
     }
+    ddl_trainer_free(&t.sync);
     ddl_finalize(&t.context);
     text_free(&t.text);
     model_free(&t.model);
