@@ -1137,7 +1137,7 @@ typedef enum ddl_schedule {
 } ddl_schedule;
 
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
- * all tensors. Not 0 ends ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
+ * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
 
 /* All zero is BSP over all-reduce with SGD on schedule auto. */
@@ -1212,8 +1212,8 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
  * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, shard and
- * uneven must be those of before. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH;
- * then nothing has changed. [one thread] */
+ * uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors: as
+ * ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
@@ -30072,9 +30072,12 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
         return DDL_OK;
     }
-    DDL__TRY(ddl__figures_agree(t));
+    ddl_status status = ddl__figures_agree(t);
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__trainer_plan(t, true);
+    status = status < 0 ? status : ddl__trainer_plan(t, true);
+    if (status < 0) { /* there may be no units, or not those of the other ranks */
+        ddl__trainer_break(t, status);
+    }
     ddl__unlock(t->context);
     return status;
 }
@@ -30278,6 +30281,20 @@ static ddl_status ddl__trainer_leave(ddl_trainer *t, ddl_status status) {
 
 /* >>ready */
 
+/* overlap_forward: the last step is over when all of its updates have been taken. */
+static ddl_status ddl__waited_check(ddl_trainer *t, const char *what) {
+    for (int32_t i = 0; t->over && i < t->count; i++) {
+        if (!t->weights[i].waited) {
+            return ddl__error(t->context, DDL_ERR_STATE,
+                              "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
+                              "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for "
+                              "each",
+                              what, (long long)t->stats.steps + 1, t->rank, t->weights[i].name);
+        }
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
     ddl_context *c = t->context;
     const char *what = "ddl_grad_ready";
@@ -30289,15 +30306,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
     if (t->joined_out) {
         return ddl__error(c, DDL_ERR_STATE, "%s: rank %d has joined out; it makes no more steps", what, t->rank);
     }
-    for (int32_t i = 0; t->over && i < t->count; i++) {
-        if (!t->weights[i].waited) {
-            return ddl__error(
-                c, DDL_ERR_STATE,
-                "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
-                "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for each",
-                what, step, t->rank, t->weights[i].name);
-        }
-    }
+    DDL__TRY(ddl__waited_check(t, what));
     for (int32_t i = DDL__MAX(index, 0); i < (index == DDL_ALL ? t->count : index + 1); i++) {
         if (t->weights[i].ready) {
             return ddl__error(c, DDL_ERR_STATE,
@@ -30541,12 +30550,12 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (!finite && !o->unchecked) {
         return ddl__step_not_finite(t);
     }
-    DDL__TRY(ddl__step_update(t));
-    if (o->shard) {
+    ddl_status outcome = ddl__step_update(t);
+    if (outcome == DDL_OK && o->shard) {
         DDL__TRY(ddl__step_gather(t, what));
     }
-    ddl__step_close(t, true);
-    return DDL_OK;
+    ddl__step_close(t, outcome == DDL_OK);
+    return outcome;
 }
 
 /* Engine of local SGD: src/train/local.h. */
@@ -30560,6 +30569,7 @@ static ddl_status ddl__step_check(ddl_trainer *t) {
     if (t->joined_out) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_step: rank %d has joined out; it makes no more steps", t->rank);
     }
+    DDL__TRY(ddl__waited_check(t, "ddl_step"));
     for (int32_t i = 0; t->ready_count < t->count && i < t->count; i++) {
         if (!t->weights[i].ready) {
             return ddl__error(c, DDL_ERR_STATE,
@@ -30781,6 +30791,9 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
     t->flag[0] = contributes ? 1 : 0;
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
+        if (t->since_sync == 0) { /* without a step since then: the others have set theirs in their first */
+            ddl__weight_anchor(w);
+        }
         ddl__weight_send(t, w, contributes);
         ddl__unit_release(t, w->unit_first, w->unit_last);
     }
@@ -30830,7 +30843,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     if (!finite && !t->config.unchecked) {
         outcome = ddl__local_not_finite(t, t->stats.steps + 1);
     } else {
-        DDL__TRY(ddl__step_update(t));
+        outcome = ddl__step_update(t);
     }
     if (++t->since_sync >= t->config.local_steps) {
         DDL__TRY(ddl__sync_round(t, what, true));
@@ -30919,6 +30932,14 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
                           "%s: optimizer, step, shard and uneven cannot change; make a "
                           "new trainer",
+                          what);
+    }
+    const ddl_trainer_config *o = &t->config;
+    if (o->shard && (out->schedule != o->schedule || out->bucket_bytes != o->bucket_bytes ||
+                     (out->accumulate > 1) != (o->accumulate > 1))) { /* they say where shards begin */
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
+                          "%s: with shard the schedule and bucket_bytes cannot change, nor accumulate from or to 1, "
+                          "because shards of the optimizer's state stay where they are; make a new trainer",
                           what);
     }
     return DDL_OK;
@@ -31283,8 +31304,12 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
     if (a != NULL) {
         ddl__save_head(a, t);
     }
-    for (int32_t i = 0; i < t->count; i++) { /* also after a failure: the others send their shards */
-        DDL__TRY(ddl__save_weight(t, &t->weights[i], a, room));
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) { /* also after a failure here: others send shards */
+        status = ddl__save_weight(t, &t->weights[i], a, room);
+    }
+    if (a != NULL && status < 0) {
+        ddl__archive_fail(a, "a rank did not send its part");
     }
     if (a != NULL) {
         ddl__save_finish(a, folder, temporary, path);
@@ -31292,6 +31317,7 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
     if (a != NULL && !a->failed) {
         ddl__save_prune(t, folder);
     }
+    DDL__TRY(status);
     return ddl__save_outcome(t, "ddl_trainer_save", archive.failed ? DDL_ERR_SYSTEM : DDL_OK, archive.why);
 }
 

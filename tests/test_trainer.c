@@ -368,6 +368,28 @@ static void sync_now(ddl_group *w, void *arg) {
 }
 TEST(a_synchronisation_on_demand) { world_threads(2, sync_now, NULL); }
 
+/* DiLoCo with a rank that has no data at all: what it begins to measure from is what the others begin with. */
+static void no_data(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[4] = {10, 20, 30, 40}, g[4] = {1, 1, 1, 1};
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){.sync = DDL_SYNC_LOCAL, .local_steps = 2, .outer_rate = 0.5,
+                                                   .outer_momentum = -1, .uneven = 1,
+                                                   .optimizer = {.learning_rate = 1}}, &t));
+    OK(ddl_trainer_add(t, "p", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    for (int step = 0; step < (ddl_rank(w) == 0 ? 4 : 0); step++) {
+        OK(ddl_grad_ready(t, 0));
+        OK(ddl_step(t));
+    }
+    OK(ddl_trainer_join_out(t));
+    for (int k = 0; k < 4; k++) { /* two rounds of two steps of 1, half of each */
+        CHECK_EQ(p[k], 10 * (k + 1) - 2);
+    }
+    OK(ddl_trainer_free(&t));
+}
+TEST(a_rank_without_data_ends_where_the_others_do) { world_threads(3, no_data, NULL); }
+
 /* >>types */
 
 static float from_half(uint16_t bits, ddl_dtype dtype) {

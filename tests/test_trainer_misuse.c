@@ -139,6 +139,7 @@ static void loop(ddl_group *w, void *arg) {
     FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_STATE, "parameter \"first\" has not been waited for");
     OK(ddl_param_wait(b.t, 0));
     FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_STATE, "parameter \"second\" has not been waited for");
+    FAILS(ddl_step(b.t), DDL_ERR_STATE, "parameter \"second\" has not been waited for"); /* no second update */
     OK(ddl_param_wait(b.t, 1));
     bench_check(&b, 1);
     bench_step(w, &b);
@@ -147,6 +148,119 @@ static void loop(ddl_group *w, void *arg) {
     OK(ddl_trainer_free(&b.t));
 }
 TEST(loops_that_are_wrong) { world_threads(2, loop, NULL); }
+
+/* The program's own step fails once: that step is over, and the next one is a whole step of its own. */
+static int fail_first(void *user, ddl_trainer *t) {
+    (void)t;
+    return (*(int *)user)++ == 0 ? 7 : 0;
+}
+
+static void own_step_fails(ddl_group *w, void *arg) {
+    int calls = 0;
+    bench b;
+    ddl_trainer_stats stats;
+    ddl_trainer_config config = {.step = fail_first, .step_user = &calls};
+    config.uneven = *(int *)arg == 1; /* sums are divided: not twice */
+    config.sync = *(int *)arg == 2 ? DDL_SYNC_LOCAL : DDL_SYNC_BSP;
+    bench_make(w, &b, &config);
+    OK(ddl_trainer_start(b.t));
+    for (int step = 0; step < 3; step++) {
+        OK(ddl_grad_ready(b.t, DDL_ALL));
+        if (step == 0) {
+            FAILS(ddl_step(b.t), DDL_ERR_STATE, "the program's own step returned 7 in step 1");
+            FAILS(ddl_step(b.t), DDL_ERR_STATE, "gradient \"first\" was not made ready");
+        } else {
+            OK(ddl_step(b.t));
+        }
+        CHECK_EQ(b.g[1][3], 1);
+    }
+    OK(ddl_trainer_stats_get(b.t, &stats));
+    CHECK_EQ(stats.steps, 2);
+    CHECK_EQ(calls, 3);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(a_step_of_the_program_that_fails) {
+    for (int kind = 0; kind < 3; kind++) {
+        world_threads(2, own_step_fails, &kind);
+    }
+}
+
+/* Shards stay where they are, so whatever says where they begin stays too. */
+static void shards_stay(ddl_group *w, void *arg) {
+    (void)arg;
+    bench b;
+    ddl_trainer_config config = {PLAIN, .shard = 1, .schedule = DDL_SCHEDULE_NONE}, other = config;
+    bench_make(w, &b, &config);
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    other.schedule = DDL_SCHEDULE_WAIT_FREE;
+    FAILS(ddl_trainer_switch(b.t, &other), DDL_ERR_UNSUPPORTED, "with shard the schedule and bucket_bytes cannot");
+    other = config;
+    other.bucket_bytes = 64;
+    FAILS(ddl_trainer_switch(b.t, &other), DDL_ERR_UNSUPPORTED, "with shard the schedule and bucket_bytes cannot");
+    other = config;
+    other.accumulate = 2;
+    FAILS(ddl_trainer_switch(b.t, &other), DDL_ERR_UNSUPPORTED, "with shard the schedule and bucket_bytes cannot");
+    other = config;
+    other.clip_norm = 1e6;
+    OK(ddl_trainer_switch(b.t, &other));
+    bench_step(w, &b);
+    bench_check(&b, 2);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(shards_stay_where_they_are) { world_threads(3, shards_stay, NULL); }
+
+/* >>no memory */
+
+static _Thread_local int allowed = -1; /* allocations of this rank that succeed from now on; below 0: all */
+static void *may_refuse(void *user, size_t bytes) {
+    (void)user;
+    allowed -= allowed > 0;
+    return allowed == 0 ? NULL : malloc(bytes);
+}
+static void give_back(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+/* Memory ends somewhere in the change of plans after step 3: the trainer ends with a sentence, each call after it says
+ * so again, and free works. */
+static void no_new_plan(ddl_group *w, void *arg) {
+    int *job = arg;
+    bench b;
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN, .schedule = DDL_SCHEDULE_MERGED, .latency_s = 1,
+                                            .seconds_per_byte = 1e-9, .bucket_bytes = 1});
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    bench_step(w, &b);
+    OK(ddl_grad_ready(b.t, DDL_ALL));
+    allowed = job[0];
+    ddl_status status = ddl_step(b.t);
+    allowed = -1;
+    job[1 + ddl_rank(w)] = status == DDL_OK;
+    bench_check(&b, 3);
+    if (status == DDL_OK) {
+        bench_step(w, &b);
+        bench_check(&b, 4);
+    } else {
+        CHECK_EQ(status, DDL_ERR_NOMEM);
+        FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_NOMEM, "the trainer has failed");
+        FAILS(ddl_step(b.t), DDL_ERR_NOMEM, "the trainer has failed");
+    }
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(no_memory_for_a_new_plan) {
+    int job[3] = {0}; /* allocations, and which ranks went on */
+    ddl_config config = {.allocator = {may_refuse, give_back, NULL}};
+    world_config = &config;
+    do {
+        job[0]++;
+        world_threads(2, no_new_plan, job);
+        CHECK_EQ(job[1], job[2]);
+    } while (!job[1] && job[0] < 40);
+    CHECK(job[0] > 1 && job[0] < 40);
+    world_config = NULL;
+}
 
 /* Rank 2 registers something else: all ranks are told what and who, and may free and begin anew. */
 static void differs(ddl_group *w, void *arg) {

@@ -39,7 +39,7 @@ typedef enum ddl_schedule {
 } ddl_schedule;
 
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
- * all tensors. Not 0 ends ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
+ * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
 
 /* All zero is BSP over all-reduce with SGD on schedule auto. */
@@ -114,8 +114,8 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
  * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, shard and
- * uneven must be those of before. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH;
- * then nothing has changed. [one thread] */
+ * uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors: as
+ * ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole

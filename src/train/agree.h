@@ -458,9 +458,12 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
         return DDL_OK;
     }
-    DDL__TRY(ddl__figures_agree(t));
+    ddl_status status = ddl__figures_agree(t);
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__trainer_plan(t, true);
+    status = status < 0 ? status : ddl__trainer_plan(t, true);
+    if (status < 0) { /* there may be no units, or not those of the other ranks */
+        ddl__trainer_break(t, status);
+    }
     ddl__unlock(t->context);
     return status;
 }

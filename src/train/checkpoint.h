@@ -315,8 +315,12 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
     if (a != NULL) {
         ddl__save_head(a, t);
     }
-    for (int32_t i = 0; i < t->count; i++) { /* also after a failure: the others send their shards */
-        DDL__TRY(ddl__save_weight(t, &t->weights[i], a, room));
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < t->count && status == DDL_OK; i++) { /* also after a failure here: others send shards */
+        status = ddl__save_weight(t, &t->weights[i], a, room);
+    }
+    if (a != NULL && status < 0) {
+        ddl__archive_fail(a, "a rank did not send its part");
     }
     if (a != NULL) {
         ddl__save_finish(a, folder, temporary, path);
@@ -324,6 +328,7 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
     if (a != NULL && !a->failed) {
         ddl__save_prune(t, folder);
     }
+    DDL__TRY(status);
     return ddl__save_outcome(t, "ddl_trainer_save", archive.failed ? DDL_ERR_SYSTEM : DDL_OK, archive.why);
 }
 

@@ -67,6 +67,9 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
     t->flag[0] = contributes ? 1 : 0;
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
+        if (t->since_sync == 0) { /* without a step since then: the others have set theirs in their first */
+            ddl__weight_anchor(w);
+        }
         ddl__weight_send(t, w, contributes);
         ddl__unit_release(t, w->unit_first, w->unit_last);
     }
@@ -116,7 +119,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     if (!finite && !t->config.unchecked) {
         outcome = ddl__local_not_finite(t, t->stats.steps + 1);
     } else {
-        DDL__TRY(ddl__step_update(t));
+        outcome = ddl__step_update(t);
     }
     if (++t->since_sync >= t->config.local_steps) {
         DDL__TRY(ddl__sync_round(t, what, true));

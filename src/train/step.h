@@ -24,6 +24,20 @@ static ddl_status ddl__trainer_leave(ddl_trainer *t, ddl_status status) {
 
 /* >>ready */
 
+/* overlap_forward: the last step is over when all of its updates have been taken. */
+static ddl_status ddl__waited_check(ddl_trainer *t, const char *what) {
+    for (int32_t i = 0; t->over && i < t->count; i++) {
+        if (!t->weights[i].waited) {
+            return ddl__error(t->context, DDL_ERR_STATE,
+                              "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
+                              "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for "
+                              "each",
+                              what, (long long)t->stats.steps + 1, t->rank, t->weights[i].name);
+        }
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
     ddl_context *c = t->context;
     const char *what = "ddl_grad_ready";
@@ -35,15 +49,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
     if (t->joined_out) {
         return ddl__error(c, DDL_ERR_STATE, "%s: rank %d has joined out; it makes no more steps", what, t->rank);
     }
-    for (int32_t i = 0; t->over && i < t->count; i++) {
-        if (!t->weights[i].waited) {
-            return ddl__error(
-                c, DDL_ERR_STATE,
-                "%s in step %lld on rank %d: parameter \"%s\" has not been waited for "
-                "since the last ddl_step; with overlap_forward each forward calls ddl_param_wait for each",
-                what, step, t->rank, t->weights[i].name);
-        }
-    }
+    DDL__TRY(ddl__waited_check(t, what));
     for (int32_t i = DDL__MAX(index, 0); i < (index == DDL_ALL ? t->count : index + 1); i++) {
         if (t->weights[i].ready) {
             return ddl__error(c, DDL_ERR_STATE,
@@ -287,12 +293,12 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (!finite && !o->unchecked) {
         return ddl__step_not_finite(t);
     }
-    DDL__TRY(ddl__step_update(t));
-    if (o->shard) {
+    ddl_status outcome = ddl__step_update(t);
+    if (outcome == DDL_OK && o->shard) {
         DDL__TRY(ddl__step_gather(t, what));
     }
-    ddl__step_close(t, true);
-    return DDL_OK;
+    ddl__step_close(t, outcome == DDL_OK);
+    return outcome;
 }
 
 /* Engine of local SGD: src/train/local.h. */
@@ -306,6 +312,7 @@ static ddl_status ddl__step_check(ddl_trainer *t) {
     if (t->joined_out) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_step: rank %d has joined out; it makes no more steps", t->rank);
     }
+    DDL__TRY(ddl__waited_check(t, "ddl_step"));
     for (int32_t i = 0; t->ready_count < t->count && i < t->count; i++) {
         if (!t->weights[i].ready) {
             return ddl__error(c, DDL_ERR_STATE,

@@ -24,6 +24,14 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "new trainer",
                           what);
     }
+    const ddl_trainer_config *o = &t->config;
+    if (o->shard && (out->schedule != o->schedule || out->bucket_bytes != o->bucket_bytes ||
+                     (out->accumulate > 1) != (o->accumulate > 1))) { /* they say where shards begin */
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
+                          "%s: with shard the schedule and bucket_bytes cannot change, nor accumulate from or to 1, "
+                          "because shards of the optimizer's state stay where they are; make a new trainer",
+                          what);
+    }
     return DDL_OK;
 }
 
