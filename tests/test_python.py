@@ -1,0 +1,45 @@
+"""examples/python/ddl.py: all collectives on numpy arrays and DLPack, on three ranks.
+tests/run: timeout=120 """
+import os
+import pathlib
+import re
+import sys
+
+from harness import BUILD, ROOT, check, good, main, scratch, sh, skip, test
+
+
+def python():
+    """A Python that has numpy: the one that runs this, or Debian's."""
+    for program in (sys.executable, "/usr/bin/python3"):
+        if sh([program, "-c", "import numpy; numpy.from_dlpack"]).returncode == 0:
+            return program
+    skip("numpy 1.23 or newer is not installed (make deps)")
+
+
+@test
+def every_collective():
+    program = python()
+    good("make -s", f"B={BUILD}", BUILD / "ddlrun", BUILD / "libddl.a", timeout=300)
+    with scratch() as folder:
+        pathlib.Path(folder, "ddl.c").write_text('#define DDL_IMPLEMENTATION\n#include "ddl.h"\n')
+        good("gcc -O0 -std=c11 -fPIC -shared", f"-I{ROOT}", "-o", f"{folder}/libddl.so", f"{folder}/ddl.c", "-lpthread -ldl")
+        env = dict(os.environ, DDL_LIBRARY=f"{folder}/libddl.so", PYTHONPATH=str(ROOT / "examples" / "python"),
+                   PYTHONDONTWRITEBYTECODE="1")
+        out = good([BUILD / "ddlrun", "-n", "3", "--no-prefix", program, ROOT / "tests" / "python_rank.py"], env=env)
+        check(all(f"rank {r} is done" in out for r in range(3)), out)
+
+
+@test
+def numbers_are_those_of_the_header():
+    header, module = (ROOT / "src" / "api.h").read_text(), (ROOT / "examples" / "python" / "ddl.py").read_text()
+    types = dict(re.findall(r'"(\w+)": (\d+)', re.search(r"_TYPES = \{(.*?)\}", module, re.S)[1]))
+    short = {"float": "F", "int": "I", "uint": "U"}
+    for name, number in types.items():
+        kind = re.fullmatch(r"([a-z]+)(\d*)", name)
+        constant = "BOOL" if name == "bool" else short[kind[1]] + kind[2]
+        check(re.search(rf"\bDDL_{constant} = {number}\b", header), f"{name} is not {number}")
+    for name, number in re.findall(r'"(\w+)": (\d+)', re.search(r"_OPS = \{(.*?)\}", module, re.S)[1]):
+        check(re.search(rf"\bDDL_{name.upper()} = {number}\b", header), f"{name} is not {number}")
+
+
+main()
