@@ -152,7 +152,8 @@ static void far_ahead(int rank, int n, void *arg) {
     }
     CHECK_EQ(wrong, 0);
     CHECK(most <= 128 * 1024); /* the window: docs/design.md */
-    CHECK(rank != 1 || most > 0); /* it did run ahead */
+    const char *transports = getenv("DDL_TRANSPORTS"); /* shared memory holds the sender back before anybody stores */
+    CHECK(rank != 1 || most > 0 || (transports != NULL && strcmp(transports, "shm") == 0)); /* it did run ahead */
     ddl_stats stats;
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
     CHECK_EQ(ddl_stats_get(c, &stats), DDL_OK);

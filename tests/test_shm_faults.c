@@ -95,6 +95,53 @@ TEST(without_a_segment_shm_by_name_is_an_error_on_all) {
     }
 }
 
+/* A limit of the system itself, on the one rank that makes the segment, or on another: that one only maps it. */
+typedef struct limited {
+    int rank;
+    const char *transports;
+} limited;
+
+static void under_a_file_limit(int rank, int n, void *arg) {
+    const limited *l = arg;
+    ddl_context *c = NULL;
+    const struct rlimit least = {1 << 20, 1 << 20};
+    (void)n;
+    setenv("DDL_SELF_TEST", "0", 1); /* its own file of memory would be refused first */
+    if (rank == l->rank) {
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &least) == 0);
+    }
+    ddl_status status = join(rank, l->transports, &c);
+    bool refused = l->rank == 0 && l->transports != NULL;
+    CHECK_EQ(status < 0, refused);
+    if (c != NULL) {
+        CHECK_EQ(fault_all_reduces(ddl_world(c), 6), DDL_OK);
+        CHECK_EQ(natives_of(c, "world") > 0, l->rank != 0);
+        CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    }
+}
+
+TEST(under_a_file_limit_tcp_is_taken_with_a_warning) {
+    now = ranks_shared(sizeof *now);
+    ranks_fork(RANKS, under_a_file_limit, &(limited){0, NULL}, 30);
+    CHECK_STR(now->warning[0], "shm: no segment of");
+    CHECK_STR(now->warning[0], "File too large");
+    CHECK_EQ(now->warned[0], 1);
+}
+
+TEST(under_a_file_limit_shm_by_name_is_an_error_on_all) {
+    now = ranks_shared(sizeof *now);
+    ranks_fork(RANKS, under_a_file_limit, &(limited){0, "shm"}, 30);
+    for (int rank = 0; rank < RANKS; rank++) {
+        CHECK_STR(now->said[rank], "DDL_TRANSPORTS");
+    }
+}
+
+TEST(a_file_limit_of_another_rank_is_no_obstacle) {
+    now = ranks_shared(sizeof *now);
+    ranks_fork(RANKS, under_a_file_limit, &(limited){2, "shm"}, 30);
+    CHECK_EQ(now->warned[2], 0);
+}
+
 /* A rank is killed while it joins, or soon after. Nobody waits for it longer than for one that never came. */
 static void join_and_work(int rank, int n, void *arg) {
     shared *s = arg;

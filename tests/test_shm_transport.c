@@ -1,6 +1,6 @@
 /* Messages of the shared-memory transport against a small host: content and order of all sizes and by each way,
  * back-pressure, sleep, recall and redirection, damage, deaths.
- * tests/run: variants=gcc,asan timeout=150 */
+ * tests/run: variants=gcc,asan,tsan timeout=150 */
 #define _GNU_SOURCE 1
 #include "shm_host.h"
 

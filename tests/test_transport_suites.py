@@ -11,6 +11,7 @@ MESSAGES = ["test_p2p", "test_collectives", "test_v_forms", "test_requests", "te
 FAILURES = ["test_mismatch", "test_threads", "test_stop", "test_agree", "test_groups", "test_persistent"]
 CASES = [("template", suite, "", {}) for suite in MESSAGES]
 CASES += [("shm", suite, "", {}) for suite in MESSAGES + FAILURES]
+CASES += [("shm", "test_overlap", "", {}), ("shm", "test_overlap", "_by_plans", {"DDL_ALGO": "ring"})]
 CASES += [("shm", suite, "_by_plans", {"DDL_ALGO": "ring"}) for suite in ("test_collectives", "test_mismatch")]
 CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1"}) for suite in ("test_collectives", "test_mismatch")]
 CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
