@@ -5,6 +5,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 LIBDIR = $(PREFIX)/lib
 PLUGINDIR = $(LIBDIR)/ddl
+MANDIR = $(PREFIX)/share/man/man1
 CMAKEDIR = $(LIBDIR)/cmake/ddl
 B = build
 
@@ -110,7 +111,8 @@ install: header tools plugins
 	for f in $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS))); do install -m 755 $$f $(DESTDIR)$(PREFIX)/bin/; done
 	for f in $(filter-out template,$(PLUGINS)); do \
 	    if [ -e $B/libddl-$$f.so ]; then install -m 644 $B/libddl-$$f.so $(DESTDIR)$(PLUGINDIR)/; fi; done
-	install -d $(DESTDIR)$(CMAKEDIR)
+	install -d $(DESTDIR)$(CMAKEDIR) $(DESTDIR)$(MANDIR)
+	install -m 644 docs/man/*.1 $(DESTDIR)$(MANDIR)/
 	{ echo 'include(CMakeFindDependencyMacro)'; echo 'find_dependency(Threads)'; \
 	  echo 'get_filename_component(ddl_prefix "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)'; \
 	  echo 'if(NOT TARGET ddl::ddl)'; echo '  add_library(ddl::ddl INTERFACE IMPORTED)'; \
@@ -127,6 +129,7 @@ install: header tools plugins
 	  echo 'Cflags: -I$${includedir} -DDDL_PLUGIN_DIR="\"$${plugindir}\""'; } > $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
 
 uninstall:
+	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(notdir $(wildcard docs/man/*.1)))
 	rm -f $(DESTDIR)$(PREFIX)/include/ddl.h $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
 	rm -f $(DESTDIR)$(CMAKEDIR)/ddl-config.cmake $(DESTDIR)$(CMAKEDIR)/ddl-config-version.cmake
 	-rmdir $(DESTDIR)$(CMAKEDIR) 2>/dev/null
