@@ -274,3 +274,44 @@ static void bounded(ddl_group *w, void *arg) {
 }
 
 TEST(memory_is_bounded_and_workers_that_are_ahead_wait) { world_threads(4, bounded, NULL); }
+
+/* >>a worker's own writes */
+
+/* A pull that is asked for while the push before it is still on its way sees it all the same. */
+static void own_work(ddl_group *w, ddl_ps *ps, void *arg) {
+    float *grad = (float *)malloc(LARGE * sizeof(float)), *value = (float *)malloc(LARGE * sizeof(float));
+    (void)arg;
+    for (int i = 0; i < LARGE; i++) {
+        grad[i] = -1;
+    }
+    for (int k = 0; k < 10; k++) {
+        ddl_request *r[2] = {NULL};
+        int missing = 0;
+        memset(value, 0xff, LARGE * sizeof(float)); /* NaN */
+        OK(ddl_ps_ipush(ps, 0, ddl_tensor_1d(grad, DDL_F32, LARGE), NULL, &r[0]));
+        OK(ddl_ps_ipull(ps, 0, ddl_tensor_1d(value, DDL_F32, LARGE), &r[1]));
+        OK(ddl_wait_all(r, 2, NULL));
+        for (int i = 0; i < LARGE; i++) {
+            missing += !(value[i] >= (float)(k + 1) && value[i] <= 20.0f);
+        }
+        CHECK_EQ(missing, 0);
+        OK(ddl_ps_clock(ps));
+    }
+    free(grad);
+    free(value);
+}
+
+static void own(ddl_group *w, void *arg) {
+    float *zeros = (float *)calloc(LARGE, sizeof(float));
+    ddl_tensor param = ddl_tensor_1d(zeros, DDL_F32, LARGE);
+    ddl_ps_config config = {
+        .sync = *(const ddl_sync_config *)arg, .op = DDL_SUM, .optimizer = {.kind = DDL_SGD, .learning_rate = 1}};
+    ps_run(w, &config, &param, 1, own_work, NULL);
+    free(zeros);
+}
+
+TEST(a_worker_always_sees_its_own_writes) {
+    ddl_sync_config modes[] = {{DDL_SYNC_ASP, 0, 0}, {DDL_SYNC_SSP, 3, 0}};
+    world_threads(2, own, &modes[0]);
+    world_threads(2, own, &modes[1]);
+}
