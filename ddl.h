@@ -22716,6 +22716,11 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     for (int32_t i = 0; status == DDL_OK && i < c->world_size; i++) {
         ddl__blob_read(wire + (size_t)i * DDL__BLOB_BYTES, &table[i]);
     }
+    if (status == DDL_OK && memcmp(table[c->rank].nonce, mine.nonce, sizeof mine.nonce) != 0) {
+        return ddl__error(c, DDL_ERR_CORRUPT,
+                          "ddl_init: what this rank told about itself came back changed; keys of an earlier run could "
+                          "come back with it. Is there another job in the same rendezvous?");
+    }
     return status;
 }
 
@@ -25193,7 +25198,7 @@ typedef struct ddl__ps_ask {
     uint64_t sequence;
     int64_t count;  /* ids */
     int64_t bytes;  /* of the payload */
-    uint64_t value; /* of a push: the bits of the factor of the learning rate */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 1: the last one failed */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {
@@ -25969,12 +25974,13 @@ static int64_t ddl__ps_slowest(const ddl__ps_server *s) {
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Clocks of which all updates of this place are in, of the workers that are left. A push that was announced and has
- * not come yet holds its worker back. */
+/* Clocks of which all updates of this place are in, of the workers that are left. To a table a worker may push more
+ * than once in a clock, so that only its clock tells. A push that was announced and has not come yet holds its worker
+ * back. */
 static int64_t ddl__ps_place_slowest(const ddl__ps_server *s, const ddl__ps_place *p) {
     int64_t least = INT64_MAX;
     for (int32_t w = 0; w < s->workers; w++) {
-        int64_t at = DDL__MAX(s->clock[w], p->pushed[w]);
+        int64_t at = p->piece != NULL ? DDL__MAX(s->clock[w], p->pushed[w]) : s->clock[w];
         least = s->present[w] ? DDL__MIN(least, at) : least;
     }
     for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
@@ -26102,8 +26108,17 @@ static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
     ddl__optim_step(&s->optimizer, &part, NULL);
 }
 
-static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) {
-    int32_t among = s->op == DDL_AVG ? s->present_count : 1;
+/* Workers of the clock that is being added up: those who are there, and those who left after it. */
+static int32_t ddl__ps_workers_of_clock(const ddl__ps_server *s, const ddl__ps_place *p) {
+    int32_t count = 0;
+    for (int32_t w = 0; w < s->workers; w++) {
+        count += s->present[w] || DDL__MAX(s->clock[w], p->pushed[w]) > p->clock;
+    }
+    return count;
+}
+
+static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, int32_t workers, double rate) {
+    int32_t among = s->op == DDL_AVG ? workers : 1;
     ddl__ps_rows_step(&p->rows, &s->optimizer, s->params + p->number, among, rate);
 }
 
@@ -26111,7 +26126,7 @@ static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) 
 static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
-        ddl__ps_step_rows(s, p, ddl__ps_rate_of(job));
+        ddl__ps_step_rows(s, p, s->present_count, ddl__ps_rate_of(job));
     } else {
         if (!ddl__ps_own(s, p)) {
             return false;
@@ -26144,7 +26159,7 @@ static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
         }
         ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
     } else if (p->given > 0) {
-        ddl__ps_step_rows(s, p, p->rate);
+        ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }
     p->clock++;
     p->turn = p->given = 0;
@@ -26314,7 +26329,11 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
         return push                          ? ddl__ps_accept(s, p, job)
                : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
                                              : ddl__ps_read(s, p, job);
-    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn */
+    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn, which never comes when a worker is lost */
+        if (job->in != NULL && turns && s->lost >= 0 && job->ask.op == DDL__PS_PUSH_PULL) {
+            ddl__ps_refuse_lost(s, job);
+            return ddl__ps_leave_queue(s, p, job);
+        }
         return job->in != NULL || job->ask.op != DDL__PS_PUSH_PULL ? DDL__PS_ASIDE : ddl__ps_read(s, p, job);
     }
     return DDL__PS_WAIT;
@@ -26871,6 +26890,11 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
     size_t cap = (size_t)s->table_count;
     ddl__ps_place **tables = ddl__ps_alloc(&s->memory, cap + 1, sizeof *tables);
     if (p == NULL || tables == NULL || !ddl__ps_place_begin(s, p, s->table_count)) {
+        if (p != NULL) {
+            ddl__ps_place_end(s, p);
+        }
+        ddl__ps_free(&s->memory, p, 1, sizeof *p);
+        ddl__ps_free(&s->memory, tables, cap + 1, sizeof *tables);
         return ddl__fail(why, DDL_ERR_NOMEM, "server %d has no memory for table %d", s->number, s->table_count);
     }
     p->ready = true;
@@ -26943,9 +26967,7 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
         clocks[w] = most;
     }
     s->sync = *sync;
-    if (s->lost >= 0 && !ddl__ps_in_turns(s)) {
-        s->lost = -1;
-    }
+    s->lost = -1; /* no sum waits for it */
     ddl__ps_set_clocks(s, clocks);
     return DDL_OK;
 }
@@ -26958,6 +26980,34 @@ static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t
         g.pushes += sequences[w];
     }
     return g;
+}
+
+/* Could any server not write the last checkpoint? Workers have heard all of them. */
+static bool ddl__ps_last_save_failed(const ddl__ps_server *s) {
+    bool failed = false;
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        failed = failed || (job->ask.op == DDL__PS_SAVE && job->ask.value != 0);
+    }
+    return failed;
+}
+
+/* Two generations are kept: this one and the newest before it that all servers have. An older one, or one that is not
+ * whole, goes when this server's file of the new one is there. */
+static ddl_status ddl__ps_do_save(ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+                                  const uint64_t *sequences, ddl__sentence *why) {
+    char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
+    bool failed = ddl__ps_last_save_failed(s);
+    ddl__ps_generation old = failed ? s->saved_last : s->saved;
+    s->saved = failed ? s->saved : s->saved_last;
+    s->saved_last = (ddl__ps_generation){0};
+    DDL__TRY(ddl__ps_save(s, folder, g, sequences, why));
+    s->saved_last = *g;
+    if (old.servers > 0 && ddl__ps_newer_first(&old, g) != 0 && ddl__ps_newer_first(&old, &s->saved) != 0) {
+        ddl__ps_name(name, &old, s->number);
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        unlink(path);
+    }
+    return DDL_OK;
 }
 
 /* Does what all have asked for; clocks and sequences are by worker, in and out. */
@@ -26975,16 +27025,7 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
     DDL__TRY(ddl__ps_between_clocks(s, why));
     if (job->ask.op == DDL__PS_SAVE) {
         *g = ddl__ps_moment(s, sequences);
-        DDL__TRY(ddl__ps_save(s, job->in, g, sequences, why));
-        if (s->saved.servers > 0 && ddl__ps_newer_first(&s->saved, g) != 0) { /* two generations are kept */
-            char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
-            ddl__ps_name(name, &s->saved, s->number);
-            snprintf(path, sizeof path, "%s/%s", job->in, name);
-            unlink(path);
-        }
-        s->saved = s->saved_last;
-        s->saved_last = *g;
-        return DDL_OK;
+        return ddl__ps_do_save(s, job->in, g, sequences, why);
     }
     DDL__TRY(ddl__ps_load(s, job->in, clocks, sequences, g, why));
     for (int64_t i = 0; i < s->piece_count; i++) {
@@ -27478,7 +27519,7 @@ struct ddl_ps {
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
-    bool left;
+    bool left, save_failed; /* the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;
     ddl__ps_server *server; /* on this rank; or NULL */
@@ -28465,6 +28506,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
     ddl__ps_ask ask = {.op = op, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
+    ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -28655,8 +28697,9 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
                             "a folder that all of them share, and nobody else writes to",
                             what, folder);
     }
+    ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
     if (status == DDL_OK && op == DDL__PS_LOAD) {
-        ps->sequence = answer.sequence;
+        ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
         ddl__ps_resume(ps, &answer);
     }
     ddl__unlock(ps->c);

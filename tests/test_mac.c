@@ -130,6 +130,50 @@ TEST(jobs_run_sealed) {
     }
 }
 
+/* ---- keys ---- */
+
+/* Joins alone with a second rank that is made up: its own words, under the other's number. changed: the byte of its own
+ * line that somebody on the way changes, -1: none. */
+static int mirror(void *user, const void *in, void *out, size_t bytes) {
+    int changed = *(int *)user;
+    memcpy(out, in, bytes);
+    memcpy((char *)out + bytes, in, bytes);
+    if (changed >= 0) {
+        ((char *)out)[changed] ^= 1;
+    }
+    return 0;
+}
+
+/* A nonce of an earlier run in the place of this rank's own would bring back that run's keys, and with them frames that
+ * somebody has kept. */
+TEST(a_nonce_that_comes_back_changed_is_refused) {
+    char error[1200] = "", secret[65];
+    ddl_context *c = NULL;
+    int changed = 7 * 4 + 2 * 8 + 64 + 32 + 16; /* in a blob: numbers, host_id, host_name, pass_name, then the nonce */
+    ddl_config config = {.world_size = 2,
+                         .exchange = mirror,
+                         .exchange_user = &changed,
+                         .secret = secret,
+                         .secret_bytes = 64,
+                         .timeout_ms = 300,
+                         .init_timeout_ms = 300,
+                         .error_text = error,
+                         .error_bytes = sizeof error};
+    ranks_secret(secret);
+    setenv("DDL_TRANSPORTS", "tcp", 1);
+    setenv("DDL_MAC", "1", 1);
+    setenv("DDL_CHECK", "", 1);
+    setenv("DDL_LOG", "none", 1);
+    CHECK_EQ(ddl_init(&config, &c), DDL_ERR_CORRUPT);
+    CHECK_STR(error, "what this rank told about itself came back changed");
+    changed = -1; /* the rank that is made up never greets */
+    ddl_status status = ddl_init(&config, &c);
+    CHECK(status < 0 && status != DDL_ERR_CORRUPT);
+    unsetenv("DDL_MAC");
+    unsetenv("DDL_CHECK");
+    unsetenv("DDL_TRANSPORTS");
+}
+
 /* ---- settings ---- */
 
 static void differ(int rank, int n, void *arg) {

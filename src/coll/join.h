@@ -381,6 +381,11 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     for (int32_t i = 0; status == DDL_OK && i < c->world_size; i++) {
         ddl__blob_read(wire + (size_t)i * DDL__BLOB_BYTES, &table[i]);
     }
+    if (status == DDL_OK && memcmp(table[c->rank].nonce, mine.nonce, sizeof mine.nonce) != 0) {
+        return ddl__error(c, DDL_ERR_CORRUPT,
+                          "ddl_init: what this rank told about itself came back changed; keys of an earlier run could "
+                          "come back with it. Is there another job in the same rendezvous?");
+    }
     return status;
 }
 

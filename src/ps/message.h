@@ -44,7 +44,7 @@ typedef struct ddl__ps_ask {
     uint64_t sequence;
     int64_t count;  /* ids */
     int64_t bytes;  /* of the payload */
-    uint64_t value; /* of a push: the bits of the factor of the learning rate */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 1: the last one failed */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {

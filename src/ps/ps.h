@@ -573,6 +573,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
     ddl__ps_ask ask = {.op = op, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
+    ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -763,8 +764,9 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
                             "a folder that all of them share, and nobody else writes to",
                             what, folder);
     }
+    ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
     if (status == DDL_OK && op == DDL__PS_LOAD) {
-        ps->sequence = answer.sequence;
+        ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
         ddl__ps_resume(ps, &answer);
     }
     ddl__unlock(ps->c);

@@ -105,8 +105,17 @@ static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
     ddl__optim_step(&s->optimizer, &part, NULL);
 }
 
-static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) {
-    int32_t among = s->op == DDL_AVG ? s->present_count : 1;
+/* Workers of the clock that is being added up: those who are there, and those who left after it. */
+static int32_t ddl__ps_workers_of_clock(const ddl__ps_server *s, const ddl__ps_place *p) {
+    int32_t count = 0;
+    for (int32_t w = 0; w < s->workers; w++) {
+        count += s->present[w] || DDL__MAX(s->clock[w], p->pushed[w]) > p->clock;
+    }
+    return count;
+}
+
+static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, int32_t workers, double rate) {
+    int32_t among = s->op == DDL_AVG ? workers : 1;
     ddl__ps_rows_step(&p->rows, &s->optimizer, s->params + p->number, among, rate);
 }
 
@@ -114,7 +123,7 @@ static void ddl__ps_step_rows(ddl__ps_server *s, ddl__ps_place *p, double rate) 
 static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
-        ddl__ps_step_rows(s, p, ddl__ps_rate_of(job));
+        ddl__ps_step_rows(s, p, s->present_count, ddl__ps_rate_of(job));
     } else {
         if (!ddl__ps_own(s, p)) {
             return false;
@@ -147,7 +156,7 @@ static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
         }
         ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
     } else if (p->given > 0) {
-        ddl__ps_step_rows(s, p, p->rate);
+        ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }
     p->clock++;
     p->turn = p->given = 0;
@@ -317,7 +326,11 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
         return push                          ? ddl__ps_accept(s, p, job)
                : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
                                              : ddl__ps_read(s, p, job);
-    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn */
+    case DDL__PS_ACCEPTED: /* its gradient is in, or waits for its turn, which never comes when a worker is lost */
+        if (job->in != NULL && turns && s->lost >= 0 && job->ask.op == DDL__PS_PUSH_PULL) {
+            ddl__ps_refuse_lost(s, job);
+            return ddl__ps_leave_queue(s, p, job);
+        }
         return job->in != NULL || job->ask.op != DDL__PS_PUSH_PULL ? DDL__PS_ASIDE : ddl__ps_read(s, p, job);
     }
     return DDL__PS_WAIT;

@@ -53,6 +53,11 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
     size_t cap = (size_t)s->table_count;
     ddl__ps_place **tables = ddl__ps_alloc(&s->memory, cap + 1, sizeof *tables);
     if (p == NULL || tables == NULL || !ddl__ps_place_begin(s, p, s->table_count)) {
+        if (p != NULL) {
+            ddl__ps_place_end(s, p);
+        }
+        ddl__ps_free(&s->memory, p, 1, sizeof *p);
+        ddl__ps_free(&s->memory, tables, cap + 1, sizeof *tables);
         return ddl__fail(why, DDL_ERR_NOMEM, "server %d has no memory for table %d", s->number, s->table_count);
     }
     p->ready = true;
@@ -125,9 +130,7 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
         clocks[w] = most;
     }
     s->sync = *sync;
-    if (s->lost >= 0 && !ddl__ps_in_turns(s)) {
-        s->lost = -1;
-    }
+    s->lost = -1; /* no sum waits for it */
     ddl__ps_set_clocks(s, clocks);
     return DDL_OK;
 }
@@ -140,6 +143,34 @@ static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t
         g.pushes += sequences[w];
     }
     return g;
+}
+
+/* Could any server not write the last checkpoint? Workers have heard all of them. */
+static bool ddl__ps_last_save_failed(const ddl__ps_server *s) {
+    bool failed = false;
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        failed = failed || (job->ask.op == DDL__PS_SAVE && job->ask.value != 0);
+    }
+    return failed;
+}
+
+/* Two generations are kept: this one and the newest before it that all servers have. An older one, or one that is not
+ * whole, goes when this server's file of the new one is there. */
+static ddl_status ddl__ps_do_save(ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+                                  const uint64_t *sequences, ddl__sentence *why) {
+    char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
+    bool failed = ddl__ps_last_save_failed(s);
+    ddl__ps_generation old = failed ? s->saved_last : s->saved;
+    s->saved = failed ? s->saved : s->saved_last;
+    s->saved_last = (ddl__ps_generation){0};
+    DDL__TRY(ddl__ps_save(s, folder, g, sequences, why));
+    s->saved_last = *g;
+    if (old.servers > 0 && ddl__ps_newer_first(&old, g) != 0 && ddl__ps_newer_first(&old, &s->saved) != 0) {
+        ddl__ps_name(name, &old, s->number);
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        unlink(path);
+    }
+    return DDL_OK;
 }
 
 /* Does what all have asked for; clocks and sequences are by worker, in and out. */
@@ -157,16 +188,7 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
     DDL__TRY(ddl__ps_between_clocks(s, why));
     if (job->ask.op == DDL__PS_SAVE) {
         *g = ddl__ps_moment(s, sequences);
-        DDL__TRY(ddl__ps_save(s, job->in, g, sequences, why));
-        if (s->saved.servers > 0 && ddl__ps_newer_first(&s->saved, g) != 0) { /* two generations are kept */
-            char name[DDL__PS_NAME_BYTES], path[DDL__PS_PATH_BYTES + 160];
-            ddl__ps_name(name, &s->saved, s->number);
-            snprintf(path, sizeof path, "%s/%s", job->in, name);
-            unlink(path);
-        }
-        s->saved = s->saved_last;
-        s->saved_last = *g;
-        return DDL_OK;
+        return ddl__ps_do_save(s, job->in, g, sequences, why);
     }
     DDL__TRY(ddl__ps_load(s, job->in, clocks, sequences, g, why));
     for (int64_t i = 0; i < s->piece_count; i++) {

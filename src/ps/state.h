@@ -316,12 +316,13 @@ static int64_t ddl__ps_slowest(const ddl__ps_server *s) {
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Clocks of which all updates of this place are in, of the workers that are left. A push that was announced and has
- * not come yet holds its worker back. */
+/* Clocks of which all updates of this place are in, of the workers that are left. To a table a worker may push more
+ * than once in a clock, so that only its clock tells. A push that was announced and has not come yet holds its worker
+ * back. */
 static int64_t ddl__ps_place_slowest(const ddl__ps_server *s, const ddl__ps_place *p) {
     int64_t least = INT64_MAX;
     for (int32_t w = 0; w < s->workers; w++) {
-        int64_t at = DDL__MAX(s->clock[w], p->pushed[w]);
+        int64_t at = p->piece != NULL ? DDL__MAX(s->clock[w], p->pushed[w]) : s->clock[w];
         least = s->present[w] ? DDL__MIN(least, at) : least;
     }
     for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {

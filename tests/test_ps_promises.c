@@ -1,0 +1,184 @@
+/* What parameter servers promise at the edges: who leaves still counts in the clocks it was part of, tables in SSP, going
+ * back to a checkpoint while running, checkpoints that fail twice, a wait for a worker that dies.
+ * tests/run: variants=gcc,asan timeout=60 */
+#include "ps.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+
+static char folder[] = "/tmp/ddl-test-ps-promises-XXXXXX";
+
+static void run(ddl_group *w, const ddl_ps_config *config, ps_fn fn) {
+    enum { N = 4096 };
+    float *p = calloc(N, sizeof *p);
+    ddl_tensor t = ddl_tensor_1d(p, DDL_F32, N);
+    ddl_ps_config with = *config;
+    with.optimizer.learning_rate = 1;
+    ps_run(w, &with, &t, 1, fn, NULL);
+    free(p);
+}
+
+/* ---- tables ---- */
+
+/* Worker 1 leaves after clock 0; worker 0 ends that clock later. Both gradients are halved all the same. */
+static void leave_after(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    uint64_t id = 5;
+    float g[1] = {4}, row[1];
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1}, &table));
+    if (ps_worker(ps) == 0) {
+        OK(ddl_barrier(w));
+    }
+    OK(ddl_ps_push_rows(ps, table, &id, 1, DDL_ARRAY(g), NULL));
+    OK(ddl_ps_clock(ps));
+    if (ps_worker(ps) == 1) {
+        OK(ddl_ps_leave(ps));
+        OK(ddl_barrier(w));
+        return;
+    }
+    OK(ddl_ps_pull_rows(ps, table, &id, 1, DDL_ARRAY(row)));
+    CHECK_EQ(row[0], -4);
+    OK(ddl_ps_push_rows(ps, table, &id, 1, DDL_ARRAY(g), NULL)); /* from here on it is alone */
+    OK(ddl_ps_clock(ps));
+    OK(ddl_ps_pull_rows(ps, table, &id, 1, DDL_ARRAY(row)));
+    CHECK_EQ(row[0], -8);
+}
+static void leave_after_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){0}, leave_after);
+}
+TEST(a_worker_that_left_counts_in_the_clocks_it_was_part_of) { world_threads(2, leave_after_run, NULL); }
+
+/* Worker 1 pushes twice in clock 0. A read at clock 2 with bound 1 sees both, though the second comes late. */
+static void twice(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    uint64_t ids[2] = {5, 6};
+    float g[1] = {2}, row[1];
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1}, &table));
+    if (ps_worker(ps) == 1) {
+        OK(ddl_ps_push_rows(ps, table, &ids[0], 1, DDL_ARRAY(g), NULL));
+        OK(ddl_barrier(w));
+        usleep(200000); /* time for a read that does not wait */
+        OK(ddl_ps_push_rows(ps, table, &ids[1], 1, DDL_ARRAY(g), NULL));
+        OK(ddl_ps_clock(ps));
+        return;
+    }
+    OK(ddl_barrier(w));
+    OK(ddl_ps_clock(ps));
+    OK(ddl_ps_clock(ps));
+    for (int i = 0; i < 2; i++) {
+        OK(ddl_ps_pull_rows(ps, table, &ids[i], 1, DDL_ARRAY(row)));
+        CHECK_EQ(row[0], -1);
+    }
+}
+static void twice_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){.sync = {.mode = DDL_SYNC_SSP, .staleness = 1}}, twice);
+}
+TEST(ssp_tables_show_all_pushes_of_a_clock) { world_threads(2, twice_run, NULL); }
+
+/* ---- checkpoints ---- */
+
+static float value(ddl_group *w, ddl_ps *ps) {
+    enum { N = 4096 };
+    float *out = calloc(N, sizeof *out), v;
+    OK(ddl_ps_pull(ps, 0, ddl_tensor_1d(out, DDL_F32, N)));
+    v = out[0];
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(out[i], v);
+    }
+    free(out);
+    return v;
+}
+
+static void step(ddl_group *w, ddl_ps *ps) {
+    enum { N = 4096 };
+    float *g = calloc(N, sizeof *g);
+    for (int i = 0; i < N; i++) {
+        g[i] = 1;
+    }
+    OK(ddl_ps_push(ps, 0, ddl_tensor_1d(g, DDL_F32, N), NULL));
+    OK(ddl_ps_clock(ps));
+    free(g);
+}
+
+/* Makes this generation's file of server 1 impossible. */
+static void obstruct(ddl_group *w, int clock) {
+    char path[200];
+    snprintf(path, sizeof path, "%s/ddl-ps.%d.%d.1-of-2", folder, clock, 2 * clock);
+    if (ddl_rank(w) == 0) {
+        CHECK_EQ(mkdir(path, 0700), 0);
+        strcat(path, "/x");
+        CHECK_EQ(mkdir(path, 0700), 0);
+    }
+    OK(ddl_barrier(w));
+}
+
+static void back(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    step(w, ps);
+    OK(ddl_ps_save(ps, folder));
+    for (int clock = 2; clock <= 4; clock++) { /* each time server 0 can write and server 1 cannot */
+        step(w, ps);
+        obstruct(w, clock);
+        FAILS(ddl_ps_save(ps, folder), DDL_ERR_SYSTEM, "server 1");
+    }
+    CHECK_EQ(value(w, ps), -4);
+    OK(ddl_ps_load(ps, folder)); /* the first still stands */
+    CHECK_EQ(value(w, ps), -1);
+    for (int clock = 2; clock <= 6; clock++) { /* and pushes after it are new ones */
+        step(w, ps);
+        CHECK_EQ(value(w, ps), -clock);
+    }
+    OK(ddl_ps_save(ps, folder));
+    OK(ddl_ps_load(ps, folder));
+    CHECK_EQ(value(w, ps), -6);
+}
+static void back_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){.servers = 2}, back);
+}
+TEST(a_checkpoint_outlives_later_ones_that_fail_and_can_be_gone_back_to) {
+    char command[100];
+    CHECK(mkdtemp(folder) != NULL);
+    world_threads(2, back_run, NULL);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQ(system(command), 0);
+}
+
+/* ---- deaths ---- */
+
+/* Worker 2's gradient has come and waits for worker 1's turn; worker 1 dies. Of 0: worker 2 was told. */
+static void die(ddl_group *w, void *arg) {
+    int *told = arg, me = ddl_rank(w);
+    float p[8] = {0}, g[8] = {0}, out[8];
+    ddl_tensor t = DDL_ARRAY(p);
+    ddl_ps *ps = NULL;
+    OK(ddl_ps_create(w, &(ddl_ps_config){0}, &t, 1, &ps));
+    if (me == 1) {
+        usleep(200000); /* worker 2 waits by then; if not, it is told at once */
+        raise(SIGKILL);
+    }
+    if (me == 2) {
+        FAILS(ddl_ps_push_pull(ps, 0, DDL_ARRAY(g), DDL_ARRAY(out), NULL), DDL_ERR_PEER, "worker 1 died");
+        told[0] = 1;
+    }
+    while (!told[0]) { /* the server is there until then */
+        usleep(10000);
+    }
+    ddl_ps_free(&ps);
+}
+TEST(a_push_pull_that_waits_for_a_dead_worker_is_told) {
+    world in;
+    ranks r;
+    memset(&in, 0, sizeof in);
+    in.fn = die;
+    in.arg = ranks_shared(sizeof(int));
+    setenv("DDL_LOG", "none", 1);
+    ranks_start(&r, 3, world_process, &in);
+    CHECK_EQ(ranks_wait(&r, 50), 1); /* the one that was killed */
+    CHECK_EQ(*(int *)in.arg, 1);
+    unsetenv("DDL_LOG");
+}
