@@ -8,13 +8,22 @@
 
 #include <getopt.h>
 
+#include "doctor.h"
+
 static const char info_usage[] =
-    "usage: ddl-info\n"
+    "usage: ddl-info [--doctor [--json]]\n"
     "       ddlrun -n 4 ddl-info      the same, and how the ranks reach each other\n"
     "\n"
     "Shows settings and where they come from, cores, interfaces, plugins that were loaded or refused and why; as the\n"
     "ranks of a job also hosts, transports, measured latency and bandwidth, and the algorithm chosen for each size.\n"
-    "Secrets are not shown. Exit code: 0, or 1 when ddl_init fails.\n";
+    "Secrets are not shown.\n"
+    "\n"
+    "  --doctor   look for what commonly goes wrong instead, on every rank: limits of descriptors, locked memory and\n"
+    "             memory, cores, the secret, plugins, messages between every two ranks; each finding with what fixes it\n"
+    "  --json     the doctor's findings for machines\n"
+    "  --help     show this\n"
+    "\n"
+    "Exit code: 0; 1 when ddl_init fails or the doctor finds something wrong; 2 when an argument is.\n";
 
 static void print_version(void) {
     printf("ddl %d.%d.%d, plugin ABI %d; built in: tcp%s", DDL_VERSION_MAJOR, DDL_VERSION_MINOR, DDL_VERSION_PATCH,
@@ -185,18 +194,44 @@ static ddl_log_level info_level(notes *n) {
     return n->shown > DDL_LOG_INFO ? n->shown : DDL_LOG_INFO;
 }
 
-int main(int argc, char **argv) {
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+/* -1: go on; else the exit code. */
+static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_json) {
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"doctor", no_argument, NULL, 'd'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {NULL, 0, NULL, 0}};
     opterr = 0;
-    int option = getopt_long(argc, argv, "h", options, NULL);
-    if (option == 'h') {
-        fputs(info_usage, stdout);
-        return 0;
+    int option;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (option == 'h') {
+            fputs(info_usage, stdout);
+            return 0;
+        }
+        *out_doctor |= option == 'd';
+        *out_json |= option == 'j';
+        if (option == '?') {
+            fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes --doctor, --json or --help.\n",
+                    argv[optind - 1]);
+            return 2;
+        }
     }
-    if (option != -1 || optind < argc) {
-        fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes none, or --help.\n",
-                option != -1 ? argv[optind - 1] : argv[optind]);
+    if (optind < argc || (*out_json && !*out_doctor)) {
+        if (optind < argc) {
+            fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes --doctor, --json or --help.\n",
+                    argv[optind]);
+        } else {
+            fprintf(stderr, "ddl-info: --json is a form of --doctor; give both.\n");
+        }
         return 2;
+    }
+    return -1;
+}
+
+int main(int argc, char **argv) {
+    bool ask_doctor = false, json = false;
+    int usage = read_arguments(argc, argv, &ask_doctor, &json);
+    if (usage >= 0) {
+        return usage;
     }
     char why[DDL__SENTENCE_BYTES] = "";
     static notes said;
@@ -211,6 +246,12 @@ int main(int argc, char **argv) {
         print_notes(&said);
         printf("\nddl_init fails with %s: %s\n", ddl_status_name(status), why);
         return 1;
+    }
+    if (ask_doctor) {
+        int result = doctor(c, json);
+        fflush(stdout);
+        ddl_finalize(&c);
+        return result;
     }
     if (c->rank == 0) {
         print_version();

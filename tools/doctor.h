@@ -1,0 +1,187 @@
+/* ddl-info --doctor: looks for what commonly goes wrong, and for each finding says the line that fixes it. Each rank looks
+ * at its own process and host; then every pair exchanges a message. Rank 0 prints all. */
+#ifndef DDL_TOOLS_DOCTOR_H
+#define DDL_TOOLS_DOCTOR_H
+
+#include <sys/resource.h>
+
+enum { FINDINGS_MAX = 12, FINDING_BYTES = 400 };
+
+typedef struct finding {
+    int32_t rank, level; /* 0 fine, 1 warning, 2 wrong */
+    char what[32], text[FINDING_BYTES], fix[FINDING_BYTES];
+} finding;
+
+typedef struct findings {
+    int32_t count, rank;
+    finding list[FINDINGS_MAX];
+} findings;
+
+static void __attribute__((format(printf, 5, 6))) found(findings *f, int32_t level, const char *what, const char *fix,
+                                                       const char *format, ...) {
+    if (f->count == FINDINGS_MAX) {
+        return;
+    }
+    finding *n = &f->list[f->count++];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(n->text, sizeof n->text, format, args);
+    va_end(args);
+    n->rank = f->rank;
+    n->level = level;
+    snprintf(n->what, sizeof n->what, "%s", what);
+    snprintf(n->fix, sizeof n->fix, "%s", level > 0 ? fix : "");
+}
+
+/* A job of 1000 ranks needs three descriptors for each. */
+static void look_at_descriptors(findings *f, int32_t world_size) {
+    struct rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    unsigned long long need = 3ull * (unsigned long long)world_size + 1056;
+    found(f, files.rlim_max < need ? (world_size > 300 ? 2 : 1) : 0, "file descriptors",
+          "ulimit -n 65536, or `* - nofile 65536` in /etc/security/limits.conf, or LimitNOFILE= of the service",
+          "at most %llu; %d ranks want %llu", (unsigned long long)files.rlim_max, (int)world_size, need);
+}
+
+static void look_at_locked_memory(findings *f) {
+    struct rlimit locked;
+    getrlimit(RLIMIT_MEMLOCK, &locked);
+    bool adapter = access("/dev/infiniband", F_OK) == 0, none = locked.rlim_cur == RLIM_INFINITY;
+    char limit[32];
+    snprintf(limit, sizeof limit, "%llu KiB", (unsigned long long)locked.rlim_cur / 1024);
+    found(f, adapter && !none ? 1 : 0, "locked memory",
+          "ulimit -l unlimited, or `* - memlock unlimited` in /etc/security/limits.conf: RDMA registers memory",
+          "%s%s", none ? "unlimited" : limit, adapter ? ", and this host has RDMA adapters" : "; no RDMA adapter needs it");
+}
+
+static long long number_in(const char *path) {
+    char text[64] = "";
+    return ddl__read_text(path, text, sizeof text) > 0 && text[0] >= '0' && text[0] <= '9' ? atoll(text) : -1;
+}
+
+/* What a container may still take; a rank that goes beyond is killed without a word. */
+static void look_at_memory(findings *f, int32_t local_ranks) {
+    long long limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+    if (limit < 0) {
+        limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+        used = number_in("/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    }
+    if (limit < 0 || limit > (1ll << 50)) {
+        found(f, 0, "memory of the container", "", "not limited");
+        return;
+    }
+    bool little = (limit - used) / (local_ranks > 0 ? local_ranks : 1) < 64ll << 20;
+    found(f, little ? 1 : 0, "memory of the container", "raise the container's memory limit (docker --memory, resources.limits)",
+          "%lld MiB of %lld MiB are free for %d ranks", (limit - used) >> 20, limit >> 20, (int)local_ranks);
+}
+
+static void look_at_cores(findings *f, const ddl_context *c) {
+    found(f, c->local_ranks > c->cores ? 1 : 0, "cores",
+          "fewer ranks per host, or more cores: ranks that share a core wait for the scheduler at each operation",
+          "%d ranks of this host may use %d cores", (int)c->local_ranks, (int)c->cores);
+}
+
+static void look_at_secret(findings *f, const ddl_context *c) {
+    bool variable = c->settings.secret_source != NULL && strcmp(c->settings.secret_source, "DDL_SECRET") == 0;
+    found(f, variable ? 1 : 0, "job secret", "DDL_SECRET_FILE=path of mode 600, or a launcher that makes one",
+          "%s%s", c->settings.secret != NULL ? c->settings.secret_source : "none: one host and one user only",
+          variable ? ": visible to other processes of this user" : "");
+}
+
+static void look_at_plugins(findings *f, const ddl_context *c) {
+    int32_t loaded = 0;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        loaded++;
+    }
+    for (const ddl__plugin_record *p = c->loader.refused; p != NULL; p = p->next) {
+        found(f, 1, "plugins", "see the reason; `make plugins`, DDL_PLUGIN_PATH, chmod go-w, or remove the file",
+              "%.150s is refused: %.200s", p->path, p->reason);
+    }
+    bool shared = false;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        shared = shared || (i != c->rank && l->same_host && strcmp(l->endpoint->plugin->name, "tcp") == 0);
+    }
+    found(f, shared ? 1 : 0, "shared memory", "make plugins, and DDL_PLUGIN_PATH=folder of libddl-shm.so, on all ranks",
+          "%s (%d plugins are loaded)", shared ? "ranks of this host talk over sockets" : "fine", (int)loaded);
+}
+
+/* Both ways between this rank and every other, one message each: a firewall, a wrong interface, or a stopped rank shows.
+ * Pairs meet in the order of a round robin, so that nobody waits for a busy one. */
+static void look_at_pairs(findings *f, ddl_context *c) {
+    ddl_group *world = ddl_world(c);
+    int32_t n = ddl_size(world), rank = ddl_rank(world), bad = 0;
+    for (int32_t distance = 1; distance < n; distance++) {
+        int32_t to = (rank + distance) % n, from = (rank + n - distance) % n;
+        static char out[8192], in[8192]; /* more than a frame of Ethernet: an MTU that is too large shows */
+        ddl_status status = ddl_send_recv(world, DDL_VIEW((uint8_t *)out, sizeof out), to, 77,
+                                          DDL_VIEW((uint8_t *)in, sizeof in), from, 77, NULL);
+        if (status != DDL_OK && bad++ < 3) {
+            found(f, 2, "reachability", "open all ports between the hosts (or DDL_PORT_RANGE); DDL_INTERFACE names the network; "
+                  "`ip link` on both: equal MTU", "to rank %d or from rank %d: %.300s", (int)to, (int)from, ddl_error(c));
+        }
+    }
+    if (bad == 0) {
+        found(f, 0, "reachability", "", "8 KiB to and from each of %d ranks", (int)(n - 1));
+    }
+}
+
+static void json_string(const char *text) {
+    char room[2 * FINDING_BYTES + 64];
+    printf("\"%s\"", ddl__json_text(text, room, sizeof room));
+}
+
+static void print_finding(const finding *n, bool json, bool first) {
+    static const char *const levels[] = {"fine", "warning", "wrong"};
+    if (!json) {
+        printf("  rank %-4d %-8s %-24s %s\n", (int)n->rank, levels[n->level], n->what, n->text);
+        if (n->level > 0) {
+            printf("  %-18s fix: %s\n", "", n->fix);
+        }
+        return;
+    }
+    printf("%s\n  {\"rank\": %d, \"level\": \"%s\", \"what\": ", first ? "" : ",", (int)n->rank, levels[n->level]);
+    json_string(n->what);
+    printf(", \"text\": ");
+    json_string(n->text);
+    printf(", \"fix\": ");
+    json_string(n->fix);
+    printf("}");
+}
+
+/* 0: all is fine or a warning; 1: something is wrong, or the ranks could not be asked. */
+static int doctor(ddl_context *c, bool json) {
+    findings own = {.rank = c->rank};
+    ddl_group *world = ddl_world(c);
+    look_at_descriptors(&own, c->world_size);
+    look_at_locked_memory(&own);
+    look_at_memory(&own, c->local_ranks);
+    look_at_cores(&own, c);
+    look_at_secret(&own, c);
+    look_at_plugins(&own, c);
+    look_at_pairs(&own, c);
+    findings *all = calloc((size_t)c->world_size, sizeof *all);
+    ddl_status status = all == NULL ? DDL_ERR_NOMEM
+                                    : ddl_gather(world, DDL_VIEW((uint8_t *)&own, sizeof own),
+                                                 DDL_VIEW((uint8_t *)all, sizeof own * (size_t)c->world_size), 0);
+    int result = status == DDL_OK ? 0 : 1, shown = 0;
+    if (status != DDL_OK) {
+        fprintf(stderr, "ddl-info: The ranks could not be asked: %s\n", ddl_error(c));
+    }
+    printf("%s", c->rank == 0 && json && status == DDL_OK ? "{\"findings\": [" : "");
+    for (int32_t r = 0; status == DDL_OK && c->rank == 0 && r < c->world_size; r++) {
+        for (int32_t i = 0; i < all[r].count; i++) {
+            /* what is fine is told once */
+            bool told = all[r].list[i].level > 0 || r == 0;
+            if (told) {
+                print_finding(&all[r].list[i], json, shown++ == 0);
+            }
+            result |= all[r].list[i].level == 2;
+        }
+    }
+    printf("%s", c->rank == 0 && json && status == DDL_OK ? "\n]}\n" : "");
+    free(all);
+    return result;
+}
+
+#endif /* DDL_TOOLS_DOCTOR_H */
