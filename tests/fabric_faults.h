@@ -14,8 +14,8 @@ enum {
 
 static const char *const call_names[CALLS] = {
     "fi_getinfo", "fi_dupinfo", "fi_fabric", "fi_domain", "fi_av_open", "fi_cq_open", "fi_endpoint", "fi_ep_bind",
-    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_remove", "fi_mr_reg", "fi_recv", "fi_send",
-    "fi_inject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close"};
+    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_remove", "fi_mr_reg", "fi_trecv", "fi_tsend",
+    "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close"};
 
 static struct {
     int calls[CALLS]; /* so far */
@@ -75,8 +75,8 @@ static void faulty_library(fabric_library *lib) {
     lib->fabric = faulty_fabric;
 }
 
-static const char *faulty_library_open(fabric_library *lib) {
-    const char *why = fabric_library_open(lib);
+static const char *faulty_library_open(fabric_library *lib, const char *ports) {
+    const char *why = fabric_library_open(lib, ports);
     if (why == NULL) {
         faulty_library(lib);
     }
@@ -89,7 +89,7 @@ static int faulty_close(struct fid *fid) {
     return CALL_OR_FAIL(CALL_CLOSE, result);
 }
 
-#define fabric_library_open(lib) faulty_library_open(lib)
+#define fabric_library_open(lib, ports) faulty_library_open(lib, ports)
 #define fi_close(fid) faulty_close(fid)
 #define fi_domain(f, info, out, c) OPEN_OR_FAIL(CALL_DOMAIN, fi_domain(f, info, out, c))
 #define fi_av_open(d, attr, out, c) OPEN_OR_FAIL(CALL_AV_OPEN, fi_av_open(d, attr, out, c))
@@ -102,9 +102,9 @@ static int faulty_close(struct fid *fid) {
 #define fi_av_insert(av, a, n, to, f, c) CALL_OR_FAIL(CALL_AV_INSERT, fi_av_insert(av, a, n, to, f, c))
 #define fi_av_remove(av, a, n, f) CALL_OR_FAIL(CALL_AV_REMOVE, fi_av_remove(av, a, n, f))
 #define fi_mr_reg(d, b, n, a, o, k, f, m, c) OPEN_OR_FAIL(CALL_MR_REG, fi_mr_reg(d, b, n, a, o, k, f, m, c))
-#define fi_recv(ep, b, n, d, at, c) CALL_OR_FAIL(CALL_RECV, fi_recv(ep, b, n, d, at, c))
-#define fi_send(ep, b, n, d, at, c) CALL_OR_FAIL(CALL_SEND, fi_send(ep, b, n, d, at, c))
-#define fi_inject(ep, b, n, at) CALL_OR_FAIL(CALL_INJECT, fi_inject(ep, b, n, at))
+#define fi_trecv(ep, b, n, d, at, t, i, c) CALL_OR_FAIL(CALL_RECV, fi_trecv(ep, b, n, d, at, t, i, c))
+#define fi_tsend(ep, b, n, d, at, t, c) CALL_OR_FAIL(CALL_SEND, fi_tsend(ep, b, n, d, at, t, c))
+#define fi_tinject(ep, b, n, at, t) CALL_OR_FAIL(CALL_INJECT, fi_tinject(ep, b, n, at, t))
 #define fi_read(ep, b, n, d, at, a, k, c) CALL_OR_FAIL(CALL_READ, fi_read(ep, b, n, d, at, a, k, c))
 #define fi_cq_read(cq, to, n) CALL_OR_FAIL(CALL_CQ_READ, fi_cq_read(cq, to, n))
 #define fi_cq_readerr(cq, to, f) CALL_OR_FAIL(CALL_CQ_READERR, fi_cq_readerr(cq, to, f))

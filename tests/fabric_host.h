@@ -1,5 +1,5 @@
-/* fabric_host.h: endpoints of plugins/fabric on a small host in place of the core, over the tcp provider on loopback: memory
- * that is counted, messages whose bytes, order and number are checked. */
+/* fabric_host.h: endpoints of plugins/fabric on a small host in place of the core, over the tcp provider on loopback:
+ * memory that is counted, messages whose bytes, order and number are checked. */
 #ifndef TEST_FABRIC_HOST_H
 #define TEST_FABRIC_HOST_H
 
@@ -296,7 +296,7 @@ static int drive(endpoint *e, int n, double until, const char *what) {
             return;                                                                                                    \
         }
 
-static const uint64_t sizes[] = {0, 1, 47, 48, 4095, 16304, 16305, 65536, 0, 65537, 300001, 1 << 20, 3, 131072};
+static const uint64_t sizes[] = {0, 1, 47, 48, 4095, 16304, 16305, 32768, 0, 32769, 65537, 300001, 1 << 20, 3, 131072};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 static uint64_t all_arrived(const endpoint *e, int n) {

@@ -58,23 +58,39 @@ TEST(every_third_registration_fails) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATI
 TEST(registrations_fail_on_both_sides) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=4", "FABRIC_FORCE_MR=local"); }
 TEST(no_payload_can_be_registered) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=1", NULL); }
 
+TEST(a_small_limit_of_locked_memory_is_told_with_the_remedy) {
+    NEED_LIBFABRIC();
+    struct rlimit before, small;
+    REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before) == 0);
+    small = before;
+    small.rlim_cur = 65536;
+    REQUIRE(setrlimit(RLIMIT_MEMLOCK, &small) == 0);
+    endpoint *e = world_open(2, "FABRIC_FORCE_FAIL_REGISTRATION=1", NULL);
+    exchange_in(e, 2, 1);
+    CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
+    CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+    world_close(e, 2);
+}
+
 /* ---- operations that fail: the tables of libfabric are replaced under the plugin ---- */
 
-static struct fi_ops_msg *real_msg;
+static struct fi_ops_tagged *real_msg;
 static struct fi_ops_rma *real_rma;
 static int call_number, fail_every;
 static ssize_t fail_with;
 
-static ssize_t flaky_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
-    return ++call_number % fail_every == 0 ? fail_with : real_msg->send(ep, buf, len, desc, at, context);
+static ssize_t flaky_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, uint64_t tag,
+                          void *context) {
+    return ++call_number % fail_every == 0 ? fail_with : real_msg->send(ep, buf, len, desc, at, tag, context);
 }
 
-static ssize_t flaky_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at) {
-    return ++call_number % fail_every == 0 ? fail_with : real_msg->inject(ep, buf, len, at);
+static ssize_t flaky_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at, uint64_t tag) {
+    return ++call_number % fail_every == 0 ? fail_with : real_msg->inject(ep, buf, len, at, tag);
 }
 
-static ssize_t flaky_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
-    return ++call_number % fail_every == 0 ? -FI_EAGAIN : real_msg->recv(ep, buf, len, desc, at, context);
+static ssize_t flaky_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t tag,
+                          uint64_t ignore, void *context) {
+    return ++call_number % fail_every == 0 ? -FI_EAGAIN : real_msg->recv(ep, buf, len, desc, at, tag, ignore, context);
 }
 
 static ssize_t flaky_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
@@ -85,7 +101,7 @@ static ssize_t flaky_read(struct fid_ep *ep, void *buf, size_t len, void *desc, 
 static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(3, NULL, NULL);
-    struct fi_ops_msg msg = *(real_msg = e[0].self->rails[0].ep->msg);
+    struct fi_ops_tagged msg = *(real_msg = e[0].self->rails[0].ep->tagged);
     struct fi_ops_rma rma = *(real_rma = e[0].self->rails[0].ep->rma);
     call_number = 0;
     fail_every = every;
@@ -95,12 +111,12 @@ static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
     msg.recv = flaky_recv;
     rma.read = flaky_read;
     for (int i = 0; i < 3; i++) {
-        e[i].self->rails[0].ep->msg = messages ? &msg : real_msg;
+        e[i].self->rails[0].ep->tagged = messages ? &msg : real_msg;
         e[i].self->rails[0].ep->rma = reads ? &rma : real_rma;
     }
     exchange_in(e, 3, 2);
     for (int i = 0; i < 3; i++) {
-        e[i].self->rails[0].ep->msg = real_msg;
+        e[i].self->rails[0].ep->tagged = real_msg;
         e[i].self->rails[0].ep->rma = real_rma;
     }
     world_close(e, 3);

@@ -38,6 +38,14 @@ def fails(sentence, **env):
 
 
 @test
+def it_listens_where_ddl_port_range_allows():
+    first = int(os.environ.get("TEST_PORTS", 20000)) + 100
+    text = job(INFO, environment(DDL_PORT_RANGE=f"{first}-{first + 200}", DDL_LOG="info")).stdout
+    ports = [int(port) for port in re.findall(r"fabric: listens on port (\d+)", text)]
+    check(ports and all(first <= port <= first + 200 for port in ports), f"{ports}\n{text}")
+
+
+@test
 def a_provider_that_is_not_there_is_an_error():
     fails("no provider nosuch", transports="fabric:nosuch")
 

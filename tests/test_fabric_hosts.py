@@ -75,6 +75,23 @@ def shared_memory_inside_and_fabric_between():
 
 
 @test
+def two_rails_share_what_is_read():
+    """A second cable beside the first: both carry, and the sums are right."""
+    with two_hosts() as hosts:
+        good(f"ip -n {hosts.name['A']} link add ddla2 type veth peer name ddlb2 netns {hosts.name['B']}")
+        for side, device, address in (("A", "ddla2", "10.79.0.1"), ("B", "ddlb2", "10.79.0.2")):
+            good(f"ip -n {hosts.name[side]} addr add {address}/24 dev {device}")
+            good(f"ip -n {hosts.name[side]} link set {device} up")
+        end = time.monotonic() + 3
+        while time.monotonic() < end and hosts.run("B", "cat /sys/class/net/ddlb2/operstate") != "up\n":
+            time.sleep(0.05)
+        with job(hosts, "once 4194304", "AB", DDL_FABRIC_RAILS=2, DDL_FABRIC_SUBNET="10.78.0.0/15") as j:
+            j.succeed()
+            sent = [int(hosts.run("A", f"cat /sys/class/net/{device}/statistics/tx_bytes")) for device in ("ddla", "ddla2")]
+            j.check(min(sent) > 4 << 20, f"{sent} bytes went over the two cables, of 16 MiB and more")
+
+
+@test
 def one_slow_cable():
     """10 Mbit/s: 2 MB between the hosts take more than a second; nothing is given up meanwhile."""
     with two_hosts() as hosts:

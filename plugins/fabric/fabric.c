@@ -5,7 +5,7 @@
  * Read library.h, state.h, memory.h, link.h, message.h, receive.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
- * A message of up to 64 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
+ * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
  * payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
  * numbers, so that they are handed on in order also where the provider does not keep it.
  *
@@ -15,7 +15,7 @@
  *     DDL_FABRIC_INTERFACE     one network interface by its name; else DDL_INTERFACE
  *     DDL_FABRIC_SUBNET        adapters with an address in 10.1.0.0/16
  *     DDL_FABRIC_RAILS         1; so many adapters share what is read
- *     DDL_FABRIC_OFFER_BYTES   64K; payloads above are read by the receiver
+ *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are read by the receiver
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
  * and for tests, what only some providers do:
  *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
@@ -136,6 +136,15 @@ static void fabric_attributes(fabric_self *s) {
 
 /* >>address */
 
+/* For who writes the rules of a firewall. */
+static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, size_t bytes) {
+    struct sockaddr_in at;
+    if (s->rails[rail].info->addr_format == FI_SOCKADDR_IN && bytes == sizeof at) {
+        memcpy(&at, name, sizeof at);
+        fabric_log(s, DDL_LOG_INFO, "listens on port %d", ntohs(at.sin_port));
+    }
+}
+
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
@@ -160,6 +169,7 @@ static ddl_status fabric_address_make(fabric_self *s) {
         if (result != 0 || bytes > sizeof a->names - used) {
             return fabric_failed(s, "fi_getname", result != 0 ? result : -FI_ETOOSMALL);
         }
+        fabric_tell_port(s, i, a->names + used, bytes);
         a->name_bytes = (uint8_t)bytes;
         a->rails = (uint8_t)(i + 1);
         used += bytes;
@@ -273,7 +283,7 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
         return DDL_ERR_CONFIG;
     }
-    const char *why = fabric_library_open(&s->lib);
+    const char *why = fabric_library_open(&s->lib, fabric_setting(s->host, "PORT_RANGE"));
     if (why != NULL) {
         fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
         return DDL_ERR_UNSUPPORTED;

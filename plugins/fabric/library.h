@@ -14,9 +14,11 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
 
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,7 +66,7 @@ static int fabric_symbols(void *handle, fabric_library *out) {
            fabric_symbol(handle, "fi_strerror", &out->strerror);
 }
 
-/* Two choices that libfabric offers in no other way; the user's own, if there is one, stays.
+/* Choices that libfabric offers in no other way; the user's own, if there is one, stays.
  *
  * ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages: it
  * posts each anew on the endpoint that it has just closed. With receives that all connections share, as its tcp has
@@ -74,17 +76,24 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  * Without the other one ofi_rxm keeps the connection of an address that is removed, and goes on writing what is being
  * read from that peer into memory that was given back (fabric_cut).
  *
+ * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
+ *
  * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
  * docs/operations.md says what to do about that. */
-static void fabric_library_variables(void) {
+static void fabric_library_variables(const char *port_range) {
+    char low[8], high[8];
     setenv("FI_OFI_RXM_USE_SRX", "1", 0);
     setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+    if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
+        setenv("FI_TCP_PORT_LOW_RANGE", low, 0);
+        setenv("FI_TCP_PORT_HIGH_RANGE", high, 0);
+    }
 }
 
 /* Never closed: providers may have started threads. NULL: it can be used; else a sentence why not. */
-static const char *fabric_library_open(fabric_library *out) {
+static const char *fabric_library_open(fabric_library *out, const char *port_range) {
     struct sigaction saved[FABRIC_SIGNALS];
-    fabric_library_variables();
+    fabric_library_variables(port_range);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);

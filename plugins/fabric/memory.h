@@ -159,7 +159,7 @@ static fabric_slot *fabric_read_slot(fabric_self *s) {
 static void fabric_receives_post(fabric_self *s) {
     while (s->unposted != NULL && !s->failed) {
         fabric_slot *slot = s->unposted;
-        ssize_t result = fi_recv(s->rails[0].ep, slot->bytes, s->slot_bytes, slot->desc, FI_ADDR_UNSPEC, &slot->context);
+        ssize_t result = fi_trecv(s->rails[0].ep, slot->bytes, s->slot_bytes, slot->desc, FI_ADDR_UNSPEC, 0, 0, &slot->context);
         if (result != 0) {
             s->stuck = 1;
             if (result != -FI_EAGAIN) {

@@ -26,11 +26,11 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     fi_addr_t at = s->peers[l->peer].at[0];
     ssize_t result;
     if (inject && length <= s->inject_bytes) { /* the provider copies it, and there is no completion */
-        result = fi_inject(s->rails[0].ep, slot->bytes, length, at);
+        result = fi_tinject(s->rails[0].ep, slot->bytes, length, at, 0);
         fabric_slot_give(&s->send_free, slot);
     } else {
         slot->peer = l->peer;
-        result = fi_send(s->rails[0].ep, slot->bytes, length, slot->desc, at, &slot->context);
+        result = fi_tsend(s->rails[0].ep, slot->bytes, length, slot->desc, at, 0, &slot->context);
         l->sends += result == 0;
         if (result != 0) {
             fabric_slot_give(&s->send_free, slot);

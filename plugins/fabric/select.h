@@ -370,7 +370,7 @@ static struct fi_info *fabric_hints(fabric_self *s) {
     if (hints == NULL) {
         return NULL;
     }
-    hints->caps = FI_MSG | FI_RMA;
+    hints->caps = FI_TAGGED | FI_RMA; /* tags are not used, but ofi_rxm over tcp hands tagged messages straight on */
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;

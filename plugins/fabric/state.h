@@ -18,7 +18,7 @@ enum {
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
     FABRIC_SLOT_BYTES = 16384, /* the buffers of ofi_rxm: more costs it a round trip of its own */
-    FABRIC_OFFER_BYTES = 65536, /* payloads above are read by the receiver; the core's eager messages end here */
+    FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip */
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
