@@ -77,6 +77,7 @@
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
+ *     DDL_SLOW             20        a collective that takes so many times its estimate is reported; 0: never
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
@@ -232,6 +233,7 @@
 #define ddl_ps_switch DDL__PASTE(DDL_NAMESPACE, ddl_ps_switch)
 #define ddl_ps_table_create DDL__PASTE(DDL_NAMESPACE, ddl_ps_table_create)
 #define ddl_rank DDL__PASTE(DDL_NAMESPACE, ddl_rank)
+#define ddl_rank_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_rank_stats_get)
 #define ddl_recv DDL__PASTE(DDL_NAMESPACE, ddl_recv)
 #define ddl_reduce DDL__PASTE(DDL_NAMESPACE, ddl_reduce)
 #define ddl_reduce_scatter DDL__PASTE(DDL_NAMESPACE, ddl_reduce_scatter)
@@ -245,6 +247,7 @@
 #define ddl_size DDL__PASTE(DDL_NAMESPACE, ddl_size)
 #define ddl_start DDL__PASTE(DDL_NAMESPACE, ddl_start)
 #define ddl_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_stats_get)
+#define ddl_stats_text DDL__PASTE(DDL_NAMESPACE, ddl_stats_text)
 #define ddl_status_name DDL__PASTE(DDL_NAMESPACE, ddl_status_name)
 #define ddl_status_text DDL__PASTE(DDL_NAMESPACE, ddl_status_text)
 #define ddl_step DDL__PASTE(DDL_NAMESPACE, ddl_step)
@@ -558,16 +561,26 @@ DDL_API ddl_status ddl_trace_end(ddl_context *context);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 
-/* What went over one transport. Collectives that it runs by itself are no messages. */
+/* What went over one transport. Collectives that it runs by itself are no messages: they are counted apart. */
 typedef struct ddl_transport_stats {
     const char *name; /* "tcp"; valid until ddl_finalize. NULL: there is no such transport */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t peers; /* ranks that are reached by it */
+    uint64_t native_operations, native_bytes, native_ns; /* of what it ran, as for algorithms */
 } ddl_transport_stats;
 #define DDL_STATS_TRANSPORTS 8
+/* What one algorithm did: the collectives of this rank that ended well, of all groups. */
+typedef struct ddl_algorithm_stats {
+    const char *name; /* "ring", as in DDL_ALGO; always valid. NULL: there is no such algorithm */
+    uint64_t operations;
+    uint64_t bytes;   /* elements of the call, in v-forms those of all ranks, times their size */
+    uint64_t time_ns; /* from call to end; a native one that was over at its first look counts 0 */
+} ddl_algorithm_stats;
+#define DDL_STATS_ALGORITHMS 24
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
+    uint64_t ops_slow; /* took DDL_SLOW times their estimate from the last arrival on, and more than 1 ms */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
@@ -577,9 +590,23 @@ typedef struct ddl_stats {
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
+    ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
+/* How often this rank found another one to be the last to arrive at a collective, of those that it hears from: all by
+ * native collectives, some by messages, where a rank may be late because it waits itself. Of this rank itself: how
+ * often all that it hears from were there before it. So the rank to blame is the one with the highest count of itself
+ * that others find late. */
+typedef struct ddl_rank_stats {
+    uint64_t last;        /* collectives */
+    uint64_t late_ns;     /* after this rank's call, of all of them together; 0 of this rank itself */
+    uint64_t late_max_ns; /* the most of one */
+} ddl_rank_stats;
+/* Reads them of one rank of the world. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats);
+/* Writes all of them as text, the latest ranks first; returns the bytes it needed. [any thread] */
+DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes);
 
 /* >>group
  * Ranks in a group are 0 .. size-1. Groups are independent: two may be used at once from different threads, with no
@@ -6911,6 +6938,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
+    {"DDL_SLOW", "20", "a collective that takes so many times its estimate is reported, once a group; 0: never"},
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
     {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
@@ -7666,6 +7694,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
+    int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
@@ -7726,6 +7755,8 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
     DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
+    out->slow = 20;
+    DDL__TRY(ddl__env_int("DDL_SLOW", 0, 1000000, &out->slow, why));
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }
@@ -12492,6 +12523,7 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
+    ddl_rank_stats stats;
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */
@@ -15392,6 +15424,13 @@ typedef struct ddl__native {
     uint64_t sequence; /* of its newest operation */
 } ddl__native;
 
+/* Calls that went the short way (coll/fast.h) and are not in the counters yet; they are all alike. */
+typedef struct ddl__pending {
+    uint64_t runs, ns;
+    uint64_t bytes; /* of each */
+    const char *algorithm;
+} ddl__pending;
+
 /* What a peer said it is calling, before we have called that ourselves. */
 typedef struct ddl__announced {
     uint32_t sequence;
@@ -15437,6 +15476,7 @@ struct ddl_group {
     struct ddl__cached *cache;      /* plans */
     ddl__native native;
     struct ddl__fast *fast; /* see coll/fast.h */
+    ddl__pending pending;
     ddl__announced announced;
     uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
     uint32_t doubt_sequence; /* which call */
@@ -15446,6 +15486,7 @@ struct ddl_group {
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
+    bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
@@ -17519,6 +17560,8 @@ typedef struct ddl__op {
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
     uint64_t asked_ns;
+    int32_t late;     /* the rank of the group that was the last to arrive since this one did; -1: nobody came later */
+    uint64_t late_ns; /* when; 0: at the end */
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
     struct ddl__op *native_next; /* of the context's natives */
     void *native;              /* what a transport runs for the step native_step ... */
@@ -17858,6 +17901,100 @@ static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cach
                                    : status;
 }
 
+/* >>engine/account */
+/* engine: what collectives cost, by algorithm and transport; who was the last to arrive; which took far too long. The
+ * information is there anyway: this adds it up, in constant memory. */
+
+#define DDL__SLOW_NS DDL__NS_PER_MS /* what is over sooner is never slow */
+
+/* The counters of an algorithm. Its name is a literal, one pointer in most builds. NULL: there are too many. */
+static ddl_algorithm_stats *ddl__account_of(ddl_context *c, const char *name) {
+    ddl_algorithm_stats *all = c->stats.algorithms;
+    int32_t i = 0;
+    while (i < DDL_STATS_ALGORITHMS && all[i].name != name && all[i].name != NULL && strcmp(all[i].name, name) != 0) {
+        i++;
+    }
+    if (i == DDL_STATS_ALGORITHMS) {
+        return NULL;
+    }
+    all[i].name = name;
+    return &all[i];
+}
+
+/* Calls that ended well: of so many bytes and so much time all together. */
+static void ddl__account_calls(const ddl_group *g, const char *algorithm, uint64_t calls, uint64_t bytes, uint64_t ns) {
+    ddl_context *c = g->context;
+    ddl_algorithm_stats *a = ddl__account_of(c, algorithm);
+    if (a != NULL) {
+        a->operations += calls;
+        a->bytes += bytes;
+        a->time_ns += ns;
+    }
+    bool native = g->native.set != NULL && strncmp(algorithm, "native", 6) == 0;
+    for (int32_t i = 0; native && i < c->endpoint_count; i++) {
+        if (c->endpoints[i].self == g->native.self) {
+            c->endpoints[i].stats.native_operations += calls;
+            c->endpoints[i].stats.native_bytes += bytes;
+            c->endpoints[i].stats.native_ns += ns;
+        }
+    }
+}
+
+/* The short way only counts its calls: whoever reads the counters, or ends what it counts, adds them up. */
+static void ddl__account_pending(ddl_group *g) {
+    ddl__pending *p = &g->pending;
+    if (p->runs > 0) {
+        ddl__account_calls(g, p->algorithm, p->runs, p->runs * p->bytes, p->ns);
+    }
+    p->runs = p->ns = 0;
+}
+
+/* A rank of the world was the last to arrive, so long after this one. */
+static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
+    ddl_rank_stats *s = &c->links[rank].stats;
+    s->last++;
+    s->late_ns += late_ns;
+    s->late_max_ns = DDL__MAX(s->late_max_ns, late_ns);
+}
+
+/* The first slow one of a group is reported. It is the info log's, as a busy machine is no fault of the job. */
+static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t took_ns) {
+    ddl_group *g = op->group;
+    double estimate_ns = op->cached->estimate_s * 1e9;
+    c->stats.ops_slow++;
+    if (!g->slow_told) {
+        char line[DDL__SENTENCE_BYTES];
+        ddl__text text = {line, sizeof line, 0};
+        ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
+        g->slow_told = true;
+        ddl__log(&c->base, DDL_LOG_INFO,
+                 "%s, operation %u of group \"%s\", took %.3f ms after the last rank had arrived, %.0f times its "
+                 "estimate of %.3f ms; ddl_stats counts others like it",
+                 line, op->sequence, g->name, (double)took_ns * 1e-6, (double)took_ns / estimate_ns,
+                 estimate_ns * 1e-6);
+    }
+}
+
+/* An operation ended well at `now`. */
+static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight *r, uint64_t now) {
+    ddl_group *g = op->group;
+    uint64_t start = DDL__MIN(r->start_ns, now); /* one clock is wrong by a little */
+    uint64_t bytes = (uint64_t)r->count * ddl_dtype_bytes((ddl_dtype)r->dtype);
+    ddl__account_calls(g, r->algorithm, 1, bytes, now - start);
+    uint64_t arrived = op->late < 0 ? start : op->late_ns == 0 ? now : DDL__MIN(op->late_ns, now);
+    if (op->late >= 0) {
+        ddl__account_last(c, g->ranks[op->late], arrived - DDL__MIN(start, arrived));
+    } else if (op->cached->recv_count > 0) {
+        ddl__account_last(c, c->rank, 0);
+    }
+    uint64_t took = now - DDL__MAX(start, arrived);
+    double estimate_ns = op->cached->estimate_s * 1e9;
+    if (c->settings.slow > 0 && estimate_ns > 0 && took > DDL__SLOW_NS &&
+        (double)took > estimate_ns * (double)c->settings.slow) {
+        ddl__account_slow(c, op, took);
+    }
+}
+
 /* >>engine/native */
 /* engine: collectives that a transport runs by itself, by load and store, for the ranks of one host (plugin.h,
  * native_*). In a plan such a collective is one step. The ranks of a group agree on whether they have it when the group
@@ -17975,6 +18112,7 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
                                                                           looks, &rank);
     op->native_waits = ddl__native_rank(g, rank);
     if (status == DDL_IN_PROGRESS) {
+        op->late = op->native_waits >= 0 ? op->native_waits : op->late;
         return false;
     }
     if (status == DDL_ERR_MISMATCH) {
@@ -18247,6 +18385,12 @@ static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32
     ddl__toward *flow = &g->flows[peer];
     if ((int32_t)(sequence - flow->started) <= 0) {
         return;
+    }
+    for (ddl__op *op = g->ops; op != NULL; op = op->next) {
+        if ((int32_t)(op->sequence - flow->started) > 0 && (int32_t)(op->sequence - sequence) <= 0) {
+            op->late = peer;
+            op->late_ns = ddl__about_ns(c);
+        }
     }
     flow->started = sequence;
     for (int half = 0; half < 2; half++) {
@@ -18653,7 +18797,12 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         }
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, op->sequence, status, ddl__now_ns(), op->last_peer, false);
+        uint64_t now = ddl__now_ns();
+        const ddl__flight *record = ddl__record_of(g, op->sequence);
+        ddl__record_end(g, op->sequence, status, now, op->last_peer, false);
+        if (status == DDL_OK && record != NULL) {
+            ddl__account_op(c, op, record, now);
+        }
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);
@@ -18812,6 +18961,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
+    ddl__account_pending(g);
     ddl__native_close(g);
     ddl__free(&c->base, g->fast);
     g->fast = NULL;
@@ -19496,6 +19646,8 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
     g->signature = op->call.signature = DDL__CHECKS ? ddl__mix(g->signature, op->call.call_hash) : 0;
     op->asked_ns = 0;
+    op->late = -1;
+    op->late_ns = 0;
     op->running = false;
     op->next = g->ops;
     g->ops = op;
@@ -19688,6 +19840,9 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
         f->native.reduce_arg = &f->reduction;
     }
     g->fast = f;
+    ddl__account_pending(g);
+    g->pending.bytes = (uint64_t)ddl__call_elements(g, &call) * ddl_dtype_bytes(call.dtype);
+    g->pending.algorithm = f->algorithm;
     return true;
 }
 
@@ -19713,6 +19868,8 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     op->sequence = g->sequence;
     op->call.signature = g->signature;
     op->asked_ns = 0;
+    op->late = -1;
+    op->late_ns = 0;
     op->running = false;
     op->next = g->ops;
     g->ops = op;
@@ -19729,10 +19886,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
 }
 
 /* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
-static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns) {
+static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     bool crowded = c->local_ranks > c->cores;
     int32_t looks = crowded ? DDL__FAST_LOOKS_CROWDED : DDL__FAST_LOOKS, rank = -1;
+    *out_last = -1;
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, looks, &rank);
@@ -19740,6 +19898,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;
         }
+        *out_last = rank >= 0 ? rank : *out_last;
         ddl__yield(c, false);
         *out_end_ns = ddl__about_ns(c);
     }
@@ -19750,6 +19909,7 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     ddl_context *c = g->context;
     void *native = NULL;
     uint64_t end_ns;
+    int32_t last;
     g->sequence++;
     g->signature = DDL__CHECKS ? ddl__mix(g->signature, f->call.call_hash) : 0;
     f->native.signature = f->call.signature = g->signature;
@@ -19759,11 +19919,17 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     if (DDL__CHECKS) {
         ddl__record_start(g, &f->call, f->algorithm, g->fast_ns);
     }
-    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns) != DDL_OK) {
+    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns, -1, true);
+        last = ddl__native_rank(g, last);
+        ddl__record_end(g, g->sequence, DDL_OK, end_ns, last, true);
+        g->pending.runs++;
+        g->pending.ns += end_ns - g->fast_ns;
+        if (last >= 0) {
+            ddl__account_last(c, g->ranks[last], end_ns - g->fast_ns);
+        }
     }
     c->stats.ops_started++;
     c->stats.ops_completed++;
@@ -21872,6 +22038,129 @@ static ddl_status ddl__greet(ddl_context *c) {
     return DDL_OK;
 }
 
+/* >>coll/stats */
+/* coll: the counters, for programs and for people. */
+
+/* The context's own counters, and what is only looked up. */
+static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
+    for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__account_pending(g);
+        }
+    }
+    *out_stats = context->stats;
+    out_stats->memory_bytes = context->base.memory;
+    out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->endpoint_count; i++) {
+        out_stats->transports[i] = context->endpoints[i].stats;
+        out_stats->transports[i].name = context->endpoints[i].plugin->name;
+    }
+    for (int32_t i = 0; i < context->world_size; i++) {
+        const ddl__link *l = &context->links[i];
+        out_stats->peers_connected += l->connected;
+        if (l->endpoint != NULL) {
+            out_stats->transports[l->endpoint - context->endpoints].peers++;
+        }
+    }
+}
+
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
+    if (out_stats == NULL) {
+        return ddl__refuse(context, "ddl_stats_get", "out_stats");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl__stats_fill(context, out_stats);
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats) {
+    if (out_stats == NULL) {
+        return ddl__refuse(context, "ddl_rank_stats_get", "out_stats");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_OK;
+    if (rank >= 0 && rank < context->world_size) {
+        *out_stats = context->links[rank].stats;
+    } else {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_rank_stats_get: rank %d; ranks go from 0 to %d", rank,
+                            context->world_size - 1);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>stats_text */
+
+static void ddl__stats_transports(const ddl_stats *s, ddl__text *text) {
+    for (int32_t i = 0; i < DDL_STATS_TRANSPORTS && s->transports[i].name != NULL; i++) {
+        const ddl_transport_stats *t = &s->transports[i];
+        ddl__text_add(text, "  transport %-21s %llu peers, sent %llu messages %.3f MB, received %llu messages %.3f MB",
+                      t->name, (unsigned long long)t->peers, (unsigned long long)t->messages_sent,
+                      (double)t->bytes_sent * 1e-6, (unsigned long long)t->messages_received,
+                      (double)t->bytes_received * 1e-6);
+        if (t->native_operations > 0) {
+            ddl__text_add(text, ", ran %llu collectives %.3f MB %.3f ms", (unsigned long long)t->native_operations,
+                          (double)t->native_bytes * 1e-6, (double)t->native_ns * 1e-6);
+        }
+        ddl__text_add(text, "\n");
+    }
+}
+
+static void ddl__stats_algorithms(const ddl_stats *s, ddl__text *text) {
+    for (int32_t i = 0; i < DDL_STATS_ALGORITHMS && s->algorithms[i].name != NULL; i++) {
+        const ddl_algorithm_stats *a = &s->algorithms[i];
+        ddl__text_add(text, "  algorithm %-21s %llu collectives, %.3f MB, %.3f ms\n", a->name,
+                      (unsigned long long)a->operations, (double)a->bytes * 1e-6, (double)a->time_ns * 1e-6);
+    }
+}
+
+/* The ranks that were last most often, at most eight, this one among them. */
+static void ddl__stats_late(const ddl_context *c, ddl__text *text) {
+    uint64_t below = UINT64_MAX;
+    for (int32_t shown = 0; shown < 8;) {
+        uint64_t most = 0;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            uint64_t last = c->links[i].stats.last;
+            most = last < below && last > most ? last : most;
+        }
+        if (most == 0) {
+            return;
+        }
+        for (int32_t i = 0; i < c->world_size && shown < 8; i++) {
+            const ddl_rank_stats *r = &c->links[i].stats;
+            if (r->last == most && i == c->rank) {
+                ddl__text_add(text, "  rank %d, this one, was last %llu times\n", i, (unsigned long long)r->last);
+            } else if (r->last == most) {
+                ddl__text_add(text, "  rank %d was last %llu times, by %.1f us on average, %.1f us at most\n", i,
+                              (unsigned long long)r->last, (double)r->late_ns / (double)r->last * 1e-3,
+                              (double)r->late_max_ns * 1e-3);
+            }
+            shown += r->last == most;
+        }
+        below = most;
+    }
+}
+
+DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    ddl_stats s;
+    ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
+    ddl__stats_fill(context, &s);
+    ddl__text_add(&text, "rank %d of %d: %llu operations started, %llu completed, %llu failed, %llu slow; waited "
+                  "%.3f ms; memory %.3f MB, at most %.3f MB\n", context->rank, context->world_size,
+                  (unsigned long long)s.ops_started, (unsigned long long)s.ops_completed,
+                  (unsigned long long)s.ops_failed, (unsigned long long)s.ops_slow, (double)s.wait_ns * 1e-6,
+                  (double)s.memory_bytes * 1e-6, (double)s.memory_peak_bytes * 1e-6);
+    ddl__stats_transports(&s, &text);
+    ddl__stats_algorithms(&s, &text);
+    ddl__stats_late(context, &text);
+    ddl__unlock(context);
+    return text.used;
+}
+
 /* >>coll/timeline */
 /* coll: the timeline of a job (DDL_TRACE). When it begins and when it ends every rank measures its clock against that
  * of rank 0, as NTP does: the shortest of some round trips, half of it each way. At the end every rank sends its
@@ -23204,29 +23493,6 @@ DDL_API int32_t ddl_feature(const char *name) {
 }
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
-
-DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
-    if (out_stats == NULL) {
-        return ddl__refuse(context, "ddl_stats_get", "out_stats");
-    }
-    DDL__TRY(ddl__enter(context));
-    *out_stats = context->stats;
-    out_stats->memory_bytes = context->base.memory;
-    out_stats->memory_peak_bytes = context->base.memory_peak;
-    for (int32_t i = 0; i < context->endpoint_count; i++) {
-        out_stats->transports[i] = context->endpoints[i].stats;
-        out_stats->transports[i].name = context->endpoints[i].plugin->name;
-    }
-    for (int32_t i = 0; i < context->world_size; i++) {
-        const ddl__link *l = &context->links[i];
-        out_stats->peers_connected += l->connected;
-        if (l->endpoint != NULL) {
-            out_stats->transports[l->endpoint - context->endpoints].peers++;
-        }
-    }
-    ddl__unlock(context);
-    return DDL_OK;
-}
 
 DDL_API ddl_status ddl_progress(ddl_context *context) {
     DDL__TRY(ddl__enter(context));

@@ -279,16 +279,26 @@ DDL_API ddl_status ddl_trace_end(ddl_context *context);
 /* Lets operations progress without waiting for one. [any thread] */
 DDL_API ddl_status ddl_progress(ddl_context *context);
 
-/* What went over one transport. Collectives that it runs by itself are no messages. */
+/* What went over one transport. Collectives that it runs by itself are no messages: they are counted apart. */
 typedef struct ddl_transport_stats {
     const char *name; /* "tcp"; valid until ddl_finalize. NULL: there is no such transport */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t peers; /* ranks that are reached by it */
+    uint64_t native_operations, native_bytes, native_ns; /* of what it ran, as for algorithms */
 } ddl_transport_stats;
 #define DDL_STATS_TRANSPORTS 8
+/* What one algorithm did: the collectives of this rank that ended well, of all groups. */
+typedef struct ddl_algorithm_stats {
+    const char *name; /* "ring", as in DDL_ALGO; always valid. NULL: there is no such algorithm */
+    uint64_t operations;
+    uint64_t bytes;   /* elements of the call, in v-forms those of all ranks, times their size */
+    uint64_t time_ns; /* from call to end; a native one that was over at its first look counts 0 */
+} ddl_algorithm_stats;
+#define DDL_STATS_ALGORITHMS 24
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
+    uint64_t ops_slow; /* took DDL_SLOW times their estimate from the last arrival on, and more than 1 ms */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
@@ -298,9 +308,23 @@ typedef struct ddl_stats {
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
+    ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
+/* How often this rank found another one to be the last to arrive at a collective, of those that it hears from: all by
+ * native collectives, some by messages, where a rank may be late because it waits itself. Of this rank itself: how
+ * often all that it hears from were there before it. So the rank to blame is the one with the highest count of itself
+ * that others find late. */
+typedef struct ddl_rank_stats {
+    uint64_t last;        /* collectives */
+    uint64_t late_ns;     /* after this rank's call, of all of them together; 0 of this rank itself */
+    uint64_t late_max_ns; /* the most of one */
+} ddl_rank_stats;
+/* Reads them of one rank of the world. Errors: DDL_ERR_ARG. [any thread] */
+DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats);
+/* Writes all of them as text, the latest ranks first; returns the bytes it needed. [any thread] */
+DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes);
 
 /* >>group
  * Ranks in a group are 0 .. size-1. Groups are independent: two may be used at once from different threads, with no

@@ -23,6 +23,7 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
+    int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
@@ -83,6 +84,8 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     DDL__TRY(ddl__env_int("DDL_SELF_TEST", 0, 1, &self_test, why));
     DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
+    out->slow = 20;
+    DDL__TRY(ddl__env_int("DDL_SLOW", 0, 1000000, &out->slow, why));
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }

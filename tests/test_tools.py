@@ -184,4 +184,15 @@ def info_explains_a_wrong_setting():
     check("The argument" in sh([BUILD / "ddl-info"], "what").stdout, "an argument")
 
 
+@test
+def the_counters_are_shown():
+    text = perf(3, "all_reduce -b 400 -e 400 -n 30 -w 5 -c 1 --stats", env=dict(os.environ, DDL_TRANSPORTS="tcp")).stdout
+    check(re.search(r"^# rank 0 of 3: \d+ operations started, \d+ completed, 0 failed, ", text, re.M), text)
+    check(re.search(r"^#   transport tcp +2 peers, sent [1-9]\d* messages ", text, re.M), text)
+    calls = re.findall(r"^#   algorithm (\w+) +(\d+) collectives, ", text, re.M)
+    check(sum(int(n) for name, n in calls) >= 72, f"30 + 5 + 1 rounds in and out of place: {calls}")
+    last = re.search(r"^# by messages, .*, by rank:((?: \d+)+)$", text, re.M)
+    check(last and len(last.group(1).split()) == 3, text)
+
+
 main()

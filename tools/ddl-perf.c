@@ -669,6 +669,30 @@ static void allocate(bench *b) {
     memset(b->second, 0, bytes);
 }
 
+/* Lines that begin with #, as all that is not the table. */
+static void print_stats(bench *b) {
+    char text[8192];
+    uint64_t *last = calloc((size_t)b->ranks, sizeof *last);
+    ddl_rank_stats own = {0};
+    ddl_rank_stats_get(b->context, b->rank, &own);
+    size_t need = ddl_stats_text(b->context, text, sizeof text);
+    if (last == NULL || need == 0 ||
+        ddl_all_gather(b->world, ddl_tensor_1d(&own.last, DDL_U64, 1), ddl_tensor_1d(last, DDL_U64, b->ranks)) != DDL_OK) {
+        fprintf(stderr, "ddl-perf: the counters cannot be read: %s\n", ddl_error(b->context));
+    } else if (b->rank == 0) {
+        printf("#\n");
+        for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+            printf("# %s\n", line);
+        }
+        printf("# by messages, all that a rank hears from were there before it so often, by rank:");
+        for (int32_t i = 0; i < b->ranks; i++) {
+            printf(" %" PRIu64, last[i]);
+        }
+        printf("\n");
+    }
+    free(last);
+}
+
 int main(int argc, char **argv) {
     bench b = {.options = parse_options(argc, argv)};
     const operation *op = find_operation(b.options.operation);
@@ -695,6 +719,9 @@ int main(int argc, char **argv) {
     } else if (b.rank == 0 && b.options.format == FORMAT_TABLE) {
         printf("#\n# %s: %" PRId64 " elements are wrong\n", b.options.checks > 0 ? "checked" : "not checked",
                b.wrong_total);
+    }
+    if (b.options.stats && b.options.format == FORMAT_TABLE) {
+        print_stats(&b);
     }
     ddl_finalize(&b.context);
     free(b.first);

@@ -29,7 +29,7 @@ typedef struct perf_options {
     perf_mode mode;
     perf_format format;
     perf_spread spread;
-    bool rewrite;
+    bool rewrite, stats;
     const char *algorithm;
 } perf_options;
 
@@ -72,6 +72,7 @@ static const char perf_usage[] =
     "      --blocking         the call that waits (the default)\n"
     "      --nonblocking      the i-form and ddl_wait\n"
     "      --persistent       ddl_collective_init once, then ddl_start and ddl_wait\n"
+    "      --stats            after the table, the counters of rank 0 and how often each rank was the last to arrive\n"
     "      --no-rewrite       do not write the inputs anew before each timed round\n"
     "      --algo NAME        use this algorithm, as DDL_ALGO\n"
     "      --format FORMAT    table, csv or json\n"
@@ -166,7 +167,7 @@ static double parse_factor(const char *text) {
     return value;
 }
 
-enum { OPTION_MODE = 256, OPTION_NO_REWRITE, OPTION_ALGO, OPTION_FORMAT };
+enum { OPTION_MODE = 256, OPTION_NO_REWRITE, OPTION_STATS, OPTION_ALGO, OPTION_FORMAT };
 
 static const char short_options[] = ":b:e:f:i:n:w:c:d:o:r:a:h";
 static const struct option long_options[] = {{"minbytes", required_argument, NULL, 'b'},
@@ -184,6 +185,7 @@ static const struct option long_options[] = {{"minbytes", required_argument, NUL
                                              {"nonblocking", no_argument, NULL, OPTION_MODE + 11},
                                              {"persistent", no_argument, NULL, OPTION_MODE + 12},
                                              {"no-rewrite", no_argument, NULL, OPTION_NO_REWRITE},
+                                             {"stats", no_argument, NULL, OPTION_STATS},
                                              {"algo", required_argument, NULL, OPTION_ALGO},
                                              {"format", required_argument, NULL, OPTION_FORMAT},
                                              {"help", no_argument, NULL, 'h'},
@@ -237,6 +239,9 @@ static void parse_option(perf_options *o, int option, char **argv) {
         return;
     case OPTION_NO_REWRITE:
         o->rewrite = false;
+        return;
+    case OPTION_STATS:
+        o->stats = true;
         return;
     case OPTION_ALGO:
         o->algorithm = optarg;

@@ -336,6 +336,8 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
     op->sequence = ++g->sequence;
     g->signature = op->call.signature = DDL__CHECKS ? ddl__mix(g->signature, op->call.call_hash) : 0;
     op->asked_ns = 0;
+    op->late = -1;
+    op->late_ns = 0;
     op->running = false;
     op->next = g->ops;
     g->ops = op;

@@ -91,6 +91,9 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
         f->native.reduce_arg = &f->reduction;
     }
     g->fast = f;
+    ddl__account_pending(g);
+    g->pending.bytes = (uint64_t)ddl__call_elements(g, &call) * ddl_dtype_bytes(call.dtype);
+    g->pending.algorithm = f->algorithm;
     return true;
 }
 
@@ -116,6 +119,8 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     op->sequence = g->sequence;
     op->call.signature = g->signature;
     op->asked_ns = 0;
+    op->late = -1;
+    op->late_ns = 0;
     op->running = false;
     op->next = g->ops;
     g->ops = op;
@@ -132,10 +137,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
 }
 
 /* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
-static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns) {
+static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     bool crowded = c->local_ranks > c->cores;
     int32_t looks = crowded ? DDL__FAST_LOOKS_CROWDED : DDL__FAST_LOOKS, rank = -1;
+    *out_last = -1;
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, looks, &rank);
@@ -143,6 +149,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;
         }
+        *out_last = rank >= 0 ? rank : *out_last;
         ddl__yield(c, false);
         *out_end_ns = ddl__about_ns(c);
     }
@@ -153,6 +160,7 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     ddl_context *c = g->context;
     void *native = NULL;
     uint64_t end_ns;
+    int32_t last;
     g->sequence++;
     g->signature = DDL__CHECKS ? ddl__mix(g->signature, f->call.call_hash) : 0;
     f->native.signature = f->call.signature = g->signature;
@@ -162,11 +170,17 @@ static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     if (DDL__CHECKS) {
         ddl__record_start(g, &f->call, f->algorithm, g->fast_ns);
     }
-    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns) != DDL_OK) {
+    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns, -1, true);
+        last = ddl__native_rank(g, last);
+        ddl__record_end(g, g->sequence, DDL_OK, end_ns, last, true);
+        g->pending.runs++;
+        g->pending.ns += end_ns - g->fast_ns;
+        if (last >= 0) {
+            ddl__account_last(c, g->ranks[last], end_ns - g->fast_ns);
+        }
     }
     c->stats.ops_started++;
     c->stats.ops_completed++;

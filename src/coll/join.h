@@ -5,6 +5,7 @@
 
 #include "agree.h"
 #include "measure.h"
+#include "stats.h"
 #include "timeline.h"
 #include "transports.h"
 
@@ -869,29 +870,6 @@ DDL_API int32_t ddl_feature(const char *name) {
 }
 
 DDL_API ddl_group *ddl_world(ddl_context *context) { return context != NULL ? context->world : NULL; }
-
-DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
-    if (out_stats == NULL) {
-        return ddl__refuse(context, "ddl_stats_get", "out_stats");
-    }
-    DDL__TRY(ddl__enter(context));
-    *out_stats = context->stats;
-    out_stats->memory_bytes = context->base.memory;
-    out_stats->memory_peak_bytes = context->base.memory_peak;
-    for (int32_t i = 0; i < context->endpoint_count; i++) {
-        out_stats->transports[i] = context->endpoints[i].stats;
-        out_stats->transports[i].name = context->endpoints[i].plugin->name;
-    }
-    for (int32_t i = 0; i < context->world_size; i++) {
-        const ddl__link *l = &context->links[i];
-        out_stats->peers_connected += l->connected;
-        if (l->endpoint != NULL) {
-            out_stats->transports[l->endpoint - context->endpoints].peers++;
-        }
-    }
-    ddl__unlock(context);
-    return DDL_OK;
-}
 
 DDL_API ddl_status ddl_progress(ddl_context *context) {
     DDL__TRY(ddl__enter(context));

@@ -4,6 +4,7 @@
 #ifndef DDL_ENGINE_FRAMES_H
 #define DDL_ENGINE_FRAMES_H
 
+#include "account.h"
 #include "run.h"
 
 static void ddl__mismatch_seen(ddl_context *c, ddl_group *g, int32_t peer, uint32_t sequence);
@@ -275,7 +276,12 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         }
     }
     if (DDL__CHECKS) {
-        ddl__record_end(g, op->sequence, status, ddl__now_ns(), op->last_peer, false);
+        uint64_t now = ddl__now_ns();
+        const ddl__flight *record = ddl__record_of(g, op->sequence);
+        ddl__record_end(g, op->sequence, status, now, op->last_peer, false);
+        if (status == DDL_OK && record != NULL) {
+            ddl__account_op(c, op, record, now);
+        }
     }
     ddl__scratch_put(c, op->packed_in);
     ddl__scratch_put(c, op->packed_out);
@@ -434,6 +440,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
+    ddl__account_pending(g);
     ddl__native_close(g);
     ddl__free(&c->base, g->fast);
     g->fast = NULL;

@@ -118,6 +118,7 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
                                                                           looks, &rank);
     op->native_waits = ddl__native_rank(g, rank);
     if (status == DDL_IN_PROGRESS) {
+        op->late = op->native_waits >= 0 ? op->native_waits : op->late;
         return false;
     }
     if (status == DDL_ERR_MISMATCH) {

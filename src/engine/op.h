@@ -56,6 +56,8 @@ typedef struct ddl__op {
     uint32_t *ready; /* a queue of step numbers */
     uint32_t ready_first, ready_count, cursor;
     uint64_t asked_ns;
+    int32_t late;     /* the rank of the group that was the last to arrive since this one did; -1: nobody came later */
+    uint64_t late_ns; /* when; 0: at the end */
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
     struct ddl__op *native_next; /* of the context's natives */
     void *native;              /* what a transport runs for the step native_step ... */

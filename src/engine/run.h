@@ -169,6 +169,12 @@ static void ddl__flow_started(ddl_context *c, ddl_group *g, int32_t peer, uint32
     if ((int32_t)(sequence - flow->started) <= 0) {
         return;
     }
+    for (ddl__op *op = g->ops; op != NULL; op = op->next) {
+        if ((int32_t)(op->sequence - flow->started) > 0 && (int32_t)(op->sequence - sequence) <= 0) {
+            op->late = peer;
+            op->late_ns = ddl__about_ns(c);
+        }
+    }
     flow->started = sequence;
     for (int half = 0; half < 2; half++) {
         flow->ahead[half] = (int32_t)(sequence - flow->ahead_last[half]) >= 0 ? 0 : flow->ahead[half];

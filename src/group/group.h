@@ -63,6 +63,13 @@ typedef struct ddl__native {
     uint64_t sequence; /* of its newest operation */
 } ddl__native;
 
+/* Calls that went the short way (coll/fast.h) and are not in the counters yet; they are all alike. */
+typedef struct ddl__pending {
+    uint64_t runs, ns;
+    uint64_t bytes; /* of each */
+    const char *algorithm;
+} ddl__pending;
+
 /* What a peer said it is calling, before we have called that ourselves. */
 typedef struct ddl__announced {
     uint32_t sequence;
@@ -108,6 +115,7 @@ struct ddl_group {
     struct ddl__cached *cache;      /* plans */
     ddl__native native;
     struct ddl__fast *fast; /* see coll/fast.h */
+    ddl__pending pending;
     ddl__announced announced;
     uint64_t doubt_ns;       /* since when it is known that a peer's call differs from ours; 0: it is not */
     uint32_t doubt_sequence; /* which call */
@@ -117,6 +125,7 @@ struct ddl_group {
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
+    bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */

@@ -102,6 +102,7 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
+    ddl_rank_stats stats;
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */

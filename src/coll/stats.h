@@ -1,0 +1,127 @@
+/* coll: the counters, for programs and for people. */
+#ifndef DDL_COLL_STATS_H
+#define DDL_COLL_STATS_H
+
+#include "call.h"
+
+/* The context's own counters, and what is only looked up. */
+static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
+    for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC) {
+            ddl__account_pending(g);
+        }
+    }
+    *out_stats = context->stats;
+    out_stats->memory_bytes = context->base.memory;
+    out_stats->memory_peak_bytes = context->base.memory_peak;
+    for (int32_t i = 0; i < context->endpoint_count; i++) {
+        out_stats->transports[i] = context->endpoints[i].stats;
+        out_stats->transports[i].name = context->endpoints[i].plugin->name;
+    }
+    for (int32_t i = 0; i < context->world_size; i++) {
+        const ddl__link *l = &context->links[i];
+        out_stats->peers_connected += l->connected;
+        if (l->endpoint != NULL) {
+            out_stats->transports[l->endpoint - context->endpoints].peers++;
+        }
+    }
+}
+
+DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
+    if (out_stats == NULL) {
+        return ddl__refuse(context, "ddl_stats_get", "out_stats");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl__stats_fill(context, out_stats);
+    ddl__unlock(context);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats) {
+    if (out_stats == NULL) {
+        return ddl__refuse(context, "ddl_rank_stats_get", "out_stats");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_OK;
+    if (rank >= 0 && rank < context->world_size) {
+        *out_stats = context->links[rank].stats;
+    } else {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_rank_stats_get: rank %d; ranks go from 0 to %d", rank,
+                            context->world_size - 1);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>stats_text */
+
+static void ddl__stats_transports(const ddl_stats *s, ddl__text *text) {
+    for (int32_t i = 0; i < DDL_STATS_TRANSPORTS && s->transports[i].name != NULL; i++) {
+        const ddl_transport_stats *t = &s->transports[i];
+        ddl__text_add(text, "  transport %-21s %llu peers, sent %llu messages %.3f MB, received %llu messages %.3f MB",
+                      t->name, (unsigned long long)t->peers, (unsigned long long)t->messages_sent,
+                      (double)t->bytes_sent * 1e-6, (unsigned long long)t->messages_received,
+                      (double)t->bytes_received * 1e-6);
+        if (t->native_operations > 0) {
+            ddl__text_add(text, ", ran %llu collectives %.3f MB %.3f ms", (unsigned long long)t->native_operations,
+                          (double)t->native_bytes * 1e-6, (double)t->native_ns * 1e-6);
+        }
+        ddl__text_add(text, "\n");
+    }
+}
+
+static void ddl__stats_algorithms(const ddl_stats *s, ddl__text *text) {
+    for (int32_t i = 0; i < DDL_STATS_ALGORITHMS && s->algorithms[i].name != NULL; i++) {
+        const ddl_algorithm_stats *a = &s->algorithms[i];
+        ddl__text_add(text, "  algorithm %-21s %llu collectives, %.3f MB, %.3f ms\n", a->name,
+                      (unsigned long long)a->operations, (double)a->bytes * 1e-6, (double)a->time_ns * 1e-6);
+    }
+}
+
+/* The ranks that were last most often, at most eight, this one among them. */
+static void ddl__stats_late(const ddl_context *c, ddl__text *text) {
+    uint64_t below = UINT64_MAX;
+    for (int32_t shown = 0; shown < 8;) {
+        uint64_t most = 0;
+        for (int32_t i = 0; i < c->world_size; i++) {
+            uint64_t last = c->links[i].stats.last;
+            most = last < below && last > most ? last : most;
+        }
+        if (most == 0) {
+            return;
+        }
+        for (int32_t i = 0; i < c->world_size && shown < 8; i++) {
+            const ddl_rank_stats *r = &c->links[i].stats;
+            if (r->last == most && i == c->rank) {
+                ddl__text_add(text, "  rank %d, this one, was last %llu times\n", i, (unsigned long long)r->last);
+            } else if (r->last == most) {
+                ddl__text_add(text, "  rank %d was last %llu times, by %.1f us on average, %.1f us at most\n", i,
+                              (unsigned long long)r->last, (double)r->late_ns / (double)r->last * 1e-3,
+                              (double)r->late_max_ns * 1e-3);
+            }
+            shown += r->last == most;
+        }
+        below = most;
+    }
+}
+
+DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    ddl_stats s;
+    ddl__text text = {out_text, out_text != NULL ? bytes : 0, 0};
+    ddl__stats_fill(context, &s);
+    ddl__text_add(&text, "rank %d of %d: %llu operations started, %llu completed, %llu failed, %llu slow; waited "
+                  "%.3f ms; memory %.3f MB, at most %.3f MB\n", context->rank, context->world_size,
+                  (unsigned long long)s.ops_started, (unsigned long long)s.ops_completed,
+                  (unsigned long long)s.ops_failed, (unsigned long long)s.ops_slow, (double)s.wait_ns * 1e-6,
+                  (double)s.memory_bytes * 1e-6, (double)s.memory_peak_bytes * 1e-6);
+    ddl__stats_transports(&s, &text);
+    ddl__stats_algorithms(&s, &text);
+    ddl__stats_late(context, &text);
+    ddl__unlock(context);
+    return text.used;
+}
+
+#endif /* DDL_COLL_STATS_H */

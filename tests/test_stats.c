@@ -1,0 +1,164 @@
+/* The counters: collectives, bytes and time by algorithm and by transport that runs them; who was last; what was slow;
+ * and their text. tests/run: variants=gcc,asan timeout=90 */
+#define _GNU_SOURCE 1
+#define DDL_IMPLEMENTATION
+#define DDL__STATIC_PLUGINS(X) X(shm)
+
+typedef struct ddl_plugin ddl_plugin;
+typedef struct ddl_host ddl_host;
+const ddl_plugin *ddl_plugin_shm_v1(const ddl_host *host);
+
+#include "world.h"
+
+#include "../plugins/shm/shm.c"
+
+#include <stdbool.h>
+
+enum { RANKS = 4, ROUNDS = 20, LATE = 2, COUNT = 100 };
+
+static ddl_algorithm_stats of(const ddl_stats *s, const char *name) {
+    for (int i = 0; i < DDL_STATS_ALGORITHMS && s->algorithms[i].name != NULL; i++) {
+        if (strcmp(s->algorithms[i].name, name) == 0) {
+            return s->algorithms[i];
+        }
+    }
+    return (ddl_algorithm_stats){name, 0, 0, 0};
+}
+
+typedef struct shared {
+    bool native;
+    int called[ROUNDS];
+} shared;
+
+/* All but one call; that one follows, surely later. */
+static void late_rounds(ddl_group *w, shared *s) {
+    float in[COUNT] = {1}, out[COUNT];
+    for (int i = 0; i < ROUNDS; i++) {
+        if (ddl_rank(w) == LATE) {
+            while (__atomic_load_n(&s->called[i], __ATOMIC_ACQUIRE) < RANKS - 1) {
+                usleep(1000);
+            }
+            usleep(20000);
+        }
+        __atomic_fetch_add(&s->called[i], 1, __ATOMIC_RELEASE);
+        OK(ddl_all_reduce(w, ddl_tensor_1d(in, DDL_F32, COUNT), ddl_tensor_1d(out, DDL_F32, COUNT), DDL_SUM));
+    }
+}
+
+static void check_text(ddl_group *w, const char *algorithm, const char *transport, bool blames) {
+    ddl_context *c = ddl_group_context(w);
+    char text[8000], part[100];
+    size_t need = ddl_stats_text(c, NULL, 0);
+    CHECK(need > 0 && need < sizeof text);
+    need = ddl_stats_text(c, text, sizeof text);
+    CHECK_EQ(need, strlen(text));
+    snprintf(part, sizeof part, "algorithm %-21s 2", algorithm);
+    CHECK_STR(text, part); /* twenty-something collectives */
+    snprintf(part, sizeof part, "transport %-21s 3 peers", transport);
+    CHECK_STR(text, part);
+    snprintf(part, sizeof part, "rank %d of %d: ", ddl_rank(w), RANKS);
+    CHECK_STR(text, part);
+    if (blames) {
+        CHECK_STR(text, "rank 2 was last ");
+    }
+}
+
+static void one_is_late(ddl_group *w, void *arg) {
+    shared *s = arg;
+    bool native = s->native, hears = ddl_rank(w) != LATE && (native || ddl_rank(w) != 1);
+    const char *algorithm = native ? "native" : "recursive_doubling";
+    ddl_context *c = ddl_group_context(w);
+    ddl_stats before, after;
+    ddl_rank_stats r;
+    OK(ddl_stats_get(c, &before));
+    late_rounds(w, s);
+    OK(ddl_stats_get(c, &after));
+    ddl_algorithm_stats a = of(&before, algorithm), b = of(&after, algorithm);
+    CHECK_EQ(b.operations - a.operations, ROUNDS);
+    CHECK_EQ(b.bytes - a.bytes, ROUNDS * COUNT * sizeof(float));
+    CHECK_EQ(after.ops_completed - before.ops_completed, ROUNDS);
+    const ddl_transport_stats *t = &after.transports[0], *t0 = &before.transports[0];
+    CHECK_EQ(t->native_operations - t0->native_operations, native ? ROUNDS : 0);
+    CHECK_EQ(t->native_bytes - t0->native_bytes, native ? ROUNDS * COUNT * sizeof(float) : 0);
+    /* By messages ranks 0 and 3 hear from 2 itself, 1 does not; shared memory tells all. */
+    OK(ddl_rank_stats_get(c, LATE, &r));
+    if (ddl_rank(w) == LATE) {
+        CHECK(native || r.last >= ROUNDS / 2);
+        CHECK_EQ(r.late_ns, 0);
+    } else if (hears) {
+        CHECK(r.last >= ROUNDS / 2);
+        CHECK(r.late_ns >= (uint64_t)(ROUNDS / 2) * 10000000u);
+        CHECK(r.late_max_ns >= r.late_ns / r.last && r.late_max_ns <= r.late_ns);
+        CHECK(b.time_ns - a.time_ns >= (uint64_t)(ROUNDS / 2) * 10000000u);
+    }
+    check_text(w, algorithm, native ? "shm" : "tcp", hears);
+    FAILS(ddl_rank_stats_get(c, RANKS, &r), DDL_ERR_ARG, "rank 4; ranks go from 0 to 3");
+    FAILS(ddl_rank_stats_get(c, -1, &r), DDL_ERR_ARG, "rank -1");
+    FAILS(ddl_rank_stats_get(c, 0, NULL), DDL_ERR_ARG, "out_stats is NULL");
+}
+
+TEST(messages_are_counted_and_the_late_rank_is_known) {
+    setenv("DDL_TRANSPORTS", "tcp", 1);
+    setenv("DDL_ALGO", "all_reduce=recursive_doubling", 1);
+    world_fork(RANKS, one_is_late, ranks_shared(sizeof(shared)), 60);
+    unsetenv("DDL_ALGO");
+}
+
+TEST(native_collectives_are_counted_and_the_late_rank_is_known) {
+    shared *s = ranks_shared(sizeof *s);
+    s->native = true;
+    setenv("DDL_TRANSPORTS", "shm", 1);
+    world_fork(RANKS, one_is_late, s, 60);
+}
+
+/* ---- slow ---- */
+
+static int told;
+static char last_told[1200];
+
+static void listen_for_slow(void *user, ddl_log_level level, const char *line) {
+    (void)user;
+    if (strstr(line, "times its estimate") != NULL) {
+        CHECK_EQ(level, DDL_LOG_INFO);
+        snprintf(last_told, sizeof last_told, "%s", line);
+        told++;
+    }
+}
+
+/* Under a model in which all is free, 32 MiB take far longer than they should. */
+static void slowly(ddl_group *w, void *arg) {
+    bool counts = *(const bool *)arg;
+    size_t count = 8u << 20;
+    float *data = calloc(count, sizeof *data);
+    for (int i = 0; i < 2; i++) {
+        w->tuning.model.latency_s[i] = w->tuning.model.s_per_byte[i] = 1e-18;
+    }
+    w->tuning.model.reduce_s_per_byte = 1e-18;
+    for (int i = 0; i < 3; i++) {
+        ddl_tensor t = ddl_tensor_1d(data, DDL_F32, (int64_t)count);
+        OK(ddl_all_reduce(w, t, t, DDL_SUM));
+    }
+    ddl_stats s;
+    OK(ddl_stats_get(ddl_group_context(w), &s));
+    CHECK_EQ(s.ops_slow, counts ? 3 : 0);
+    CHECK_EQ(told, counts ? 1 : 0);
+    if (counts) {
+        CHECK_STR(last_told, "all_reduce(8388608 x f32, sum) by ");
+        CHECK_STR(last_told, "operation ");
+        CHECK_STR(last_told, "of group \"world\", took ");
+    }
+    free(data);
+}
+
+TEST(a_slow_operation_is_reported_once) {
+    ddl_config config = {.log = listen_for_slow, .log_level = DDL_LOG_INFO};
+    bool counts = true;
+    world_config = &config;
+    setenv("DDL_TRANSPORTS", "tcp", 1);
+    world_fork(2, slowly, &counts, 60);
+    setenv("DDL_SLOW", "0", 1);
+    counts = false;
+    world_fork(2, slowly, &counts, 60);
+    unsetenv("DDL_SLOW");
+    world_config = NULL;
+}
