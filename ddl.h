@@ -9880,6 +9880,7 @@ static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap,
 #ifndef DDL_NO_PLUGINS
 #include <dlfcn.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 
 typedef struct ddl__pmix_proc {
     char space[256];

@@ -9,6 +9,7 @@
 #ifndef DDL_NO_PLUGINS
 #include <dlfcn.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 
 typedef struct ddl__pmix_proc {
     char space[256];
