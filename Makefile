@@ -21,7 +21,7 @@ DEPS = gcc g++ clang libc6-dev make cmake binutils python3 pkg-config valgrind s
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
-SCRIPTS = $(filter-out %.c %.h %.md,$(wildcard tools/*))
+SCRIPTS = $(filter-out %.c %.h %.md tools/install,$(wildcard tools/*))
 EXAMPLES = $(patsubst examples/%.c,$B/%,$(wildcard examples/*.c))
 # An example that is a folder: all its .c files make one program, named like the folder.
 EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),$(word 2,$(subst /, ,$f)))))
@@ -102,7 +102,7 @@ deps:
 	@if [ "$$(id -u)" = 0 ]; then S=; else S=sudo; fi; export DEBIAN_FRONTEND=noninteractive; set -ex; \
 	$$S apt-get update; \
 	$$S apt-get install -y --no-install-recommends $(DEPS); \
-	PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet kubernetes-validate || echo 'a test of manifests will skip'; \
+	python3 -m pip install --quiet --target $B/python kubernetes-validate || echo 'a test of manifests will skip'; \
 	$$S apt-get install -y --no-install-recommends libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
 
 install: header tools plugins
@@ -113,20 +113,8 @@ install: header tools plugins
 	    if [ -e $B/libddl-$$f.so ]; then install -m 644 $B/libddl-$$f.so $(DESTDIR)$(PLUGINDIR)/; fi; done
 	install -d $(DESTDIR)$(CMAKEDIR) $(DESTDIR)$(MANDIR)
 	install -m 644 docs/man/*.1 $(DESTDIR)$(MANDIR)/
-	{ echo 'include(CMakeFindDependencyMacro)'; echo 'find_dependency(Threads)'; \
-	  echo 'get_filename_component(ddl_prefix "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)'; \
-	  echo 'if(NOT TARGET ddl::ddl)'; echo '  add_library(ddl::ddl INTERFACE IMPORTED)'; \
-	  echo '  target_include_directories(ddl::ddl INTERFACE "$${ddl_prefix}/include")'; \
-	  echo '  target_compile_definitions(ddl::ddl INTERFACE "DDL_PLUGIN_DIR=\"$${ddl_prefix}/lib/ddl\"")'; \
-	  echo '  target_link_libraries(ddl::ddl INTERFACE Threads::Threads $${CMAKE_DL_LIBS})'; echo 'endif()'; \
-	} > $(DESTDIR)$(CMAKEDIR)/ddl-config.cmake
-	{ echo 'set(PACKAGE_VERSION $(VERSION))'; echo 'if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)'; \
-	  echo '  set(PACKAGE_VERSION_COMPATIBLE FALSE)'; echo 'else()'; echo '  set(PACKAGE_VERSION_COMPATIBLE TRUE)'; \
-	  echo 'endif()'; } > $(DESTDIR)$(CMAKEDIR)/ddl-config-version.cmake
-	{ echo 'prefix=$(PREFIX)'; echo 'includedir=$${prefix}/include'; echo 'plugindir=$${prefix}/lib/ddl'; echo; \
-	  echo 'Name: ddl'; echo 'Description: distributed deep-learning communication in one C header'; \
-	  echo 'Version: $(VERSION)'; echo 'Libs: -lpthread -ldl'; \
-	  echo 'Cflags: -I$${includedir} -DDDL_PLUGIN_DIR="\"$${plugindir}\""'; } > $(DESTDIR)$(LIBDIR)/pkgconfig/ddl.pc
+	for f in pkgconfig/ddl.pc cmake/ddl/ddl-config.cmake cmake/ddl/ddl-config-version.cmake; do \
+	    sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' tools/install/$${f##*/}.in > $(DESTDIR)$(LIBDIR)/$$f; done
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(notdir $(wildcard docs/man/*.1)))

@@ -4,10 +4,12 @@ tests/run: timeout=120 """
 import os
 import pathlib
 import re
+import sys
 
 from harness import ROOT, check, main, skip, test
 from jobs import Job, free_port, program
 
+sys.path.append(str(ROOT / "build" / "python"))  # where make deps puts what Debian has no package of
 FOLDER = ROOT / "examples" / "kubernetes"
 
 
