@@ -1172,6 +1172,7 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
+    ddl_compression compression; /* of gradients; BSP only, and without shard, uneven, overlap_forward */
     ddl_trainer_fn step; /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -1196,6 +1197,8 @@ typedef struct ddl_trainer_config {
 typedef struct ddl_trainer_options {
     double rate_factor; /* of the learning rate; 0: 1; below 0: the tensor is not trained */
     int32_t no_decay;   /* 1: no weight decay */
+    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
+    ddl_compression compression; /* instead of the config's */
 } ddl_trainer_options;
 
 /* Fills *out_config for a strategy by the name that the field knows it by; the caller sets the optimizer. Names: see
@@ -1238,9 +1241,10 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
- * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, shard and
- * uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors: as
- * ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
+ * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, compression,
+ * shard and uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors:
+ * as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed.
+ * [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
@@ -29174,6 +29178,9 @@ typedef struct ddl__weight {
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
+    ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
+    void *squeezed;                /* its memory */
+    ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
 } ddl__weight;
 
@@ -29196,6 +29203,7 @@ struct ddl_trainer {
     uint32_t magic;
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
+    ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
     int32_t rank, size;
     ddl_trainer_config config; /* with defaults filled in */
     ddl_optimizer optimizer;
@@ -29226,7 +29234,8 @@ struct ddl_trainer {
     bool step_open; /* a gradient of it is ready */
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
     bool joined_out;
-    double flag[2]; /* of `uneven`: ranks that contribute */
+    int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
+    double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
     int64_t since_sync, steps_tried;
     ddl_trainer_stats stats;
@@ -29291,6 +29300,12 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
     return DDL_OK;
 }
 
+/* Compressed averages are over all ranks, whole, and complete in ddl_step. */
+#define DDL__NO_SQUEEZE "compression works with BSP only, and without shard, uneven and overlap_forward"
+static bool ddl__may_squeeze(const ddl_trainer_config *o) {
+    return o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward;
+}
+
 /* What does not go together, and why. */
 static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_config *o, const char *what) {
     bool local = o->sync == DDL_SYNC_LOCAL;
@@ -29316,6 +29331,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
+        {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
         if (pairs[i].wrong) {
@@ -29337,7 +29353,9 @@ static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *
     ddl_trainer_config o = config != NULL ? *config : zero;
     DDL__TRY(ddl__trainer_check_ranges(c, &o, what));
     DDL__TRY(ddl__trainer_check_pairs(c, &o, what));
+    ddl_compression filled;
     ddl_status status = ddl__optim_init(&c->error, &o.optimizer, &o.optimizer);
+    status = status < 0 ? status : ddl__compress_init(&c->error, &o.compression, &filled);
     if (status < 0) {
         return ddl__said(c, status);
     }
@@ -29424,6 +29442,32 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     return DDL_OK;
 }
 
+/* How a tensor is compressed: its own way, or the config's. */
+static ddl_compression ddl__weight_code(const ddl_trainer *t, const ddl_trainer_options *options) {
+    if (options != NULL && options->uncompressed) {
+        return (ddl_compression){.kind = DDL_COMPRESS_NONE};
+    }
+    bool own = options != NULL && options->compression.kind != DDL_COMPRESS_NONE;
+    return own ? options->compression : t->config.compression;
+}
+
+static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const ddl_tensor *grad,
+                                         const ddl_compression *code) {
+    ddl_context *c = t->context;
+    ddl_compression filled;
+    if (code->kind == DDL_COMPRESS_NONE) {
+        return DDL_OK;
+    }
+    if (!ddl__may_squeeze(&t->config) || grad->dtype == DDL_F64) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : DDL__NO_SQUEEZE);
+    }
+    ddl_status status = ddl__compress_init(&c->error, code, &filled);
+    return status < 0 ? ddl__said(c, status) : DDL_OK;
+}
+
+static bool ddl__weight_is_squeezed(const ddl__weight *w) { return w->options.compression.kind != DDL_COMPRESS_NONE; }
+
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
     if (t->count < t->room) {
         return DDL_OK;
@@ -29455,7 +29499,9 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
+    ddl_compression code = ddl__weight_code(t, options);
     DDL__TRY(ddl__weight_check(t, given, param, grad));
+    DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
     ddl__weight *w = &t->weights[t->count];
     *w = (ddl__weight){.param = *param, .grad = *grad, .count = ddl_tensor_count(param), .waited = true};
@@ -29466,6 +29512,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (options != NULL) {
         w->options = *options;
     }
+    w->options.compression = code;
     w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
     if (out_index != NULL) {
         *out_index = t->count;
@@ -29892,7 +29939,8 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
  * that travel too (local SGD; shards of another type). */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool exact = o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
+    bool exact = ddl__weight_is_squeezed(w) || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
+                 (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 
@@ -29908,11 +29956,13 @@ static void ddl__arenas_free(ddl_trainer *t) {
 /* Places tensors in backward's order and allocates. The lock is not held. On error there are no arenas. */
 static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int64_t counts[DDL__ARENAS] = {0};
-    for (int32_t i = t->count - 1; i >= 0; i--) {
-        ddl__weight *w = &t->weights[i];
-        w->wire = ddl__weight_wire_type(t, w);
-        w->at = counts[w->wire];
-        counts[w->wire] += w->count;
+    for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
+        ddl__weight *w = &t->weights[i % t->count];
+        if (ddl__weight_is_squeezed(w) == (i < t->count)) {
+            w->wire = ddl__weight_wire_type(t, w);
+            w->at = counts[w->wire];
+            counts[w->wire] += w->count;
+        }
     }
     for (int32_t d = 1; d < DDL__ARENAS; d++) {
         ddl_status status =
@@ -29925,6 +29975,90 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
     return DDL_OK;
 }
 
+/* >>train/squeeze */
+/* train, part of a step: tensors that travel compressed. They go over a group of their own, because some take several
+ * collectives, each after the one before has ended: codes are started in backward's order as gradients become ready,
+ * and what follows is done tensor by tensor in the step, so that the order is the same on all ranks. */
+
+/* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
+static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    int64_t rows = w->param.ndim > 1 ? w->param.shape[0] : w->count, cols = rows > 0 ? w->count / rows : 1;
+    w->squeezer = ddl__alloc(&c->base, sizeof *w->squeezer);
+    if (w->squeezer == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
+    }
+    ddl_status status = ddl__compressor_init(&c->error, w->squeezer, &w->options.compression, (int32_t)(w - t->weights),
+                                             rows, cols, t->size);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    w->squeezed = ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    if (w->squeezed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
+    }
+    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+    return DDL_OK;
+}
+
+static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
+    ddl__free(&t->context->base, w->squeezer);
+    ddl__free(&t->context->base, w->squeezed);
+    w->squeezer = NULL;
+    w->squeezed = NULL;
+}
+
+static ddl_status ddl__squeeze_failed(ddl_trainer *t, const ddl__weight *w, ddl_status status) {
+    ddl__lock(t->context);
+    if (t->context->error.status != status) {
+        ddl__error(t->context, status, "averaging \"%s\" compressed failed", w->name);
+    }
+    ddl__trainer_break(t, status);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
+ * not held. */
+static ddl_status ddl__squeeze_start(ddl_trainer *t) {
+    while (t->squeeze_next >= 0) {
+        ddl__weight *w = &t->weights[t->squeeze_next];
+        if (w->squeezer != NULL && !w->ready) {
+            return DDL_OK;
+        }
+        t->squeeze_next--;
+        if (w->squeezer != NULL) {
+            float *grad = (float *)(void *)ddl__weight_wire(t, w);
+            ddl_status status =
+                ddl__compressed_start(w->squeezer, t->squeeze_group, t->steps_tried + 1, grad, &w->squeezing);
+            if (status < 0) {
+                return ddl__squeeze_failed(t, w, status);
+            }
+            t->started_units++;
+            t->started_bytes += w->squeezer->dense ? w->count * 4 : (int64_t)w->squeezer->code_bytes;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Ends all of them, in backward's order: their averages are in the arena. The lock is not held. */
+static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
+    uint64_t start = ddl__now_ns();
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        while (w->squeezer != NULL && w->squeezing != NULL) {
+            ddl_status status = ddl_wait(&w->squeezing, NULL);
+            status = status < 0 ? status : ddl__compressed_next(w->squeezer, &w->squeezing);
+            if (status < 0) {
+                ddl__compressed_drop(w->squeezer);
+                return ddl__squeeze_failed(t, w, status);
+            }
+        }
+    }
+    t->exposed_ns += ddl__now_ns() - start;
+    return DDL_OK;
+}
+
 /* >>train/agree */
 /* train, fifth part: what all ranks must agree on. That they have registered the same, the figures that plans are made
  * from, and the plan. Plans depend on sizes and agreed figures only, never on addresses. */
@@ -29934,6 +30068,12 @@ enum { DDL__WARM_STEPS = 3 }; /* steps whose times are thrown away: caches are c
 /* >>same everywhere */
 
 static uint64_t ddl__mix_double(uint64_t hash, double x) { return ddl__mix_bytes(hash, &x, sizeof x); }
+
+static uint64_t ddl__code_hash(uint64_t hash, const ddl_compression *c) {
+    hash = ddl__mix(ddl__mix(ddl__mix(hash, (uint64_t)c->kind), (uint64_t)c->k), (uint64_t)c->rank);
+    hash = ddl__mix(ddl__mix(ddl__mix(hash, (uint64_t)c->levels), (uint64_t)c->error_feedback), c->seed);
+    return ddl__mix_double(hash, c->ratio);
+}
 
 static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     const ddl_optimizer *m = &o->optimizer;
@@ -29951,7 +30091,7 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     for (size_t i = 0; i < DDL__COUNT_OF(real); i++) {
         hash = ddl__mix_double(hash, real[i]);
     }
-    return hash;
+    return ddl__code_hash(hash, &o->compression);
 }
 
 static uint64_t ddl__weight_hash(const ddl__weight *w) {
@@ -29959,6 +30099,7 @@ static uint64_t ddl__weight_hash(const ddl__weight *w) {
     for (int32_t d = 0; d < w->param.ndim; d++) {
         hash = ddl__mix(hash, (uint64_t)w->param.shape[d]);
     }
+    hash = ddl__code_hash(hash, &w->options.compression);
     return ddl__mix(ddl__mix_double(hash, w->options.rate_factor), (uint64_t)(w->options.no_decay != 0));
 }
 
@@ -30149,7 +30290,8 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
         ready = DDL__MAX(ready, w->ready_s);
-        layers[p] = (ddl__layer){.bytes = w->count * (int64_t)ddl_dtype_bytes(w->wire), .ready_s = ready};
+        int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
+        layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
     }
     for (int32_t p = 0; p < t->count; p++) {
@@ -30255,6 +30397,15 @@ static int32_t ddl__draft_room(const ddl_trainer *t) {
     return (int32_t)DDL__MIN(pieces, (int64_t)INT32_MAX / 2);
 }
 
+/* The first tensor of a piece that it carries something of: where the piece begins. */
+static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece *p) {
+    int32_t k = p->first;
+    while (k < p->last && ddl__weight_is_squeezed(&t->weights[t->count - 1 - k])) {
+        k++;
+    }
+    return &t->weights[t->count - 1 - k];
+}
+
 /* Which units carry which tensors. */
 static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
@@ -30262,7 +30413,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     }
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
-        ddl__weight *first = &t->weights[t->count - 1 - p->first];
+        const ddl__weight *first = ddl__piece_home(t, p);
         int64_t size = (int64_t)ddl_dtype_bytes(first->wire);
         ddl__unit *u = &t->units[i];
         *u = (ddl__unit){.kind = t->config.shard ? DDL_REDUCE_SCATTERV : DDL_ALL_REDUCE,
@@ -30322,7 +30473,7 @@ static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
     int32_t flag = t->config.uneven ? 1 : 0;
     for (int32_t i = 0; same && i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
-        const ddl__weight *w = &t->weights[t->count - 1 - p->first];
+        const ddl__weight *w = ddl__piece_home(t, p);
         const ddl__unit *u = &t->units[i];
         int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
         same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
@@ -30454,6 +30605,9 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
                                           : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
+        if (status == DDL_OK && ddl__weight_is_squeezed(&t->weights[i])) {
+            status = ddl__squeezer_make(t, &t->weights[i]);
+        }
     }
     if (status == DDL_OK) {
         t->pump.next = t->context->pumps;
@@ -30467,6 +30621,11 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
     DDL__TRY(ddl__line_measure(t));
+    for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
+        if (ddl__weight_is_squeezed(&t->weights[i])) {
+            DDL__TRY(ddl_group_duplicate(t->parent, &t->squeeze_group));
+        }
+    }
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
@@ -30506,20 +30665,20 @@ static void ddl__unpump(ddl_trainer *t) {
     }
 }
 
-/* Operations that are under way give their memory back; the other ranks learn of it when theirs fail. */
-static void ddl__units_abandon(ddl_trainer *t) {
-    ddl_context *c = t->context;
-    for (int32_t i = 0; i < t->unit_count && !c->finalized; i++) {
-        ddl_request *r = t->units[i].request;
+/* An operation that is under way gives its memory back; the other ranks learn of it when theirs fail. */
+static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
+    ddl_request *r = *request;
+    if (c->finalized) {
+        return;
+    }
+    if (ddl__is_pending(r)) {
+        r->ops->abandon(c, r);
         if (ddl__is_pending(r)) {
-            r->ops->abandon(c, r);
-            if (ddl__is_pending(r)) {
-                ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
-            }
+            ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
         }
-        if (r != NULL && r->state == DDL__REQUEST_DONE) {
-            ddl__request_report(&t->units[i].request, NULL);
-        }
+    }
+    if (r != NULL && r->state == DDL__REQUEST_DONE) {
+        ddl__request_report(request, NULL);
     }
 }
 
@@ -30529,12 +30688,16 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__base *base = &c->base;
     ddl__lock(c);
     ddl__unpump(t);
-    ddl__units_abandon(t);
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        ddl__request_abandon(c, &t->units[i].request);
+    }
     ddl__units_free(t);
     ddl__free(base, t->shares);
     t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
+        ddl__request_abandon(c, &w->squeezing);
+        ddl__squeezer_free(t, w);
         ddl__free(base, w->master);
         ddl__free(base, w->state);
         ddl__free(base, w->anchor);
@@ -30544,6 +30707,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__unlock(c);
     ddl__arenas_free(t);
     ddl_group_free(&t->group);
+    ddl_group_free(&t->squeeze_group);
 }
 
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
@@ -30631,6 +30795,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
 /* The first gradient of a step. contributes: of `uneven`. */
 static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->step_open = true;
+    t->squeeze_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
     if (t->grads_out) {
@@ -30677,6 +30842,9 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
     ddl__unlock(t->context);
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         ddl__ready_one(t, i);
+        if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
+            ddl__squeeze_start(t); /* an error stays in t->status */
+        }
     }
     ddl__lock(t->context);
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
@@ -30843,7 +31011,7 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
-    if (o->unchecked && o->clip_norm <= 0 && !o->shard && !o->uneven && o->step == NULL) {
+    if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
         ddl__step_close(t, true);
@@ -30851,6 +31019,12 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     }
     DDL__TRY(ddl__step_contributors(t, what));
     DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    if (t->squeeze_group != NULL) {
+        ddl__unlock(t->context);
+        ddl_status status = ddl__squeeze_finish(t);
+        ddl__lock(t->context);
+        DDL__TRY(status);
+    }
     if (t->stats.contributors == 0) { /* all have joined out: these were zeros */
         ddl__step_close(t, false);
         return DDL_OK;
@@ -31026,6 +31200,13 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
+    int32_t squeezed = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+    }
+    if (squeezed > 0) {
+        ddl__text_add(&text, ", %d of them compressed", squeezed);
+    }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {
         ddl__text_add(&text, "; the last step communicated for %.2f ms, %.0f %% of it hidden", total_s * 1e3,
@@ -31225,7 +31406,11 @@ DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
 /* train, seventh part, continued: another config between two steps. */
 
 static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
-    ddl_trainer_config kept = {.optimizer = o->optimizer, .step = o->step, .shard = o->shard, .uneven = o->uneven};
+    ddl_trainer_config kept = {.optimizer = o->optimizer,
+                               .step = o->step,
+                               .shard = o->shard,
+                               .uneven = o->uneven,
+                               .compression = o->compression};
     return ddl__config_hash(&kept);
 }
 
@@ -31238,9 +31423,12 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "next ddl_grad_ready",
                           what, t->rank);
     }
+    if (t->squeeze_group != NULL && !ddl__may_squeeze(out)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
+    }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, shard and uneven cannot change; make a "
+                          "%s: optimizer, step, compression, shard and uneven cannot change; make a "
                           "new trainer",
                           what);
     }

@@ -513,3 +513,94 @@ TEST(shards_have_the_bits_of_the_whole) {
     world_threads(3, shards_and_whole, NULL);
     world_config = NULL;
 }
+
+/* >>compression: fewer bytes, the same bits on all ranks, and what is lost in one step comes in a later one */
+
+static double distance(const net *m, double (*w)[LARGEST]) {
+    double sum = 0;
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < sizes[i]; k++) {
+            sum += ((double)m->param[i][k] - w[i][k]) * ((double)m->param[i][k] - w[i][k]);
+        }
+    }
+    return sqrt(sum);
+}
+
+TEST(compressed_gradients_end_at_the_same_place) {
+    enum { LONG = 200 };
+    const struct {
+        ddl_compression code;
+        double most; /* share of the way that is left */
+        double bytes;
+    } ways[] = {
+        {{.kind = DDL_COMPRESS_NONE}, 1e-6, 1},
+        {{.kind = DDL_COMPRESS_F16}, 1e-3, 0.51},
+        {{.kind = DDL_COMPRESS_INT8}, 1e-2, 0.27},
+        {{.kind = DDL_COMPRESS_QSGD, .levels = 127}, 1e-2, 0.27},
+        {{.kind = DDL_COMPRESS_TOP_K, .ratio = 0.1}, 0.1, 0.21},
+        {{.kind = DDL_COMPRESS_GTOP_K, .ratio = 0.1}, 0.15, 0.21},
+        {{.kind = DDL_COMPRESS_POWER}, 1e-6, 1}, /* vectors go as they are */
+    };
+    oracle(expected, LONG, 2 * BATCH, 0.05, 0);
+    net *begin = calloc(1, sizeof *begin);
+    net_begin(begin, true);
+    double way = distance(begin, expected), whole = (1 + 700 + 64 + LARGEST + 33 + 1000) * 4;
+    free(begin);
+    for (size_t v = 0; v < sizeof ways / sizeof ways[0]; v++) {
+        job j = {.config = {RATE, .compression = ways[v].code}, .steps = LONG, .backwards = v % 2 == 1};
+        net *got = run_job(2, &j, "compression");
+        double left = distance(got, expected) / way;
+        if (!(left <= ways[v].most)) {
+            test__fail(__FILE__, __LINE__, "compression %d: %g of the way is left, allowed is %g",
+                       (int)ways[v].code.kind, left, ways[v].most);
+        }
+        CHECK(j.stats.bytes > 0 && (double)j.stats.bytes <= ways[v].bytes * whole + 1000);
+        free(got);
+    }
+}
+
+/* One tensor is compressed, its neighbours are not, with accumulation and clipping around them. */
+static void one_compressed(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[3][64], g[3][64];
+    ddl_trainer *t = NULL;
+    char text[256];
+    ddl_trainer_options sign = {.compression = {.kind = DDL_COMPRESS_SIGN}}, plain = {.uncompressed = 1};
+    ddl_trainer_config config = {.optimizer = {.learning_rate = 1}, .accumulate = 2, .clip_norm = 1e6,
+                                 .compression = {.kind = DDL_COMPRESS_TOP_K, .k = 1}};
+    OK(ddl_trainer_create(w, &config, &t));
+    OK(ddl_trainer_add(t, "first", DDL_ARRAY(p[0]), DDL_ARRAY(g[0]), &plain, NULL));
+    OK(ddl_trainer_add(t, "second", DDL_ARRAY(p[1]), DDL_ARRAY(g[1]), &sign, NULL));
+    OK(ddl_trainer_add(t, "third", DDL_ARRAY(p[2]), DDL_ARRAY(g[2]), NULL, NULL));
+    memset(p, 0, sizeof p);
+    OK(ddl_trainer_start(t));
+    for (int part = 0; part < 2; part++) {
+        for (int i = 0; i < 64; i++) {
+            g[0][i] = (float)(i + ddl_rank(w));
+            g[1][i] = i % 2 == 0 ? 2.0f : -2.0f;
+            g[2][i] = i == 9 ? 4.0f : 1.0f;
+        }
+        OK(ddl_grad_ready(t, ddl_rank(w) == 0 ? 0 : 2));
+        OK(ddl_grad_ready(t, 1));
+        OK(ddl_grad_ready(t, ddl_rank(w) == 0 ? 2 : 0));
+        OK(ddl_step(t));
+    }
+    for (int i = 0; i < 64; i++) {
+        CHECK_EQ(p[0][i], -(i + 0.5));
+        CHECK_EQ(p[1][i], i % 2 == 0 ? -2 : 2); /* all magnitudes are their mean */
+        CHECK_EQ(p[2][i], i == 9 ? -4 : 0);
+    }
+    ddl_trainer_describe(t, text, sizeof text);
+    CHECK_STR(text, "2 of them compressed");
+    OK(ddl_grad_ready(t, 2));
+    OK(ddl_trainer_free(&t));
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){.shard = 1}, &t));
+    FAILS(ddl_trainer_add(t, "p", DDL_ARRAY(p[0]), DDL_ARRAY(g[0]), &sign, NULL), DDL_ERR_UNSUPPORTED,
+          "\"p\": compression works with BSP only");
+    OK(ddl_trainer_free(&t));
+    FAILS(ddl_trainer_create(w, &(ddl_trainer_config){.compression = {.kind = DDL_COMPRESS_SIGN, .error_feedback = -1}}, &t),
+          DDL_ERR_ARG, "without error feedback");
+    FAILS(ddl_trainer_create(w, &(ddl_trainer_config){.compression = sign.compression, .uneven = 1}, &t),
+          DDL_ERR_UNSUPPORTED, "compression works with BSP only");
+}
+TEST(compression_by_tensor) { world_threads(2, one_compressed, NULL); }

@@ -47,6 +47,7 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
+    ddl_compression compression; /* of gradients; BSP only, and without shard, uneven, overlap_forward */
     ddl_trainer_fn step; /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -71,6 +72,8 @@ typedef struct ddl_trainer_config {
 typedef struct ddl_trainer_options {
     double rate_factor; /* of the learning rate; 0: 1; below 0: the tensor is not trained */
     int32_t no_decay;   /* 1: no weight decay */
+    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
+    ddl_compression compression; /* instead of the config's */
 } ddl_trainer_options;
 
 /* Fills *out_config for a strategy by the name that the field knows it by; the caller sets the optimizer. Names: see
@@ -113,9 +116,10 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
- * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, shard and
- * uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors: as
- * ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
+ * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, compression,
+ * shard and uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors:
+ * as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed.
+ * [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole

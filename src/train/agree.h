@@ -3,13 +3,19 @@
 #ifndef DDL_TRAIN_AGREE_H
 #define DDL_TRAIN_AGREE_H
 
-#include "arena.h"
+#include "squeeze.h"
 
 enum { DDL__WARM_STEPS = 3 }; /* steps whose times are thrown away: caches are cold, memory is touched first */
 
 /* >>same everywhere */
 
 static uint64_t ddl__mix_double(uint64_t hash, double x) { return ddl__mix_bytes(hash, &x, sizeof x); }
+
+static uint64_t ddl__code_hash(uint64_t hash, const ddl_compression *c) {
+    hash = ddl__mix(ddl__mix(ddl__mix(hash, (uint64_t)c->kind), (uint64_t)c->k), (uint64_t)c->rank);
+    hash = ddl__mix(ddl__mix(ddl__mix(hash, (uint64_t)c->levels), (uint64_t)c->error_feedback), c->seed);
+    return ddl__mix_double(hash, c->ratio);
+}
 
 static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     const ddl_optimizer *m = &o->optimizer;
@@ -27,7 +33,7 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     for (size_t i = 0; i < DDL__COUNT_OF(real); i++) {
         hash = ddl__mix_double(hash, real[i]);
     }
-    return hash;
+    return ddl__code_hash(hash, &o->compression);
 }
 
 static uint64_t ddl__weight_hash(const ddl__weight *w) {
@@ -35,6 +41,7 @@ static uint64_t ddl__weight_hash(const ddl__weight *w) {
     for (int32_t d = 0; d < w->param.ndim; d++) {
         hash = ddl__mix(hash, (uint64_t)w->param.shape[d]);
     }
+    hash = ddl__code_hash(hash, &w->options.compression);
     return ddl__mix(ddl__mix_double(hash, w->options.rate_factor), (uint64_t)(w->options.no_decay != 0));
 }
 
@@ -225,7 +232,8 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
         ready = DDL__MAX(ready, w->ready_s);
-        layers[p] = (ddl__layer){.bytes = w->count * (int64_t)ddl_dtype_bytes(w->wire), .ready_s = ready};
+        int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
+        layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
     }
     for (int32_t p = 0; p < t->count; p++) {
@@ -331,6 +339,15 @@ static int32_t ddl__draft_room(const ddl_trainer *t) {
     return (int32_t)DDL__MIN(pieces, (int64_t)INT32_MAX / 2);
 }
 
+/* The first tensor of a piece that it carries something of: where the piece begins. */
+static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece *p) {
+    int32_t k = p->first;
+    while (k < p->last && ddl__weight_is_squeezed(&t->weights[t->count - 1 - k])) {
+        k++;
+    }
+    return &t->weights[t->count - 1 - k];
+}
+
 /* Which units carry which tensors. */
 static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
@@ -338,7 +355,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     }
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
-        ddl__weight *first = &t->weights[t->count - 1 - p->first];
+        const ddl__weight *first = ddl__piece_home(t, p);
         int64_t size = (int64_t)ddl_dtype_bytes(first->wire);
         ddl__unit *u = &t->units[i];
         *u = (ddl__unit){.kind = t->config.shard ? DDL_REDUCE_SCATTERV : DDL_ALL_REDUCE,
@@ -398,7 +415,7 @@ static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
     int32_t flag = t->config.uneven ? 1 : 0;
     for (int32_t i = 0; same && i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
-        const ddl__weight *w = &t->weights[t->count - 1 - p->first];
+        const ddl__weight *w = ddl__piece_home(t, p);
         const ddl__unit *u = &t->units[i];
         int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
         same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
@@ -530,6 +547,9 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
                                           : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
+        if (status == DDL_OK && ddl__weight_is_squeezed(&t->weights[i])) {
+            status = ddl__squeezer_make(t, &t->weights[i]);
+        }
     }
     if (status == DDL_OK) {
         t->pump.next = t->context->pumps;
@@ -543,6 +563,11 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
     DDL__TRY(ddl__line_measure(t));
+    for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
+        if (ddl__weight_is_squeezed(&t->weights[i])) {
+            DDL__TRY(ddl_group_duplicate(t->parent, &t->squeeze_group));
+        }
+    }
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
@@ -582,20 +607,20 @@ static void ddl__unpump(ddl_trainer *t) {
     }
 }
 
-/* Operations that are under way give their memory back; the other ranks learn of it when theirs fail. */
-static void ddl__units_abandon(ddl_trainer *t) {
-    ddl_context *c = t->context;
-    for (int32_t i = 0; i < t->unit_count && !c->finalized; i++) {
-        ddl_request *r = t->units[i].request;
+/* An operation that is under way gives its memory back; the other ranks learn of it when theirs fail. */
+static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
+    ddl_request *r = *request;
+    if (c->finalized) {
+        return;
+    }
+    if (ddl__is_pending(r)) {
+        r->ops->abandon(c, r);
         if (ddl__is_pending(r)) {
-            r->ops->abandon(c, r);
-            if (ddl__is_pending(r)) {
-                ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
-            }
+            ddl__request_fail(r, DDL_ERR_CANCELLED, "the trainer was freed while the operation was running");
         }
-        if (r != NULL && r->state == DDL__REQUEST_DONE) {
-            ddl__request_report(&t->units[i].request, NULL);
-        }
+    }
+    if (r != NULL && r->state == DDL__REQUEST_DONE) {
+        ddl__request_report(request, NULL);
     }
 }
 
@@ -605,12 +630,16 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__base *base = &c->base;
     ddl__lock(c);
     ddl__unpump(t);
-    ddl__units_abandon(t);
+    for (int32_t i = 0; i < t->unit_count; i++) {
+        ddl__request_abandon(c, &t->units[i].request);
+    }
     ddl__units_free(t);
     ddl__free(base, t->shares);
     t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
+        ddl__request_abandon(c, &w->squeezing);
+        ddl__squeezer_free(t, w);
         ddl__free(base, w->master);
         ddl__free(base, w->state);
         ddl__free(base, w->anchor);
@@ -620,6 +649,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__unlock(c);
     ddl__arenas_free(t);
     ddl_group_free(&t->group);
+    ddl_group_free(&t->squeeze_group);
 }
 
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {

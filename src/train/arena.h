@@ -183,7 +183,8 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
  * that travel too (local SGD; shards of another type). */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool exact = o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
+    bool exact = ddl__weight_is_squeezed(w) || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
+                 (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 
@@ -199,11 +200,13 @@ static void ddl__arenas_free(ddl_trainer *t) {
 /* Places tensors in backward's order and allocates. The lock is not held. On error there are no arenas. */
 static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int64_t counts[DDL__ARENAS] = {0};
-    for (int32_t i = t->count - 1; i >= 0; i--) {
-        ddl__weight *w = &t->weights[i];
-        w->wire = ddl__weight_wire_type(t, w);
-        w->at = counts[w->wire];
-        counts[w->wire] += w->count;
+    for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
+        ddl__weight *w = &t->weights[i % t->count];
+        if (ddl__weight_is_squeezed(w) == (i < t->count)) {
+            w->wire = ddl__weight_wire_type(t, w);
+            w->at = counts[w->wire];
+            counts[w->wire] += w->count;
+        }
     }
     for (int32_t d = 1; d < DDL__ARENAS; d++) {
         ddl_status status =

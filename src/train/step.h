@@ -64,6 +64,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
 /* The first gradient of a step. contributes: of `uneven`. */
 static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->step_open = true;
+    t->squeeze_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
     if (t->grads_out) {
@@ -110,6 +111,9 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
     ddl__unlock(t->context);
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         ddl__ready_one(t, i);
+        if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
+            ddl__squeeze_start(t); /* an error stays in t->status */
+        }
     }
     ddl__lock(t->context);
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
@@ -276,7 +280,7 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
-    if (o->unchecked && o->clip_norm <= 0 && !o->shard && !o->uneven && o->step == NULL) {
+    if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
         ddl__step_close(t, true);
@@ -284,6 +288,12 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     }
     DDL__TRY(ddl__step_contributors(t, what));
     DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    if (t->squeeze_group != NULL) {
+        ddl__unlock(t->context);
+        ddl_status status = ddl__squeeze_finish(t);
+        ddl__lock(t->context);
+        DDL__TRY(status);
+    }
     if (t->stats.contributors == 0) { /* all have joined out: these were zeros */
         ddl__step_close(t, false);
         return DDL_OK;
@@ -459,6 +469,13 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
+    int32_t squeezed = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+    }
+    if (squeezed > 0) {
+        ddl__text_add(&text, ", %d of them compressed", squeezed);
+    }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {
         ddl__text_add(&text, "; the last step communicated for %.2f ms, %.0f %% of it hidden", total_s * 1e3,

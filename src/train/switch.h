@@ -5,7 +5,11 @@
 #include "local.h"
 
 static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
-    ddl_trainer_config kept = {.optimizer = o->optimizer, .step = o->step, .shard = o->shard, .uneven = o->uneven};
+    ddl_trainer_config kept = {.optimizer = o->optimizer,
+                               .step = o->step,
+                               .shard = o->shard,
+                               .uneven = o->uneven,
+                               .compression = o->compression};
     return ddl__config_hash(&kept);
 }
 
@@ -18,9 +22,12 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "next ddl_grad_ready",
                           what, t->rank);
     }
+    if (t->squeeze_group != NULL && !ddl__may_squeeze(out)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
+    }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, shard and uneven cannot change; make a "
+                          "%s: optimizer, step, compression, shard and uneven cannot change; make a "
                           "new trainer",
                           what);
     }

@@ -3,6 +3,7 @@
 #define DDL_TRAIN_TRAINER_H
 
 #include "../coll/join.h"
+#include "../compress/reduce.h"
 #include "../optim/optim.h"
 #include "plan.h"
 
@@ -30,6 +31,9 @@ typedef struct ddl__weight {
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
+    ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
+    void *squeezed;                /* its memory */
+    ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
 } ddl__weight;
 
@@ -52,6 +56,7 @@ struct ddl_trainer {
     uint32_t magic;
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
+    ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
     int32_t rank, size;
     ddl_trainer_config config; /* with defaults filled in */
     ddl_optimizer optimizer;
@@ -82,7 +87,8 @@ struct ddl_trainer {
     bool step_open; /* a gradient of it is ready */
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
     bool joined_out;
-    double flag[2]; /* of `uneven`: ranks that contribute */
+    int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
+    double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
     int64_t since_sync, steps_tried;
     ddl_trainer_stats stats;
@@ -147,6 +153,12 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
     return DDL_OK;
 }
 
+/* Compressed averages are over all ranks, whole, and complete in ddl_step. */
+#define DDL__NO_SQUEEZE "compression works with BSP only, and without shard, uneven and overlap_forward"
+static bool ddl__may_squeeze(const ddl_trainer_config *o) {
+    return o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward;
+}
+
 /* What does not go together, and why. */
 static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_config *o, const char *what) {
     bool local = o->sync == DDL_SYNC_LOCAL;
@@ -172,6 +184,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
+        {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
         if (pairs[i].wrong) {
@@ -193,7 +206,9 @@ static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *
     ddl_trainer_config o = config != NULL ? *config : zero;
     DDL__TRY(ddl__trainer_check_ranges(c, &o, what));
     DDL__TRY(ddl__trainer_check_pairs(c, &o, what));
+    ddl_compression filled;
     ddl_status status = ddl__optim_init(&c->error, &o.optimizer, &o.optimizer);
+    status = status < 0 ? status : ddl__compress_init(&c->error, &o.compression, &filled);
     if (status < 0) {
         return ddl__said(c, status);
     }
@@ -280,6 +295,32 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     return DDL_OK;
 }
 
+/* How a tensor is compressed: its own way, or the config's. */
+static ddl_compression ddl__weight_code(const ddl_trainer *t, const ddl_trainer_options *options) {
+    if (options != NULL && options->uncompressed) {
+        return (ddl_compression){.kind = DDL_COMPRESS_NONE};
+    }
+    bool own = options != NULL && options->compression.kind != DDL_COMPRESS_NONE;
+    return own ? options->compression : t->config.compression;
+}
+
+static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const ddl_tensor *grad,
+                                         const ddl_compression *code) {
+    ddl_context *c = t->context;
+    ddl_compression filled;
+    if (code->kind == DDL_COMPRESS_NONE) {
+        return DDL_OK;
+    }
+    if (!ddl__may_squeeze(&t->config) || grad->dtype == DDL_F64) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : DDL__NO_SQUEEZE);
+    }
+    ddl_status status = ddl__compress_init(&c->error, code, &filled);
+    return status < 0 ? ddl__said(c, status) : DDL_OK;
+}
+
+static bool ddl__weight_is_squeezed(const ddl__weight *w) { return w->options.compression.kind != DDL_COMPRESS_NONE; }
+
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
     if (t->count < t->room) {
         return DDL_OK;
@@ -311,7 +352,9 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
+    ddl_compression code = ddl__weight_code(t, options);
     DDL__TRY(ddl__weight_check(t, given, param, grad));
+    DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
     ddl__weight *w = &t->weights[t->count];
     *w = (ddl__weight){.param = *param, .grad = *grad, .count = ddl_tensor_count(param), .waited = true};
@@ -322,6 +365,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (options != NULL) {
         w->options = *options;
     }
+    w->options.compression = code;
     w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
     if (out_index != NULL) {
         *out_index = t->count;

@@ -1,0 +1,88 @@
+/* train, part of a step: tensors that travel compressed. They go over a group of their own, because some take several
+ * collectives, each after the one before has ended: codes are started in backward's order as gradients become ready,
+ * and what follows is done tensor by tensor in the step, so that the order is the same on all ranks. */
+#ifndef DDL_TRAIN_SQUEEZE_H
+#define DDL_TRAIN_SQUEEZE_H
+
+#include "arena.h"
+
+/* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
+static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    int64_t rows = w->param.ndim > 1 ? w->param.shape[0] : w->count, cols = rows > 0 ? w->count / rows : 1;
+    w->squeezer = ddl__alloc(&c->base, sizeof *w->squeezer);
+    if (w->squeezer == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
+    }
+    ddl_status status = ddl__compressor_init(&c->error, w->squeezer, &w->options.compression, (int32_t)(w - t->weights),
+                                             rows, cols, t->size);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    w->squeezed = ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    if (w->squeezed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
+    }
+    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+    return DDL_OK;
+}
+
+static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
+    ddl__free(&t->context->base, w->squeezer);
+    ddl__free(&t->context->base, w->squeezed);
+    w->squeezer = NULL;
+    w->squeezed = NULL;
+}
+
+static ddl_status ddl__squeeze_failed(ddl_trainer *t, const ddl__weight *w, ddl_status status) {
+    ddl__lock(t->context);
+    if (t->context->error.status != status) {
+        ddl__error(t->context, status, "averaging \"%s\" compressed failed", w->name);
+    }
+    ddl__trainer_break(t, status);
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
+ * not held. */
+static ddl_status ddl__squeeze_start(ddl_trainer *t) {
+    while (t->squeeze_next >= 0) {
+        ddl__weight *w = &t->weights[t->squeeze_next];
+        if (w->squeezer != NULL && !w->ready) {
+            return DDL_OK;
+        }
+        t->squeeze_next--;
+        if (w->squeezer != NULL) {
+            float *grad = (float *)(void *)ddl__weight_wire(t, w);
+            ddl_status status =
+                ddl__compressed_start(w->squeezer, t->squeeze_group, t->steps_tried + 1, grad, &w->squeezing);
+            if (status < 0) {
+                return ddl__squeeze_failed(t, w, status);
+            }
+            t->started_units++;
+            t->started_bytes += w->squeezer->dense ? w->count * 4 : (int64_t)w->squeezer->code_bytes;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Ends all of them, in backward's order: their averages are in the arena. The lock is not held. */
+static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
+    uint64_t start = ddl__now_ns();
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight *w = &t->weights[i];
+        while (w->squeezer != NULL && w->squeezing != NULL) {
+            ddl_status status = ddl_wait(&w->squeezing, NULL);
+            status = status < 0 ? status : ddl__compressed_next(w->squeezer, &w->squeezing);
+            if (status < 0) {
+                ddl__compressed_drop(w->squeezer);
+                return ddl__squeeze_failed(t, w, status);
+            }
+        }
+    }
+    t->exposed_ns += ddl__now_ns() - start;
+    return DDL_OK;
+}
+
+#endif /* DDL_TRAIN_SQUEEZE_H */
