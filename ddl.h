@@ -945,7 +945,8 @@ typedef enum ddl_compression_kind {
     DDL_COMPRESS_GTOP_K = 9,
     DDL_COMPRESS_POWER = 10
 } ddl_compression_kind;
-/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
+/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. No call of the
+ * interface takes it yet. */
 typedef struct ddl_compression {
     ddl_compression_kind kind;
     double ratio;   /* of TOP_K, RANDOM_K, GTOP_K: the part of the elements that is sent; default 0.01 */
@@ -23613,26 +23614,33 @@ typedef float ddl__f32_h16 DDL__VECTOR(8);
 typedef float ddl__f32_h32 DDL__VECTOR(16);
 typedef float ddl__f32_h64 DDL__VECTOR(32);
 
-/* lanes[i % 8] += x[i]^2 for count elements, a multiple of DDL__RUN. Eight lanes whatever the width, so that the order
- * of additions is the same at every level; the square of a float is exact in double, so fusing does no harm. */
+/* lanes[i % 16] += x[i]^2 for count elements, a multiple of DDL__RUN. Sixteen lanes whatever the width, so that the
+ * order of additions is the same at every level; the square of a float is exact in double, so fusing does no harm.
+ * Sums are touched by constant numbers only, which keeps them in registers. */
+#define DDL__SQUARES_VECTORS(W) (128 / (W))
+#define DDL__EACH_OF_8(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3) STEP(W, 4) STEP(W, 5) STEP(W, 6) STEP(W, 7)
+#define DDL__SQUARES_GET(W, j)                                                                                         \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
+        sum[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes + (j) * ((W) / 8));          \
+    }
+#define DDL__SQUARES_PUT(W, j)                                                                                         \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
+        *(ddl__f64_v##W *)(void *)(lanes + (j) * ((W) / 8)) = sum[(j) % DDL__SQUARES_VECTORS(W)];                      \
+    }
 #define DDL__SQUARES_STEP(W, j)                                                                                        \
-    if ((j) < 64 / (W)) {                                                                                              \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
         ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
         ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
-        sum[j] += wide * wide;                                                                                         \
+        sum[(j) % DDL__SQUARES_VECTORS(W)] += wide * wide;                                                             \
     }
 #define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
     target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
-        ddl__f64_v##W sum[4];                                                                                          \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        memcpy(sum, lanes, 8 * sizeof(double));                                                                        \
-        for (int64_t i = 0; i < count; i += 8) {                                                                       \
-            DDL__SQUARES_STEP(W, 0)                                                                                    \
-            DDL__SQUARES_STEP(W, 1)                                                                                    \
-            DDL__SQUARES_STEP(W, 2)                                                                                    \
-            DDL__SQUARES_STEP(W, 3)                                                                                    \
+        ddl__f64_v##W sum[DDL__SQUARES_VECTORS(W)];                                                                    \
+        DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
+        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
         }                                                                                                              \
-        memcpy(lanes, sum, 8 * sizeof(double));                                                                        \
+        DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
     }
 DDL__DEFINE_SQUARES(portable, , 16)
@@ -23649,15 +23657,18 @@ DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
 #endif
 
-/* Sum of squares of one block: eight lanes, added in a fixed order. */
+/* Sum of squares of one block: the lanes, added in their order. */
 static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
-    double lanes[8] = {0};
+    double lanes[DDL__RUN] = {0}, sum = 0;
     float rest[DDL__RUN] = {0};
     int64_t whole = count - count % DDL__RUN;
     DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
     memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
     DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    for (int i = 0; i < DDL__RUN; i++) {
+        sum += lanes[i];
+    }
+    return sum;
 }
 
 /* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
@@ -24197,7 +24208,20 @@ typedef struct ddl__block_facts {
 
 #define DDL__INFINITE_BITS 0x7f800000u
 
+static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
+    ddl__i32_v16 more = a > b;
+    return (a & more) | (b & ~more);
+}
+#define DDL__LARGER_16(a, b) ddl__larger(a, b)
+#define DDL__LARGER_32(a, b) ((ddl__i32_v32)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
+#define DDL__LARGER_64(a, b) ((ddl__i32_v64)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
+
 /* The lanes of 64 bytes as 64 / W vectors, so that sums have the same order at every level. */
+#define DDL__CORRECT_ZERO(W, j)                                                                                        \
+    if ((j) < 64 / (W)) {                                                                                              \
+        sum[(j) % (64 / (W))] = (ddl__f32_v##W){0};                                                                    \
+        most[(j) % (64 / (W))] = (ddl__i32_v##W){0};                                                                   \
+    }
 #define DDL__CORRECT_STEP(W, j)                                                                                        \
     if ((j) < 64 / (W)) {                                                                                              \
         int64_t at = i + (j) * ((W) / 4);                                                                              \
@@ -24205,28 +24229,30 @@ typedef struct ddl__block_facts {
         x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                           \
         *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                                \
         ddl__i32_v##W bits = (ddl__i32_v##W)((ddl__f32_u##W)x & 0x7fffffff);                                           \
-        ddl__i32_v##W more = bits > most[j];                                                                           \
-        most[j] = (bits & more) | (most[j] & ~more);                                                                   \
-        sum[j] += (ddl__f32_v##W)bits;                                                                                 \
+        most[(j) % (64 / (W))] = DDL__LARGER_##W(bits, most[(j) % (64 / (W))]);                                        \
+        sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                                  \
     }
+#define DDL__CORRECT_PUT(W, j)                                                                                         \
+    if ((j) < 64 / (W)) {                                                                                              \
+        *(ddl__f32_v##W *)(void *)(sums + (j) * ((W) / 4)) = sum[(j) % (64 / (W))];                                    \
+        *(ddl__i32_v##W *)(void *)(mosts + (j) * ((W) / 4)) = most[(j) % (64 / (W))];                                  \
+    }
+#define DDL__EACH_OF_4(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3)
 /* corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. */
 #define DDL__DEFINE_CORRECT(L, target, W)                                                                              \
     target static void ddl__correct_##L(float *corrected, const float *g, const float *e, int64_t count,               \
                                         ddl__block_facts *out) {                                                       \
-        ddl__f32_v##W sum[4];                                                                                          \
-        ddl__i32_v##W most[4];                                                                                         \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        memset(most, 0, sizeof most);                                                                                  \
-        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
-            DDL__CORRECT_STEP(W, 0)                                                                                    \
-            DDL__CORRECT_STEP(W, 1)                                                                                    \
-            DDL__CORRECT_STEP(W, 2)                                                                                    \
-            DDL__CORRECT_STEP(W, 3)                                                                                    \
-        }                                                                                                              \
+        ddl__f32_v##W sum[64 / (W)];                                                                                   \
+        ddl__i32_v##W most[64 / (W)];                                                                                  \
         float sums[DDL__RUN];                                                                                          \
         uint32_t mosts[DDL__RUN];                                                                                      \
-        memcpy(sums, sum, sizeof sums);                                                                                \
-        memcpy(mosts, most, sizeof mosts);                                                                             \
+        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W)                                                                           \
+        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            __builtin_prefetch(g + i + DDL__CODE_BLOCK); /* the next block comes while this one is coded */            \
+            __builtin_prefetch(e + i + DDL__CODE_BLOCK, 1);                                                            \
+            DDL__EACH_OF_4(DDL__CORRECT_STEP, W)                                                                       \
+        }                                                                                                              \
+        DDL__EACH_OF_4(DDL__CORRECT_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
         *out = (ddl__block_facts){0, 0};                                                                               \
         for (int i = 0; i < DDL__RUN; i++) {                                                                           \
@@ -24338,6 +24364,50 @@ typedef struct ddl__quantum {
 #define DDL__ZERO(E, W) ((E##_v##W){0})
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
 
+/* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
+#define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
+    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            ddl__f32_v##W t;                                                                                           \
+            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
+            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+/* Puts the numbers of those of `count` elements whose magnitude is at least that of `least` bits into out, in order;
+ * returns how many. There is no portable way to ask a vector which of its lanes are set. */
+static inline int64_t ddl__above_portable(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        if ((bits & 0x7fffffff) >= least) {
+            out[found++] = first + (int32_t)i;
+        }
+    }
+    return found;
+}
+#if defined(__x86_64__)
+#define DDL__LANES_32(mask) ((uint32_t)_mm256_movemask_ps((__m256)(mask)))
+#define DDL__LANES_64(mask) ((uint32_t)_mm512_movepi32_mask((__m512i)(mask)))
+#define DDL__DEFINE_ABOVE(L, target, W)                                                                                \
+    target static int64_t ddl__above_##L(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) { \
+        int64_t found = 0, i = 0;                                                                                      \
+        for (; i + (W) / 4 <= count; i += (W) / 4) {                                                                   \
+            ddl__i32_v##W bits = *(const ddl__i32_v##W *)(const void *)(x + i) & 0x7fffffff;                           \
+            uint32_t lanes = DDL__LANES_##W(bits > (int32_t)least - 1);                                                \
+            for (; lanes != 0; lanes &= lanes - 1) {                                                                   \
+                out[found++] = first + (int32_t)i + __builtin_ctz(lanes);                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+        return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);                  \
+    }
+DDL__DEFINE_ABOVE(avx2, DDL__AVX2, 32)
+DDL__DEFINE_ABOVE(avx512, DDL__AVX512, 64)
+#endif
+
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
     DDL__DEFINE_CORRECT(L, target, W)                                                                                  \
     DDL__DEFINE_PACK(L, target, W, nearest8, 8, DDL__ROUND_NEAREST)                                                    \
@@ -24345,7 +24415,8 @@ typedef struct ddl__quantum {
     DDL__DEFINE_PACK(L, target, W, dither4, 4, DDL__ROUND_DITHER)                                                      \
     DDL__DEFINE_UNPACK(L, target, W, level8, 8)                                                                        \
     DDL__DEFINE_UNPACK(L, target, W, level4, 4)                                                                        \
-    DDL__DEFINE_SIGNS(L, target, W)
+    DDL__DEFINE_SIGNS(L, target, W)                                                                                    \
+    DDL__DEFINE_AXPY(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
 DDL__DEFINE_CODES(avx2, DDL__AVX2, 32)
@@ -24620,9 +24691,12 @@ static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c
         narrow(code + 2 * i, large ? sent : x, (size_t)count);
         if (e != NULL) {
             widen(sent, code + 2 * i, (size_t)count);
-            for (int64_t j = 0; j < count; j++) {
-                e[i + j] = large && !ddl__is_finite(x[j]) ? 0 : x[j] - sent[j];
+            memset(sent + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
+            DDL__AT_LEVEL(level, ddl__axpy)(x, sent, -1, DDL__CODE_BLOCK);
+            for (int64_t j = 0; j < count && large; j++) {
+                x[j] = ddl__is_finite(x[j]) ? x[j] : 0;
             }
+            memcpy(e + i, x, (size_t)count * sizeof(float));
         }
     }
     return odd;
@@ -24706,38 +24780,125 @@ static inline bool ddl__is_chosen(ddl__threshold *threshold, float x) {
     return bits > threshold->bits || (bits == threshold->bits && threshold->ties-- > 0);
 }
 
-/* e = g + e for all n; returns how many are not finite. bins, if given, count the top digits. */
-static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n,
-                                           uint32_t bins[2][DDL__DIGIT_BINS]) {
+/* e = g + e; returns how many are not finite. */
+static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n) {
     uint64_t odd = 0;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
         float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e + i, count);
-        memcpy(e + i, x, (size_t)count * sizeof(float));
-        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(x, count) : 0;
-        if (bins != NULL) {
-            ddl__count_top_digits(bins, x, count);
+        bool whole = count == DDL__CODE_BLOCK; /* then in place */
+        ddl__block_facts facts = ddl__block_correct(level, whole ? e + i : x, g + i, e + i, count);
+        if (!whole) {
+            memcpy(e + i, x, (size_t)count * sizeof(float));
         }
+        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(e + i, count) : 0;
     }
     return odd;
 }
 
-/* places, values = the k largest of g + e; e = the others, and zero where one was taken. */
-static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
-                                         int32_t *places, float *values) {
-    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
-    if (n == 0) {
+/* One block in so many is looked at for a first guess of the threshold. */
+#define DDL__SAMPLE_EVERY 32
+
+/* A digit's counts over the sampled blocks of g + e: of the top digit (shift 20), or of the next of those that begin
+ * with prefix (shift 10). */
+static inline void ddl__sample_digits(ddl__cpu level, const float *g, const float *e, int64_t n, int shift,
+                                      uint32_t prefix, uint32_t *bins) {
+    float x[DDL__CODE_BLOCK];
+    for (int64_t i = 0; i + DDL__CODE_BLOCK <= n; i += DDL__SAMPLE_EVERY * DDL__CODE_BLOCK) {
+        ddl__block_correct(level, x, g + i, e + i, DDL__CODE_BLOCK);
+        for (int64_t j = 0; j < DDL__CODE_BLOCK; j++) {
+            uint32_t bits = ddl__magnitude_bits(x[j]);
+            if (shift == 20) {
+                bins[bits >> 20]++;
+            } else if (bits >> 20 == prefix) {
+                bins[bits >> 10 & 1023]++;
+            }
+        }
+    }
+}
+
+/* Bits that probably somewhat more than k magnitudes reach: aims at 1.4 k, between the k needed and the 2 k that there
+ * is room for. 0 when there is too little to sample. */
+static inline uint32_t ddl__guess_threshold(ddl__cpu level, const float *g, const float *e, int64_t n, int64_t k) {
+    uint32_t bins[DDL__DIGIT_BINS] = {0};
+    if (k < 4 * DDL__SAMPLE_EVERY || n < 4 * DDL__SAMPLE_EVERY * DDL__CODE_BLOCK || k > n / 4) {
         return 0;
     }
-    uint64_t odd = ddl__sparse_correct(level, g, e, n, bins);
+    int64_t stride = DDL__SAMPLE_EVERY * DDL__CODE_BLOCK, sampled = (n + stride - DDL__CODE_BLOCK) / stride;
+    int64_t need = (int64_t)(1.4 * (double)k * (double)(sampled * DDL__CODE_BLOCK) / (double)n) + 1;
+    ddl__sample_digits(level, g, e, n, 20, 0, bins);
+    uint32_t prefix = ddl__pick_bin(bins, DDL__DIGIT_BINS, &need);
+    memset(bins, 0, sizeof bins);
+    ddl__sample_digits(level, g, e, n, 10, prefix, bins);
+    return (prefix << 10 | ddl__pick_bin(bins, 1024, &need)) << 10;
+}
+
+/* The next digit of the need-th largest of e at some places. */
+static inline uint32_t ddl__next_digit_at(const float *e, const int32_t *places, int64_t count, uint32_t prefix,
+                                          int shift, int64_t *need) {
+    uint32_t bins[DDL__DIGIT_BINS] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
+        if (shift == 20 || bits >> (shift + 10) == prefix) {
+            bins[bits >> shift & (shift == 20 ? 2047 : 1023)]++;
+        }
+    }
+    uint32_t bin = ddl__pick_bin(bins, shift == 20 ? DDL__DIGIT_BINS : 1024, need);
+    return shift == 20 ? bin : prefix << 10 | bin;
+}
+
+/* The k largest of e among `count` places, of which all that are as large are there: moves them to the front. */
+static inline void ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k) {
+    int64_t need = k, taken = 0;
+    uint32_t bits = ddl__next_digit_at(e, places, count, 0, 20, &need);
+    bits = ddl__next_digit_at(e, places, count, bits, 10, &need);
+    bits = ddl__next_digit_at(e, places, count, bits, 0, &need);
+    ddl__threshold threshold = {bits, need};
+    for (int64_t i = 0; i < count; i++) {
+        if (ddl__is_chosen(&threshold, e[places[i]])) {
+            places[taken++] = places[i];
+        }
+    }
+}
+
+/* The k largest of all of e, in three passes: for what a guess cannot do (many equal values, small arrays). */
+static inline void ddl__choose_by_digits(const float *e, int64_t n, int64_t k, int32_t *places) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    ddl__count_top_digits(bins, e, n);
     ddl__threshold threshold = ddl__find_threshold(e, n, k, bins);
     for (int64_t i = 0, taken = 0; taken < k; i++) {
-        if (ddl__magnitude_bits(e[i]) >= threshold.bits && ddl__is_chosen(&threshold, e[i])) {
-            places[taken] = (int32_t)i;
-            values[taken++] = e[i];
-            e[i] = 0;
+        if (ddl__is_chosen(&threshold, e[i])) {
+            places[taken++] = (int32_t)i;
         }
+    }
+}
+
+/* places, values = the k largest of g + e; e = the others, and zero where one was taken. values lies behind places:
+ * until the choice is made, both are room for candidates. A guess saves passes and changes no result. */
+static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
+                                         int32_t *places) {
+    float *values = (float *)(void *)(places + k);
+    uint32_t guess = ddl__guess_threshold(level, g, e, n, k);
+    int64_t found = 0;
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int32_t above[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        odd += ddl__sparse_correct(level, g + i, e + i, count);
+        if (guess > 0 && found <= 2 * k) {
+            int64_t more = DDL__AT_LEVEL(level, ddl__above)(e + i, count, guess, (int32_t)i, above);
+            memcpy(places + DDL__MIN(found, 2 * k), above, (size_t)DDL__MIN(more, 2 * k - found) * sizeof *places);
+            found += more;
+        }
+    }
+    if (found >= k && found <= 2 * k) {
+        ddl__choose_places(e, places, found, k);
+    } else if (k > 0) {
+        ddl__choose_by_digits(e, n, k, places);
+    }
+    for (int64_t i = 0; i < k; i++) {
+        values[i] = e[places[i]];
+        e[places[i]] = 0;
     }
     return odd;
 }
@@ -24752,11 +24913,15 @@ static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, i
 /* values = g + e at the drawn places; the rest stays in e. key.rank must be the same on all ranks. */
 static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
                                             const float *g, float *e, int64_t n, int64_t k, float *values) {
-    uint64_t stream = ddl__code_stream(c, key), odd = ddl__sparse_correct(level, g, e, n, NULL);
-    for (int64_t j = 0; j < k; j++) {
-        int64_t at = ddl__random_place(stream, n, k, j);
-        values[j] = e[at];
-        e[at] = 0;
+    uint64_t stream = ddl__code_stream(c, key), odd = 0;
+    int64_t j = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK), at;
+        odd += ddl__sparse_correct(level, g + i, e + i, end - i);
+        for (; j < k && (at = ddl__random_place(stream, n, k, j)) < end; j++) {
+            values[j] = e[at];
+            e[at] = 0;
+        }
     }
     return odd;
 }
@@ -24813,7 +24978,7 @@ static inline uint64_t ddl__encode_at(ddl__cpu level, const ddl_compression *c, 
     case DDL_COMPRESS_F16:
     case DDL_COMPRESS_BF16: return ddl__cast_encode(level, c, g, e, n, code);
     case DDL_COMPRESS_TOP_K:
-    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code, (float *)code + k);
+    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code);
     case DDL_COMPRESS_RANDOM_K: return ddl__random_k_encode(level, c, key, g, e, n, k, code);
     case DDL_COMPRESS_NONE:
     case DDL_COMPRESS_POWER: memcpy(code, g, (size_t)n * sizeof(float)); return ddl__count_odd(g, n);
@@ -24868,36 +25033,33 @@ static inline void ddl__decode_add(const ddl_compression *c, ddl__code_key key, 
  *
  * A gradient is a matrix M of rows x cols. P (rows x r) and Q (cols x r) are kept as r contiguous columns. */
 
-/* y += a * x, each product rounded, so that all ranks rebuild the same bits; and dot products, which need not be the
- * same everywhere, because they are averaged over the ranks before they are used. count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_LINEAR(L, target, W)                                                                               \
-    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
-        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            ddl__f32_v##W t;                                                                                           \
-            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
-            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-    }                                                                                                                  \
+/* Dot products need not be the same everywhere: they are averaged over the ranks before they are used.
+ * count: a multiple of DDL__RUN. */
+#define DDL__DEFINE_DOT(L, target, W)                                                                               \
     target static float ddl__dot_##L(const float *x, const float *y, int64_t count) {                                  \
-        ddl__f32_v##W sum[2];                                                                                          \
-        float lanes[2 * (W) / 4], total = 0;                                                                           \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        for (int64_t i = 0; i + (W) / 4 <= count; i += (W) / 4) {                                                      \
-            sum[i / ((W) / 4) % 2] += *(const ddl__f32_v##W *)(const void *)(x + i) *                                  \
-                                      *(const ddl__f32_v##W *)(const void *)(y + i);                                   \
+        ddl__f32_v##W even = {0}, odd = {0};                                                                           \
+        float lanes[(W) / 4], total = 0;                                                                               \
+        int64_t i = 0;                                                                                                 \
+        for (; i + (W) / 2 <= count; i += (W) / 2) {                                                                   \
+            const float *p = x + i + (W) / 4, *q = y + i + (W) / 4;                                                    \
+            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
+            odd += *(const ddl__f32_v##W *)(const void *)p * *(const ddl__f32_v##W *)(const void *)q;                  \
         }                                                                                                              \
-        memcpy(lanes, sum, sizeof lanes);                                                                              \
+        for (; i < count; i += (W) / 4) {                                                                              \
+            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
+        }                                                                                                              \
+        even += odd;                                                                                                   \
+        memcpy(lanes, &even, sizeof lanes);                                                                            \
         DDL__LEAVE_##L;                                                                                                \
-        for (int i = 0; i < 2 * (W) / 4; i++) {                                                                        \
+        for (i = 0; i < (W) / 4; i++) {                                                                                \
             total += lanes[i];                                                                                         \
         }                                                                                                              \
         return total;                                                                                                  \
     }
-DDL__DEFINE_LINEAR(portable, , 16)
+DDL__DEFINE_DOT(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_LINEAR(avx2, DDL__AVX2, 32)
-DDL__DEFINE_LINEAR(avx512, DDL__AVX512, 64)
+DDL__DEFINE_DOT(avx2, DDL__AVX2, 32)
+DDL__DEFINE_DOT(avx512, DDL__AVX512, 64)
 #endif
 
 static inline void ddl__axpy(ddl__cpu level, float *y, const float *x, float a, int64_t count) {
@@ -25265,7 +25427,7 @@ static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request 
     }
     if (c->config.kind == DDL_COMPRESS_POWER) {
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count, NULL);
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
         ddl__power_left(level, &a);
         return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
     }

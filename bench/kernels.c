@@ -1,9 +1,10 @@
-/* How fast the reduction kernels are, beside the loop a user would write, compiled with everything the compiler has.
+/* How fast the reduction kernels are, beside the loop a user would write, compiled with everything the compiler has; and
+ * optimizers and encoders beside the speed of memory.
  *
  *     cc -O3 -march=native -DPLAIN -c bench/kernels.c -o /tmp/plain.o
  *     cc -O2 -D_GNU_SOURCE -I. bench/kernels.c /tmp/plain.o -o /tmp/kernels -lpthread -ldl && /tmp/kernels
  *
- * Arguments: `kernels all` prints every type and op. GB/s counts the bytes of dst only (each kernel also reads twice as
+ * Arguments: `kernels all` prints every type and op, `kernels train` only optimizers and encoders. GB/s counts the bytes of dst only (each kernel also reads twice as
  * much). Loops that are compared take turns; each figure is the best of its rounds, because other work on the machine
  * only ever adds time. The last lines hold the figures against what docs/design.md asks for. */
 #include <stddef.h>
@@ -290,6 +291,157 @@ static void whole_functions(void) {
     }
 }
 
+/* ---- optimizers and encoders ----
+ * Each is held against the time that its bytes take at the bandwidth of `x += y` over arrays of the same size: what it
+ * reads and writes of each element, once per pass that it has to make. */
+
+enum { ELEMENTS = 64 << 20, TRAIN_ROUNDS = 8, POWER_COLS = 4096 }; /* arrays that no cache holds */
+static float *weight, *gradient, *output, *state; /* state: two arrays, or residual and code */
+
+typedef struct train_row {
+    char label[40];
+    double bytes; /* moved per element */
+    double goal;  /* times memory's time */
+    int is_decode;
+    ddl_optimizer optimizer;
+    ddl_compression compression;
+    double best_s;
+} train_row;
+
+static void run_optimizer(const ddl_optimizer *o) {
+    double sums[2];
+    ddl_optimizer_part part = {10, 1e-9, 0, 0, ELEMENTS, weight, gradient, state, ELEMENTS};
+    if (ddl__optim_needs_sums(o)) {
+        ddl__optim_sums(o, &part, sums);
+    }
+    ddl__optim_step(o, &part, sums);
+}
+
+/* One rank's work on one matrix, without the two all-reduces between. */
+static void run_power(const ddl_compression *c) {
+    enum { ROWS = ELEMENTS / POWER_COLS };
+    static float p[ROWS * 8], q[POWER_COLS * 8];
+    ddl__matrix m = {ROWS, POWER_COLS, c->rank, state, p, q};
+    ddl__cpu level = ddl__cpu_level();
+    if (q[0] == 0) {
+        ddl__power_begin(&m, 1);
+    }
+    ddl__sparse_correct(level, gradient, state, ELEMENTS);
+    ddl__power_left(level, &m);
+    ddl__power_orthonormalize(&m);
+    ddl__power_right(level, &m);
+    ddl__power_rebuild(level, &m, output);
+}
+
+static void run_train(const train_row *row, int round) {
+    ddl__code_key key = {round, 1, 2};
+    const ddl_compression *c = &row->compression;
+    if (c->kind == DDL_COMPRESS_NONE) {
+        run_optimizer(&row->optimizer);
+    } else if (c->kind == DDL_COMPRESS_POWER) {
+        run_power(c);
+    } else if (row->is_decode) {
+        ddl__decode_add(c, key, state + ELEMENTS, ELEMENTS, output);
+    } else {
+        float *residual = c->error_feedback ? state : NULL;
+        ddl__encode(c, key, gradient, residual, ELEMENTS, state + ELEMENTS);
+    }
+}
+
+/* Gradients like those of a network: about normal, of many sizes. */
+static void fill_gradient(void) {
+    for (size_t i = 0; i < ELEMENTS; i++) {
+        uint64_t h = ddl__mix(1, i);
+        float x = (float)(h & 0xffff) + (float)(h >> 16 & 0xffff) + (float)(h >> 32 & 0xffff) - 98302.5f;
+        gradient[i] = x * 1e-6f;
+        weight[i] = 0.01f;
+    }
+    memset(state, 0, 2 * sizeof(float) * ELEMENTS);
+    memset(output, 0, sizeof(float) * ELEMENTS);
+}
+
+static int add_optimizers(train_row *rows) {
+    static const double bytes[] = {12, 20, 20, 28, 28, 28, 40}; /* LARS and LAMB: two passes, for the norms */
+    int count = 0;
+    for (ddl_optimizer_kind kind = DDL_SGD; kind <= DDL_LAMB; kind++, count++) {
+        ddl_optimizer config = {.kind = kind, .weight_decay = 0.01};
+        rows[count] = (train_row){.bytes = bytes[kind], .goal = 1.3, .best_s = 1e9};
+        ddl__optim_init(NULL, &config, &rows[count].optimizer);
+        snprintf(rows[count].label, sizeof rows[count].label, "%s", ddl__optim_name(kind));
+    }
+    return count;
+}
+
+static int add_encoders(train_row *rows) {
+    static const ddl_compression configs[] = {
+        {.kind = DDL_COMPRESS_F16},    {.kind = DDL_COMPRESS_BF16},
+        {.kind = DDL_COMPRESS_F16, .error_feedback = 1}, {.kind = DDL_COMPRESS_INT8},
+        {.kind = DDL_COMPRESS_QSGD},   {.kind = DDL_COMPRESS_QSGD, .levels = 127, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_SIGN},   {.kind = DDL_COMPRESS_MAJORITY},
+        {.kind = DDL_COMPRESS_TOP_K},  {.kind = DDL_COMPRESS_TOP_K, .ratio = 0.001},
+        {.kind = DDL_COMPRESS_RANDOM_K}, {.kind = DDL_COMPRESS_POWER, .rank = 1},
+        {.kind = DDL_COMPRESS_POWER, .rank = 4}};
+    int count = 0;
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        for (int decode = 0; decode < 2; decode++) {
+            train_row row = {.goal = 1.3, .is_decode = decode, .best_s = 1e9};
+            ddl__compress_init(NULL, &configs[i], &row.compression);
+            const ddl_compression *c = &row.compression;
+            int sparse = ddl__compress_is_sparse(c->kind), power = c->kind == DDL_COMPRESS_POWER;
+            if (decode && (sparse || power || configs[i].error_feedback)) {
+                continue; /* a few scattered additions; part of the other row; as the row before */
+            }
+            row.bytes = (decode ? 8 : c->error_feedback ? 12 : 4) + (double)ddl__code_bytes(c, ELEMENTS) / ELEMENTS;
+            row.bytes = power ? 32 : row.bytes; /* correct 12, P 4, Q 4, rebuild 12 */
+            row.goal = c->kind == DDL_COMPRESS_TOP_K ? 4 : 1.3;
+            snprintf(row.label, sizeof row.label, "%s%s%s%.3g", ddl__compress_name(c->kind),
+                     decode ? " decode and add" : configs[i].error_feedback ? " with feedback" : "", sparse ? ", ratio "
+                     : power ? ", rank " : ", bits ", sparse ? c->ratio : power ? c->rank
+                     : 8.0 * (double)ddl__code_bytes(c, ELEMENTS) / ELEMENTS);
+            rows[count++] = row;
+        }
+    }
+    return count;
+}
+
+static void train(void) {
+    static train_row rows[48];
+    int count = add_optimizers(rows);
+    count += add_encoders(rows + count);
+    double memory_s = 1e9;
+    weight = aligned_alloc(4096, 5 * (sizeof(float) * ELEMENTS + 8192));
+    if (weight == NULL) {
+        printf("\n%d MiB for optimizers and encoders are not to be had\n", 5 * (ELEMENTS >> 18));
+        return;
+    }
+    gradient = weight + ELEMENTS + 1024;
+    output = gradient + ELEMENTS + 1024;
+    state = output + ELEMENTS + 1024;
+    fill_gradient();
+    for (int round = 0; round < TRAIN_ROUNDS; round++) {
+        for (int r = -1; r < count; r++) {
+            double start = now_s();
+            if (r < 0) {
+                plain.f32(output, output, gradient, ELEMENTS);
+            } else {
+                run_train(&rows[r], round);
+            }
+            double s = now_s() - start;
+            double *best = r < 0 ? &memory_s : &rows[r].best_s;
+            *best = s < *best ? s : *best;
+        }
+    }
+    double per_byte = memory_s / (12.0 * ELEMENTS);
+    printf("\n%d elements; x += y moves %.2f GB/s\n%-32s %14s %12s %10s %12s\n", ELEMENTS, 1e-9 / per_byte,
+           "one core", "bytes/element", "ns/element", "GB/s", "of memory");
+    for (int r = 0; r < count; r++) {
+        double ratio = rows[r].best_s / (rows[r].bytes * ELEMENTS * per_byte);
+        printf("%-32s %14.2f %12.3f %10.2f %9.2f x (asked %.1f: %s)\n", rows[r].label, rows[r].bytes,
+               rows[r].best_s / ELEMENTS * 1e9, rows[r].bytes * ELEMENTS / rows[r].best_s * 1e-9, ratio, rows[r].goal,
+               ratio <= rows[r].goal ? "reached" : "not reached");
+    }
+}
+
 int main(int argc, char **argv) {
     /* Not a power of two apart: that slows any loop over three buffers on processors that guess the way of their first
      * level from a few bits of the address. */
@@ -301,12 +453,17 @@ int main(int argc, char **argv) {
         return 1;
     }
     memset(dst, 0, MAX_BYTES);
+    if (argc > 1 && strcmp(argv[1], "train") == 0) {
+        train();
+        return 0;
+    }
     compare_all(0);
     if (argc > 1 && strcmp(argv[1], "all") == 0) {
         compare_all(1);
         every_kernel();
     }
     whole_functions();
+    train();
     return 0;
 }
 

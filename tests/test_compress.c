@@ -258,6 +258,11 @@ static int by_magnitude(const void *a, const void *b) {
     return i - j;
 }
 
+static int ascending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
 /* chosen[i]: whether i is among the k largest, of equals the first. */
 static void oracle_top(const float *x, int n, int k, int *chosen) {
     static int order[2 * MAX];
@@ -306,6 +311,45 @@ TEST(top_k_is_that_of_a_full_sort) {
                     }
                 }
                 CHECK_EQ(taken, k);
+            }
+        }
+    }
+}
+
+/* Large enough to be sampled first. Variant 0: the guess holds. 1: the sampled blocks are large, so that the guess is
+ * too high. 2: they are small, so that it is too low. 3: all equal. 4: it holds, and all agree in their first bits. The result is the same full sort in each case. */
+TEST(top_k_of_a_large_array_is_that_of_a_full_sort_whatever_the_guess) {
+    enum { N = 200003, K = 1000 };
+    static float g[N], e[N], x[N], magnitudes[N];
+    static _Alignas(64) unsigned char code[8 * K];
+    for (int variant = 0; variant < 5; variant++) {
+        for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+            for (int i = 0; i < N; i++) {
+                int sampled = i / 512 % 32 == 0;
+                g[i] = variant == 3 ? -1 : noise(i, 5) * (sampled && variant == 1 ? 100.0f : sampled && variant == 2 ? 0.3f : 1);
+                g[i] = variant == 4 ? 2 + (float)((int64_t)i * 7919 % N) * 1e-6f : g[i];
+                e[i] = variant >= 3 ? 0 : noise(i, 6) * (variant > 0 ? 0 : 1);
+                x[i] = g[i] + e[i];
+                magnitudes[i] = -fabsf(x[i]);
+            }
+            qsort(magnitudes, N, sizeof magnitudes[0], ascending);
+            uint32_t guess = ddl__guess_threshold(level, g, e, N, K);
+            int64_t reached = 0;
+            for (int i = 0; i < N; i++) {
+                reached += ddl__magnitude_bits(x[i]) >= guess;
+            }
+            CHECK_EQ(variant == 0 || variant == 4, reached >= K && reached <= 2 * K); /* each way is taken */
+            CHECK_EQ(ddl__top_k_encode(level, g, e, N, K, (int32_t *)(void *)code), 0);
+            const int32_t *places = (const int32_t *)(const void *)code;
+            const float *values = (const float *)(const void *)code + K;
+            for (int i = 0, at = 0; i < N; i++) {
+                if (at < K && places[at] == i) {
+                    CHECK(values[at] == x[i] && e[i] == 0 && fabsf(x[i]) >= -magnitudes[K - 1]);
+                    at++;
+                } else {
+                    CHECK(e[i] == x[i] && fabsf(x[i]) <= -magnitudes[K - 1]);
+                }
+                CHECK(i < N - 1 || at == K);
             }
         }
     }
@@ -453,7 +497,7 @@ enum { ROWS = 40, COLS = 70, POWER_STEPS = 6 };
 /* One rank's iteration: what an average over one rank leaves. */
 static void power_step(ddl__matrix *a, const float *g, float *out) {
     ddl__cpu level = ddl__cpu_level();
-    ddl__sparse_correct(level, g, a->m, ROWS * COLS, NULL);
+    ddl__sparse_correct(level, g, a->m, ROWS * COLS);
     ddl__power_left(level, a);
     ddl__power_orthonormalize(a);
     ddl__power_right(level, a);

@@ -270,9 +270,12 @@ static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c
         narrow(code + 2 * i, large ? sent : x, (size_t)count);
         if (e != NULL) {
             widen(sent, code + 2 * i, (size_t)count);
-            for (int64_t j = 0; j < count; j++) {
-                e[i + j] = large && !ddl__is_finite(x[j]) ? 0 : x[j] - sent[j];
+            memset(sent + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
+            DDL__AT_LEVEL(level, ddl__axpy)(x, sent, -1, DDL__CODE_BLOCK);
+            for (int64_t j = 0; j < count && large; j++) {
+                x[j] = ddl__is_finite(x[j]) ? x[j] : 0;
             }
+            memcpy(e + i, x, (size_t)count * sizeof(float));
         }
     }
     return odd;

@@ -17,7 +17,20 @@ typedef struct ddl__block_facts {
 
 #define DDL__INFINITE_BITS 0x7f800000u
 
+static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
+    ddl__i32_v16 more = a > b;
+    return (a & more) | (b & ~more);
+}
+#define DDL__LARGER_16(a, b) ddl__larger(a, b)
+#define DDL__LARGER_32(a, b) ((ddl__i32_v32)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
+#define DDL__LARGER_64(a, b) ((ddl__i32_v64)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
+
 /* The lanes of 64 bytes as 64 / W vectors, so that sums have the same order at every level. */
+#define DDL__CORRECT_ZERO(W, j)                                                                                        \
+    if ((j) < 64 / (W)) {                                                                                              \
+        sum[(j) % (64 / (W))] = (ddl__f32_v##W){0};                                                                    \
+        most[(j) % (64 / (W))] = (ddl__i32_v##W){0};                                                                   \
+    }
 #define DDL__CORRECT_STEP(W, j)                                                                                        \
     if ((j) < 64 / (W)) {                                                                                              \
         int64_t at = i + (j) * ((W) / 4);                                                                              \
@@ -25,28 +38,30 @@ typedef struct ddl__block_facts {
         x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                           \
         *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                                \
         ddl__i32_v##W bits = (ddl__i32_v##W)((ddl__f32_u##W)x & 0x7fffffff);                                           \
-        ddl__i32_v##W more = bits > most[j];                                                                           \
-        most[j] = (bits & more) | (most[j] & ~more);                                                                   \
-        sum[j] += (ddl__f32_v##W)bits;                                                                                 \
+        most[(j) % (64 / (W))] = DDL__LARGER_##W(bits, most[(j) % (64 / (W))]);                                        \
+        sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                                  \
     }
+#define DDL__CORRECT_PUT(W, j)                                                                                         \
+    if ((j) < 64 / (W)) {                                                                                              \
+        *(ddl__f32_v##W *)(void *)(sums + (j) * ((W) / 4)) = sum[(j) % (64 / (W))];                                    \
+        *(ddl__i32_v##W *)(void *)(mosts + (j) * ((W) / 4)) = most[(j) % (64 / (W))];                                  \
+    }
+#define DDL__EACH_OF_4(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3)
 /* corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. */
 #define DDL__DEFINE_CORRECT(L, target, W)                                                                              \
     target static void ddl__correct_##L(float *corrected, const float *g, const float *e, int64_t count,               \
                                         ddl__block_facts *out) {                                                       \
-        ddl__f32_v##W sum[4];                                                                                          \
-        ddl__i32_v##W most[4];                                                                                         \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        memset(most, 0, sizeof most);                                                                                  \
-        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
-            DDL__CORRECT_STEP(W, 0)                                                                                    \
-            DDL__CORRECT_STEP(W, 1)                                                                                    \
-            DDL__CORRECT_STEP(W, 2)                                                                                    \
-            DDL__CORRECT_STEP(W, 3)                                                                                    \
-        }                                                                                                              \
+        ddl__f32_v##W sum[64 / (W)];                                                                                   \
+        ddl__i32_v##W most[64 / (W)];                                                                                  \
         float sums[DDL__RUN];                                                                                          \
         uint32_t mosts[DDL__RUN];                                                                                      \
-        memcpy(sums, sum, sizeof sums);                                                                                \
-        memcpy(mosts, most, sizeof mosts);                                                                             \
+        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W)                                                                           \
+        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            __builtin_prefetch(g + i + DDL__CODE_BLOCK); /* the next block comes while this one is coded */            \
+            __builtin_prefetch(e + i + DDL__CODE_BLOCK, 1);                                                            \
+            DDL__EACH_OF_4(DDL__CORRECT_STEP, W)                                                                       \
+        }                                                                                                              \
+        DDL__EACH_OF_4(DDL__CORRECT_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
         *out = (ddl__block_facts){0, 0};                                                                               \
         for (int i = 0; i < DDL__RUN; i++) {                                                                           \
@@ -158,6 +173,50 @@ typedef struct ddl__quantum {
 #define DDL__ZERO(E, W) ((E##_v##W){0})
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
 
+/* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
+#define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
+    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            ddl__f32_v##W t;                                                                                           \
+            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
+            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
+/* Puts the numbers of those of `count` elements whose magnitude is at least that of `least` bits into out, in order;
+ * returns how many. There is no portable way to ask a vector which of its lanes are set. */
+static inline int64_t ddl__above_portable(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        if ((bits & 0x7fffffff) >= least) {
+            out[found++] = first + (int32_t)i;
+        }
+    }
+    return found;
+}
+#if defined(__x86_64__)
+#define DDL__LANES_32(mask) ((uint32_t)_mm256_movemask_ps((__m256)(mask)))
+#define DDL__LANES_64(mask) ((uint32_t)_mm512_movepi32_mask((__m512i)(mask)))
+#define DDL__DEFINE_ABOVE(L, target, W)                                                                                \
+    target static int64_t ddl__above_##L(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) { \
+        int64_t found = 0, i = 0;                                                                                      \
+        for (; i + (W) / 4 <= count; i += (W) / 4) {                                                                   \
+            ddl__i32_v##W bits = *(const ddl__i32_v##W *)(const void *)(x + i) & 0x7fffffff;                           \
+            uint32_t lanes = DDL__LANES_##W(bits > (int32_t)least - 1);                                                \
+            for (; lanes != 0; lanes &= lanes - 1) {                                                                   \
+                out[found++] = first + (int32_t)i + __builtin_ctz(lanes);                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+        return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);                  \
+    }
+DDL__DEFINE_ABOVE(avx2, DDL__AVX2, 32)
+DDL__DEFINE_ABOVE(avx512, DDL__AVX512, 64)
+#endif
+
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
     DDL__DEFINE_CORRECT(L, target, W)                                                                                  \
     DDL__DEFINE_PACK(L, target, W, nearest8, 8, DDL__ROUND_NEAREST)                                                    \
@@ -165,7 +224,8 @@ typedef struct ddl__quantum {
     DDL__DEFINE_PACK(L, target, W, dither4, 4, DDL__ROUND_DITHER)                                                      \
     DDL__DEFINE_UNPACK(L, target, W, level8, 8)                                                                        \
     DDL__DEFINE_UNPACK(L, target, W, level4, 4)                                                                        \
-    DDL__DEFINE_SIGNS(L, target, W)
+    DDL__DEFINE_SIGNS(L, target, W)                                                                                    \
+    DDL__DEFINE_AXPY(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
 DDL__DEFINE_CODES(avx2, DDL__AVX2, 32)

@@ -7,36 +7,33 @@
 
 #include "sparse.h"
 
-/* y += a * x, each product rounded, so that all ranks rebuild the same bits; and dot products, which need not be the
- * same everywhere, because they are averaged over the ranks before they are used. count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_LINEAR(L, target, W)                                                                               \
-    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
-        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            ddl__f32_v##W t;                                                                                           \
-            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
-            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-    }                                                                                                                  \
+/* Dot products need not be the same everywhere: they are averaged over the ranks before they are used.
+ * count: a multiple of DDL__RUN. */
+#define DDL__DEFINE_DOT(L, target, W)                                                                               \
     target static float ddl__dot_##L(const float *x, const float *y, int64_t count) {                                  \
-        ddl__f32_v##W sum[2];                                                                                          \
-        float lanes[2 * (W) / 4], total = 0;                                                                           \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        for (int64_t i = 0; i + (W) / 4 <= count; i += (W) / 4) {                                                      \
-            sum[i / ((W) / 4) % 2] += *(const ddl__f32_v##W *)(const void *)(x + i) *                                  \
-                                      *(const ddl__f32_v##W *)(const void *)(y + i);                                   \
+        ddl__f32_v##W even = {0}, odd = {0};                                                                           \
+        float lanes[(W) / 4], total = 0;                                                                               \
+        int64_t i = 0;                                                                                                 \
+        for (; i + (W) / 2 <= count; i += (W) / 2) {                                                                   \
+            const float *p = x + i + (W) / 4, *q = y + i + (W) / 4;                                                    \
+            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
+            odd += *(const ddl__f32_v##W *)(const void *)p * *(const ddl__f32_v##W *)(const void *)q;                  \
         }                                                                                                              \
-        memcpy(lanes, sum, sizeof lanes);                                                                              \
+        for (; i < count; i += (W) / 4) {                                                                              \
+            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
+        }                                                                                                              \
+        even += odd;                                                                                                   \
+        memcpy(lanes, &even, sizeof lanes);                                                                            \
         DDL__LEAVE_##L;                                                                                                \
-        for (int i = 0; i < 2 * (W) / 4; i++) {                                                                        \
+        for (i = 0; i < (W) / 4; i++) {                                                                                \
             total += lanes[i];                                                                                         \
         }                                                                                                              \
         return total;                                                                                                  \
     }
-DDL__DEFINE_LINEAR(portable, , 16)
+DDL__DEFINE_DOT(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_LINEAR(avx2, DDL__AVX2, 32)
-DDL__DEFINE_LINEAR(avx512, DDL__AVX512, 64)
+DDL__DEFINE_DOT(avx2, DDL__AVX2, 32)
+DDL__DEFINE_DOT(avx512, DDL__AVX512, 64)
 #endif
 
 static inline void ddl__axpy(ddl__cpu level, float *y, const float *x, float a, int64_t count) {

@@ -239,7 +239,7 @@ static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request 
     }
     if (c->config.kind == DDL_COMPRESS_POWER) {
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count, NULL);
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
         ddl__power_left(level, &a);
         return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
     }

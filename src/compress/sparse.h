@@ -67,38 +67,125 @@ static inline bool ddl__is_chosen(ddl__threshold *threshold, float x) {
     return bits > threshold->bits || (bits == threshold->bits && threshold->ties-- > 0);
 }
 
-/* e = g + e for all n; returns how many are not finite. bins, if given, count the top digits. */
-static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n,
-                                           uint32_t bins[2][DDL__DIGIT_BINS]) {
+/* e = g + e; returns how many are not finite. */
+static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float *e, int64_t n) {
     uint64_t odd = 0;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
         float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e + i, count);
-        memcpy(e + i, x, (size_t)count * sizeof(float));
-        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(x, count) : 0;
-        if (bins != NULL) {
-            ddl__count_top_digits(bins, x, count);
+        bool whole = count == DDL__CODE_BLOCK; /* then in place */
+        ddl__block_facts facts = ddl__block_correct(level, whole ? e + i : x, g + i, e + i, count);
+        if (!whole) {
+            memcpy(e + i, x, (size_t)count * sizeof(float));
         }
+        odd += facts.max_bits >= DDL__INFINITE_BITS ? ddl__count_odd(e + i, count) : 0;
     }
     return odd;
 }
 
-/* places, values = the k largest of g + e; e = the others, and zero where one was taken. */
-static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
-                                         int32_t *places, float *values) {
-    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
-    if (n == 0) {
+/* One block in so many is looked at for a first guess of the threshold. */
+#define DDL__SAMPLE_EVERY 32
+
+/* A digit's counts over the sampled blocks of g + e: of the top digit (shift 20), or of the next of those that begin
+ * with prefix (shift 10). */
+static inline void ddl__sample_digits(ddl__cpu level, const float *g, const float *e, int64_t n, int shift,
+                                      uint32_t prefix, uint32_t *bins) {
+    float x[DDL__CODE_BLOCK];
+    for (int64_t i = 0; i + DDL__CODE_BLOCK <= n; i += DDL__SAMPLE_EVERY * DDL__CODE_BLOCK) {
+        ddl__block_correct(level, x, g + i, e + i, DDL__CODE_BLOCK);
+        for (int64_t j = 0; j < DDL__CODE_BLOCK; j++) {
+            uint32_t bits = ddl__magnitude_bits(x[j]);
+            if (shift == 20) {
+                bins[bits >> 20]++;
+            } else if (bits >> 20 == prefix) {
+                bins[bits >> 10 & 1023]++;
+            }
+        }
+    }
+}
+
+/* Bits that probably somewhat more than k magnitudes reach: aims at 1.4 k, between the k needed and the 2 k that there
+ * is room for. 0 when there is too little to sample. */
+static inline uint32_t ddl__guess_threshold(ddl__cpu level, const float *g, const float *e, int64_t n, int64_t k) {
+    uint32_t bins[DDL__DIGIT_BINS] = {0};
+    if (k < 4 * DDL__SAMPLE_EVERY || n < 4 * DDL__SAMPLE_EVERY * DDL__CODE_BLOCK || k > n / 4) {
         return 0;
     }
-    uint64_t odd = ddl__sparse_correct(level, g, e, n, bins);
+    int64_t stride = DDL__SAMPLE_EVERY * DDL__CODE_BLOCK, sampled = (n + stride - DDL__CODE_BLOCK) / stride;
+    int64_t need = (int64_t)(1.4 * (double)k * (double)(sampled * DDL__CODE_BLOCK) / (double)n) + 1;
+    ddl__sample_digits(level, g, e, n, 20, 0, bins);
+    uint32_t prefix = ddl__pick_bin(bins, DDL__DIGIT_BINS, &need);
+    memset(bins, 0, sizeof bins);
+    ddl__sample_digits(level, g, e, n, 10, prefix, bins);
+    return (prefix << 10 | ddl__pick_bin(bins, 1024, &need)) << 10;
+}
+
+/* The next digit of the need-th largest of e at some places. */
+static inline uint32_t ddl__next_digit_at(const float *e, const int32_t *places, int64_t count, uint32_t prefix,
+                                          int shift, int64_t *need) {
+    uint32_t bins[DDL__DIGIT_BINS] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
+        if (shift == 20 || bits >> (shift + 10) == prefix) {
+            bins[bits >> shift & (shift == 20 ? 2047 : 1023)]++;
+        }
+    }
+    uint32_t bin = ddl__pick_bin(bins, shift == 20 ? DDL__DIGIT_BINS : 1024, need);
+    return shift == 20 ? bin : prefix << 10 | bin;
+}
+
+/* The k largest of e among `count` places, of which all that are as large are there: moves them to the front. */
+static inline void ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k) {
+    int64_t need = k, taken = 0;
+    uint32_t bits = ddl__next_digit_at(e, places, count, 0, 20, &need);
+    bits = ddl__next_digit_at(e, places, count, bits, 10, &need);
+    bits = ddl__next_digit_at(e, places, count, bits, 0, &need);
+    ddl__threshold threshold = {bits, need};
+    for (int64_t i = 0; i < count; i++) {
+        if (ddl__is_chosen(&threshold, e[places[i]])) {
+            places[taken++] = places[i];
+        }
+    }
+}
+
+/* The k largest of all of e, in three passes: for what a guess cannot do (many equal values, small arrays). */
+static inline void ddl__choose_by_digits(const float *e, int64_t n, int64_t k, int32_t *places) {
+    uint32_t bins[2][DDL__DIGIT_BINS] = {{0}};
+    ddl__count_top_digits(bins, e, n);
     ddl__threshold threshold = ddl__find_threshold(e, n, k, bins);
     for (int64_t i = 0, taken = 0; taken < k; i++) {
-        if (ddl__magnitude_bits(e[i]) >= threshold.bits && ddl__is_chosen(&threshold, e[i])) {
-            places[taken] = (int32_t)i;
-            values[taken++] = e[i];
-            e[i] = 0;
+        if (ddl__is_chosen(&threshold, e[i])) {
+            places[taken++] = (int32_t)i;
         }
+    }
+}
+
+/* places, values = the k largest of g + e; e = the others, and zero where one was taken. values lies behind places:
+ * until the choice is made, both are room for candidates. A guess saves passes and changes no result. */
+static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
+                                         int32_t *places) {
+    float *values = (float *)(void *)(places + k);
+    uint32_t guess = ddl__guess_threshold(level, g, e, n, k);
+    int64_t found = 0;
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int32_t above[DDL__CODE_BLOCK];
+        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
+        odd += ddl__sparse_correct(level, g + i, e + i, count);
+        if (guess > 0 && found <= 2 * k) {
+            int64_t more = DDL__AT_LEVEL(level, ddl__above)(e + i, count, guess, (int32_t)i, above);
+            memcpy(places + DDL__MIN(found, 2 * k), above, (size_t)DDL__MIN(more, 2 * k - found) * sizeof *places);
+            found += more;
+        }
+    }
+    if (found >= k && found <= 2 * k) {
+        ddl__choose_places(e, places, found, k);
+    } else if (k > 0) {
+        ddl__choose_by_digits(e, n, k, places);
+    }
+    for (int64_t i = 0; i < k; i++) {
+        values[i] = e[places[i]];
+        e[places[i]] = 0;
     }
     return odd;
 }
@@ -113,11 +200,15 @@ static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, i
 /* values = g + e at the drawn places; the rest stays in e. key.rank must be the same on all ranks. */
 static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
                                             const float *g, float *e, int64_t n, int64_t k, float *values) {
-    uint64_t stream = ddl__code_stream(c, key), odd = ddl__sparse_correct(level, g, e, n, NULL);
-    for (int64_t j = 0; j < k; j++) {
-        int64_t at = ddl__random_place(stream, n, k, j);
-        values[j] = e[at];
-        e[at] = 0;
+    uint64_t stream = ddl__code_stream(c, key), odd = 0;
+    int64_t j = 0;
+    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
+        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK), at;
+        odd += ddl__sparse_correct(level, g + i, e + i, end - i);
+        for (; j < k && (at = ddl__random_place(stream, n, k, j)) < end; j++) {
+            values[j] = e[at];
+            e[at] = 0;
+        }
     }
     return odd;
 }
@@ -174,7 +265,7 @@ static inline uint64_t ddl__encode_at(ddl__cpu level, const ddl_compression *c, 
     case DDL_COMPRESS_F16:
     case DDL_COMPRESS_BF16: return ddl__cast_encode(level, c, g, e, n, code);
     case DDL_COMPRESS_TOP_K:
-    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code, (float *)code + k);
+    case DDL_COMPRESS_GTOP_K: return ddl__top_k_encode(level, g, e, n, k, code);
     case DDL_COMPRESS_RANDOM_K: return ddl__random_k_encode(level, c, key, g, e, n, k, code);
     case DDL_COMPRESS_NONE:
     case DDL_COMPRESS_POWER: memcpy(code, g, (size_t)n * sizeof(float)); return ddl__count_odd(g, n);

@@ -68,26 +68,33 @@ typedef float ddl__f32_h16 DDL__VECTOR(8);
 typedef float ddl__f32_h32 DDL__VECTOR(16);
 typedef float ddl__f32_h64 DDL__VECTOR(32);
 
-/* lanes[i % 8] += x[i]^2 for count elements, a multiple of DDL__RUN. Eight lanes whatever the width, so that the order
- * of additions is the same at every level; the square of a float is exact in double, so fusing does no harm. */
+/* lanes[i % 16] += x[i]^2 for count elements, a multiple of DDL__RUN. Sixteen lanes whatever the width, so that the
+ * order of additions is the same at every level; the square of a float is exact in double, so fusing does no harm.
+ * Sums are touched by constant numbers only, which keeps them in registers. */
+#define DDL__SQUARES_VECTORS(W) (128 / (W))
+#define DDL__EACH_OF_8(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3) STEP(W, 4) STEP(W, 5) STEP(W, 6) STEP(W, 7)
+#define DDL__SQUARES_GET(W, j)                                                                                         \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
+        sum[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes + (j) * ((W) / 8));          \
+    }
+#define DDL__SQUARES_PUT(W, j)                                                                                         \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
+        *(ddl__f64_v##W *)(void *)(lanes + (j) * ((W) / 8)) = sum[(j) % DDL__SQUARES_VECTORS(W)];                      \
+    }
 #define DDL__SQUARES_STEP(W, j)                                                                                        \
-    if ((j) < 64 / (W)) {                                                                                              \
+    if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
         ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
         ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
-        sum[j] += wide * wide;                                                                                         \
+        sum[(j) % DDL__SQUARES_VECTORS(W)] += wide * wide;                                                             \
     }
 #define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
     target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
-        ddl__f64_v##W sum[4];                                                                                          \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        memcpy(sum, lanes, 8 * sizeof(double));                                                                        \
-        for (int64_t i = 0; i < count; i += 8) {                                                                       \
-            DDL__SQUARES_STEP(W, 0)                                                                                    \
-            DDL__SQUARES_STEP(W, 1)                                                                                    \
-            DDL__SQUARES_STEP(W, 2)                                                                                    \
-            DDL__SQUARES_STEP(W, 3)                                                                                    \
+        ddl__f64_v##W sum[DDL__SQUARES_VECTORS(W)];                                                                    \
+        DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
+        for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
         }                                                                                                              \
-        memcpy(lanes, sum, 8 * sizeof(double));                                                                        \
+        DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
     }
 DDL__DEFINE_SQUARES(portable, , 16)
@@ -104,15 +111,18 @@ DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
 #endif
 
-/* Sum of squares of one block: eight lanes, added in a fixed order. */
+/* Sum of squares of one block: the lanes, added in their order. */
 static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
-    double lanes[8] = {0};
+    double lanes[DDL__RUN] = {0}, sum = 0;
     float rest[DDL__RUN] = {0};
     int64_t whole = count - count % DDL__RUN;
     DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
     memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
     DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    for (int i = 0; i < DDL__RUN; i++) {
+        sum += lanes[i];
+    }
+    return sum;
 }
 
 /* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
