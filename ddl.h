@@ -945,8 +945,7 @@ typedef enum ddl_compression_kind {
     DDL_COMPRESS_GTOP_K = 9,
     DDL_COMPRESS_POWER = 10
 } ddl_compression_kind;
-/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. No call of the
- * interface takes it yet. */
+/* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
 typedef struct ddl_compression {
     ddl_compression_kind kind;
     double ratio;   /* of TOP_K, RANDOM_K, GTOP_K: the part of the elements that is sent; default 0.01 */
