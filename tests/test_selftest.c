@@ -119,7 +119,7 @@ TEST(one_that_loses_is_refused) {
 
 TEST(one_that_never_delivers_is_refused) {
     REQUIRE(odd("hang", "", ""));
-    run("tcp", "its self-test failed: after 5 s, 13 and 13 of 14 messages had arrived");
+    run("tcp", "its self-test failed: nothing moved for 5 s, and 13 and 13 of 14 messages had arrived");
 }
 
 TEST(one_whose_progress_fails_is_refused) {

@@ -29,8 +29,7 @@ def boot():
         if not needed.exists():
             skip(f"{needed} is not built; tests/run builds it")
     out = in_machine("two-hosts", VM / "verbs", tests, program(), files=[VM, *programs, program(), plugin], seconds=230,
-                     DDL_TRANSPORTS="fabric:verbs", DDL_PLUGIN_PATH=BUILD, DDL_INIT_TIMEOUT_MS=60000,
-                     DDL_SELF_TEST=0)  # 5 s are not always enough for it on an emulated machine
+                     DDL_TRANSPORTS="fabric:verbs", DDL_PLUGIN_PATH=BUILD, DDL_INIT_TIMEOUT_MS=60000)
     found = {}
     for name, text, status, seconds, *packets in re.findall(
             r"^begin (\S+)\n(.*?)^part \1 (\d+) (\S+) (\d+) (\d+)$", out, re.M | re.S):

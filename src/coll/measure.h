@@ -185,9 +185,9 @@ static void ddl__model_save(const ddl_context *c, const char *path, uint64_t key
 /* Between hosts there may be two ways: a plugin's transport, and TCP that watches beside it. Where DDL_TRANSPORTS does
  * not say which, rank 0 and the first of another host measure both; all take what was faster there for 64 KiB. The
  * pings strictly alternate, and every operation names its peer and number: no message minds that another transport
- * carried the one before. */
+ * carried the one before; but sealed ones (DDL_MAC) are counted, and then there is no choice. */
 static bool ddl__has_choice(const ddl_context *c, int32_t peer) {
-    return c->settings.transports == NULL && c->links[peer].watch != NULL;
+    return c->settings.transports == NULL && !c->settings.mac && c->links[peer].watch != NULL;
 }
 
 /* figures: of the adapter's transport, then of TCP; as they were, when one of both ranks has no choice. */
