@@ -1233,7 +1233,9 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index);
  * DDL_ERR_ARG (the average of a gradient is not finite: the sentence names tensor and rank; on all ranks parameters
  * stay as they were and the step is over), and those of collectives. [one thread] */
 DDL_API ddl_status ddl_step(ddl_trainer *trainer);
-/* Waits until a parameter (or DDL_ALL) has the last step's update. At once without overlap_forward. [one thread] */
+/* Waits until a parameter (or DDL_ALL) has the last step's update. At once without overlap_forward. Errors: DDL_ERR_ARG
+ * (no such tensor; or the average of its gradient is not finite: on all ranks this parameter stays as it was, though
+ * others have changed, and the step goes on), and those of operations that failed. [one thread] */
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
@@ -1241,10 +1243,10 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
- * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, compression,
- * shard and uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors:
- * as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed.
- * [one thread] */
+ * the optimizer's state) have been averaged. An outer optimizer that is switched off leaves nothing behind. Every rank
+ * calls, with the same config; its optimizer, step, compression, shard and uneven must be those of before, with shard
+ * also schedule, bucket_bytes and whether it accumulates. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under
+ * way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
@@ -1272,7 +1274,7 @@ typedef struct ddl_trainer_stats {
     int32_t contributors; /* ranks in the last average */
     double latency_s, seconds_per_byte; /* of the model, 0 before it is known */
     int32_t replans;                    /* how often the plan changed since the start */
-    int64_t not_finite;                 /* steps without update because a gradient was not finite */
+    int64_t not_finite; /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
     int64_t local_steps;                /* taken since parameters were last averaged */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */
@@ -29405,6 +29407,7 @@ struct ddl_trainer {
     bool grads_out; /* gradients of this step are averaged over ranks (else it is a step of local SGD) */
     bool step_open; /* a gradient of it is ready */
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
+    bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
     int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
@@ -30732,11 +30735,17 @@ static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_
     }
 }
 
-/* Memory of the outer optimizer, if there is one and it has none yet. */
+/* Memory of the outer optimizer: made if there is one and it has none yet, given back if there is none (any more). */
 static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
     size_t n = (size_t)w->count + 1;
-    if (t->config.outer_rate == 0 || w->param.dtype == DDL_F64 || w->anchor != NULL) {
+    if (t->config.outer_rate == 0) {
+        ddl__free(base, w->anchor);
+        ddl__free(base, w->momentum);
+        w->anchor = w->momentum = NULL;
+        return DDL_OK;
+    }
+    if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
         return DDL_OK;
     }
     w->anchor = ddl__alloc_array(base, n, sizeof(float));
@@ -31249,6 +31258,7 @@ static void ddl__step_again(ddl_trainer *t) {
 /* overlap_forward: updates are taken when forward asks for them. */
 static void ddl__step_hand_over(ddl_trainer *t) {
     t->over = true;
+    t->over_bad = false;
     t->waited_count = 0;
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].waited = false;
@@ -31284,6 +31294,16 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
 }
 
+/* An average that is not finite: the same on all ranks, which all pass it over, for it is the same bits. */
+static ddl_status ddl__param_not_finite(ddl_trainer *t, const ddl__weight *w) {
+    t->stats.not_finite += !t->over_bad;
+    t->over_bad = true;
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_param_wait: the average of gradient \"%s\" of step %lld is not finite (the gradient of rank "
+                      "%d %s); on no rank has this parameter changed, others of the step have",
+                      w->name, (long long)t->stats.steps + 1, t->rank, w->bad ? "is not" : "is");
+}
+
 /* Takes the update of one parameter, when its average is there. */
 static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     if (w->waited) {
@@ -31291,11 +31311,28 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    ddl__weight_update(t, w);
+    bool finite = t->config.unchecked || !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    if (finite) {
+        ddl__weight_update(t, w);
+    }
     ddl__lock(t->context);
     w->waited = true;
     t->waited_count++;
-    return DDL_OK;
+    return finite ? DDL_OK : ddl__param_not_finite(t, w);
+}
+
+/* Takes those from first to last. One that is not finite does not keep the others waiting; its status comes back. */
+static ddl_status ddl__params_take(ddl_trainer *t, int32_t first, int32_t last) {
+    ddl_status outcome = DDL_OK;
+    for (int32_t i = first; i <= last; i++) {
+        bool waited = t->weights[i].waited;
+        ddl_status status = ddl__param_take(t, &t->weights[i]);
+        if (status < 0 && waited == t->weights[i].waited) {
+            return status; /* the operation failed */
+        }
+        outcome = status < 0 ? status : outcome;
+    }
+    return outcome;
 }
 
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
@@ -31306,19 +31343,22 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__error(t->context, DDL_ERR_ARG, "ddl_param_wait: there is no tensor %d; rank %d has registered %d",
                             index, t->rank, t->count);
     }
-    bool was_over = t->over;
-    for (int32_t i = DDL__MAX(index, 0); was_over && status == DDL_OK && i < (index == DDL_ALL ? t->count : index + 1);
-         i++) {
-        status = ddl__param_take(t, &t->weights[i]);
+    bool was_over = t->over && status == DDL_OK;
+    if (was_over) {
+        status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
-    bool last = was_over && status == DDL_OK && t->waited_count == t->count;
+    bool last = was_over && t->waited_count == t->count;
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;
         ddl__step_close(t, true);
     }
     ddl__trainer_leave(t, status);
-    return last ? ddl__trainer_replan(t) : status;
+    if (!last) {
+        return status;
+    }
+    ddl_status planned = ddl__trainer_replan(t);
+    return status < 0 ? status : planned;
 }
 
 /* >>figures for the program */

@@ -357,6 +357,34 @@ static void switches(ddl_group *w, void *arg) {
 }
 TEST(switching_between_steps) { world_threads(2, switches, NULL); }
 
+/* After DiLoCo has been switched away a checkpoint is that of any other run: it fits a trainer that never had it. */
+static void leave_outer(ddl_group *w, void *arg) {
+    run *r = arg;
+    net *m = calloc(1, sizeof *m);
+    ddl_trainer_config outer = {ADAM, .sync = DDL_SYNC_LOCAL, .local_steps = 2, .outer_rate = 0.7};
+    ddl_trainer *t = make(w, &outer, m);
+    for (int step = 0; step < 6; step++) {
+        if (step == 4) {
+            OK(ddl_trainer_switch(t, &r->config));
+        }
+        step_once(w, t, m, step);
+    }
+    OK(ddl_trainer_save(t, r->folder));
+    OK(ddl_trainer_switch(t, &outer)); /* and back */
+    step_once(w, t, m, 6);
+    OK(ddl_trainer_free(&t));
+    free(m);
+}
+TEST(a_checkpoint_after_diloco_was_switched_away) {
+    char folder[64];
+    make_folder(folder);
+    first = (run){.folder = folder, .config = {ADAM}};
+    second = (run){.folder = folder, .config = {ADAM}, .from = 6, .to = 8, .loads = 6};
+    world_threads(2, leave_outer, &first);
+    world_threads(2, train, &second);
+    remove_folder(folder);
+}
+
 /* Ranks whose local steps differ are the same again after a switch to BSP, their optimizers too. */
 static void drift(ddl_group *w, void *arg) {
     (void)arg;

@@ -328,6 +328,41 @@ TEST(gradients_that_are_not_finite) {
     }
 }
 
+/* overlap_forward: the other parameters have moved on when it is found; this one stays, on all ranks, and is named. */
+static void not_finite_forward(ddl_group *w, void *arg) {
+    int all = *(int *)arg;
+    bench b;
+    ddl_trainer_stats stats;
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN, .overlap_forward = 1});
+    OK(ddl_trainer_start(b.t));
+    bench_step(w, &b);
+    OK(ddl_param_wait(b.t, DDL_ALL));
+    bench_check(&b, 1);
+    b.g[0][2] = ddl_rank(w) == 1 ? NAN : 1;
+    OK(ddl_grad_ready(b.t, DDL_ALL));
+    OK(ddl_step(b.t));
+    FAILS(ddl_param_wait(b.t, all ? DDL_ALL : 0), DDL_ERR_ARG,
+          ddl_rank(w) == 1 ? "gradient \"first\" of step 2 is not finite (the gradient of rank 1 is not)"
+                           : "gradient \"first\" of step 2 is not finite");
+    OK(ddl_param_wait(b.t, 0)); /* said once */
+    OK(ddl_param_wait(b.t, 1));
+    for (int k = 0; k < 4; k++) {
+        CHECK(b.p[0][k] == k - 1 && b.p[1][k] == 10 + k - 2);
+        b.g[0][k] = 2; /* catches up */
+    }
+    bench_step(w, &b);
+    OK(ddl_param_wait(b.t, DDL_ALL));
+    bench_check(&b, 3);
+    OK(ddl_trainer_stats_get(b.t, &stats));
+    CHECK(stats.not_finite == 1 && stats.steps == 3);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(gradients_that_are_not_finite_with_overlap_forward) {
+    for (int all = 0; all < 2; all++) {
+        world_threads(3, not_finite_forward, &all);
+    }
+}
+
 /* A rank ends in the middle of training: the others are told who, each call says so again, free works. */
 static void leave(ddl_group *w, void *arg) {
     bench b;

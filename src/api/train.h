@@ -108,7 +108,9 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index);
  * DDL_ERR_ARG (the average of a gradient is not finite: the sentence names tensor and rank; on all ranks parameters
  * stay as they were and the step is over), and those of collectives. [one thread] */
 DDL_API ddl_status ddl_step(ddl_trainer *trainer);
-/* Waits until a parameter (or DDL_ALL) has the last step's update. At once without overlap_forward. [one thread] */
+/* Waits until a parameter (or DDL_ALL) has the last step's update. At once without overlap_forward. Errors: DDL_ERR_ARG
+ * (no such tensor; or the average of its gradient is not finite: on all ranks this parameter stays as it was, though
+ * others have changed, and the step goes on), and those of operations that failed. [one thread] */
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
@@ -116,10 +118,10 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
- * the optimizer's state) have been averaged. Every rank calls, with the same config; its optimizer, step, compression,
- * shard and uneven must be those of before, with shard also schedule, bucket_bytes and whether it accumulates. Errors:
- * as ddl_trainer_create, DDL_ERR_STATE (a step is under way), DDL_ERR_MISMATCH; then nothing has changed.
- * [one thread] */
+ * the optimizer's state) have been averaged. An outer optimizer that is switched off leaves nothing behind. Every rank
+ * calls, with the same config; its optimizer, step, compression, shard and uneven must be those of before, with shard
+ * also schedule, bucket_bytes and whether it accumulates. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under
+ * way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
 /* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
  * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
@@ -147,7 +149,7 @@ typedef struct ddl_trainer_stats {
     int32_t contributors; /* ranks in the last average */
     double latency_s, seconds_per_byte; /* of the model, 0 before it is known */
     int32_t replans;                    /* how often the plan changed since the start */
-    int64_t not_finite;                 /* steps without update because a gradient was not finite */
+    int64_t not_finite; /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
     int64_t local_steps;                /* taken since parameters were last averaged */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */

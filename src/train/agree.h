@@ -502,11 +502,17 @@ static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_
     }
 }
 
-/* Memory of the outer optimizer, if there is one and it has none yet. */
+/* Memory of the outer optimizer: made if there is one and it has none yet, given back if there is none (any more). */
 static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
     size_t n = (size_t)w->count + 1;
-    if (t->config.outer_rate == 0 || w->param.dtype == DDL_F64 || w->anchor != NULL) {
+    if (t->config.outer_rate == 0) {
+        ddl__free(base, w->anchor);
+        ddl__free(base, w->momentum);
+        w->anchor = w->momentum = NULL;
+        return DDL_OK;
+    }
+    if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
         return DDL_OK;
     }
     w->anchor = ddl__alloc_array(base, n, sizeof(float));

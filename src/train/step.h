@@ -346,6 +346,7 @@ static void ddl__step_again(ddl_trainer *t) {
 /* overlap_forward: updates are taken when forward asks for them. */
 static void ddl__step_hand_over(ddl_trainer *t) {
     t->over = true;
+    t->over_bad = false;
     t->waited_count = 0;
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].waited = false;
@@ -381,6 +382,16 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
 }
 
+/* An average that is not finite: the same on all ranks, which all pass it over, for it is the same bits. */
+static ddl_status ddl__param_not_finite(ddl_trainer *t, const ddl__weight *w) {
+    t->stats.not_finite += !t->over_bad;
+    t->over_bad = true;
+    return ddl__error(t->context, DDL_ERR_ARG,
+                      "ddl_param_wait: the average of gradient \"%s\" of step %lld is not finite (the gradient of rank "
+                      "%d %s); on no rank has this parameter changed, others of the step have",
+                      w->name, (long long)t->stats.steps + 1, t->rank, w->bad ? "is not" : "is");
+}
+
 /* Takes the update of one parameter, when its average is there. */
 static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     if (w->waited) {
@@ -388,11 +399,28 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    ddl__weight_update(t, w);
+    bool finite = t->config.unchecked || !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    if (finite) {
+        ddl__weight_update(t, w);
+    }
     ddl__lock(t->context);
     w->waited = true;
     t->waited_count++;
-    return DDL_OK;
+    return finite ? DDL_OK : ddl__param_not_finite(t, w);
+}
+
+/* Takes those from first to last. One that is not finite does not keep the others waiting; its status comes back. */
+static ddl_status ddl__params_take(ddl_trainer *t, int32_t first, int32_t last) {
+    ddl_status outcome = DDL_OK;
+    for (int32_t i = first; i <= last; i++) {
+        bool waited = t->weights[i].waited;
+        ddl_status status = ddl__param_take(t, &t->weights[i]);
+        if (status < 0 && waited == t->weights[i].waited) {
+            return status; /* the operation failed */
+        }
+        outcome = status < 0 ? status : outcome;
+    }
+    return outcome;
 }
 
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
@@ -403,19 +431,22 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__error(t->context, DDL_ERR_ARG, "ddl_param_wait: there is no tensor %d; rank %d has registered %d",
                             index, t->rank, t->count);
     }
-    bool was_over = t->over;
-    for (int32_t i = DDL__MAX(index, 0); was_over && status == DDL_OK && i < (index == DDL_ALL ? t->count : index + 1);
-         i++) {
-        status = ddl__param_take(t, &t->weights[i]);
+    bool was_over = t->over && status == DDL_OK;
+    if (was_over) {
+        status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
-    bool last = was_over && status == DDL_OK && t->waited_count == t->count;
+    bool last = was_over && t->waited_count == t->count;
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;
         ddl__step_close(t, true);
     }
     ddl__trainer_leave(t, status);
-    return last ? ddl__trainer_replan(t) : status;
+    if (!last) {
+        return status;
+    }
+    ddl_status planned = ddl__trainer_replan(t);
+    return status < 0 ? status : planned;
 }
 
 /* >>figures for the program */

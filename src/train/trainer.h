@@ -86,6 +86,7 @@ struct ddl_trainer {
     bool grads_out; /* gradients of this step are averaged over ranks (else it is a step of local SGD) */
     bool step_open; /* a gradient of it is ready */
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
+    bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
     int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
