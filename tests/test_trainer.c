@@ -559,6 +559,49 @@ TEST(compressed_gradients_end_at_the_same_place) {
     }
 }
 
+/* PowerSGD of matrices: a gradient of rank 1 is what it was (the oracle is a plain loop); one of full rank needs error
+ * feedback, and ends at its target all the same. Not square, so that rows and columns cannot be exchanged. */
+enum { ROWS = 20, COLS = 50 };
+static void matrices(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[2][ROWS][COLS] = {{{0}}}, g[2][ROWS][COLS];
+    double expect[ROWS][COLS] = {{0}}, left = 0, way = 0;
+    ddl_trainer *t = NULL;
+    ddl_trainer_stats stats;
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){.optimizer = {.learning_rate = 0.1},
+                                                   .compression = {.kind = DDL_COMPRESS_POWER, .rank = 2}}, &t));
+    for (int i = 0; i < 2; i++) {
+        OK(ddl_trainer_add(t, NULL, ddl_tensor_nd(p[i], DDL_F32, 2, (int64_t[]){ROWS, COLS}),
+                           ddl_tensor_nd(g[i], DDL_F32, 2, (int64_t[]){ROWS, COLS}), NULL, NULL));
+    }
+    OK(ddl_trainer_start(t));
+    for (int step = 0; step < 300; step++) {
+        for (int r = 0; r < ROWS * COLS; r++) {
+            int row = r / COLS, col = r % COLS;
+            double one = ((row * 3 + step) % 7 - 2.5) * (col % 5 - 1.5) / 4;
+            expect[row][col] -= 0.1 * one; /* the mean of 1/2 and 3/2 of it */
+            g[0][row][col] = (float)(one * (0.5 + ddl_rank(w)));
+            g[1][row][col] = p[1][row][col] - (float)target(row, col) + (float)(col % 3 - 1) * (1 - 2 * ddl_rank(w));
+        }
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+    }
+    for (int r = 0; r < ROWS * COLS; r++) {
+        int row = r / COLS, col = r % COLS;
+        double off = (double)p[0][row][col] - expect[row][col], to = target(row, col);
+        CHECK(fabs(off) < 1e-3);
+        left += ((double)p[1][row][col] - to) * ((double)p[1][row][col] - to);
+        way += to * to;
+    }
+    if (!(left < 0.01 * 0.01 * way)) {
+        test__fail(__FILE__, __LINE__, "%g of the way is left", sqrt(left / way));
+    }
+    OK(ddl_trainer_stats_get(t, &stats));
+    CHECK_EQ(stats.bytes, 2 * (ROWS + COLS) * 2 * 4);
+    OK(ddl_trainer_free(&t));
+}
+TEST(compressed_matrices) { world_threads(2, matrices, NULL); }
+
 /* One tensor is compressed, its neighbours are not, with accumulation and clipping around them. */
 static void one_compressed(ddl_group *w, void *arg) {
     (void)arg;

@@ -1,6 +1,6 @@
 /* Checkpoints of the trainer: a run that stops and goes on has the bits of one that does not, on any number of ranks and
- * with or without shards; a damaged file is passed over, a rank that is killed leaves nothing half-written; switching
- * between sync modes.
+ * with or without shards, compressed on the same number; a damaged file is passed over, a rank that is killed leaves
+ * nothing half-written; switching between sync modes.
  * tests/run: variants=gcc,asan timeout=90 */
 #include "world.h"
 
@@ -305,6 +305,106 @@ TEST(what_is_refused) {
     run r = {.folder = folder};
     world_threads(2, refusals, &r);
     remove_folder(folder);
+}
+
+/* >>compression */
+
+/* A vector and a matrix whose gradients differ between ranks, so that what error feedback keeps does too. */
+enum { VECTOR = 300, ROWS = 24, COLS = 40 };
+typedef struct packed {
+    float param[VECTOR + ROWS * COLS], grad[VECTOR + ROWS * COLS];
+} packed;
+
+static ddl_trainer *packed_make(ddl_group *w, const ddl_trainer_config *config, packed *m) {
+    ddl_trainer *t = NULL;
+    ddl_tensor matrix = ddl_tensor_nd(m->param + VECTOR, DDL_F32, 2, (int64_t[]){ROWS, COLS}), grad = matrix;
+    grad.data = m->grad + VECTOR;
+    memset(m, 0, sizeof *m);
+    OK(ddl_trainer_create(w, config, &t));
+    OK(ddl_trainer_add(t, "vector", DDL_VIEW(m->param, VECTOR), DDL_VIEW(m->grad, VECTOR), NULL, NULL));
+    OK(ddl_trainer_add(t, "matrix", matrix, grad, NULL, NULL));
+    OK(ddl_trainer_start(t));
+    return t;
+}
+
+static void packed_steps(ddl_group *w, ddl_trainer *t, packed *m, int from, int to) {
+    for (int step = from; step < to; step++) {
+        for (int i = 0; i < VECTOR + ROWS * COLS; i++) {
+            m->grad[i] = (float)((i * 37 + step * 11 + ddl_rank(w) * 29) % 101 - 50) / 32 + m->param[i];
+        }
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+    }
+}
+
+static bool packed_moved(const packed *m) {
+    int still = 0;
+    for (int i = 0; i < VECTOR + ROWS * COLS; i++) {
+        still += m->param[i] == 0;
+    }
+    return still < VECTOR + ROWS * COLS - 100;
+}
+
+static void packed_goes_on(ddl_group *w, void *arg) {
+    run *r = arg;
+    packed *straight_on = malloc(sizeof *straight_on), *again = malloc(sizeof *again);
+    int64_t found = 0;
+    ddl_trainer *t = packed_make(w, &r->config, straight_on);
+    packed_steps(w, t, straight_on, 0, 5);
+    OK(ddl_trainer_save(t, r->folder));
+    packed_steps(w, t, straight_on, 5, 12);
+    OK(ddl_trainer_free(&t));
+    t = packed_make(w, &r->config, again);
+    OK(ddl_trainer_load(t, r->folder, &found));
+    CHECK_EQ(found, 5);
+    packed_steps(w, t, again, 5, 12);
+    CHECK(packed_moved(again) && memcmp(again->param, straight_on->param, sizeof again->param) == 0);
+    OK(ddl_trainer_free(&t));
+    free(straight_on);
+    free(again);
+}
+
+/* On another number of ranks a trainer that has residuals already forgets them: it is one that is new. */
+static void packed_begins_anew(ddl_group *w, void *arg) {
+    run *r = arg;
+    packed *used = malloc(sizeof *used), *fresh = malloc(sizeof *fresh);
+    ddl_trainer *t = packed_make(w, &r->config, used), *u = packed_make(w, &r->config, fresh);
+    packed_steps(w, t, used, 0, 3);
+    OK(ddl_trainer_load(t, r->folder, NULL));
+    OK(ddl_trainer_load(u, r->folder, NULL));
+    CHECK(packed_moved(used) && memcmp(used->param, fresh->param, sizeof used->param) == 0);
+    packed_steps(w, t, used, 5, 9);
+    packed_steps(w, u, fresh, 5, 9);
+    CHECK(memcmp(used->param, fresh->param, sizeof used->param) == 0);
+    OK(ddl_trainer_free(&t));
+    OK(ddl_trainer_free(&u));
+    free(used);
+    free(fresh);
+}
+
+static void count_anew(void *user, ddl_log_level level, const char *line) {
+    *(int *)user += level == DDL_LOG_INFO && strstr(line, "of another number of ranks than") != NULL;
+}
+
+TEST(what_compression_keeps_is_saved) {
+    const ddl_compression ways[] = {{.kind = DDL_COMPRESS_TOP_K, .ratio = 0.1},
+                                    {.kind = DDL_COMPRESS_QSGD, .levels = 7, .error_feedback = 1},
+                                    {.kind = DDL_COMPRESS_RANDOM_K, .ratio = 0.1},
+                                    {.kind = DDL_COMPRESS_POWER, .rank = 2}};
+    for (size_t v = 0; v < sizeof ways / sizeof ways[0]; v++) {
+        char folder[64];
+        int said = 0;
+        make_folder(folder);
+        run r = {.folder = folder,
+                 .config = {.optimizer = {.kind = DDL_ADAMW, .learning_rate = 0.01}, .compression = ways[v]}};
+        world_config = &(ddl_config){.log = count_anew, .log_user = &said, .log_level = DDL_LOG_INFO};
+        world_threads(3, packed_goes_on, &r);
+        CHECK_EQ(said, 0);
+        world_threads(2, packed_begins_anew, &r);
+        CHECK_EQ(said, 2); /* rank 0, for each trainer */
+        world_config = NULL;
+        remove_folder(folder);
+    }
 }
 
 /* >>switching */

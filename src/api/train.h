@@ -123,14 +123,16 @@ DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
  * also schedule, bucket_bytes and whether it accumulates. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under
  * way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
-/* Writes parameters, the optimizer's state and the step to a new file in folder, on rank 0; every rank calls, between
- * two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file is durable and whole
- * when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on all ranks, with rank
- * 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded). [one thread] */
+/* Writes parameters, the state of optimizer and compression, and the step to a new file in folder, on rank 0; every
+ * rank calls, between two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file
+ * is durable and whole when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on
+ * all ranks, with rank 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded). [one
+ * thread] */
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder);
 /* Takes the newest sound checkpoint of rank 0's folder to all ranks, of any number; every rank calls, between two
  * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none. Damaged files are passed
- * over with a warning. Errors: DDL_ERR_CORRUPT (all are), DDL_ERR_MISMATCH (other tensors or another optimizer),
+ * over with a warning. On another number of ranks the residuals of compressed gradients begin at zero, which the log
+ * says at level info. Errors: DDL_ERR_CORRUPT (all are), DDL_ERR_MISMATCH (other tensors or another optimizer),
  * DDL_ERR_SYSTEM; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step);
 /* Averages parameters now, when steps of local SGD have been taken since the last time. Every rank calls.

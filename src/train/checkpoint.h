@@ -3,11 +3,12 @@
  * durable and renamed; the one before it stays, and is used when this one is damaged.
  *
  * ddl-EPOCH-STEP.ckpt, hexadecimal and decimal: names sort by age. Numbers are little-endian, arrays as in memory:
- *     head     "ddlckpt1", order u32 (0x01020304 in memory order), epoch u32, steps u64, tensors u32, slots u32,
- *              optimizer u32, crc32c u32 of all before
+ *     head     "ddlckpt2", order u32 (0x01020304 in memory order), epoch u32, steps u64, coded steps u64, tensors u32,
+ *              slots u32, optimizer u32, crc32c u32 of all before
  *     tensor   name bytes u32, name, type u32, count u64, floats u32 (f32 arrays of count that follow the parameter),
+ *              residuals u32 (f32 arrays of count, one for each rank; 0: none), q floats u64 (of PowerSGD),
  *              crc32c u32 of these, parameter, arrays (copy of a 16-bit parameter; optimizer slots; outer momentum),
- *              crc32c u32 of parameter and arrays */
+ *              q, residuals by rank, crc32c u32 of all from the parameter on */
 #ifndef DDL_TRAIN_CHECKPOINT_H
 #define DDL_TRAIN_CHECKPOINT_H
 
@@ -25,7 +26,13 @@ typedef struct ddl__archive {
     uint32_t crc; /* of this section so far */
     bool failed;
     char why[256];
+    bool unlike; /* residuals are not used: of other ranks, or of another compression */
 } ddl__archive;
+
+/* What compression keeps of a tensor. */
+typedef struct ddl__feedback {
+    uint64_t residuals, q; /* ranks, floats */
+} ddl__feedback;
 
 static void __attribute__((format(printf, 2, 3))) ddl__archive_fail(ddl__archive *a, const char *format, ...) {
     if (!a->failed) {
@@ -147,28 +154,62 @@ static float *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_
     return k < slots ? w->state + k * w->own_count : w->momentum;
 }
 
+static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) {
+    const ddl__compressor *s = w->squeezer;
+    ddl__feedback none = {0, 0};
+    return s == NULL ? none : (ddl__feedback){s->residual != NULL ? (uint64_t)t->size : 0, (uint64_t)s->q_count};
+}
+
 static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
     uint32_t order = DDL__SAVE_ORDER;
-    ddl__archive_put(a, "ddlckpt1", 8);
+    ddl__archive_put(a, "ddlckpt2", 8);
     ddl__archive_put(a, &order, 4);
     ddl__archive_put_number(a, t->group->epoch, 4);
     ddl__archive_put_number(a, (uint64_t)t->stats.steps, 8);
+    ddl__archive_put_number(a, (uint64_t)t->coded, 8);
     ddl__archive_put_number(a, (uint64_t)t->count, 4);
     ddl__archive_put_number(a, (uint64_t)ddl__optim_slots(&t->optimizer), 4);
     ddl__archive_put_number(a, t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind, 4);
     ddl__archive_seal(a);
 }
 
+static void ddl__save_weight_head(ddl__archive *a, const ddl_trainer *t, const ddl__weight *w) {
+    ddl__feedback kept = ddl__save_kept(t, w);
+    ddl__archive_put_number(a, strlen(w->name), 4);
+    ddl__archive_put(a, w->name, strlen(w->name));
+    ddl__archive_put_number(a, (uint64_t)w->param.dtype, 4);
+    ddl__archive_put_number(a, (uint64_t)w->count, 8);
+    ddl__archive_put_number(a, (uint64_t)ddl__save_floats(t, w), 4);
+    ddl__archive_put_number(a, kept.residuals, 4);
+    ddl__archive_put_number(a, kept.q, 8);
+    ddl__archive_seal(a);
+}
+
+/* q is the same on all ranks; residuals come to rank 0 one by one, so that it needs no more room than for one. */
+static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
+    ddl__feedback kept = ddl__save_kept(t, w);
+    if (a != NULL && kept.q > 0) {
+        ddl__archive_put(a, w->squeezer->q, (size_t)kept.q * sizeof(float));
+    }
+    for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
+        if (r > 0 && t->rank == r) {
+            DDL__TRY(ddl_send(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0));
+        }
+        if (r > 0 && a != NULL) {
+            DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(temporary, DDL_F32, w->count), r, 0, NULL));
+        }
+        if (a != NULL) {
+            ddl__archive_put(a, r == 0 ? w->squeezer->residual : temporary, (size_t)w->count * sizeof(float));
+        }
+    }
+    return DDL_OK;
+}
+
 /* One tensor. Every rank calls; a is NULL but on rank 0, which needs temporary for what the others have. */
 static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
     int32_t floats = ddl__save_floats(t, w);
     if (a != NULL) {
-        ddl__archive_put_number(a, strlen(w->name), 4);
-        ddl__archive_put(a, w->name, strlen(w->name));
-        ddl__archive_put_number(a, (uint64_t)w->param.dtype, 4);
-        ddl__archive_put_number(a, (uint64_t)w->count, 8);
-        ddl__archive_put_number(a, (uint64_t)floats, 4);
-        ddl__archive_seal(a);
+        ddl__save_weight_head(a, t, w);
         ddl__archive_put(a, w->param.data, (size_t)w->count * ddl_dtype_bytes(w->param.dtype));
     }
     for (int32_t k = 0; k < floats; k++) {
@@ -186,6 +227,7 @@ static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
             ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
         }
     }
+    DDL__TRY(ddl__save_compression(t, w, a, temporary));
     if (a != NULL) {
         ddl__archive_seal(a);
     }
@@ -361,17 +403,20 @@ DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
 
 /* >>loading */
 
-/* Reads a tensor's head and compares it. */
-static void ddl__load_check(ddl__archive *a, const ddl_trainer *t, const ddl__weight *w, bool *other) {
+/* Reads a tensor's head and compares it. Returns what follows for compression. */
+static ddl__feedback ddl__load_check(ddl__archive *a, const ddl_trainer *t, const ddl__weight *w, bool *other) {
     char name[128] = "";
+    ddl__feedback kept = {0, 0};
     uint64_t length = ddl__archive_get_number(a, 4);
     if (length >= sizeof name) {
         ddl__archive_fail(a, "the name of tensor %d is too long", (int)(w - t->weights));
-        return;
+        return kept;
     }
     ddl__archive_get(a, name, length);
     uint64_t dtype = ddl__archive_get_number(a, 4), count = ddl__archive_get_number(a, 8);
     uint64_t floats = ddl__archive_get_number(a, 4);
+    kept.residuals = ddl__archive_get_number(a, 4);
+    kept.q = ddl__archive_get_number(a, 8);
     ddl__archive_check(a, "the head of a tensor");
     if (!a->failed && (strcmp(name, w->name) != 0 || dtype != (uint64_t)w->param.dtype || count != (uint64_t)w->count ||
                        floats != (uint64_t)ddl__save_floats(t, w))) {
@@ -383,21 +428,23 @@ static void ddl__load_check(ddl__archive *a, const ddl_trainer *t, const ddl__we
             name, (int)dtype, (unsigned long long)count, (unsigned long long)floats, w->name, (int)w->param.dtype,
             (long long)w->count, ddl__save_floats(t, w));
     }
+    return kept;
 }
 
 /* Reads the head; the number of steps, or -1. */
-static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other) {
+static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other, int64_t *coded) {
     char magic[8];
     uint32_t order = 0;
     ddl__archive_get(a, magic, sizeof magic);
     ddl__archive_get(a, &order, 4);
     ddl__archive_get_number(a, 4); /* epoch: it is in the name too */
     int64_t steps = (int64_t)ddl__archive_get_number(a, 8);
+    *coded = (int64_t)ddl__archive_get_number(a, 8);
     uint64_t count = ddl__archive_get_number(a, 4), slots = ddl__archive_get_number(a, 4);
     uint64_t kind = ddl__archive_get_number(a, 4);
     ddl__archive_check(a, "its head");
     uint64_t mine = t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind;
-    if (!a->failed && (memcmp(magic, "ddlckpt1", 8) != 0 || order != DDL__SAVE_ORDER)) {
+    if (!a->failed && (memcmp(magic, "ddlckpt2", 8) != 0 || order != DDL__SAVE_ORDER)) {
         ddl__archive_fail(a, "it is no checkpoint of this version and byte order");
     }
     if (!a->failed &&
@@ -411,13 +458,15 @@ static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other
 
 /* Reads a whole file without using it. Returns its steps; -1: damaged, or (*other) sound but of another model. */
 static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *other) {
+    int64_t coded;
     *other = false;
-    int64_t steps = ddl__load_head(a, t, other);
+    int64_t steps = ddl__load_head(a, t, other, &coded);
     for (int32_t i = 0; i < t->count && !a->failed; i++) {
         const ddl__weight *w = &t->weights[i];
-        ddl__load_check(a, t, w, other);
+        ddl__feedback kept = ddl__load_check(a, t, w, other);
         ddl__archive_get(a, NULL, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
         ddl__archive_get(a, NULL, (uint64_t)w->count * sizeof(float) * (uint64_t)ddl__save_floats(t, w));
+        ddl__archive_get(a, NULL, kept.q * sizeof(float) + kept.residuals * (uint64_t)w->count * sizeof(float));
         ddl__archive_check(a, w->name);
     }
     if (!a->failed && fgetc(a->file) != EOF) {
@@ -467,11 +516,49 @@ static int64_t ddl__load_choose(ddl_trainer *t, const char *folder, ddl__archive
     return -1;
 }
 
+/* What compression has kept, where it is of the same number of ranks and the same compression; else it begins anew. */
+static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__archive *a, const ddl__feedback *kept,
+                                        float *room) {
+    ddl__feedback mine = ddl__save_kept(t, w);
+    uint8_t same = a != NULL && kept->residuals == mine.residuals && kept->q == mine.q;
+    if (a != NULL && !same) {
+        ddl__archive_get(a, NULL, kept->q * sizeof(float) + kept->residuals * (uint64_t)w->count * sizeof(float));
+        a->unlike = true;
+    }
+    if (w->squeezer == NULL) {
+        return DDL_OK;
+    }
+    ddl__squeezer_reset(w);
+    DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&same, DDL_U8, 1), 0));
+    if (!same) {
+        return DDL_OK;
+    }
+    if (mine.q > 0) {
+        if (a != NULL) {
+            ddl__archive_get(a, w->squeezer->q, mine.q * sizeof(float));
+        }
+        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
+    }
+    for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
+        if (a != NULL) {
+            ddl__archive_get(a, r == 0 ? w->squeezer->residual : room, (uint64_t)w->count * sizeof(float));
+        }
+        if (r > 0 && a != NULL) {
+            DDL__TRY(ddl_send(t->group, ddl_tensor_1d(room, DDL_F32, w->count), r, 0));
+        }
+        if (r > 0 && t->rank == r) {
+            DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0, NULL));
+        }
+    }
+    return DDL_OK;
+}
+
 /* One tensor from rank 0's file to all. */
 static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *room) {
     bool other;
+    ddl__feedback kept = {0, 0};
     if (a != NULL) {
-        ddl__load_check(a, t, w, &other);
+        kept = ddl__load_check(a, t, w, &other);
         ddl__archive_get(a, w->param.data, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
     }
     DDL__TRY(ddl_broadcast(t->group, w->param, 0));
@@ -482,6 +569,7 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
         DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
         memcpy(ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
     }
+    DDL__TRY(ddl__load_compression(t, w, a, &kept, room));
     if (a != NULL) {
         ddl__archive_check(a, w->name);
     }
@@ -491,10 +579,10 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
 /* All tensors. When this fails some are new and some old: the trainer cannot go on. */
 static ddl_status ddl__load_weights(ddl_trainer *t, ddl__archive *a, float *room) {
     bool other;
-    ddl_status status = DDL_OK;
     if (a != NULL) {
-        ddl__load_head(a, t, &other);
+        ddl__load_head(a, t, &other, &t->coded);
     }
+    ddl_status status = ddl_broadcast(t->group, ddl_tensor_1d(&t->coded, DDL_I64, 1), 0);
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__load_weight(t, &t->weights[i], a, room);
     }
@@ -522,6 +610,14 @@ static ddl_status ddl__load_all(ddl_trainer *t, const char *folder, float *room,
         return DDL_OK; /* an empty folder */
     }
     DDL__TRY(ddl__load_weights(t, a, room));
+    if (a != NULL && a->unlike) {
+        ddl__lock(t->context);
+        ddl__log(&t->context->base, DDL_LOG_INFO,
+                 "the checkpoint in %s is of another number of ranks than %d, or of another compression: the residuals "
+                 "of compressed gradients begin at zero",
+                 folder, t->size);
+        ddl__unlock(t->context);
+    }
     t->stats.steps = steps;
     t->since_sync = 0;
     t->loaded = true;

@@ -6,6 +6,12 @@
 
 #include "arena.h"
 
+/* Forgets what error feedback and PowerSGD have kept. */
+static void ddl__squeezer_reset(ddl__weight *w) {
+    memset(w->squeezed, 0, w->squeezer->bytes + 64);
+    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+}
+
 /* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
 static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
@@ -23,7 +29,7 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
-    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+    ddl__squeezer_reset(w);
     return DDL_OK;
 }
 
@@ -44,6 +50,12 @@ static ddl_status ddl__squeeze_failed(ddl_trainer *t, const ddl__weight *w, ddl_
     return status;
 }
 
+/* What this rank sends of a tensor, as if to one other. PowerSGD: p, then q. */
+static int64_t ddl__squeezer_bytes(const ddl__compressor *c) {
+    int64_t power = c->q_count > 0 ? (c->rows + c->cols) * c->config.rank * (int64_t)sizeof(float) : 0;
+    return c->dense ? c->count * (int64_t)sizeof(float) : power + (int64_t)c->code_bytes;
+}
+
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
 static ddl_status ddl__squeeze_start(ddl_trainer *t) {
@@ -56,12 +68,12 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t) {
         if (w->squeezer != NULL) {
             float *grad = (float *)(void *)ddl__weight_wire(t, w);
             ddl_status status =
-                ddl__compressed_start(w->squeezer, t->squeeze_group, t->steps_tried + 1, grad, &w->squeezing);
+                ddl__compressed_start(w->squeezer, t->squeeze_group, t->coded + 1, grad, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
             t->started_units++;
-            t->started_bytes += w->squeezer->dense ? w->count * 4 : (int64_t)w->squeezer->code_bytes;
+            t->started_bytes += ddl__squeezer_bytes(w->squeezer);
         }
     }
     return DDL_OK;

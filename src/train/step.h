@@ -134,6 +134,7 @@ static void ddl__step_close(ddl_trainer *t, bool took) {
     s->bytes = t->started_bytes;
     s->operations = t->started_units;
     t->steps_tried++;
+    t->coded++;
     t->last_end_ns = t->entered_ns = now;
     t->inside_ns = t->exposed_ns = t->busy_ns = 0;
     t->started_bytes = t->started_units = 0;

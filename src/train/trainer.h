@@ -92,6 +92,7 @@ struct ddl_trainer {
     double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
     int64_t since_sync, steps_tried;
+    int64_t coded; /* steps that compression has seen: its random numbers go on after a checkpoint */
     ddl_trainer_stats stats;
 
     /* what plans are made from */
