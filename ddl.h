@@ -1002,9 +1002,10 @@ extern "C" {
  *
  * A worker's clock is the number of iterations it has finished; an update carries the clock at which it was pushed.
  *
- *     DDL_SYNC_BSP  a read at clock c sees all updates of clocks < c and no other. The server adds the gradients of a
- *                   clock in the order of ranks and takes one step: the same bits in every run and over every number of
- *                   servers
+ *     DDL_SYNC_BSP  a read at clock c sees all updates of clocks < c and no other. One of a parameter that this worker
+ *                   has pushed in its clock waits for the whole clock and sees it, as ddl_ps_push_pull does. The server
+ *                   adds the gradients of a clock in the order of ranks and takes one step: the same bits in every run
+ *                   and over every number of servers
  *     DDL_SYNC_SSP  a read at clock c sees all updates of clocks < c - staleness, all of its own, and maybe newer ones
  *                   of others; no worker is ahead of the slowest by more (Ho et al., NIPS 2013). Each push is a step of
  *                   the optimizer. Staleness 0 is BSP
@@ -1034,7 +1035,8 @@ typedef struct ddl_ps_config {
     ddl_optimizer optimizer; /* elementwise ones: not LARS, not LAMB */
     ddl_op op;               /* DDL_AVG (default): a gradient counts as 1 / workers, or DDL_SUM: as it is */
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
-                                which wait at the worker while there is no room. 0: no bound */
+                                which wait at the worker while there is no room, and are refused with
+                                DDL_ERR_NOMEM when there will never be. 0: no bound */
     int64_t piece_bytes;     /* most of one message; default 1 MiB */
 } ddl_ps_config;
 
@@ -25639,7 +25641,7 @@ enum ddl__ps_op {
 };
 
 typedef struct ddl__ps_ask {
-    int32_t op, place; /* place: a piece, or a table */
+    int32_t op, place; /* place: a piece, or a table; of what all ask for: how many tables the workers know */
     int32_t tag;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
@@ -26191,6 +26193,7 @@ typedef struct ddl__ps_server {
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
     uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
+    uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */
     int32_t present_count;
@@ -26229,6 +26232,7 @@ static void *ddl__ps_buffer_get(ddl__ps_server *s, size_t bytes, bool urgent) {
     ddl__unlock(s->c);
     if (memory != NULL) {
         ddl__ps_use(&s->memory, bytes);
+        s->passing += bytes;
     }
     return memory;
 }
@@ -26239,6 +26243,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
         ddl__scratch_put(s->c, memory);
         ddl__unlock(s->c);
         s->memory.used -= bytes;
+        s->passing -= bytes;
         s->freed = true;
     }
 }
@@ -26353,6 +26358,23 @@ static ddl__ps_job *ddl__ps_job_new(ddl__ps_server *s, int32_t source) {
 }
 
 static size_t ddl__ps_in_bytes(const ddl__ps_job *job) { return (size_t)job->ask.bytes; }
+
+/* Bytes that payloads can have when no other is here. */
+static uint64_t ddl__ps_room(const ddl__ps_server *s) {
+    uint64_t stays = s->memory.used - s->passing;
+    return s->memory.limit - DDL__MIN(stays, s->memory.limit);
+}
+
+/* BSP: bytes of pushes that wait for their turn, and will not get it before this job is done. */
+static uint64_t ddl__ps_waiting_bytes(const ddl__ps_server *s, const ddl__ps_job *job) {
+    int64_t from = job->ask.clock + !ddl__ps_is_push(job->ask.op);
+    uint64_t bytes = 0;
+    for (const ddl__ps_job *other = s->all; ddl__ps_in_turns(s) && other != NULL; other = other->all_next) {
+        bool waits = other->queued && other->phase == DDL__PS_ACCEPTED && other->in != NULL;
+        bytes += waits && other->ask.clock >= from ? ddl__ps_in_bytes(other) : 0;
+    }
+    return bytes;
+}
 
 static ddl__ps_place *ddl__ps_place_of(ddl__ps_server *s, const ddl__ps_ask *a) {
     if (ddl__ps_is_row_op(a->op)) {
@@ -26504,10 +26526,45 @@ static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
 
 /* >>payloads */
 
-/* Asks for the payload when there is room; urgent: it is next, and will not stay. False: no room yet. */
-static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_job *job, bool urgent) {
-    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), urgent);
-    if (job->in == NULL) {
+/* Takes the memory of a payload, and of the rows that a pull will be answered with: whoever has one half and waits for
+ * the other could wait for ever. Nothing is taken when not all is. */
+static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept) {
+    if (!ddl__ps_fits(&s->memory, ddl__ps_in_bytes(job) + job->out_bytes + kept)) {
+        return false;
+    }
+    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), true);
+    job->out = job->in != NULL && job->out_bytes > 0 ? ddl__ps_buffer_get(s, job->out_bytes, true) : NULL;
+    if (job->in == NULL || (job->out == NULL && job->out_bytes > 0)) {
+        ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+        job->in = NULL;
+        return false;
+    }
+    return true;
+}
+
+/* Asks for the payload when there is room. urgent: it is next, and will not stay; others leave a reserve, and pushes to
+ * a table that wait for their turn half of the room, for those that have it. False: it waits, or was refused because no
+ * room will ever come (*out_refused). */
+static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool urgent, bool *out_refused) {
+    bool rows = ddl__ps_is_row_op(job->ask.op), push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
+    bool early = turns && push && !urgent;
+    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->reserve;
+    job->out_bytes =
+        job->ask.op == DDL__PS_PULL_ROWS ? (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float) : 0;
+    *out_refused = false;
+    if (!ddl__ps_take_room(s, job, early && rows ? DDL__MAX(kept, room / 2) : kept)) {
+        uint64_t need = ddl__ps_in_bytes(job) + job->out_bytes;
+        uint64_t gone = early ? 0 : kept + ddl__ps_waiting_bytes(s, job); /* early ones have a turn yet */
+        bool machine = s->passing == 0 && !early; /* then it is the machine that has no memory */
+        if (machine || need > room - DDL__MIN(gone, room)) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                           "a %s of %llu bytes does not fit on server %d: %llu of memory_bytes (%llu) are left for "
+                           "pushes and pulls; raise memory_bytes, or lower piece_bytes, which bounds a message",
+                           push ? "push" : "request", (unsigned long long)need, s->number,
+                           (unsigned long long)(room - DDL__MIN(gone, room)), (unsigned long long)s->memory.limit);
+            *out_refused = true;
+            return false;
+        }
         s->starved = true;
         return false;
     }
@@ -26712,6 +26769,13 @@ static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *
     ddl__ps_send(s, job, &ok, job->out, (size_t)job->ask.count * row);
 }
 
+/* BSP: the clock whose values a read gets: its own; after its worker's push of the same parameter, and in a push_pull,
+ * the next. (To a table the worker may push again, until it ends its iteration.) */
+static int64_t ddl__ps_read_clock(const ddl__ps_place *p, const ddl__ps_job *job) {
+    bool pushed = p->piece != NULL && p->pushed[job->source] > job->ask.clock;
+    return job->ask.clock + (pushed || job->ask.op == DDL__PS_PUSH_PULL);
+}
+
 /* May this read be answered? */
 static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
     int64_t clock = job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL);
@@ -26719,26 +26783,25 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
         return false;
     }
     if (ddl__ps_in_turns(s)) {
-        return p->clock >= clock;
+        return p->clock >= ddl__ps_read_clock(p, job);
     }
     return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
+/* A read that may not be answered yet. */
+static ddl__ps_step ddl__ps_read_later(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (!ddl__ps_in_turns(s) || s->lost < 0) {
+        return DDL__PS_WAIT;
+    }
+    ddl__ps_refuse_lost(s, job);
+    return ddl__ps_leave_queue(s, p, job);
+}
+
 static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     if (!ddl__ps_visible(s, p, job)) {
-        if (!ddl__ps_in_turns(s) || s->lost < 0) {
-            return DDL__PS_WAIT;
-        }
-        ddl__ps_refuse_lost(s, job);
-        return ddl__ps_leave_queue(s, p, job);
+        return ddl__ps_read_later(s, p, job);
     }
     if (p->piece == NULL) {
-        job->out_bytes = (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float);
-        job->out = ddl__ps_buffer_get(s, job->out_bytes, false);
-        if (job->out == NULL) {
-            s->starved = true;
-            return DDL__PS_WAIT;
-        }
         ddl__ps_send_rows(s, p, job);
         return ddl__ps_leave_queue(s, p, job);
     }
@@ -26757,6 +26820,22 @@ static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     return ddl__ps_leave_queue(s, p, job);
 }
 
+/* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
+ * while nothing keeps it. */
+static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    bool push = ddl__ps_is_push(job->ask.op), refused;
+    if (job->ask.op == DDL__PS_PULL_ROWS && !ddl__ps_visible(s, p, job)) {
+        return ddl__ps_read_later(s, p, job);
+    }
+    if (job->ask.bytes == 0) {
+        job->phase = DDL__PS_RECEIVED;
+        return DDL__PS_MOVED;
+    }
+    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
+    ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
+    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
+}
+
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     bool push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
     switch (job->phase) {
@@ -26764,14 +26843,7 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     case DDL__PS_RECEIVING:
         return DDL__PS_WAIT;
     case DDL__PS_ASKED:
-        if (job->ask.bytes > 0) {
-            bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
-            next = next || job->ask.op == DDL__PS_INIT;
-            ddl__ps_receive(s, job, next);
-            return DDL__PS_WAIT;
-        }
-        job->phase = DDL__PS_RECEIVED;
-        return DDL__PS_MOVED;
+        return ddl__ps_look_asked(s, p, job);
     case DDL__PS_RECEIVED:
         return push                          ? ddl__ps_accept(s, p, job)
                : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
@@ -26802,12 +26874,24 @@ static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, boo
     return NULL;
 }
 
+/* Is a read here that must be answered before the clock that is being added up ends? */
+static bool ddl__ps_has_read(const ddl__ps_place *p) {
+    for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
+        bool read = !ddl__ps_is_push(job->ask.op) || (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL &&
+                                                      job->phase >= DDL__PS_RECEIVED);
+        if (read && job->ask.op != DDL__PS_INIT && ddl__ps_read_clock(p, job) <= p->clock) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* BSP: adds what has its turn, and steps when a clock is complete. True: something happened. */
 static bool ddl__ps_take_turns(ddl__ps_server *s, ddl__ps_place *p) {
     bool moved = false, coming;
     while (ddl__ps_in_turns(s) && s->lost < 0 && s->present_count > 0) {
         if (p->turn == s->workers) {
-            if (!ddl__ps_finish_clock(s, p)) {
+            if (ddl__ps_has_read(p) || !ddl__ps_finish_clock(s, p)) {
                 return moved;
             }
             moved = true;
@@ -27332,6 +27416,25 @@ static uint64_t ddl__ps_rows_need(const ddl__ps_rows *t) {
     return slabs * (ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * sizeof(uint32_t) + sizeof(void *));
 }
 
+static void ddl__ps_table_end(ddl__ps_server *s, ddl__ps_place *p) {
+    ddl__ps_rows_free(&p->rows);
+    ddl__ps_place_end(s, p);
+    ddl__ps_free(&s->memory, p, 1, sizeof *p);
+}
+
+/* Workers know so many tables. One more here is one that another server could not make: it goes, so that a number
+ * means the same table on all servers. */
+static ddl_status ddl__ps_tables_keep(ddl__ps_server *s, int32_t count, ddl__sentence *why) {
+    if (count < 0 || count > s->table_count) {
+        return ddl__fail(why, DDL_ERR_MISMATCH, "server %d has %d tables, and the workers know %d", s->number,
+                         s->table_count, count);
+    }
+    while (s->table_count > count) {
+        ddl__ps_table_end(s, s->tables[--s->table_count]);
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config *config, ddl__sentence *why) {
     ddl__ps_place *p = ddl__ps_alloc(&s->memory, 1, sizeof *p);
     size_t cap = (size_t)s->table_count;
@@ -27364,9 +27467,10 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
     }
     if (s->tables != NULL) {
         memcpy(tables, s->tables, cap * sizeof *tables);
-        ddl__ps_free(&s->memory, s->tables, cap, sizeof *tables);
+        ddl__ps_free(&s->memory, s->tables, (size_t)s->table_cap, sizeof *tables);
     }
     s->tables = tables;
+    s->table_cap = s->table_count + 1;
     s->tables[s->table_count++] = p;
     return DDL_OK;
 }
@@ -27461,6 +27565,7 @@ static ddl_status ddl__ps_do_save(ddl__ps_server *s, const char *folder, const d
 static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, int64_t *clocks, uint64_t *sequences,
                                    ddl__ps_generation *g, ddl__sentence *why) {
     ddl__reader r = ddl__ps_payload(job);
+    DDL__TRY(ddl__ps_tables_keep(s, job->ask.place, why));
     if (job->ask.op == DDL__PS_TABLE) {
         ddl_ps_table_config config = ddl__ps_get_table(&r);
         return ddl__ps_table_add(s, &config, why);
@@ -27488,7 +27593,8 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.bytes != first->ask.bytes ||
+        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.place != first->ask.place ||
+                                              job->ask.bytes != first->ask.bytes ||
                                               memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
         }
@@ -27583,6 +27689,7 @@ static void ddl__ps_take_clock(ddl__ps_server *s, const ddl__ps_job *job) {
 
 /* One look at one control ask. */
 static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
+    bool refused = false;
     ddl__ps_answer ok = ddl__ps_answer_ok(s);
     switch (job->ask.op) {
     case DDL__PS_CLOCK:
@@ -27602,9 +27709,9 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
         break;
     default:
         if (job->phase == DDL__PS_ASKED) {
-            ddl__ps_receive(s, job, true);
+            ddl__ps_receive(s, &s->control, job, true, &refused);
         }
-        return DDL__PS_WAIT;
+        return refused ? ddl__ps_leave_queue(s, &s->control, job) : DDL__PS_WAIT;
     }
     ddl__ps_send(s, job, &ok, NULL, 0);
     return ddl__ps_leave_queue(s, &s->control, job);
@@ -27765,6 +27872,7 @@ static void ddl__ps_work(ddl__ps_server *s) {
         ddl__ps_advance(s, job);
         while (s->starved && s->freed) {
             s->starved = s->freed = false;
+            ddl__ps_run_control(s);
             ddl__ps_run_all(s);
         }
         for (int32_t w = 0; w < s->workers; w++) {
@@ -27834,6 +27942,7 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     size_t count = (size_t)piece->count;
     p->piece = piece;
     p->value = ddl__ps_value_new(s, p);
+    s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
     p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
     p->state = ddl__ps_alloc(&s->memory, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
@@ -27881,6 +27990,7 @@ static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
     ddl__ps_free(&s->memory, p->sum, count, sizeof(float));
     ddl__ps_free(&s->memory, p->state, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
     if (p->value != NULL) {
+        s->passing += ddl__ps_value_bytes(p);
         ddl__ps_buffer_put(s, p->value, ddl__ps_value_bytes(p));
     }
     ddl__ps_place_end(s, p);
@@ -27918,11 +28028,9 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
         }
     }
     for (int32_t i = 0; i < s->table_count; i++) {
-        ddl__ps_rows_free(&s->tables[i]->rows);
-        ddl__ps_place_end(s, s->tables[i]);
-        ddl__ps_free(&s->memory, s->tables[i], 1, sizeof *s->tables[i]);
+        ddl__ps_table_end(s, s->tables[i]);
     }
-    ddl__ps_free(&s->memory, s->tables, (size_t)s->table_count, sizeof *s->tables);
+    ddl__ps_free(&s->memory, s->tables, (size_t)s->table_cap, sizeof *s->tables);
     ddl__ps_free(&s->memory, s->places, (size_t)s->piece_count, sizeof *s->places);
     ddl__ps_free(&s->memory, s->present, n, sizeof *s->present);
     ddl__ps_free(&s->memory, s->clock, n, sizeof *s->clock);
@@ -28952,7 +29060,11 @@ DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor) {
 static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, size_t bytes, const char *what,
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
-    ddl__ps_ask ask = {.op = op, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
+    ddl__ps_ask ask = {.op = op,
+                       .place = ps->table_count,
+                       .clock = ps->clock,
+                       .sequence = ps->sequence,
+                       .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }

@@ -79,6 +79,136 @@ static void twice_run(ddl_group *w, void *arg) {
 }
 TEST(ssp_tables_show_all_pushes_of_a_clock) { world_threads(2, twice_run, NULL); }
 
+/* ---- memory ---- */
+
+enum { ROW = 16, MANY = 4000 };
+
+static void push_many(ddl_group *w, ddl_ps *ps, int32_t table, int64_t count) {
+    uint64_t *ids = calloc(MANY, sizeof *ids);
+    float *g = calloc((size_t)MANY * ROW, sizeof *g);
+    for (int i = 0; i < MANY; i++) {
+        ids[i] = (uint64_t)i;
+        for (int j = 0; j < ROW; j++) {
+            g[i * ROW + j] = 2;
+        }
+    }
+    ddl_tensor all = ddl_tensor_1d(g, DDL_F32, count * ROW);
+    if (count < MANY) {
+        OK(ddl_ps_push_rows(ps, table, ids, count, all, NULL));
+    } else {
+        FAILS(ddl_ps_push_rows(ps, table, ids, count, all, NULL), DDL_ERR_NOMEM, "a push of 288000 bytes does not fit");
+        FAILS(ddl_ps_pull_rows(ps, table, ids, count, all), DDL_ERR_NOMEM, "a request of 288000 bytes does not fit");
+    }
+    free(ids);
+    free(g);
+}
+
+static float row_value(ddl_group *w, ddl_ps *ps, int32_t table, uint64_t id) {
+    float row[ROW] = {99};
+    OK(ddl_ps_pull_rows(ps, table, &id, 1, DDL_ARRAY(row)));
+    CHECK_EQ(row[0], row[ROW - 1]);
+    return row[0];
+}
+
+static void too_large(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = ROW}, &table));
+    push_many(w, ps, table, MANY);
+    push_many(w, ps, table, 100); /* and then goes on */
+    OK(ddl_ps_clock(ps));
+    CHECK_EQ(row_value(w, ps, table, 99), -2);
+    CHECK_EQ(row_value(w, ps, table, 100), 0);
+}
+static void too_large_run(ddl_group *w, void *arg) {
+    ddl_ps_config config = {.memory_bytes = 120000, .sync = {.mode = *(ddl_sync *)arg}, .op = DDL_SUM};
+    config.optimizer.learning_rate = 1;
+    ps_run(w, &config, NULL, 0, too_large, NULL);
+}
+TEST(rows_that_can_never_fit_are_refused) {
+    ddl_sync modes[2] = {DDL_SYNC_BSP, DDL_SYNC_ASP};
+    world_threads(1, too_large_run, &modes[0]);
+    world_threads(1, too_large_run, &modes[1]);
+}
+
+/* BSP: worker 1 pushes until its pushes fill what they may. There is room left for worker 0's, whose turn it is. */
+static void starve(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = ROW}, &table));
+    if (ps_worker(ps) == 0) {
+        usleep(300000); /* worker 1 waits by then */
+        push_many(w, ps, table, 250);
+    }
+    for (int i = 0; ps_worker(ps) == 1 && i < 20; i++) {
+        push_many(w, ps, table, 200);
+    }
+    OK(ddl_ps_clock(ps));
+    CHECK_EQ(row_value(w, ps, table, 199), -42);
+    CHECK_EQ(row_value(w, ps, table, 249), -2);
+}
+static void starve_run(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_ps_config config = {.memory_bytes = 120000, .op = DDL_SUM, .optimizer = {.learning_rate = 1}};
+    ps_run(w, &config, NULL, 0, starve, NULL);
+}
+TEST(pushes_that_wait_leave_room_for_the_one_whose_turn_it_is) { world_threads(2, starve_run, NULL); }
+
+/* The server with the parameter has no room for the first table, the other has. The second has number 0 on both. */
+static void numbers(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    float row[3], g[3] = {1, 2, 3};
+    FAILS(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1, .rows = 512}, &table), DDL_ERR_NOMEM,
+          "ask for fewer rows");
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 3, .rows = 8}, &table));
+    CHECK_EQ(table, 0);
+    for (uint64_t id = 0; id < 4; id++) {
+        OK(ddl_ps_push_rows(ps, table, &id, 1, DDL_ARRAY(g), NULL));
+    }
+    OK(ddl_ps_clock(ps));
+    for (uint64_t id = 0; id < 4; id++) {
+        memset(row, 0x7f, sizeof row);
+        OK(ddl_ps_pull_rows(ps, table, &id, 1, DDL_ARRAY(row)));
+        CHECK(row[0] == -1 && row[1] == -2 && row[2] == -3);
+    }
+}
+static void numbers_run(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[1000] = {0};
+    ddl_tensor t = DDL_ARRAY(p);
+    ddl_ps_config config = {.servers = 2, .memory_bytes = 40000, .optimizer = {.learning_rate = 1}};
+    ps_run(w, &config, &t, 1, numbers, NULL);
+}
+TEST(tables_have_the_same_number_on_all_servers) { world_threads(2, numbers_run, NULL); }
+
+/* ---- reads in BSP ---- */
+
+/* Worker 0 has pushed and reads: it waits for worker 1's push. Worker 1 reads before its own: no push is seen. */
+static void reads(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    float g[4] = {2, 2, 2, 2}, out[4];
+    for (int clock = 0; clock < 3; clock++) {
+        if (ps_worker(ps) == 1) {
+            usleep(50000); /* time for worker 0 to see too little, and for its push to be seen */
+            OK(ddl_ps_pull(ps, 0, DDL_ARRAY(out)));
+            CHECK_EQ(out[0], -2 * clock);
+        }
+        OK(ddl_ps_push(ps, 0, DDL_ARRAY(g), NULL));
+        memset(out, 0x7f, sizeof out);
+        OK(ddl_ps_pull(ps, 0, DDL_ARRAY(out)));
+        CHECK_EQ(out[0], -2 * (clock + 1));
+        OK(ddl_ps_clock(ps));
+    }
+}
+static void reads_run(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[4] = {0};
+    ddl_tensor t = DDL_ARRAY(p);
+    ps_run(w, &(ddl_ps_config){.optimizer = {.learning_rate = 1}}, &t, 1, reads, NULL);
+}
+TEST(bsp_reads_after_a_push_wait_for_the_whole_clock) { world_threads(2, reads_run, NULL); }
+
 /* ---- checkpoints ---- */
 
 static float value(ddl_group *w, ddl_ps *ps) {

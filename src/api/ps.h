@@ -17,9 +17,10 @@ extern "C" {
  *
  * A worker's clock is the number of iterations it has finished; an update carries the clock at which it was pushed.
  *
- *     DDL_SYNC_BSP  a read at clock c sees all updates of clocks < c and no other. The server adds the gradients of a
- *                   clock in the order of ranks and takes one step: the same bits in every run and over every number of
- *                   servers
+ *     DDL_SYNC_BSP  a read at clock c sees all updates of clocks < c and no other. One of a parameter that this worker
+ *                   has pushed in its clock waits for the whole clock and sees it, as ddl_ps_push_pull does. The server
+ *                   adds the gradients of a clock in the order of ranks and takes one step: the same bits in every run
+ *                   and over every number of servers
  *     DDL_SYNC_SSP  a read at clock c sees all updates of clocks < c - staleness, all of its own, and maybe newer ones
  *                   of others; no worker is ahead of the slowest by more (Ho et al., NIPS 2013). Each push is a step of
  *                   the optimizer. Staleness 0 is BSP
@@ -49,7 +50,8 @@ typedef struct ddl_ps_config {
     ddl_optimizer optimizer; /* elementwise ones: not LARS, not LAMB */
     ddl_op op;               /* DDL_AVG (default): a gradient counts as 1 / workers, or DDL_SUM: as it is */
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
-                                which wait at the worker while there is no room. 0: no bound */
+                                which wait at the worker while there is no room, and are refused with
+                                DDL_ERR_NOMEM when there will never be. 0: no bound */
     int64_t piece_bytes;     /* most of one message; default 1 MiB */
 } ddl_ps_config;
 

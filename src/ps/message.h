@@ -38,7 +38,7 @@ enum ddl__ps_op {
 };
 
 typedef struct ddl__ps_ask {
-    int32_t op, place; /* place: a piece, or a table */
+    int32_t op, place; /* place: a piece, or a table; of what all ask for: how many tables the workers know */
     int32_t tag;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;

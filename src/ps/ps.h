@@ -572,7 +572,11 @@ DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor) {
 static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, size_t bytes, const char *what,
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
-    ddl__ps_ask ask = {.op = op, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
+    ddl__ps_ask ask = {.op = op,
+                       .place = ps->table_count,
+                       .clock = ps->clock,
+                       .sequence = ps->sequence,
+                       .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }

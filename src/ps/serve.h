@@ -54,10 +54,45 @@ static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
 
 /* >>payloads */
 
-/* Asks for the payload when there is room; urgent: it is next, and will not stay. False: no room yet. */
-static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_job *job, bool urgent) {
-    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), urgent);
-    if (job->in == NULL) {
+/* Takes the memory of a payload, and of the rows that a pull will be answered with: whoever has one half and waits for
+ * the other could wait for ever. Nothing is taken when not all is. */
+static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept) {
+    if (!ddl__ps_fits(&s->memory, ddl__ps_in_bytes(job) + job->out_bytes + kept)) {
+        return false;
+    }
+    job->in = ddl__ps_buffer_get(s, ddl__ps_in_bytes(job), true);
+    job->out = job->in != NULL && job->out_bytes > 0 ? ddl__ps_buffer_get(s, job->out_bytes, true) : NULL;
+    if (job->in == NULL || (job->out == NULL && job->out_bytes > 0)) {
+        ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
+        job->in = NULL;
+        return false;
+    }
+    return true;
+}
+
+/* Asks for the payload when there is room. urgent: it is next, and will not stay; others leave a reserve, and pushes to
+ * a table that wait for their turn half of the room, for those that have it. False: it waits, or was refused because no
+ * room will ever come (*out_refused). */
+static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool urgent, bool *out_refused) {
+    bool rows = ddl__ps_is_row_op(job->ask.op), push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
+    bool early = turns && push && !urgent;
+    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->reserve;
+    job->out_bytes =
+        job->ask.op == DDL__PS_PULL_ROWS ? (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float) : 0;
+    *out_refused = false;
+    if (!ddl__ps_take_room(s, job, early && rows ? DDL__MAX(kept, room / 2) : kept)) {
+        uint64_t need = ddl__ps_in_bytes(job) + job->out_bytes;
+        uint64_t gone = early ? 0 : kept + ddl__ps_waiting_bytes(s, job); /* early ones have a turn yet */
+        bool machine = s->passing == 0 && !early; /* then it is the machine that has no memory */
+        if (machine || need > room - DDL__MIN(gone, room)) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                           "a %s of %llu bytes does not fit on server %d: %llu of memory_bytes (%llu) are left for "
+                           "pushes and pulls; raise memory_bytes, or lower piece_bytes, which bounds a message",
+                           push ? "push" : "request", (unsigned long long)need, s->number,
+                           (unsigned long long)(room - DDL__MIN(gone, room)), (unsigned long long)s->memory.limit);
+            *out_refused = true;
+            return false;
+        }
         s->starved = true;
         return false;
     }
@@ -262,6 +297,13 @@ static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *
     ddl__ps_send(s, job, &ok, job->out, (size_t)job->ask.count * row);
 }
 
+/* BSP: the clock whose values a read gets: its own; after its worker's push of the same parameter, and in a push_pull,
+ * the next. (To a table the worker may push again, until it ends its iteration.) */
+static int64_t ddl__ps_read_clock(const ddl__ps_place *p, const ddl__ps_job *job) {
+    bool pushed = p->piece != NULL && p->pushed[job->source] > job->ask.clock;
+    return job->ask.clock + (pushed || job->ask.op == DDL__PS_PUSH_PULL);
+}
+
 /* May this read be answered? */
 static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
     int64_t clock = job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL);
@@ -269,26 +311,25 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
         return false;
     }
     if (ddl__ps_in_turns(s)) {
-        return p->clock >= clock;
+        return p->clock >= ddl__ps_read_clock(p, job);
     }
     return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
+/* A read that may not be answered yet. */
+static ddl__ps_step ddl__ps_read_later(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    if (!ddl__ps_in_turns(s) || s->lost < 0) {
+        return DDL__PS_WAIT;
+    }
+    ddl__ps_refuse_lost(s, job);
+    return ddl__ps_leave_queue(s, p, job);
+}
+
 static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     if (!ddl__ps_visible(s, p, job)) {
-        if (!ddl__ps_in_turns(s) || s->lost < 0) {
-            return DDL__PS_WAIT;
-        }
-        ddl__ps_refuse_lost(s, job);
-        return ddl__ps_leave_queue(s, p, job);
+        return ddl__ps_read_later(s, p, job);
     }
     if (p->piece == NULL) {
-        job->out_bytes = (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float);
-        job->out = ddl__ps_buffer_get(s, job->out_bytes, false);
-        if (job->out == NULL) {
-            s->starved = true;
-            return DDL__PS_WAIT;
-        }
         ddl__ps_send_rows(s, p, job);
         return ddl__ps_leave_queue(s, p, job);
     }
@@ -307,6 +348,22 @@ static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     return ddl__ps_leave_queue(s, p, job);
 }
 
+/* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
+ * while nothing keeps it. */
+static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    bool push = ddl__ps_is_push(job->ask.op), refused;
+    if (job->ask.op == DDL__PS_PULL_ROWS && !ddl__ps_visible(s, p, job)) {
+        return ddl__ps_read_later(s, p, job);
+    }
+    if (job->ask.bytes == 0) {
+        job->phase = DDL__PS_RECEIVED;
+        return DDL__PS_MOVED;
+    }
+    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
+    ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
+    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
+}
+
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     bool push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
     switch (job->phase) {
@@ -314,14 +371,7 @@ static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     case DDL__PS_RECEIVING:
         return DDL__PS_WAIT;
     case DDL__PS_ASKED:
-        if (job->ask.bytes > 0) {
-            bool next = turns && push && job->ask.clock == p->clock && job->source == p->turn;
-            next = next || job->ask.op == DDL__PS_INIT;
-            ddl__ps_receive(s, job, next);
-            return DDL__PS_WAIT;
-        }
-        job->phase = DDL__PS_RECEIVED;
-        return DDL__PS_MOVED;
+        return ddl__ps_look_asked(s, p, job);
     case DDL__PS_RECEIVED:
         return push                          ? ddl__ps_accept(s, p, job)
                : job->ask.op == DDL__PS_INIT ? ddl__ps_init(s, p, job)
@@ -352,12 +402,24 @@ static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, boo
     return NULL;
 }
 
+/* Is a read here that must be answered before the clock that is being added up ends? */
+static bool ddl__ps_has_read(const ddl__ps_place *p) {
+    for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
+        bool read = !ddl__ps_is_push(job->ask.op) || (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL &&
+                                                      job->phase >= DDL__PS_RECEIVED);
+        if (read && job->ask.op != DDL__PS_INIT && ddl__ps_read_clock(p, job) <= p->clock) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* BSP: adds what has its turn, and steps when a clock is complete. True: something happened. */
 static bool ddl__ps_take_turns(ddl__ps_server *s, ddl__ps_place *p) {
     bool moved = false, coming;
     while (ddl__ps_in_turns(s) && s->lost < 0 && s->present_count > 0) {
         if (p->turn == s->workers) {
-            if (!ddl__ps_finish_clock(s, p)) {
+            if (ddl__ps_has_read(p) || !ddl__ps_finish_clock(s, p)) {
                 return moved;
             }
             moved = true;

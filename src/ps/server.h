@@ -48,6 +48,25 @@ static uint64_t ddl__ps_rows_need(const ddl__ps_rows *t) {
     return slabs * (ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * sizeof(uint32_t) + sizeof(void *));
 }
 
+static void ddl__ps_table_end(ddl__ps_server *s, ddl__ps_place *p) {
+    ddl__ps_rows_free(&p->rows);
+    ddl__ps_place_end(s, p);
+    ddl__ps_free(&s->memory, p, 1, sizeof *p);
+}
+
+/* Workers know so many tables. One more here is one that another server could not make: it goes, so that a number
+ * means the same table on all servers. */
+static ddl_status ddl__ps_tables_keep(ddl__ps_server *s, int32_t count, ddl__sentence *why) {
+    if (count < 0 || count > s->table_count) {
+        return ddl__fail(why, DDL_ERR_MISMATCH, "server %d has %d tables, and the workers know %d", s->number,
+                         s->table_count, count);
+    }
+    while (s->table_count > count) {
+        ddl__ps_table_end(s, s->tables[--s->table_count]);
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config *config, ddl__sentence *why) {
     ddl__ps_place *p = ddl__ps_alloc(&s->memory, 1, sizeof *p);
     size_t cap = (size_t)s->table_count;
@@ -80,9 +99,10 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
     }
     if (s->tables != NULL) {
         memcpy(tables, s->tables, cap * sizeof *tables);
-        ddl__ps_free(&s->memory, s->tables, cap, sizeof *tables);
+        ddl__ps_free(&s->memory, s->tables, (size_t)s->table_cap, sizeof *tables);
     }
     s->tables = tables;
+    s->table_cap = s->table_count + 1;
     s->tables[s->table_count++] = p;
     return DDL_OK;
 }
@@ -177,6 +197,7 @@ static ddl_status ddl__ps_do_save(ddl__ps_server *s, const char *folder, const d
 static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, int64_t *clocks, uint64_t *sequences,
                                    ddl__ps_generation *g, ddl__sentence *why) {
     ddl__reader r = ddl__ps_payload(job);
+    DDL__TRY(ddl__ps_tables_keep(s, job->ask.place, why));
     if (job->ask.op == DDL__PS_TABLE) {
         ddl_ps_table_config config = ddl__ps_get_table(&r);
         return ddl__ps_table_add(s, &config, why);
@@ -204,7 +225,8 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.bytes != first->ask.bytes ||
+        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.place != first->ask.place ||
+                                              job->ask.bytes != first->ask.bytes ||
                                               memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
         }
@@ -299,6 +321,7 @@ static void ddl__ps_take_clock(ddl__ps_server *s, const ddl__ps_job *job) {
 
 /* One look at one control ask. */
 static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
+    bool refused = false;
     ddl__ps_answer ok = ddl__ps_answer_ok(s);
     switch (job->ask.op) {
     case DDL__PS_CLOCK:
@@ -318,9 +341,9 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
         break;
     default:
         if (job->phase == DDL__PS_ASKED) {
-            ddl__ps_receive(s, job, true);
+            ddl__ps_receive(s, &s->control, job, true, &refused);
         }
-        return DDL__PS_WAIT;
+        return refused ? ddl__ps_leave_queue(s, &s->control, job) : DDL__PS_WAIT;
     }
     ddl__ps_send(s, job, &ok, NULL, 0);
     return ddl__ps_leave_queue(s, &s->control, job);
@@ -481,6 +504,7 @@ static void ddl__ps_work(ddl__ps_server *s) {
         ddl__ps_advance(s, job);
         while (s->starved && s->freed) {
             s->starved = s->freed = false;
+            ddl__ps_run_control(s);
             ddl__ps_run_all(s);
         }
         for (int32_t w = 0; w < s->workers; w++) {
@@ -550,6 +574,7 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     size_t count = (size_t)piece->count;
     p->piece = piece;
     p->value = ddl__ps_value_new(s, p);
+    s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
     p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
     p->state = ddl__ps_alloc(&s->memory, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
@@ -597,6 +622,7 @@ static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
     ddl__ps_free(&s->memory, p->sum, count, sizeof(float));
     ddl__ps_free(&s->memory, p->state, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
     if (p->value != NULL) {
+        s->passing += ddl__ps_value_bytes(p);
         ddl__ps_buffer_put(s, p->value, ddl__ps_value_bytes(p));
     }
     ddl__ps_place_end(s, p);
@@ -634,11 +660,9 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
         }
     }
     for (int32_t i = 0; i < s->table_count; i++) {
-        ddl__ps_rows_free(&s->tables[i]->rows);
-        ddl__ps_place_end(s, s->tables[i]);
-        ddl__ps_free(&s->memory, s->tables[i], 1, sizeof *s->tables[i]);
+        ddl__ps_table_end(s, s->tables[i]);
     }
-    ddl__ps_free(&s->memory, s->tables, (size_t)s->table_count, sizeof *s->tables);
+    ddl__ps_free(&s->memory, s->tables, (size_t)s->table_cap, sizeof *s->tables);
     ddl__ps_free(&s->memory, s->places, (size_t)s->piece_count, sizeof *s->places);
     ddl__ps_free(&s->memory, s->present, n, sizeof *s->present);
     ddl__ps_free(&s->memory, s->clock, n, sizeof *s->clock);

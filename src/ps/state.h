@@ -86,6 +86,7 @@ typedef struct ddl__ps_server {
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
     uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
+    uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */
     int32_t present_count;
@@ -124,6 +125,7 @@ static void *ddl__ps_buffer_get(ddl__ps_server *s, size_t bytes, bool urgent) {
     ddl__unlock(s->c);
     if (memory != NULL) {
         ddl__ps_use(&s->memory, bytes);
+        s->passing += bytes;
     }
     return memory;
 }
@@ -134,6 +136,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
         ddl__scratch_put(s->c, memory);
         ddl__unlock(s->c);
         s->memory.used -= bytes;
+        s->passing -= bytes;
         s->freed = true;
     }
 }
@@ -248,6 +251,23 @@ static ddl__ps_job *ddl__ps_job_new(ddl__ps_server *s, int32_t source) {
 }
 
 static size_t ddl__ps_in_bytes(const ddl__ps_job *job) { return (size_t)job->ask.bytes; }
+
+/* Bytes that payloads can have when no other is here. */
+static uint64_t ddl__ps_room(const ddl__ps_server *s) {
+    uint64_t stays = s->memory.used - s->passing;
+    return s->memory.limit - DDL__MIN(stays, s->memory.limit);
+}
+
+/* BSP: bytes of pushes that wait for their turn, and will not get it before this job is done. */
+static uint64_t ddl__ps_waiting_bytes(const ddl__ps_server *s, const ddl__ps_job *job) {
+    int64_t from = job->ask.clock + !ddl__ps_is_push(job->ask.op);
+    uint64_t bytes = 0;
+    for (const ddl__ps_job *other = s->all; ddl__ps_in_turns(s) && other != NULL; other = other->all_next) {
+        bool waits = other->queued && other->phase == DDL__PS_ACCEPTED && other->in != NULL;
+        bytes += waits && other->ask.clock >= from ? ddl__ps_in_bytes(other) : 0;
+    }
+    return bytes;
+}
 
 static ddl__ps_place *ddl__ps_place_of(ddl__ps_server *s, const ddl__ps_ask *a) {
     if (ddl__ps_is_row_op(a->op)) {
