@@ -1253,8 +1253,8 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
 /* Writes parameters, the state of optimizer and compression, and the step to a new file in folder, on rank 0; every
  * rank calls, between two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file
  * is durable and whole when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on
- * all ranks, with rank 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded). [one
- * thread] */
+ * all ranks, with rank 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded).
+ * [one thread] */
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder);
 /* Takes the newest sound checkpoint of rank 0's folder to all ranks, of any number; every rank calls, between two
  * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none. Damaged files are passed

@@ -9,10 +9,11 @@ An example that is a folder says it in the .c file that is named like the folder
 
 The same with a ddl.h in which shared memory is folded, a single file, and nothing but shared memory in use."""
 import os
+import pathlib
 import re
 import shlex
 
-from harness import BUILD, ROOT, check, good, main, sh, test
+from harness import BUILD, ROOT, check, good, main, scratch, sh, test
 
 SOURCES = sorted((ROOT / "examples").glob("*.c")) + sorted((ROOT / "examples").glob("*/*.c"))
 SOURCES = [s for s in SOURCES if s.parent.name in ("examples", s.stem)]
@@ -57,6 +58,42 @@ for path in SOURCES:
     make_test(path)
 for path in SOURCES:
     make_folded_test(path)
+
+
+def losses(output, pattern):
+    found = re.search(pattern, output)
+    check(found, f"no {pattern} in:\n{output[-2000:]}")
+    return [float(x) for x in found.groups()]
+
+
+def run_example(name, ranks, *words):
+    launcher = [BUILD / "ddlrun", "-n", str(ranks), BUILD / name, *words]
+    with scratch() as folder:
+        result = sh(launcher, cwd=folder, timeout=100)
+        check(result.returncode == 0, f"{name} ended with {result.returncode}:\n{result.stdout[-3000:]}")
+        return result.stdout, {p.name: p.read_text() for p in pathlib.Path(folder).iterdir()}
+
+
+@test
+def the_embedding_example_learns():
+    output, _ = run_example("embedding", 3)
+    begin, end = losses(output, r"loss ([0-9.]+) at the beginning, ([0-9.]+) at the end")
+    check(0.6 < begin < 0.75, f"a new model does not guess: its loss is {begin}, not ln 2")
+    check(end < 0.9 * begin, f"the loss goes from {begin} to {end} only")
+
+
+@test
+def the_ssp_example_draws_what_it_measured():
+    output, files = run_example("ssp", 4)
+    svg = files["ssp.svg"]
+    check(svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg, f"no picture:\n{svg[:500]}")
+    lines = re.findall(r"points='([^']*)'", svg)
+    check(len(lines) == 3 and "SSP (staleness 4)" in svg, f"{len(lines)} lines, not one for each of three modes")
+    for line in lines:  # y grows downwards: from a loss of 1 (y 20) to below 0.02 (y 206)
+        heights = [float(point.split(",")[1]) for point in line.split()]
+        check(len(heights) == 150, f"{len(heights)} points of 150 iterations")
+        check(heights[0] < 25 and max(heights) > 206, f"the loss goes from y = {heights[0]} to {max(heights)} only")
+    check(output.count("reached the loss of 0.02") == 3, output)
 
 
 @test

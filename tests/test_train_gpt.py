@@ -1,6 +1,7 @@
 """examples/train_gpt learns, two ranks do what one rank with twice the batch does, a resumed run repeats the run it
 continues, and nothing that goes wrong destroys anything."""
 import csv
+import json
 import os
 import pathlib
 import resource
@@ -73,6 +74,16 @@ def it_learns_and_writes_its_files():
         check(svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg, "no picture")
         names = ["checkpoint-00000040.gpt", "checkpoint-00000060.gpt"]
         check(checkpoints(folder + "/run") == names, f"not the last two: {checkpoints(folder + '/run')}")
+
+
+@test
+def its_steps_are_on_the_timeline():
+    with scratch() as folder:
+        trace = pathlib.Path(folder, "job.json")
+        good(train(TINY, text(folder), "--out", folder + "/run", ranks=2, env=dict(os.environ, DDL_TRACE=str(trace))))
+        names = [e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+        for name in ("forward", "backward", "step"):  # four steps of two ranks
+            check(names.count(name) == 8, f"{names.count(name)} spans of {name}, not 8")
 
 
 @test

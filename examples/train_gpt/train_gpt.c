@@ -86,12 +86,17 @@ static void read_batch(struct trainer *t, size_t step, size_t part) {
     }
 }
 
-/* One batch of this rank, forward and backward; its gradient is on its way. */
+/* One batch of this rank, forward and backward; its gradient is on its way. The spans are for DDL_TRACE: without it
+ * they do nothing. */
 static bool train_part(struct trainer *t, size_t part, double *loss) {
     read_batch(t, t->step, part);
+    ddl_trace_begin(t->context, "forward");
     model_forward(&t->model, t->bytes);
     *loss += model_loss(&t->model, t->targets) / (double)t->options.accumulate;
+    ddl_trace_end(t->context);
+    ddl_trace_begin(t->context, "backward");
     model_backward(&t->model, t->bytes, start_average, t);
+    ddl_trace_end(t->context);
     bool last = part + 1 == t->options.accumulate;
     if (t->status != DDL_OK || (!last && ddl_step(t->sync) != DDL_OK)) {
         return ddl_problem(t, "Averaging the gradients");
@@ -117,7 +122,10 @@ static bool train_step(struct trainer *t, double *out_loss) {
             "The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.",
             t->step + 1);
     }
-    if (ddl_step(t->sync) != DDL_OK) {
+    ddl_trace_begin(t->context, "step");
+    ddl_status status = ddl_step(t->sync);
+    ddl_trace_end(t->context);
+    if (status != DDL_OK) {
         return ddl_problem(t, "Averaging the gradients");
     }
     ddl_trainer_stats stats = {0};
