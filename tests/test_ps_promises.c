@@ -159,7 +159,7 @@ static void numbers(ddl_group *w, ddl_ps *ps, void *arg) {
     (void)arg;
     int32_t table;
     float row[3], g[3] = {1, 2, 3};
-    FAILS(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1, .rows = 512}, &table), DDL_ERR_NOMEM,
+    FAILS(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1, .rows = 1024}, &table), DDL_ERR_NOMEM,
           "ask for fewer rows");
     OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 3, .rows = 8}, &table));
     CHECK_EQ(table, 0);
@@ -177,7 +177,7 @@ static void numbers_run(ddl_group *w, void *arg) {
     (void)arg;
     float p[1000] = {0};
     ddl_tensor t = DDL_ARRAY(p);
-    ddl_ps_config config = {.servers = 2, .memory_bytes = 40000, .optimizer = {.learning_rate = 1}};
+    ddl_ps_config config = {.servers = 2, .memory_bytes = 64000, .optimizer = {.learning_rate = 1}};
     ps_run(w, &config, &t, 1, numbers, NULL);
 }
 TEST(tables_have_the_same_number_on_all_servers) { world_threads(2, numbers_run, NULL); }
