@@ -147,9 +147,18 @@ static void fabric_slot_give(fabric_slot **list, fabric_slot *slot) {
     *list = slot;
 }
 
+/* An adapter answers a read whatever its process does. Where the provider is software the peer has to help, and one that
+ * is stopped or computes does not: a read would hold the memory it goes to for as long. So it goes to memory of ours,
+ * and is copied from there to where it is wanted by then. */
+static int fabric_bounces(const fabric_self *s) {
+    return (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
+}
+
 /* A read's slot; more are made when all are under way. */
 static fabric_slot *fabric_read_slot(fabric_self *s) {
-    if (s->read_free == NULL && fabric_block_make(s, 16, 0, FABRIC_READ, &s->read_free) != DDL_OK) {
+    int32_t count = fabric_bounces(s) ? FABRIC_READS : 16;
+    size_t bytes = fabric_bounces(s) ? FABRIC_READ_BYTES : 0;
+    if (s->read_free == NULL && fabric_block_make(s, count, bytes, FABRIC_READ, &s->read_free) != DDL_OK) {
         return NULL;
     }
     return fabric_slot_take(&s->read_free);

@@ -111,6 +111,9 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
         l->landing.failed = 1;
     } else {
         l->landing.done += slot->length;
+        if (slot->bytes != NULL && l->landing.to != NULL) {
+            memcpy(l->landing.to + slot->at, slot->bytes, slot->length);
+        }
     }
     fabric_slot_give(&s->read_free, slot);
     fabric_backlog_add(s, l);
@@ -239,8 +242,12 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
     part = part < s->max_read ? part : s->max_read;
+    part = !fabric_bounces(s) || part < FABRIC_READ_BYTES ? part : FABRIC_READ_BYTES;
     for (int32_t rail = 0; in->asked < in->bytes && !in->failed && !s->failed; rail = (rail + 1) % s->rail_count) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
+        if (fabric_bounces(s) && in->reading == FABRIC_READS) {
+            return;
+        }
         fabric_slot *slot = fabric_read_slot(s);
         if (slot == NULL) {
             in->failed = 1;
@@ -249,8 +256,9 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         slot->peer = l->peer;
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
+        slot->at = in->asked;
         void *desc = in->mr[rail] != NULL ? fi_mr_desc(in->mr[rail]) : NULL;
-        ssize_t result = fi_read(s->rails[rail].ep, in->to + in->asked, bytes, desc, s->peers[l->peer].at[rail],
+        ssize_t result = fi_read(s->rails[rail].ep, slot->bytes != NULL ? slot->bytes : in->to + in->asked, bytes, desc, s->peers[l->peer].at[rail],
                                  in->offer.address + in->asked, in->offer.key[rail], &slot->context);
         if (result != 0) {
             fabric_slot_give(&s->read_free, slot);

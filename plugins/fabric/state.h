@@ -18,6 +18,8 @@ enum {
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
     FABRIC_SLOT_BYTES = 16384, /* the buffers of ofi_rxm: more costs it a round trip of its own */
+    FABRIC_READ_BYTES = 65536, /* of a read that goes through memory of ours: see fabric_bounces */
+    FABRIC_READS = 4,          /* such reads of a landing at once */
     FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip */
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
@@ -73,6 +75,7 @@ typedef struct fabric_slot {
     struct fi_context2 context; /* first */
     int32_t role, rail, peer;
     uint32_t length; /* of what arrived */
+    uint64_t at;     /* of a read: where in the payload it begins */
     struct fabric_slot *next;
     uint8_t *bytes;
     void *desc;

@@ -128,7 +128,7 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
         }
         now = s->host->now_ns(s->host);
     } while (!s->failed && now - told_ns < (o->withdrawn == 2 ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return o->withdrawn == 2;
+    return o->withdrawn == 2 || fabric_bounces(s); /* reads from now on see the copy; older ones are slow, and checked */
 }
 
 /* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
@@ -197,17 +197,19 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
     if (in == NULL || !in->active || in->token != token) {
         return;
     }
-    if (in->offered && !in->refused) {
+    if (in->offered && !in->refused && !fabric_bounces(s)) {
         in->asked = in->bytes; /* what is not read yet is not wanted any more */
         fabric_backlog_add(s, l);
     }
-    if (!fabric_reads_end(s, l)) {
+    if (!fabric_bounces(s) && !fabric_reads_end(s, l)) {
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
                    peer);
         fabric_cut(s, l);
         fabric_break(s, l, ETIMEDOUT);
     }
-    fabric_landing_release(s, l);
+    if (!fabric_bounces(s)) {
+        fabric_landing_release(s, l);
+    }
     in->to = new_landing;
     if (new_landing == NULL) {
         fabric_break(s, l, ENOMEM);
