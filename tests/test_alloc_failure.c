@@ -1,6 +1,6 @@
 /* An allocator that fails at the n-th call, once or from then on, in one rank, through a whole life: init, collectives,
  * messages, a split, finalize. Every failure is a status; peers do not hang; nothing leaks; the next try works.
- * tests/run: timeout=150
+ * tests/run: waits=yes timeout=150
  * TEST_TORTURE tries every n. FAULT_N=17 tries one. */
 #define TEST_TIMEOUT_S 3000
 #include "faults.h"

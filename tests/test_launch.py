@@ -1,7 +1,7 @@
 """How a job starts, and what is said when it does not: variables by hand as torchrun sets them, a folder instead of a
 port, ranks that come late or never, two jobs at once, wrong names, numbers and secrets. In each case the sentence
 names what is wrong, on every rank that can know.
-tests/run: timeout=240 """
+tests/run: waits=yes timeout=240 """
 import os
 import pathlib
 import re
