@@ -1069,7 +1069,8 @@ DDL_API ddl_status ddl_ps_push_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, 
 DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence,
                                      ddl_request **out_request);
 /* Ends an iteration: this worker's clock grows by one. Waits while it would be more than staleness + 1 ahead of the
- * slowest. A parameter that it did not push in that iteration is averaged over those who did. */
+ * slowest. A parameter that it did not push in that iteration is averaged over those who did. Errors: DDL_ERR_STATE
+ * while another thread of this worker is in it. */
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps);
 /* Multiplies the learning rate of this worker's pushes from now on: a schedule. BSP takes that of the lowest rank. */
 DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor);
@@ -28068,7 +28069,7 @@ struct ddl_ps {
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
-    bool left, save_failed; /* the last ddl_ps_save */
+    bool left, clocking, save_failed; /* a thread is in ddl_ps_clock; the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;
     ddl__ps_server *server; /* on this rank; or NULL */
@@ -28900,9 +28901,9 @@ DDL_API ddl_status ddl_ps_free(ddl_ps **ps) {
                        .arg = p->server,
                        .deadline = ddl__deadline(ddl__now_ns(), p->group->timeout_ms)};
         if (!over && !ddl__wait_for(p->c, &w)) {
-            status =
-                ddl__error(p->c, DDL_ERR_TIMEOUT, "ddl_ps_free: %d workers still need server %d; it ends all the same",
-                           p->server->present_count, p->server->number);
+            status = ddl__error(p->c, DDL_ERR_TIMEOUT,
+                                "ddl_ps_free: some workers still need server %d; it ends all the same",
+                                p->server->number); /* how many, only its thread knows */
         }
         ddl__unlock(p->c);
     }
@@ -29022,7 +29023,16 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
+    if (ps->clocking) { /* both would end the same iteration */
+        ddl_status twice = ddl__error(ps->c, DDL_ERR_STATE,
+                                      "ddl_ps_clock: another thread of worker %d is ending its iteration at clock "
+                                      "%lld; let one thread call it",
+                                      ps->worker, (long long)ps->clock);
+        ddl__unlock(ps->c);
+        return twice;
+    }
     ddl_status status = DDL_OK;
+    ps->clocking = true;
     if (ps->sync.mode != DDL_SYNC_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
         ddl__ps_ask gate = {.op = DDL__PS_GATE, .clock = ps->clock};
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
@@ -29034,6 +29044,7 @@ DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", ps->config.servers, ask, NULL, false, NULL);
         ps->clock += status == DDL_OK;
     }
+    ps->clocking = false;
     ddl__unlock(ps->c);
     return status;
 }

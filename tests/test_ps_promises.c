@@ -209,6 +209,37 @@ static void reads_run(ddl_group *w, void *arg) {
 }
 TEST(bsp_reads_after_a_push_wait_for_the_whole_clock) { world_threads(2, reads_run, NULL); }
 
+/* ---- two threads end one iteration ---- */
+
+static void *clock_thread(void *arg) { return (void *)(intptr_t)ddl_ps_clock(arg); }
+
+static void clocks(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    ddl_ps_info info;
+    OK(ddl_ps_clock(ps));
+    if (ps_worker(ps) == 0) {
+        pthread_t thread;
+        void *first;
+        OK(ddl_ps_clock(ps)); /* one ahead: the next waits for worker 1 */
+        CHECK_EQ(pthread_create(&thread, NULL, clock_thread, ps), 0);
+        usleep(200000); /* it waits by then */
+        FAILS(ddl_ps_clock(ps), DDL_ERR_STATE, "another thread of worker 0");
+        OK(ddl_barrier(w));
+        pthread_join(thread, &first);
+        CHECK_EQ((int)(intptr_t)first, DDL_OK);
+        OK(ddl_ps_info_get(ps, &info));
+        CHECK_EQ(info.clock, 3);
+        return;
+    }
+    OK(ddl_barrier(w));
+    OK(ddl_ps_clock(ps));
+}
+static void clocks_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){0}, clocks);
+}
+TEST(two_threads_do_not_end_one_iteration_twice) { world_threads(2, clocks_run, NULL); }
+
 /* ---- checkpoints ---- */
 
 static float value(ddl_group *w, ddl_ps *ps) {

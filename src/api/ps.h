@@ -84,7 +84,8 @@ DDL_API ddl_status ddl_ps_push_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, 
 DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad, ddl_tensor out, uint64_t *sequence,
                                      ddl_request **out_request);
 /* Ends an iteration: this worker's clock grows by one. Waits while it would be more than staleness + 1 ahead of the
- * slowest. A parameter that it did not push in that iteration is averaged over those who did. */
+ * slowest. A parameter that it did not push in that iteration is averaged over those who did. Errors: DDL_ERR_STATE
+ * while another thread of this worker is in it. */
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps);
 /* Multiplies the learning rate of this worker's pushes from now on: a schedule. BSP takes that of the lowest rank. */
 DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor);

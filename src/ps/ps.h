@@ -418,9 +418,9 @@ DDL_API ddl_status ddl_ps_free(ddl_ps **ps) {
                        .arg = p->server,
                        .deadline = ddl__deadline(ddl__now_ns(), p->group->timeout_ms)};
         if (!over && !ddl__wait_for(p->c, &w)) {
-            status =
-                ddl__error(p->c, DDL_ERR_TIMEOUT, "ddl_ps_free: %d workers still need server %d; it ends all the same",
-                           p->server->present_count, p->server->number);
+            status = ddl__error(p->c, DDL_ERR_TIMEOUT,
+                                "ddl_ps_free: some workers still need server %d; it ends all the same",
+                                p->server->number); /* how many, only its thread knows */
         }
         ddl__unlock(p->c);
     }
@@ -540,7 +540,16 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
+    if (ps->clocking) { /* both would end the same iteration */
+        ddl_status twice = ddl__error(ps->c, DDL_ERR_STATE,
+                                      "ddl_ps_clock: another thread of worker %d is ending its iteration at clock "
+                                      "%lld; let one thread call it",
+                                      ps->worker, (long long)ps->clock);
+        ddl__unlock(ps->c);
+        return twice;
+    }
     ddl_status status = DDL_OK;
+    ps->clocking = true;
     if (ps->sync.mode != DDL_SYNC_ASP && ps->slowest < ps->clock - ps->sync.staleness) {
         ddl__ps_ask gate = {.op = DDL__PS_GATE, .clock = ps->clock};
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
@@ -552,6 +561,7 @@ DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", ps->config.servers, ask, NULL, false, NULL);
         ps->clock += status == DDL_OK;
     }
+    ps->clocking = false;
     ddl__unlock(ps->c);
     return status;
 }

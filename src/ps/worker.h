@@ -33,7 +33,7 @@ struct ddl_ps {
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
-    bool left, save_failed; /* the last ddl_ps_save */
+    bool left, clocking, save_failed; /* a thread is in ddl_ps_clock; the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;
     ddl__ps_server *server; /* on this rank; or NULL */
