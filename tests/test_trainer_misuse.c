@@ -224,7 +224,7 @@ static void give_back(void *user, void *memory) {
 }
 
 /* Memory ends somewhere in the change of plans after step 3: the trainer ends with a sentence, each call after it says
- * so again, and free works. */
+ * so again, and free works. Who ends first leaves, and the other may be told that instead. */
 static void no_new_plan(ddl_group *w, void *arg) {
     int *job = arg;
     bench b;
@@ -237,27 +237,28 @@ static void no_new_plan(ddl_group *w, void *arg) {
     allowed = job[0];
     ddl_status status = ddl_step(b.t);
     allowed = -1;
-    job[1 + ddl_rank(w)] = status == DDL_OK;
+    job[1 + ddl_rank(w)] = status;
     bench_check(&b, 3);
     if (status == DDL_OK) {
         bench_step(w, &b);
         bench_check(&b, 4);
     } else {
-        CHECK_EQ(status, DDL_ERR_NOMEM);
-        FAILS(ddl_grad_ready(b.t, 0), DDL_ERR_NOMEM, "the trainer has failed");
-        FAILS(ddl_step(b.t), DDL_ERR_NOMEM, "the trainer has failed");
+        CHECK(status == DDL_ERR_NOMEM || status == DDL_ERR_PEER);
+        FAILS(ddl_grad_ready(b.t, 0), status, "the trainer has failed");
+        FAILS(ddl_step(b.t), status, "the trainer has failed");
     }
     OK(ddl_trainer_free(&b.t));
 }
 TEST(no_memory_for_a_new_plan) {
-    int job[3] = {0}; /* allocations, and which ranks went on */
+    int job[3] = {0}; /* allocations, and how the step ended on each rank */
     ddl_config config = {.allocator = {may_refuse, give_back, NULL}};
     world_config = &config;
     do {
         job[0]++;
         world_threads(2, no_new_plan, job);
-        CHECK_EQ(job[1], job[2]);
-    } while (!job[1] && job[0] < 40);
+        CHECK_EQ(job[1] == DDL_OK, job[2] == DDL_OK);
+        CHECK(job[1] == DDL_OK || job[1] == DDL_ERR_NOMEM || job[2] == DDL_ERR_NOMEM);
+    } while (job[1] != DDL_OK && job[0] < 40);
     CHECK(job[0] > 1 && job[0] < 40);
     world_config = NULL;
 }
