@@ -198,7 +198,7 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
         return;
     }
     if (in->offered && !in->refused && !fabric_bounces(s)) {
-        in->asked = in->bytes; /* what is not read yet is not wanted any more */
+        in->failed |= in->asked < in->bytes; /* the peer sends it: the new landing is not registered for reads */
         fabric_backlog_add(s, l);
     }
     if (!fabric_bounces(s) && !fabric_reads_end(s, l)) {
