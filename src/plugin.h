@@ -92,6 +92,8 @@ enum {
     DDL_TRANSPORT_ORDERED = 1u << 1,   /* messages to one peer arrive in order; needed today */
     DDL_TRANSPORT_ON_REQUEST = 1u << 2, /* used only when DDL_TRANSPORTS names it: for tests and simulations */
     DDL_TRANSPORT_CHEAP_PROGRESS = 1u << 3, /* progress makes no system call: the core looks here first and often */
+    /* Its native collectives, memory_register and get are for memory of its own device; it carries no messages. */
+    DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -131,6 +133,11 @@ typedef struct ddl_native_call {
     /* dst = (srcs[0] op srcs[1]) op ..., on bytes bytes; dst may be one of srcs. NULL for kinds that do not reduce. */
     void (*reduce)(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes);
     void *reduce_arg;
+    /* Of a set whose memory is a device's (DDL_TRANSPORT_DEVICE), where reduce is NULL: the kernel is the plugin's. */
+    int32_t dtype, op;
+    int32_t device; /* DDL_HOST, or where in and out are */
+    void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: both are at once */
+    double factor;  /* of an average or a pre-multiplied sum: what the sum, or each input, is multiplied by */
 } ddl_native_call;
 
 typedef struct ddl_transport {
@@ -230,6 +237,22 @@ typedef struct ddl_device {
     ddl_status (*event_record)(void *self, void *stream, void **out_event);
     ddl_status (*event_test)(void *self, void *event); /* DDL_IN_PROGRESS until it has happened */
     void (*event_free)(void *self, void *event);
+
+    /* Optional from here. Ordinary memory that copies to and from the device reach at full speed (pinned). */
+    ddl_status (*host_alloc)(void *self, size_t bytes, void **out_memory);
+    void (*host_free)(void *self, void *memory);
+    ddl_status (*stream_make)(void *self, void **out_stream);
+    void (*stream_free)(void *self, void *stream);
+    /* What is put on stream after this call waits, on the device, until event has happened. */
+    ddl_status (*stream_wait)(void *self, void *stream, void *event);
+    /* What is put on stream after this call waits, on the device, until gate_open, which takes the gate away: so an
+     * operation that the host carries is ordered on a stream. */
+    ddl_status (*gate_put)(void *self, void *stream, void **out_gate);
+    void (*gate_open)(void *self, void *gate);
+    /* 1 while stream is being captured into a graph, where nothing may wait for the host. */
+    int32_t (*capturing)(void *self, void *stream);
+    /* One of the kernels of the training layer, by its number below; params is the struct that stands beside it. */
+    ddl_status (*kernel)(void *self, int32_t which, const void *params, void *stream);
 } ddl_device;
 
 /* >>plugin */
