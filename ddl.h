@@ -9837,9 +9837,22 @@ static bool ddl__pmi_read(ddl__pmi *p) {
     return false;
 }
 
-/* Sends a command and reads its answer, which must be `cmd=answer`, and rc=0 where it has a result. */
-static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *command) {
+/* The answer in p->line must be `cmd=answer`, and rc=0 where it has a result. */
+static ddl_status ddl__pmi_check(ddl__pmi *p, const char *answer, const char *command) {
     char got[32], result[16];
+    if (ddl__pmi_word(p->line, "cmd", got, sizeof got) && strcmp(got, answer) == 0 &&
+        (!ddl__pmi_word(p->line, "rc", result, sizeof result) || strcmp(result, "0") == 0)) {
+        return DDL_OK;
+    }
+    ddl__text_clean(p->line);
+    return ddl__fail(p->why, DDL_ERR_CONFIG,
+                     "ddl_init: the launcher (%s, over PMI_FD %d) answered %.20s with \"%.100s\". Set MASTER_ADDR and "
+                     "MASTER_PORT on all ranks instead",
+                     p->by, p->fd, command, p->line);
+}
+
+/* Sends a command and reads its answer. */
+static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *command) {
     if (!ddl__socket_send(p->fd, command, strlen(command), p->deadline_ns) || !ddl__pmi_read(p)) {
         bool late = errno == ETIMEDOUT;
         return ddl__fail(p->why, late ? DDL_ERR_TIMEOUT : DDL_ERR_SYSTEM,
@@ -9847,15 +9860,7 @@ static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *comm
                          command, strerror(errno),
                          late ? ". Its barrier waits for every rank: look at what the others printed last" : "");
     }
-    if (!ddl__pmi_word(p->line, "cmd", got, sizeof got) || strcmp(got, answer) != 0 ||
-        (ddl__pmi_word(p->line, "rc", result, sizeof result) && strcmp(result, "0") != 0)) {
-        return ddl__fail(
-            p->why, DDL_ERR_CONFIG,
-            "ddl_init: the launcher (%s, over PMI_FD %d) answered %.20s with \"%.100s\". Set MASTER_ADDR and "
-            "MASTER_PORT on all ranks instead",
-            p->by, p->fd, command, p->line);
-    }
-    return DDL_OK;
+    return ddl__pmi_check(p, answer, command);
 }
 
 /* Slurm ends a job that greets twice, and hydra needs no greeting. That it was done is kept where it concerns the
@@ -9887,6 +9892,7 @@ static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap,
     DDL__TRY(ddl__pmi_greet(&pmi));
     DDL__TRY(ddl__pmi_ask(&pmi, "my_kvsname", "cmd=get_my_kvsname\n"));
     if (!ddl__pmi_word(pmi.line, "kvsname", space, sizeof space)) {
+        ddl__text_clean(pmi.line);
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: the launcher (%s) has no key-value space: \"%.100s\"",
                          s->launch.by, pmi.line);
     }
@@ -10043,6 +10049,16 @@ static ddl_status ddl__pmix_fence_wait(const ddl__pmix *p, const ddl__settings *
     return status == 0 ? DDL_OK : ddl__pmix_fail(p, s, "the fence", status, why);
 }
 
+/* The text of a value. False: it has none, or one that is too long. */
+static bool ddl__pmix_take(const ddl__pmix_value *value, char *text, size_t cap) {
+    bool good = value != NULL && value->type == DDL__PMIX_STRING && value->data.string != NULL &&
+                strlen(value->data.string) < cap;
+    if (good) {
+        memcpy(text, value->data.string, strlen(value->data.string) + 1);
+    }
+    return good;
+}
+
 static ddl_status ddl__pmix_talk(const ddl__pmix *p, const ddl__settings *s, const ddl__pmix_proc *me, char *text,
                                  size_t cap, uint64_t deadline_ns, ddl__sentence *why) {
     int status = 0;
@@ -10063,10 +10079,9 @@ static ddl_status ddl__pmix_talk(const ddl__pmix *p, const ddl__settings *s, con
     ddl__pmix_info limit = {.key = "pmix.timeout", .value = {.type = DDL__PMIX_INT, .data = {.integer = 10}}};
     zero.rank = 0;
     status = p->get(&zero, "ddl", &limit, 1, &value);
-    if (status != 0 || value == NULL || value->type != DDL__PMIX_STRING || value->data.string == NULL) {
+    if (status != 0 || !ddl__pmix_take(value, text, cap)) {
         return ddl__pmix_fail(p, s, "the word of rank 0", status, why);
     }
-    snprintf(text, cap, "%s", value->data.string);
     ddl__wipe(value->data.string, strlen(value->data.string));
     free(value->data.string);
     free(value);
@@ -10146,6 +10161,11 @@ static bool ddl__word_read(const char *text, ddl__word *out) {
     if (sscanf(text, "ddl1/%255[^/]/%7[0-9]/%n", out->host, port, &used) != 2 || used == 0 ||
         !ddl__parse_int(port, 1, 65535, &number)) {
         return false;
+    }
+    for (const char *at = out->host; *at != 0; at++) {
+        if ((unsigned char)*at <= ' ' || *at == 127) { /* no name, and it goes into sentences */
+            return false;
+        }
     }
     const char *hex = text + used;
     out->port = (int32_t)number;

@@ -37,6 +37,11 @@ static bool ddl__word_read(const char *text, ddl__word *out) {
         !ddl__parse_int(port, 1, 65535, &number)) {
         return false;
     }
+    for (const char *at = out->host; *at != 0; at++) {
+        if ((unsigned char)*at <= ' ' || *at == 127) { /* no name, and it goes into sentences */
+            return false;
+        }
+    }
     const char *hex = text + used;
     out->port = (int32_t)number;
     out->has_secret = strcmp(hex, "-") != 0;

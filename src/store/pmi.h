@@ -52,9 +52,22 @@ static bool ddl__pmi_read(ddl__pmi *p) {
     return false;
 }
 
-/* Sends a command and reads its answer, which must be `cmd=answer`, and rc=0 where it has a result. */
-static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *command) {
+/* The answer in p->line must be `cmd=answer`, and rc=0 where it has a result. */
+static ddl_status ddl__pmi_check(ddl__pmi *p, const char *answer, const char *command) {
     char got[32], result[16];
+    if (ddl__pmi_word(p->line, "cmd", got, sizeof got) && strcmp(got, answer) == 0 &&
+        (!ddl__pmi_word(p->line, "rc", result, sizeof result) || strcmp(result, "0") == 0)) {
+        return DDL_OK;
+    }
+    ddl__text_clean(p->line);
+    return ddl__fail(p->why, DDL_ERR_CONFIG,
+                     "ddl_init: the launcher (%s, over PMI_FD %d) answered %.20s with \"%.100s\". Set MASTER_ADDR and "
+                     "MASTER_PORT on all ranks instead",
+                     p->by, p->fd, command, p->line);
+}
+
+/* Sends a command and reads its answer. */
+static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *command) {
     if (!ddl__socket_send(p->fd, command, strlen(command), p->deadline_ns) || !ddl__pmi_read(p)) {
         bool late = errno == ETIMEDOUT;
         return ddl__fail(p->why, late ? DDL_ERR_TIMEOUT : DDL_ERR_SYSTEM,
@@ -62,15 +75,7 @@ static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *comm
                          command, strerror(errno),
                          late ? ". Its barrier waits for every rank: look at what the others printed last" : "");
     }
-    if (!ddl__pmi_word(p->line, "cmd", got, sizeof got) || strcmp(got, answer) != 0 ||
-        (ddl__pmi_word(p->line, "rc", result, sizeof result) && strcmp(result, "0") != 0)) {
-        return ddl__fail(
-            p->why, DDL_ERR_CONFIG,
-            "ddl_init: the launcher (%s, over PMI_FD %d) answered %.20s with \"%.100s\". Set MASTER_ADDR and "
-            "MASTER_PORT on all ranks instead",
-            p->by, p->fd, command, p->line);
-    }
-    return DDL_OK;
+    return ddl__pmi_check(p, answer, command);
 }
 
 /* Slurm ends a job that greets twice, and hydra needs no greeting. That it was done is kept where it concerns the
@@ -102,6 +107,7 @@ static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap,
     DDL__TRY(ddl__pmi_greet(&pmi));
     DDL__TRY(ddl__pmi_ask(&pmi, "my_kvsname", "cmd=get_my_kvsname\n"));
     if (!ddl__pmi_word(pmi.line, "kvsname", space, sizeof space)) {
+        ddl__text_clean(pmi.line);
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: the launcher (%s) has no key-value space: \"%.100s\"",
                          s->launch.by, pmi.line);
     }

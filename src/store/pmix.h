@@ -138,6 +138,16 @@ static ddl_status ddl__pmix_fence_wait(const ddl__pmix *p, const ddl__settings *
     return status == 0 ? DDL_OK : ddl__pmix_fail(p, s, "the fence", status, why);
 }
 
+/* The text of a value. False: it has none, or one that is too long. */
+static bool ddl__pmix_take(const ddl__pmix_value *value, char *text, size_t cap) {
+    bool good = value != NULL && value->type == DDL__PMIX_STRING && value->data.string != NULL &&
+                strlen(value->data.string) < cap;
+    if (good) {
+        memcpy(text, value->data.string, strlen(value->data.string) + 1);
+    }
+    return good;
+}
+
 static ddl_status ddl__pmix_talk(const ddl__pmix *p, const ddl__settings *s, const ddl__pmix_proc *me, char *text,
                                  size_t cap, uint64_t deadline_ns, ddl__sentence *why) {
     int status = 0;
@@ -158,10 +168,9 @@ static ddl_status ddl__pmix_talk(const ddl__pmix *p, const ddl__settings *s, con
     ddl__pmix_info limit = {.key = "pmix.timeout", .value = {.type = DDL__PMIX_INT, .data = {.integer = 10}}};
     zero.rank = 0;
     status = p->get(&zero, "ddl", &limit, 1, &value);
-    if (status != 0 || value == NULL || value->type != DDL__PMIX_STRING || value->data.string == NULL) {
+    if (status != 0 || !ddl__pmix_take(value, text, cap)) {
         return ddl__pmix_fail(p, s, "the word of rank 0", status, why);
     }
-    snprintf(text, cap, "%s", value->data.string);
     ddl__wipe(value->data.string, strlen(value->data.string));
     free(value->data.string);
     free(value);
