@@ -113,13 +113,17 @@ int main(int argc, char **argv) {
     ddl_ps *ps = NULL;
     ddl_ps_info info;
     char error[1024] = "";
+    if (argc > 2 || (argc == 2 && strcmp(argv[1], "--dedicated") != 0)) {
+        fprintf(stderr, "unknown argument %s\nusage: ddlrun -n 4 embedding [--dedicated]\n", argv[argc - 1]);
+        return 2;
+    }
     ddl_config joining = {.error_text = error, .error_bytes = sizeof error};
     if (ddl_init(&joining, &context) < 0) {
         fprintf(stderr, "%s\n", error);
         return 1;
     }
     ddl_group *world = ddl_world(context);
-    int alone = argc > 1 && strcmp(argv[1], "--dedicated") == 0 && ddl_size(world) > 1;
+    int alone = argc > 1 && ddl_size(world) > 1;
     ddl_ps_config config = {.servers = alone || ddl_size(world) == 1 ? 1 : 2,
                             .dedicated = alone,
                             .sync = {.mode = DDL_SYNC_SSP, .staleness = 2},

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pathlib
 import subprocess
+import sys
 
 from harness import ROOT, WARNINGS, check, good, main, scratch, skip, test
 
@@ -106,6 +107,7 @@ def the_protocol_compiles_as_cpp():
 def load_compare():
     loader = importlib.machinery.SourceFileLoader("compare", str(ROOT / "bench" / "compare"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("compare", loader))
+    sys.path.insert(0, str(ROOT / "bench"))  # as when it is started
     loader.exec_module(module)
     return module
 

@@ -59,8 +59,8 @@ def a_plugin_that_is_refused():
 def words_for_people_and_wrong_arguments():
     out = good([BUILD / "ddlrun", "-n", "2", "--no-prefix", BUILD / "ddl-info", "--doctor"])
     check("reachability" in out and "8 KiB to and from each of 1 ranks" in out and "{" not in out, out)
-    for words, said in ((["--docter"], "\"--docter\" is not known; it takes --doctor"), (["--json"], "give both"),
-                        (["x"], "\"x\" is not known")):
+    for words, said in ((["--docter"], "unknown flag --docter: did you mean --doctor?\nusage: ddl-info"), (["--json"], "give both"),
+                        (["x"], "unknown argument x;")):
         done = sh([BUILD / "ddl-info", *words])
         check(done.returncode == 2 and said in done.stdout, f"{words}: {done.stdout}")
 

@@ -5,7 +5,7 @@ import json
 import os
 import re
 
-from harness import BUILD, check, main, scratch, sh, test
+from harness import BUILD, ROOT, check, main, scratch, sh, test
 
 COLLECTIVES = """all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter scan exscan gatherv
 scatterv all_gatherv reduce_scatterv all_to_allv send_recv ping_pong""".split()
@@ -110,7 +110,8 @@ def wrong_arguments_are_refused_in_a_sentence():
              "-f 1": "must be a number greater than 1", "-n 0": "must be a whole number from 1",
              "-r 9": "--root is 9, but ranks go from 0 to 1.", "-d f99": "but it can be f16, bf16, f32",
              "-o avg -d bool": "The op avg is not defined for all_reduce of bool.",
-             "all_reduce scan": "There are two operations", "--nope": "The option --nope is not known.",
+             "all_reduce scan": "There are two operations", "--persistant": "unknown flag --persistant: did you mean --persistent?\nusage: ddlrun -n 4 ddl-perf",
+             "--qqqqqqq": "unknown flag --qqqqqqq; --help lists",
              "-b": "The option -b needs a value.", "-b 8 -e 4": "must not be larger",
              "--format xml": "but it can be table, csv, json"}
     for arguments, sentence in wrong.items():
@@ -120,6 +121,18 @@ def wrong_arguments_are_refused_in_a_sentence():
         check(result.stdout.count("ddl-perf: ") == 1, f"{arguments}: said more than once:\n{result.stdout}")
     check(perf(2, "--algo nope").returncode == 1, "an unknown algorithm")
     check("usage:" in perf(2, "--help").stdout, "--help")
+
+
+@test
+def an_unknown_flag_is_told_with_the_nearest():
+    for words, near in (([BUILD / "train_gpt", "--stepps=4"], "--steps"), ([ROOT / "bench/compare", "--rank", "2"], "--ranks"),
+                        ([ROOT / "bench/train", "--stps", "2"], "--steps"),
+                        ([ROOT / "tools/ddl-timeline", "--fron", "2"], "--from")):
+        done = sh(words)
+        check(done.returncode in (1, 2) and f"did you mean {near}?" in done.stdout, f"{words}: {done.stdout}")
+        check("usage: " in done.stdout, f"{words}: {done.stdout}")
+    done = sh([BUILD / "embedding", "--dedicatet"])
+    check(done.returncode == 2 and "unknown argument --dedicatet\nusage: " in done.stdout, done.stdout)
 
 
 @test
@@ -181,7 +194,7 @@ def info_explains_a_wrong_setting():
     result = sh([BUILD / "ddl-info"], env=dict(os.environ, DDL_TIMEOUT_MS="soon"))
     check(result.returncode == 1, result.stdout)
     check('DDL_ERR_CONFIG: ddl_init: DDL_TIMEOUT_MS is "soon"' in result.stdout, result.stdout)
-    check("The argument" in sh([BUILD / "ddl-info"], "what").stdout, "an argument")
+    check("unknown argument what" in sh([BUILD / "ddl-info"], "what").stdout, "an argument")
 
 
 @test

@@ -9,6 +9,7 @@
 #include <getopt.h>
 
 #include "doctor.h"
+#include "nearest.h"
 
 static const char info_usage[] =
     "usage: ddl-info [--doctor [--json]]\n"
@@ -200,6 +201,7 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
                                             {"doctor", no_argument, NULL, 'd'},
                                             {"json", no_argument, NULL, 'j'},
                                             {NULL, 0, NULL, 0}};
+    char text[400];
     opterr = 0;
     int option;
     while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
@@ -210,18 +212,16 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
         *out_doctor |= option == 'd';
         *out_json |= option == 'j';
         if (option == '?') {
-            fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes --doctor, --json or --help.\n",
-                    argv[optind - 1]);
+            fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind - 1], text, sizeof text));
             return 2;
         }
     }
-    if (optind < argc || (*out_json && !*out_doctor)) {
-        if (optind < argc) {
-            fprintf(stderr, "ddl-info: The argument \"%s\" is not known; it takes --doctor, --json or --help.\n",
-                    argv[optind]);
-        } else {
-            fprintf(stderr, "ddl-info: --json is a form of --doctor; give both.\n");
-        }
+    if (optind < argc) {
+        fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind], text, sizeof text));
+        return 2;
+    }
+    if (*out_json && !*out_doctor) {
+        fprintf(stderr, "ddl-info: --json is a form of --doctor; give both.\n");
         return 2;
     }
     return -1;

@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "nearest.h"
+
 #define RANKS_MAX 4096
 #define LINE_MAX_BYTES (64u << 20) /* a line longer than this is passed on in pieces */
 #define DRAIN_MS 300               /* for output that a rank's own children still write when the rank has ended */
@@ -215,7 +217,8 @@ static void parse(job *j, int argc, char **argv) {
         } else if (strcmp(arg, "--keep-going") == 0) {
             j->keep_going = true;
         } else if (!parse_valued(j, argc, argv, &at)) {
-            die(EXIT_USAGE, "there is no option %.60s; ddlrun --help lists them", arg);
+            char text[400];
+            die(EXIT_USAGE, "%s", unknown_flag(usage, arg, text, sizeof text));
         }
     }
     if (j->count == 0) {

@@ -3,6 +3,7 @@
 #define DDL_PERF_OPTIONS_H
 
 #include "ddl.h"
+#include "nearest.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -109,6 +110,11 @@ static void __attribute__((format(printf, 1, 2), noreturn)) refuse(const char *f
         nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
     }
     exit(EXIT_USAGE);
+}
+
+static void __attribute__((noreturn)) refuse_flag(const char *flag) {
+    char text[400];
+    refuse("%s.", unknown_flag(perf_usage, flag, text, sizeof text));
 }
 
 /* 0 for "all" where that is allowed. */
@@ -257,7 +263,7 @@ static void parse_option(perf_options *o, int option, char **argv) {
     case ':':
         refuse("The option %s needs a value.", argv[optind - 1]);
     case '?':
-        refuse("The option %s is not known.", argv[optind - 1]);
+        refuse_flag(argv[optind - 1]);
     default:
         o->mode = (perf_mode)(option - OPTION_MODE - 10);
         return;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "../../tools/nearest.h"
 #include "model.h"
 #include "problem.h"
 
@@ -145,6 +146,15 @@ static bool check_options(const struct options *o) {
     return true;
 }
 
+static bool unknown_option(const char *word) {
+    char usage[1024] = "usage: [ddlrun -n 2] train_gpt [--name value]...\n", text[400];
+    for (size_t i = 0; i < sizeof option_rows / sizeof *option_rows; i++) {
+        size_t used = strlen(usage);
+        snprintf(usage + used, sizeof usage - used, " --%s", option_rows[i].name);
+    }
+    return problem("%s", unknown_flag(usage, word, text, sizeof text));
+}
+
 /* Accepts "--name value" and "--name=value". */
 static bool parse_options(struct options *o, int argc, char **argv) {
     *o = default_options;
@@ -154,7 +164,7 @@ static bool parse_options(struct options *o, int argc, char **argv) {
         const struct option_row *row = dashes == 2 ? find_option(word + 2, length) : NULL;
         const char *value = dashes == 2 && word[2 + length] == '=' ? word + 3 + length : NULL;
         if (row == NULL) {
-            return problem("There is no option \"%s\"; --help lists them.", word);
+            return unknown_option(word);
         }
         if (row->kind == OPTION_FLAG) {
             if (value != NULL) {
