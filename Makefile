@@ -73,15 +73,29 @@ $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
 	$(CC) $(BASE) -o $@ $(filter %.c,$^) $B/libddl.a $(LIBS)
 
 # plugins/NAME/*.c -> build/libddl-NAME.so. plugins/NAME/flags holds extra words for the compiler ("-lfabric").
-# A plugin whose libraries are not on this machine is left out, and said so.
+# A plugin whose libraries are not on this machine is left out, and said so. Its kernels for GPUs, plugins/NAME/*.cu, become
+# a part of it: build/NAME.fatbin has machine code for each of CUDA_ARCHS that this nvcc knows, and PTX of the last one.
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_ARCHS ?= 75 80 86 89 90 100
+CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
+KERNELS = $(wildcard plugins/$*/*.cu)
 plugins: $(patsubst %,$B/libddl-%.so,$(PLUGINS))
-$B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h
+$B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h $$(if $$(and $(NVCC),$$(KERNELS)),$B/$$*.fatbin)
 	@mkdir -p $B
 	@rm -f $@
-	@flags="$$(cat plugins/$*/flags 2>/dev/null)"; \
-	if $(CC) $(BASE) $$flags -E plugins/$*/*.c >/dev/null 2>$B/$*.missing; then \
+	@flags="$$(cat plugins/$*/flags 2>/dev/null)$(if $(and $(NVCC),$(KERNELS)), -DCUDA_FATBIN=\"$B/$*.fatbin\" \
+	    -DCUDA_TOOLKIT=$(CUDA_TOOLKIT))"; \
+	if [ -n "$(KERNELS)" ] && [ -z "$(NVCC)" ]; then echo "plugin $* is left out: nvcc is not here" | tee $B/$*.missing; \
+	elif $(CC) $(BASE) $$flags -E plugins/$*/*.c >/dev/null 2>$B/$*.missing; then \
 	    set -x; $(CC) $(BASE) -fPIC -shared -fvisibility=hidden -o $@ plugins/$*/*.c $$flags $(LIBS); \
 	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
+$B/%.fatbin: plugins/%/*.cu
+	@mkdir -p $B
+	known="$$($(NVCC) --list-gpu-arch)"; for a in $(CUDA_ARCHS); do case "$$known" in *compute_$$a*) last=$$a; \
+	    codes="$$codes -gencode arch=compute_$$a,code=sm_$$a";; esac; done; \
+	$(NVCC) -fatbin -O3 --threads 0 $$codes -gencode arch=compute_$$last,code=compute_$$last -MD -MP -MF $@.d -o $@ $<
+.SECONDARY: $(addsuffix .fatbin,$(addprefix $B/,$(PLUGINS)))
+-include $(wildcard $B/*.fatbin.d)
 
 demo: $B/ddlrun $B/train_gpt $B/libddl-shm.so
 	$B/ddlrun -n 2 --no-prefix $B/train_gpt --fresh
