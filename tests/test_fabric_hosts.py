@@ -10,7 +10,8 @@ import signal
 import time
 
 from harness import BUILD, check, good, main, scratch, sh, skip, test
-from jobs import Job, check_causes, cut, drop_rule, program, two_hosts
+from host_faults import promise
+from jobs import Job, program, two_hosts
 
 RANK = program()
 FABRIC = {"DDL_TRANSPORTS": "fabric:tcp", "DDL_PLUGIN_PATH": str(BUILD)}
@@ -177,90 +178,7 @@ def training_on_two_hosts_has_the_loss_of_tcp():
 # ------------------------------------------------------------------------------------------------ faults
 
 
-def halves(j, since):
-    """All ranks of each side report ranks of the other, within five seconds."""
-    j.finish(40)
-    check_causes(j, [0, 1], [2, 3], since, 5)
-    check_causes(j, [2, 3], [0, 1], since, 5)
-
-
-@test
-def cut_cable():
-    with two_hosts() as hosts, job(hosts, "loop 1000 600 1", "AABB") as j:
-        j.until("looping")
-        halves(j, cut(hosts))
-        for rank in range(4):
-            j.check("DDL_ERR_QUORUM" in j.lines(rank, "shrink")[0], f"half a world went on on rank {rank}")
-
-
-@test
-def cut_cable_while_much_is_under_way():
-    with two_hosts() as hosts, job(hosts, "loop 1000000 600 0", "ABBB") as j:
-        j.until("looping")
-        since = cut(hosts)
-        j.finish(40)
-        check_causes(j, [1, 2, 3], [0], since, 5)
-        check_causes(j, [0], [1, 2, 3], since, 5)
-        for rank in (1, 2, 3):
-            j.check(re.search(r"DDL_OK 3", j.lines(rank, "shrink")[0]) and j.lines(rank, "survived"),
-                    f"rank {rank} of the majority did not go on")
-
-
-def one_way(dead_end, count):
-    with two_hosts() as hosts, job(hosts, f"loop {count} 600 0", "AABB") as j:
-        j.until("looping")
-        drop_rule(hosts, dead_end, "drop", f"iifname {hosts.device[dead_end]}")
-        halves(j, time.monotonic())
-
-
-@test
-def nothing_gets_to_a():
-    one_way("A", 1000)
-
-
-@test
-def nothing_gets_to_b():
-    one_way("B", 100000)
-
-
-@test
-def reset_by_a_firewall():
-    with two_hosts() as hosts, job(hosts, "loop 1000 600 1", "AABB") as j:
-        j.until("looping")
-        drop_rule(hosts, "B", "reject with tcp reset", f"ip protocol tcp iifname {hosts.device['B']}")
-        halves(j, time.monotonic())
-
-
-@test
-def short_cuts_are_not_seen():
-    """While data flows, and while nobody says anything."""
-    with two_hosts() as hosts, job(hosts, "loop 100000 10 0", "AABB") as busy, job(hosts, "loop 10 10 3000", "ABAB") as idle:
-        busy.until("looping")
-        idle.until("looping")
-        for seconds in (1.0, 1.8):
-            hosts.link("down")
-            time.sleep(seconds)
-            hosts.link("up")
-            time.sleep(2.5)
-        busy.succeed()
-        idle.succeed()
-
-
-@test
-def killed_rank_of_the_other_host():
-    with two_hosts() as hosts:
-        for victim in (3, 0):
-            with job(hosts, "loop 1000 600 1", "AABB") as j:
-                j.until("looping")
-                time.sleep(0.2)
-                since = time.monotonic()
-                j.signal(victim, signal.SIGKILL)
-                others = [r for r in range(4) if r != victim]
-                j.finish(40)
-                check_causes(j, others, [victim], since, 1)
-                for rank in others:
-                    j.check("DDL_OK 3" in j.lines(rank, "shrink")[0] and j.lines(rank, "survived"),
-                            f"rank {rank} did not go on")
+promise(job)
 
 
 def processor_s(process):

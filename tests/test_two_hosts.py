@@ -1,6 +1,6 @@
 """Jobs on two hosts: network namespaces with a cable between them. First that they work, and that settings of the
 network are honoured; then that cuts, resets, floods of the cable, stopped and killed ranks are told apart.
-tests/run: timeout=400 waits=yes """
+tests/run: timeout=450 waits=yes """
 import re
 import select
 import shutil
@@ -10,7 +10,8 @@ import sys
 import time
 
 from harness import BUILD, ROOT, check, main, sh, skip, test
-from jobs import SLOW, Job, causes, check_causes, cut, drop_rule, program, two_hosts, within
+from host_faults import promise
+from jobs import SLOW, Job, causes, drop_rule, program, two_hosts, within
 
 RANK = program()
 
@@ -191,95 +192,7 @@ def firewall_is_suspected():
 # ------------------------------------------------------------------------------------------------ faults
 
 
-@test
-def cut_cable_2_and_2():
-    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
-        job.until("looping")
-        since = cut(hosts)
-        job.finish(40)
-        check_causes(job, [0, 1], [2, 3], since, 5)
-        check_causes(job, [2, 3], [0, 1], since, 5)
-        for rank in range(4):
-            job.check("DDL_ERR_QUORUM" in job.lines(rank, "shrink")[0], f"half a world went on on rank {rank}")
-
-
-@test
-def cut_cable_1_and_3():
-    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="ABBB") as job:
-        job.until("looping")
-        since = cut(hosts)
-        job.finish(40)
-        check_causes(job, [1, 2, 3], [0], since, 5)
-        check_causes(job, [0], [1, 2, 3], since, 5)
-        job.check("DDL_ERR_QUORUM" in job.lines(0, "shrink")[0], "one of four went on")
-        for rank in (1, 2, 3):
-            job.check(re.search(r"DDL_OK 3", job.lines(rank, "shrink")[0]) and job.lines(rank, "survived"),
-                      f"rank {rank} of the majority did not go on")
-
-
-def one_way(dead_end, count):
-    with two_hosts() as hosts, Job(RANK, f"loop {count} 600 0", hosts=hosts, layout="AABB") as job:
-        job.until("looping")
-        drop_rule(hosts, dead_end, "drop", f"iifname {hosts.device[dead_end]}")
-        since = time.monotonic()
-        job.finish(40)
-        check_causes(job, [0, 1], [2, 3], since, 5)
-        check_causes(job, [2, 3], [0, 1], since, 5)
-
-
-@test
-def nothing_gets_to_a():
-    one_way("A", 1000)
-
-
-@test
-def nothing_gets_to_b():
-    """With data on its way, the end of a connection stands behind what was not acknowledged, and never goes out."""
-    one_way("B", 100000)
-
-
-@test
-def reset_by_a_firewall():
-    with two_hosts() as hosts, Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
-        job.until("looping")
-        drop_rule(hosts, "B", "reject with tcp reset", f"ip protocol tcp iifname {hosts.device['B']}")
-        since = time.monotonic()
-        job.finish(40)
-        check_causes(job, [0, 1], [2, 3], since, 5)
-        check_causes(job, [2, 3], [0, 1], since, 5)
-
-
-@test
-def short_cuts_are_not_seen():
-    """While data flows, and while nobody says anything."""
-    with two_hosts() as hosts, Job(RANK, "loop 100000 12 0", hosts=hosts, layout="AABB") as busy, \
-            Job(RANK, "loop 10 12 3000", hosts=hosts, layout="ABAB") as idle:
-        busy.until("looping")
-        idle.until("looping")
-        for seconds in (1.0, 1.8):
-            hosts.link("down")
-            time.sleep(seconds)
-            hosts.link("up")
-            time.sleep(2.5)
-        busy.succeed()
-        idle.succeed()
-
-
-@test
-def killed_rank_of_the_other_host():
-    with two_hosts() as hosts:
-        for victim in (3, 0):
-            with Job(RANK, "loop 1000 600 1", hosts=hosts, layout="AABB") as job:
-                job.until("looping")
-                time.sleep(0.2)
-                since = time.monotonic()
-                job.signal(victim, signal.SIGKILL)
-                others = [r for r in range(4) if r != victim]
-                job.finish(40)
-                check_causes(job, others, [victim], since, 1)
-                for rank in others:
-                    job.check("DDL_OK 3" in job.lines(rank, "shrink")[0] and job.lines(rank, "survived"),
-                              f"rank {rank} did not go on")
+promise(lambda hosts, words, layout: Job(RANK, words, hosts=hosts, layout=layout))
 
 
 @test
