@@ -16,7 +16,49 @@
 
 #include "gpu.h"
 
+#include "pool.h"
+
+#include "device.h"
+
+#include "gate.h"
+
 #include "module.h"
+
+/* Gates are opened, so that nothing waits for ever; then memory goes. */
+static void cuda_device_close(void *self) {
+    cuda_gpu *gpu = self;
+    cuda_guard guard;
+    if ((gpu->gates != NULL || gpu->pool != NULL) && cuda_enter(gpu, &guard) == DDL_OK) {
+        cuda_gates_close(gpu);
+        gpu->cu.cuStreamSynchronize(gpu->stream);
+        cuda_pool_close(gpu);
+        cuda_leave(&guard);
+    }
+    cuda_gpu_close(gpu);
+}
+
+static const ddl_device cuda_device = {
+    .size = sizeof(ddl_device),
+    .open = cuda_device_open,
+    .close = cuda_device_close,
+    .count = cuda_device_count,
+    .owner = cuda_device_owner,
+    .alloc = cuda_device_alloc,
+    .free = cuda_device_free,
+    .copy = cuda_device_copy,
+    .fill = cuda_device_fill,
+    .event_record = cuda_device_event_record,
+    .event_test = cuda_device_event_test,
+    .event_free = cuda_device_event_free,
+    .host_alloc = cuda_device_host_alloc,
+    .host_free = cuda_device_host_free,
+    .stream_make = cuda_device_stream_make,
+    .stream_free = cuda_device_stream_free,
+    .stream_wait = cuda_device_stream_wait,
+    .gate_put = cuda_device_gate_put,
+    .gate_open = cuda_device_gate_open,
+    .capturing = cuda_device_capturing,
+};
 
 static const ddl_plugin cuda_plugin = {
     .size = sizeof(ddl_plugin),
@@ -24,6 +66,7 @@ static const ddl_plugin cuda_plugin = {
     .name = "cuda",
     .version = "1",
     .about = "Memory of NVIDIA GPUs, and its exchange between the ranks of one host.",
+    .device = &cuda_device,
 };
 
 /* Minor versions of one major version understand each other's machine code; a driver of an older major one does not

@@ -46,6 +46,7 @@ typedef struct cuda_gpu {
     CUstream stream;              /* what NULL means in the device table */
     CUmodule module;              /* the kernels, once one was needed */
     struct cuda_pool *pool;       /* of alloc and free: pool.h */
+    struct cuda_gates *gates;     /* gate.h */
     CUevent spare[CUDA_SPARE_EVENTS]; /* events that exist and are not in use */
     int32_t spare_count;
     _Atomic(CUfunction) kernels[CUDA_KERNELS_MAX]; /* launch.h: found so far, by its own numbers */
@@ -270,6 +271,25 @@ static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu 
     pthread_mutex_init(&gpu->lock, NULL);
     *out = gpu;
     return DDL_OK;
+}
+
+/* What is on the plugin's stream ends first. The primary context goes when nobody in the process holds it. */
+static void cuda_gpu_close(cuda_gpu *gpu) {
+    cuda_guard guard;
+    if (atomic_load_explicit(&gpu->context, memory_order_acquire) != NULL && cuda_enter(gpu, &guard) == DDL_OK) {
+        gpu->cu.cuStreamSynchronize(gpu->stream);
+        gpu->cu.cuStreamDestroy(gpu->stream);
+        while (gpu->spare_count > 0) {
+            gpu->cu.cuEventDestroy(gpu->spare[--gpu->spare_count]);
+        }
+        if (gpu->module != NULL) {
+            gpu->cu.cuModuleUnload(gpu->module);
+        }
+        cuda_leave(&guard);
+        gpu->cu.cuDevicePrimaryCtxRelease(gpu->device);
+    }
+    pthread_mutex_destroy(&gpu->lock);
+    gpu->host->free(gpu->host, gpu);
 }
 
 #endif /* CUDA_GPU_H */

@@ -1,0 +1,166 @@
+/* gate: a place on a stream that the host opens. The GPU's front end waits there for a word of pinned memory (no kernel runs
+ * meanwhile); where that cannot be, a function of the host does, on the driver's thread. */
+#ifndef CUDA_GATE_H
+#define CUDA_GATE_H
+
+#include "device.h"
+
+#include <time.h>
+
+enum { CUDA_GATE_WORDS = 1024 }; /* gates that are closed at one time, of one GPU and context */
+
+/* A word is used for one closed gate after the other. The n-th waits for n or more (the comparison is cyclic), so that
+ * nobody has to know when the GPU has looked: a word never falls. */
+typedef struct cuda_gate {
+    struct cuda_gate *next; /* of those that are open */
+    cuda_gpu *gpu;
+    _Atomic uint32_t *word; /* pinned */
+    uint32_t value;         /* that opens it */
+} cuda_gate;
+
+typedef struct cuda_gates {
+    _Atomic uint32_t *words;
+    CUdeviceptr words_there; /* as the GPU sees them */
+    bool by_host;            /* the GPU cannot wait for words */
+    cuda_gate *open;
+    cuda_gate all[CUDA_GATE_WORDS];
+} cuda_gates;
+
+/* The lock is held, the context current. */
+static ddl_status cuda_gates_need(cuda_gpu *gpu) {
+    if (gpu->gates != NULL) {
+        return DDL_OK;
+    }
+    cuda_gates *g = gpu->host->alloc(gpu->host, sizeof *g);
+    if (g == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    memset(g, 0, sizeof *g);
+    void *words = NULL;
+    CUresult result = gpu->cu.cuMemHostAlloc(&words, CUDA_GATE_WORDS * sizeof *g->words,
+                                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    if (result == CUDA_SUCCESS) {
+        result = gpu->cu.cuMemHostGetDevicePointer(&g->words_there, words, 0);
+        if (result != CUDA_SUCCESS) {
+            gpu->cu.cuMemFreeHost(words);
+        }
+    }
+    ddl_status status = cuda_check(gpu, result, "pinning words that streams wait for");
+    if (status != DDL_OK) {
+        gpu->host->free(gpu->host, g);
+        return status;
+    }
+    g->words = words;
+    for (int32_t i = CUDA_GATE_WORDS - 1; i >= 0; i--) {
+        atomic_store_explicit(&g->words[i], 0, memory_order_relaxed); /* nobody waits yet */
+        g->all[i] = (cuda_gate){g->open, gpu, &g->words[i], 0};
+        g->open = &g->all[i];
+    }
+    gpu->gates = g;
+    return DDL_OK;
+}
+
+static bool cuda_gate_is_open(const cuda_gate *gate, uint32_t value) {
+    /* acquire: what the host did before it opened is done */
+    return (int32_t)(atomic_load_explicit(gate->word, memory_order_acquire) - value) >= 0;
+}
+
+typedef struct cuda_gate_call {
+    cuda_gate *gate;
+    uint32_t value;
+} cuda_gate_call;
+
+/* On a thread of the driver's, which has nothing else to do while this stream waits. No CUDA here. */
+static void cuda_gate_wait(void *user) {
+    cuda_gate_call call = *(cuda_gate_call *)user;
+    free(user);
+    struct timespec nap = {0, 20000};
+    while (!cuda_gate_is_open(call.gate, call.value)) {
+        nanosleep(&nap, NULL);
+    }
+}
+
+static CUresult cuda_gate_put_host(cuda_gpu *gpu, CUstream stream, cuda_gate *gate) {
+    cuda_gate_call *call = malloc(sizeof *call); /* not the host's: it is freed on another thread, maybe after close */
+    if (call == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *call = (cuda_gate_call){gate, gate->value};
+    CUresult result = gpu->cu.cuLaunchHostFunc(stream, cuda_gate_wait, call);
+    if (result != CUDA_SUCCESS) {
+        free(call);
+    }
+    return result;
+}
+
+/* The context is current. */
+static CUresult cuda_gate_close_on(cuda_gpu *gpu, CUstream stream, cuda_gate *gate) {
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    if (!gpu->gates->by_host) {
+        CUdeviceptr word = gpu->gates->words_there + (CUdeviceptr)(gate->word - gpu->gates->words) * sizeof(uint32_t);
+        result = gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
+        gpu->gates->by_host = result == CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return result == CUDA_ERROR_NOT_SUPPORTED ? cuda_gate_put_host(gpu, stream, gate) : result;
+}
+
+static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate) {
+    cuda_gpu *gpu = self;
+    cuda_guard guard;
+    if (cuda_device_capturing(self, stream)) {
+        cuda_log(gpu->host, DDL_LOG_WARN, "GPU %d (%s): a stream that is captured into a graph cannot wait for the host",
+                 gpu->ordinal, gpu->name);
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ddl_status status = cuda_enter(gpu, &guard);
+    if (status != DDL_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&gpu->lock);
+    status = cuda_gates_need(gpu);
+    cuda_gate *gate = status == DDL_OK ? gpu->gates->open : NULL;
+    if (status == DDL_OK && gate == NULL) {
+        status = DDL_ERR_NOMEM; /* so many operations wait on streams already */
+    } else if (status == DDL_OK) {
+        gpu->gates->open = gate->next;
+        gate->value++;
+        status = cuda_check(gpu, cuda_gate_close_on(gpu, cuda_stream_of(gpu, stream), gate),
+                            "letting a stream wait for the host");
+        if (status != DDL_OK) { /* the word stays behind: its next gate has a value of its own */
+            gate->next = gpu->gates->open;
+            gpu->gates->open = gate;
+        } else {
+            *out_gate = gate;
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    cuda_leave(&guard);
+    return status;
+}
+
+static void cuda_device_gate_open(void *self, void *opened) {
+    cuda_gpu *gpu = self;
+    cuda_gate *gate = opened;
+    /* release: the GPU sees what the host wrote before; x86 and Arm order it towards PCIe as well */
+    atomic_store_explicit(gate->word, gate->value, memory_order_release);
+    pthread_mutex_lock(&gpu->lock);
+    gate->next = gpu->gates->open;
+    gpu->gates->open = gate;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+/* At the end: nothing may wait for ever. */
+static void cuda_gates_close(cuda_gpu *gpu) {
+    if (gpu->gates == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < CUDA_GATE_WORDS; i++) {
+        atomic_store_explicit(gpu->gates->all[i].word, gpu->gates->all[i].value, memory_order_release); /* as above */
+    }
+    gpu->cu.cuCtxSynchronize();
+    gpu->cu.cuMemFreeHost((void *)(uintptr_t)gpu->gates->words);
+    gpu->host->free(gpu->host, gpu->gates);
+    gpu->gates = NULL;
+}
+
+#endif /* CUDA_GATE_H */
