@@ -271,6 +271,7 @@
 #define ddl_trainer_preset DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset)
 #define ddl_trainer_preset_name DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset_name)
 #define ddl_trainer_save DDL__PASTE(DDL_NAMESPACE, ddl_trainer_save)
+#define ddl_trainer_serve DDL__PASTE(DDL_NAMESPACE, ddl_trainer_serve)
 #define ddl_trainer_set_rate DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_rate)
 #define ddl_trainer_start DDL__PASTE(DDL_NAMESPACE, ddl_trainer_start)
 #define ddl_trainer_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_trainer_stats_get)
@@ -1166,6 +1167,12 @@ typedef enum ddl_schedule {
     DDL_SCHEDULE_PRIORITY = 5   /* pieces, the next forward's first layers first (ByteScheduler) */
 } ddl_schedule;
 
+/* Where gradients are averaged and the optimizer runs. */
+typedef enum ddl_architecture {
+    DDL_ARCHITECTURE_ALL_REDUCE = 0, /* on every rank */
+    DDL_ARCHITECTURE_PS = 1          /* on parameter servers: gradients are pushed, parameters pulled */
+} ddl_architecture;
+
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
  * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
@@ -1175,8 +1182,8 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
-    ddl_compression compression; /* of gradients; BSP only, and without shard, uneven, overlap_forward */
-    ddl_trainer_fn step; /* instead of optimizer */
+    ddl_compression compression; /* of gradients; BSP over all-reduce, without shard, uneven, overlap_forward */
+    ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
     double clip_norm;        /* the averaged gradients' norm over all tensors is cut to this; 0: not */
@@ -1194,12 +1201,17 @@ typedef struct ddl_trainer_config {
     int64_t local_after;     /* the first so many steps are BSP (post-local SGD) */
     double outer_rate;       /* of DDL_SYNC_LOCAL, not 0: Nesterov's step on the averaged difference (DiLoCo: 0.7) */
     double outer_momentum;   /* default 0.9 where outer_rate is set; below 0: none */
+    ddl_architecture architecture;
+    int32_t servers;   /* of DDL_ARCHITECTURE_PS; default: one beside each rank, or 1 that is dedicated */
+    int32_t dedicated; /* 1: the last `servers` ranks only serve: they call ddl_trainer_serve */
+    int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
+    int32_t staleness_max;
 } ddl_trainer_config;
 
 /* What differs for one tensor. All zero: nothing. */
 typedef struct ddl_trainer_options {
-    double rate_factor; /* of the learning rate; 0: 1; below 0: the tensor is not trained */
-    int32_t no_decay;   /* 1: no weight decay */
+    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
+    int32_t no_decay;            /* 1: no weight decay */
     int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
     ddl_compression compression; /* instead of the config's */
 } ddl_trainer_options;
@@ -1223,8 +1235,11 @@ DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_t
  * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
  * collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
+/* Serves the workers until all of them have freed their trainers or died. Blocks. For ranks of `dedicated`, instead of
+ * the loop. Errors: DDL_ERR_ARG on another rank. [one thread] */
+DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer);
 /* Frees a trainer and sets *trainer to NULL; NULL is fine. Parameters and gradients are the caller's. Local: operations
- * that are under way end; when other ranks go on they fail there. [one thread] */
+ * that are under way end; when other ranks go on they fail there. A server waits until nobody needs it. [one thread] */
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer);
 
 /* Says that a gradient (index, or DDL_ALL) is final in this step; it is copied, its memory may be used again. In any
@@ -1279,8 +1294,8 @@ typedef struct ddl_trainer_stats {
     int32_t contributors; /* ranks in the last average */
     double latency_s, seconds_per_byte; /* of the model, 0 before it is known */
     int32_t replans;                    /* how often the plan changed since the start */
-    int64_t not_finite; /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
-    int64_t local_steps;                /* taken since parameters were last averaged */
+    int64_t not_finite;  /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
+    int64_t local_steps; /* taken since parameters were last averaged */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */
 DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats);
@@ -25568,6 +25583,18 @@ typedef struct ddl__ps_piece {
     int64_t begin, count;
 } ddl__ps_piece;
 
+/* What the trainer says of a parameter, and users of ddl_ps_create cannot. All zero: an ordinary one. */
+typedef struct ddl__ps_trait {
+    double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
+    bool no_decay;
+} ddl__ps_trait;
+
+/* Of all parameters. */
+typedef struct ddl__ps_details {
+    const ddl__ps_trait *traits; /* by parameter, or NULL; they outlive the servers */
+    bool check;                  /* gradients that are not finite are passed over */
+} ddl__ps_details;
+
 /* Elements of the largest piece: total is that of all parameters. */
 static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
@@ -25678,9 +25705,16 @@ enum ddl__ps_op {
     DDL__PS_OPS = 14
 };
 
+enum {
+    DDL__PS_NOT_FINITE = 1, /* of a push: its worker has seen that the gradient is not finite */
+    DDL__PS_REPEATED = 1,   /* of an answer: the push was known already, */
+    DDL__PS_SKIPPED = 2     /* the gradient was not finite, and has not been applied */
+};
+
 typedef struct ddl__ps_ask {
     int32_t op, place; /* place: a piece, or a table; of what all ask for: how many tables the workers know */
     int32_t tag;
+    uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
     int64_t count;  /* ids */
@@ -25690,7 +25724,7 @@ typedef struct ddl__ps_ask {
 
 typedef struct ddl__ps_answer {
     ddl_status status;
-    int32_t repeated;   /* the push was known already */
+    uint32_t notes;
     int64_t slowest;    /* clock, as far as the server knows */
     int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
     uint64_t sequence;  /* LOAD: its last push that was applied */
@@ -25704,7 +25738,7 @@ static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask 
     ddl__put_u32(&w, (uint32_t)a->op);
     ddl__put_u32(&w, (uint32_t)a->place);
     ddl__put_u32(&w, (uint32_t)a->tag);
-    ddl__put_u32(&w, 0);
+    ddl__put_u32(&w, a->flags);
     ddl__put_u64(&w, (uint64_t)a->clock);
     ddl__put_u64(&w, a->sequence);
     ddl__put_u64(&w, (uint64_t)a->count);
@@ -25718,7 +25752,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
     a->op = (int32_t)ddl__get_u32(&r);
     a->place = (int32_t)ddl__get_u32(&r);
     a->tag = (int32_t)ddl__get_u32(&r);
-    ddl__get_u32(&r);
+    a->flags = ddl__get_u32(&r);
     a->clock = (int64_t)ddl__get_u64(&r);
     a->sequence = ddl__get_u64(&r);
     a->count = (int64_t)ddl__get_u64(&r);
@@ -25732,7 +25766,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
 static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
     ddl__writer w = ddl__writer_of(out, DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES);
     ddl__put_u32(&w, (uint32_t)(int32_t)a->status);
-    ddl__put_u32(&w, (uint32_t)a->repeated);
+    ddl__put_u32(&w, a->notes);
     ddl__put_u64(&w, (uint64_t)a->slowest);
     ddl__put_u64(&w, (uint64_t)a->clock);
     ddl__put_u64(&w, a->sequence);
@@ -25746,7 +25780,7 @@ static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
 static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer *a) {
     ddl__reader r = ddl__reader_of(in, bytes);
     a->status = (ddl_status)(int32_t)ddl__get_u32(&r);
-    a->repeated = (int32_t)ddl__get_u32(&r);
+    a->notes = ddl__get_u32(&r);
     a->slowest = (int64_t)ddl__get_u64(&r);
     a->clock = (int64_t)ddl__get_u64(&r);
     a->sequence = ddl__get_u64(&r);
@@ -26186,6 +26220,7 @@ typedef struct ddl__ps_job {
     int32_t source; /* worker */
     ddl__ps_phase phase;
     bool queued, sending;
+    bool skipped;  /* SSP, ASP: its gradient was not finite */
     int32_t bound; /* staleness that this read was given */
     char *in;      /* payload */
     char *out;     /* rows that are sent */
@@ -26208,6 +26243,8 @@ typedef struct ddl__ps_place {
     int32_t turn;  /* whose push is added next */
     int32_t given; /* workers whose pushes are in the sum */
     double rate;   /* the lowest rank's */
+    bool bad;      /* a worker has said that its gradient is not finite */
+    bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
     float *sum, *state;
@@ -26228,6 +26265,7 @@ typedef struct ddl__ps_server {
     int32_t table_count, table_cap;
     ddl_optimizer optimizer;
     ddl_op op;
+    ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
     uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
@@ -26633,13 +26671,36 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 
 /* >>steps */
 
-static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate) {
+/* Are all elements numbers? Sums that overflow are found so, too. */
+static bool ddl__ps_is_finite(const float *x, int64_t count) {
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
+/* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
+static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
+    static const ddl__ps_trait plain;
+    const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : &plain;
     size_t count = (size_t)p->piece->count;
+    ddl_optimizer o = s->optimizer;
+    double factor = trait->rate_factor == 0 ? 1 : trait->rate_factor;
     if (s->op == DDL_AVG) {
         ddl__average(grad, count, DDL_F32, among);
     }
+    if (s->extra.check && (bad || !ddl__ps_is_finite(grad, p->piece->count))) {
+        return false;
+    }
+    if (factor < 0) {
+        return true;
+    }
+    o.weight_decay = trait->no_decay ? 0 : o.weight_decay;
     ddl_optimizer_part part = {.step = ++p->steps,
-                               .learning_rate = s->optimizer.learning_rate * rate,
+                               .learning_rate = o.learning_rate * rate * factor,
                                .tensor = p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
@@ -26647,7 +26708,8 @@ static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .grad = grad,
                                .state = p->state,
                                .state_stride = p->piece->count};
-    ddl__optim_step(&s->optimizer, &part, NULL);
+    ddl__optim_step(&o, &part, NULL);
+    return true;
 }
 
 /* Workers of the clock that is being added up: those who are there, and those who left after it. */
@@ -26673,7 +26735,8 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job));
+        job->skipped = !ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job),
+                                           job->ask.flags & DDL__PS_NOT_FINITE);
     }
     s->applied++;
     return true;
@@ -26682,6 +26745,7 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
 /* BSP: the push is added to the sum of its clock. */
 static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     p->rate = p->given == 0 ? ddl__ps_rate_of(job) : p->rate;
+    p->bad = (p->given > 0 && p->bad) || (job->ask.flags & DDL__PS_NOT_FINITE);
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
     } else if (p->given == 0) {
@@ -26699,7 +26763,7 @@ static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
+        p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
     } else if (p->given > 0) {
         ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }
@@ -26749,7 +26813,7 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
     }
     if (job->ask.sequence <= p->sequence[job->source]) {
         s->repeated++;
-        ok.repeated = 1;
+        ok.notes = DDL__PS_REPEATED;
         if (pull) {
             return ddl__ps_consumed(s, p, job);
         }
@@ -26844,6 +26908,8 @@ static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
         return ddl__ps_leave_queue(s, p, job);
     }
     ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    bool skipped = job->ask.op == DDL__PS_PUSH_PULL && (ddl__ps_in_turns(s) ? p->skipped : job->skipped);
+    ok.notes = skipped ? DDL__PS_SKIPPED : 0;
     job->value = p->value;
     p->value->readers++;
     ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
@@ -26915,8 +26981,8 @@ static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, boo
 /* Is a read here that must be answered before the clock that is being added up ends? */
 static bool ddl__ps_has_read(const ddl__ps_place *p) {
     for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
-        bool read = !ddl__ps_is_push(job->ask.op) || (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL &&
-                                                      job->phase >= DDL__PS_RECEIVED);
+        bool read = !ddl__ps_is_push(job->ask.op) ||
+                    (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL && job->phase >= DDL__PS_RECEIVED);
         if (read && job->ask.op != DDL__PS_INIT && ddl__ps_read_clock(p, job) <= p->clock) {
             return true;
         }
@@ -27631,9 +27697,9 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.place != first->ask.place ||
-                                              job->ask.bytes != first->ask.bytes ||
-                                              memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
+        if (ddl__ps_is_joint(job->ask.op) &&
+            (job->ask.op != first->ask.op || job->ask.place != first->ask.place || job->ask.bytes != first->ask.bytes ||
+             memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
         }
     }
@@ -28095,8 +28161,9 @@ enum {
 struct ddl_ps {
     uint32_t magic;
     ddl_context *c;
-    ddl_group *group;        /* its own */
-    ddl_ps_config config;    /* with its defaults filled in */
+    ddl_group *group;     /* its own */
+    ddl_ps_config config; /* with its defaults filled in */
+    ddl__ps_details extra;
     int32_t workers, worker; /* worker -1: this rank only serves */
     int32_t params;
     int64_t *lengths;
@@ -28122,6 +28189,7 @@ struct ddl_ps {
 
 typedef struct ddl__ps_part {
     int32_t server;
+    bool skipped;             /* what was pushed is not finite */
     ddl_request *messages[4]; /* ask, payload out, answer, payload in */
     uint8_t ask[DDL__PS_ASK_BYTES];
     uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
@@ -28174,7 +28242,7 @@ static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
 }
 
 /* What one server said. False: the call has failed, and its request ended. */
-static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, const ddl__ps_part *part) {
+static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *part) {
     char name[96];
     ddl__ps_answer a = {.status = DDL_OK};
     const ddl_request *failed = ddl__ps_part_failed(part), *answer = part->messages[2];
@@ -28195,6 +28263,7 @@ static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, const ddl__ps_
         return false;
     }
     if (answer != NULL) {
+        part->skipped = a.notes & DDL__PS_SKIPPED;
         call->ps->slowest = DDL__MAX(call->ps->slowest, a.slowest);
         a.generation = call->answer.generation != 0 && call->answer.generation != a.generation ? -1 : a.generation;
         call->answer = a;
@@ -28396,6 +28465,32 @@ static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, i
     return ddl__ps_call_start(out_request, status);
 }
 
+/* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
+ * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
+ * `grads` and from `out`. not_finite, by parameter, says which gradients of this worker's are not. */
+static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
+                                     float *out, const bool *not_finite, ddl_request **out_request) {
+    uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
+    DDL__TRY(
+        ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
+    ddl_status status = DDL_OK;
+    for (int64_t i = first; i < end && status == DDL_OK; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        size_t bytes = (size_t)piece->count * sizeof(float);
+        ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_PULL : DDL__PS_PULL,
+                           .place = (int32_t)i,
+                           .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
+                           .clock = ps->clock,
+                           .sequence = sequence << DDL__PS_CHUNK_BITS,
+                           .bytes = grads != NULL ? (int64_t)bytes : 0};
+        memcpy(&ask.value, &ps->rate, sizeof ask.value);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, grads, out, bytes);
+        grads += grads != NULL ? piece->count : 0;
+        out += piece->count;
+    }
+    return ddl__ps_call_start(out_request, status);
+}
+
 /* >>rows */
 
 /* Rows of one call, each id once, in the order of servers: what goes to which, and where it belongs at the caller. */
@@ -28537,8 +28632,7 @@ static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config
     ddl_sync_config s = *in;
     if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
         return ddl__fail(why, DDL_ERR_ARG,
-                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
-                         (int)s.mode);
+                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are", (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {
         return ddl__fail(why, DDL_ERR_ARG,
@@ -28754,6 +28848,7 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     s->piece_count = ps->piece_count;
     s->optimizer = ps->config.optimizer;
     s->op = ps->config.op;
+    s->extra = ps->extra;
     s->sync = ps->config.sync;
     s->memory = (ddl__ps_memory){.c = ps->c, .limit = UINT64_MAX};
     s->memory.limit = ps->config.memory_bytes > 0 ? (uint64_t)ps->config.memory_bytes : UINT64_MAX;
@@ -28845,8 +28940,8 @@ static ddl_status ddl__ps_check_create(ddl_group *group, const ddl_ps_config *co
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
-                                 ddl_ps **out_ps) {
+static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, const ddl__ps_details *extra,
+                               const ddl_tensor *params, int32_t count, ddl_ps **out_ps) {
     if (out_ps == NULL || config == NULL || (params == NULL && count > 0)) {
         return ddl__refuse_group(group, "ddl_ps_create",
                                  out_ps == NULL   ? "out_ps"
@@ -28866,6 +28961,7 @@ DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, 
     if (status == DDL_OK) {
         ps->c = c;
         ps->config = resolved;
+        ps->extra = *extra;
         ps->sync = resolved.sync;
         ps->params = count;
         ps->rate = 1;
@@ -28886,6 +28982,12 @@ DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, 
         *out_ps = ps;
     }
     return status;
+}
+
+DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
+                                 ddl_ps **out_ps) {
+    static const ddl__ps_details none;
+    return ddl__ps_make(group, config, &none, params, count, out_ps);
 }
 
 /* >>leaving */
@@ -29108,11 +29210,8 @@ DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor) {
 static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, size_t bytes, const char *what,
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
-    ddl__ps_ask ask = {.op = op,
-                       .place = ps->table_count,
-                       .clock = ps->clock,
-                       .sequence = ps->sequence,
-                       .bytes = (int64_t)bytes};
+    ddl__ps_ask ask = {
+        .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
@@ -29417,6 +29516,34 @@ static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool
     return made;
 }
 
+/* As ddl__plan_cut, but cuts only between grains: what lies on servers as one. grains: bytes of each, in order; none
+ * goes over the end of a layer. Grains are put together as long as they are at most piece_bytes. */
+static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t count, const bool *first, const int64_t *grains,
+                                    int64_t piece_bytes, ddl__piece *out) {
+    int32_t made = 0;
+    for (int32_t i = 0, j, grain = 0; i < count; i = j) {
+        for (j = i + 1; j < count && !first[j]; j++) {
+        }
+        int32_t layer = i; /* that the next grain is of, and where */
+        int64_t at = 0;
+        do {
+            ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at};
+            while (layer < j && (layers[layer].bytes == 0 || p.bytes == 0 || grains[grain] <= piece_bytes - p.bytes)) {
+                int64_t bytes = layers[layer].bytes == 0 ? 0 : grains[grain++];
+                p.bytes += bytes;
+                p.last = layer;
+                at += bytes;
+                if (at == layers[layer].bytes) {
+                    layer++;
+                    at = 0;
+                }
+            }
+            out[made++] = p;
+        } while (layer < j);
+    }
+    return made;
+}
+
 /* The order of ByteScheduler (Peng et al., SOSP 2019): whenever less than credit bytes are under way, the ready piece
  * that the next forward needs first is started; one piece may overdraw the credit. Here the order is computed
  * beforehand from agreed times, because collectives need the same order on all ranks. pieces: in backward's order,
@@ -29513,6 +29640,7 @@ typedef struct ddl__weight {
     bool ready;                    /* in this call of the loop */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
+    bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
     void *squeezed;                /* its memory */
@@ -29526,13 +29654,26 @@ typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__U
 typedef struct ddl__unit {
     ddl_kind kind;
     ddl_dtype dtype;
-    int64_t begin, count; /* elements of the arena */
+    int64_t begin, count;           /* elements of the arena */
+    int64_t grain_first, grain_end; /* with servers: their pieces */
     int64_t bytes;
     int32_t members; /* tensors that it waits for */
     int32_t missing; /* of them in this step */
     ddl__unit_state state;
-    ddl_request *request; /* persistent */
+    ddl_request *request; /* persistent; with servers of one step */
 } ddl__unit;
+
+/* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
+ * first. */
+typedef struct ddl__served {
+    ddl_ps *ps;        /* NULL: there are none */
+    ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
+    ddl__ps_trait *traits;
+    bool *bad;       /* the gradient of this step is not finite */
+    int64_t *grains; /* bytes of the servers' pieces */
+    bool only;       /* this rank only serves */
+    bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
+} ddl__served;
 
 struct ddl_trainer {
     ddl__pump pump; /* first: the context runs it */
@@ -29552,6 +29693,7 @@ struct ddl_trainer {
 
     /* the plan, and how far this step is in it; under the context's lock */
     ddl_tensor arenas[DDL__ARENAS];
+    ddl__served served;
     ddl__unit *units; /* gradients in backward's order; then, sharded, the gathers; last, uneven, the flag */
     int32_t piece_count, unit_count;
     int32_t *order;     /* in which units are started */
@@ -29614,7 +29756,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         const char *name;
         double value, least, most;
     } ranges[] = {
-        {"sync", o->sync, 0, DDL_SYNC_LOCAL},
+        {"sync", o->sync, 0, DDL_SYNC_ASP},
         {"schedule", o->schedule, 0, DDL_SCHEDULE_PRIORITY},
         {"accumulate", o->accumulate, 0, 1 << 20},
         {"clip_norm", o->clip_norm, 0, 1e30},
@@ -29628,6 +29770,10 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"local_after", (double)o->local_after, 0, 1e15},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
+        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
+        {"servers", o->servers, 0, 1 << 20},
+        {"staleness", o->staleness, -1, 1000000},
+        {"staleness_max", o->staleness_max, 0, 1000000},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(ranges); i++) {
         if (!(ranges[i].value >= ranges[i].least && ranges[i].value <= ranges[i].most)) {
@@ -29639,9 +29785,37 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 }
 
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. */
-#define DDL__NO_SQUEEZE "compression works with BSP only, and without shard, uneven and overlap_forward"
+#define DDL__NO_SQUEEZE                                                                                                \
+    "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
 static bool ddl__may_squeeze(const ddl_trainer_config *o) {
-    return o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward;
+    return o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE && !o->shard && !o->uneven &&
+           !o->overlap_forward;
+}
+
+/* What does not go together with servers. */
+static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
+    bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
+    if (!ps && (ssp || o->sync == DDL_SYNC_ASP || o->servers != 0 || o->dedicated)) {
+        return "sync SSP and ASP, servers and dedicated need parameter servers: set architecture to "
+               "DDL_ARCHITECTURE_PS";
+    }
+    if (!ssp && (o->staleness != 0 || o->staleness_max != 0)) {
+        return "staleness and staleness_max belong to sync DDL_SYNC_SSP";
+    }
+    if (!ps) {
+        return NULL;
+    }
+    return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
+                                       "SSP or ASP with them, or local SGD over all-reduce"
+           : o->step != NULL         ? "servers run the optimizer, not the program: without step, or over all-reduce"
+           : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
+           : o->uneven               ? "a worker of servers that has no more data frees its trainer, and the others go "
+                                       "on: without uneven"
+           : o->clip_norm > 0 ? "clip_norm needs all gradients before the first update, and servers update piece "
+                                "by piece: without it, or over all-reduce"
+           : ddl__optim_needs_sums(&o->optimizer)
+               ? "LARS and LAMB need norms of whole tensors, of which a server has parts: over all-reduce only"
+               : NULL;
 }
 
 /* What does not go together, and why. */
@@ -29670,6 +29844,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
         {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
+        {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
         if (pairs[i].wrong) {
@@ -29685,7 +29860,7 @@ static int64_t ddl__or_bytes(int64_t bytes, int64_t otherwise) {
 }
 
 /* Checks a config and fills in the defaults; *out is untouched on error. */
-static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *config, const char *what,
+static ddl_status ddl__trainer_settle(ddl_context *c, int32_t ranks, const ddl_trainer_config *config, const char *what,
                                       ddl_trainer_config *out) {
     static const ddl_trainer_config zero;
     ddl_trainer_config o = config != NULL ? *config : zero;
@@ -29698,12 +29873,24 @@ static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *
         return ddl__said(c, status);
     }
     bool local = o.sync == DDL_SYNC_LOCAL;
+    if (o.servers > ranks || (o.dedicated && o.servers >= ranks)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d %s servers in a group of %d ranks: %s", what, o.servers,
+                          o.dedicated ? "dedicated" : "colocated", ranks,
+                          o.dedicated ? "at least one rank has to work" : "a rank has one server at most");
+    }
+    if (o.dedicated && ranks < 2) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: dedicated servers in a group of one rank: at least one rank has to work",
+                          what);
+    }
     o.accumulate = o.accumulate == 0 ? 1 : o.accumulate;
     o.bucket_bytes = ddl__or_bytes(o.bucket_bytes, 4 << 20);
     o.piece_bytes = ddl__or_bytes(o.piece_bytes, 4 << 20);
     o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
     o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
     o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
+    if (o.architecture == DDL_ARCHITECTURE_PS && o.servers == 0) {
+        o.servers = o.dedicated ? 1 : ranks;
+    }
     o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
     *out = o;
     return DDL_OK;
@@ -29722,7 +29909,7 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
     DDL__TRY(ddl__enter_group(group, what));
     ddl_context *c = group->context;
     ddl_trainer_config settled;
-    ddl_status status = ddl__trainer_settle(c, config, what, &settled);
+    ddl_status status = ddl__trainer_settle(c, group->size, config, what, &settled);
     ddl_trainer *t = status == DDL_OK ? ddl__alloc(&c->base, sizeof *t) : NULL;
     if (t != NULL) {
         t->pump.run = ddl__trainer_run;
@@ -29883,6 +30070,180 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
     return status;
 }
 
+/* >>train/served */
+/* train, between second and third part: parameters that live on servers. A unit is then no collective but a push of its
+ * gradients and a pull of what the servers make of them; it ends when the sync mode lets this worker see that. The
+ * servers' parameters are the trainer's tensors in backward's order, so that their pieces, which cannot be cut, are
+ * ranges of the arena. Workers are the first ranks of the caller's group. */
+
+enum { DDL__SERVED_PIECE_BYTES = 1 << 20 }; /* most of one message */
+
+/* The parameter of the servers that tensor `index` is, and the reverse. */
+static int32_t ddl__served_number(const ddl_trainer *t, int32_t index) { return t->count - 1 - index; }
+
+static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (float *)t->served.pulled.data + at; }
+
+/* Starts a unit. The lock is held. */
+static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
+    ddl_ps *ps = t->served.ps;
+    const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
+    ps->rate = t->rate; /* the servers' own is 1 */
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, ddl__served_pulled(t, u->begin),
+                              t->served.bad, &u->request);
+}
+
+/* A unit has ended: notes which tensors were passed over. The lock is held. */
+static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
+    const ddl__ps_call *call = u->request->kept;
+    for (int32_t i = 0; i < call->part_count; i++) {
+        int32_t param = t->served.ps->pieces[u->grain_first + i].param;
+        t->weights[ddl__served_number(t, param)].skipped |= call->parts[i].skipped;
+    }
+}
+
+/* Ends this worker's iteration. The lock is held, and given up. */
+static ddl_status ddl__served_clock(ddl_trainer *t) {
+    uint64_t start = ddl__now_ns();
+    ddl__unlock(t->context);
+    ddl_status status = ddl_ps_clock(t->served.ps);
+    ddl__lock(t->context);
+    t->exposed_ns += ddl__now_ns() - start;
+    return status;
+}
+
+/* >>making. The lock is not held. */
+
+static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
+    const ddl_trainer_config *o = &t->config;
+    ddl_ps_config ps = {.servers = o->servers,
+                        .dedicated = o->dedicated,
+                        .sync = {.mode = o->sync, .staleness = o->staleness, .staleness_max = o->staleness_max},
+                        .optimizer = o->optimizer,
+                        .piece_bytes = DDL__MIN(o->piece_bytes, (int64_t)DDL__SERVED_PIECE_BYTES)};
+    ps.optimizer.learning_rate = 1; /* each push brings the trainer's */
+    return ps;
+}
+
+/* All ranks of the caller's group. */
+static int32_t ddl__served_ranks(const ddl_trainer *t) {
+    return t->size + (t->config.dedicated ? t->config.servers : 0);
+}
+
+/* Whether ranks are at different steps. */
+static bool ddl__served_alone(const ddl_trainer_config *o) {
+    bool bound = o->sync == DDL_SYNC_SSP && (o->staleness >= 0 || o->staleness_max > 0);
+    return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
+}
+
+/* Memory by parameter, and the parameters in f32 as the servers' first values. */
+static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
+    ddl__served *s = &t->served;
+    int64_t total = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        total += t->weights[i].count;
+    }
+    DDL__TRY(ddl__enter(t->context));
+    s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
+    s->bad = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->bad);
+    ddl_status status = s->traits != NULL && s->bad != NULL
+                            ? DDL_OK
+                            : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    ddl__unlock(t->context);
+    DDL__TRY(status);
+    DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
+    for (int64_t i = t->count - 1, at = 0; i >= 0; at += t->weights[i--].count) {
+        const ddl__weight *w = &t->weights[i];
+        float *to = s->only ? NULL : ddl__served_pulled(t, at);
+        int32_t number = ddl__served_number(t, (int32_t)i);
+        params[number] = ddl_tensor_1d(to, DDL_F32, w->count);
+        s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
+        if (to != NULL && w->param.dtype == DDL_F32) {
+            memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
+        } else if (to != NULL) {
+            ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The group of the workers alone takes the place of the group of all: servers make no steps. */
+static ddl_status ddl__served_split(ddl_trainer *t) {
+    int32_t workers = t->size - (t->config.dedicated ? t->config.servers : 0);
+    ddl_group *workers_group;
+    t->served.only = t->rank >= workers;
+    if (!t->config.dedicated) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl_group_split(t->group, t->served.only, 0, &workers_group));
+    ddl_group_free(&t->group);
+    t->group = workers_group;
+    t->size = workers;
+    return DDL_OK;
+}
+
+static ddl_status ddl__served_grains(ddl_trainer *t) {
+    const ddl_ps *ps = t->served.ps;
+    DDL__TRY(ddl__enter(t->context));
+    int64_t *grains = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *grains);
+    for (int64_t i = 0; grains != NULL && i < ps->piece_count; i++) {
+        grains[i] = ps->pieces[i].count * (int64_t)sizeof(float);
+    }
+    t->served.grains = grains;
+    ddl_status status = grains != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Makes the servers. Every rank calls. */
+static ddl_status ddl__served_make(ddl_trainer *t) {
+    ddl_ps_config config = ddl__served_config(t);
+    DDL__TRY(ddl__served_split(t));
+    ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
+    if (params == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    ddl_status status = ddl__served_memory(t, params);
+    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked};
+    status = status < 0 ? status : ddl__ps_make(t->parent, &config, &extra, params, t->count, &t->served.ps);
+    free(params);
+    status = status < 0 ? status : ddl__served_grains(t);
+    t->served.alone = ddl__served_alone(&t->config);
+    return status;
+}
+
+/* The servers take the sync mode of a new config. */
+static ddl_status ddl__served_switch(ddl_trainer *t) {
+    ddl_sync_config sync = ddl__served_config(t).sync;
+    t->served.alone = ddl__served_alone(&t->config);
+    return t->served.ps != NULL ? ddl_ps_switch(t->served.ps, &sync) : DDL_OK;
+}
+
+/* Frees the servers, this rank's when nobody needs it any more. */
+static void ddl__served_free(ddl_trainer *t) {
+    ddl__served *s = &t->served;
+    ddl_ps_free(&s->ps);
+    if (s->pulled.data != NULL && !t->context->finalized) {
+        ddl_tensor_free(t->context, &s->pulled);
+    }
+    ddl__lock(t->context);
+    ddl__free(&t->context->base, s->traits);
+    ddl__free(&t->context->base, s->bad);
+    ddl__free(&t->context->base, s->grains);
+    ddl__unlock(t->context);
+    *s = (ddl__served){0};
+}
+
+DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_serve", true));
+    ddl_status status =
+        trainer->served.only
+            ? DDL_OK
+            : ddl__error(trainer->context, DDL_ERR_ARG,
+                         "ddl_trainer_serve: rank %d is no dedicated server; it makes steps", trainer->rank);
+    ddl__unlock(trainer->context);
+    return status < 0 ? status : ddl_ps_serve(trainer->served.ps);
+}
+
 /* >>train/pump */
 /* train, third part: units of communication. They are started in the plan's order, whatever the order in which
  * gradients become ready: that is the same on all ranks. Whoever polls the context starts what has become possible. */
@@ -29900,7 +30261,7 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
-    ddl_status status = ddl__persistent_start(c, u->request);
+    ddl_status status = t->served.ps != NULL ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
@@ -29915,6 +30276,9 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
 }
 
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
+    if (t->served.ps != NULL) {
+        ddl__served_note(t, u);
+    }
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
     t->out_bytes -= u->bytes;
@@ -30066,6 +30430,10 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
 /* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */
 static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
     ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
+    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
+    if (t->served.ps != NULL) {
+        return DDL_OK; /* each step makes its own */
+    }
     ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;
     ddl_collective d = {.kind = u->kind, .op = op, .in = whole, .out = whole};
     if (u->kind != DDL_ALL_REDUCE) {
@@ -30079,7 +30447,6 @@ static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) 
         d.counts = counts;
         *(u->kind == DDL_ALL_GATHERV ? &d.in : &d.out) = own;
     }
-    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
     return ddl__persistent_make(t->group, &d, &u->request);
 }
 
@@ -30242,8 +30609,13 @@ static void ddl__weight_publish(const ddl__weight *w) {
     }
 }
 
-/* One step of the optimizer on the own part of a tensor. f32 gradients are taken where they are, others in blocks. */
+/* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
+ * they are, others in blocks. */
 static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
+    if (t->served.ps != NULL) {
+        ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
+        return;
+    }
     if (w->options.rate_factor < 0) {
         return;
     }
@@ -30277,8 +30649,8 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
  * that travel too (local SGD; shards of another type). */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool exact = ddl__weight_is_squeezed(w) || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
-                 (o->shard && w->param.dtype != w->grad.dtype);
+    bool exact = ddl__weight_is_squeezed(w) || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
+                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 
@@ -30427,10 +30799,11 @@ static uint64_t ddl__code_hash(uint64_t hash, const ddl_compression *c) {
 
 static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     const ddl_optimizer *m = &o->optimizer;
-    const int64_t whole[] = {o->sync,         o->schedule,        m->kind,         m->state_slots,
-                             o->step != NULL, o->accumulate,      o->unchecked,    o->shard,
-                             o->uneven,       o->overlap_forward, o->bucket_bytes, o->piece_bytes,
-                             o->credit_bytes, o->replan_steps,    o->local_steps,  o->local_after};
+    const int64_t whole[] = {o->sync,         o->schedule,     m->kind,         m->state_slots,  o->step != NULL,
+                             o->accumulate,   o->unchecked,    o->shard,        o->uneven,       o->overlap_forward,
+                             o->bucket_bytes, o->piece_bytes,  o->credit_bytes, o->replan_steps, o->local_steps,
+                             o->local_after,  o->architecture, o->servers,      o->dedicated,    o->staleness,
+                             o->staleness_max};
     const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
                            m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
                            o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
@@ -30535,7 +30908,7 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
 
 static bool ddl__trainer_plans(const ddl_trainer *t) {
     ddl_schedule s = t->config.schedule;
-    return !t->config.shard && t->size > 1 &&
+    return !t->config.shard && (t->size > 1 || t->served.ps != NULL) &&
            (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
 }
 
@@ -30551,12 +30924,58 @@ static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int
     return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
 }
 
+/* The least time in which pieces of the servers are pulled, on the slowest worker. */
+static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t end, int32_t times, double *out_s) {
+    *out_s = 1e9;
+    for (int32_t i = 0; i < times; i++) {
+        ddl_request *r;
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl__enter(t->context));
+        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL,
+                                               ddl__served_pulled(t, 0), t->served.bad, &r);
+        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+        ddl__unlock(t->context);
+        DDL__TRY(status);
+        *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
+    }
+    return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
+}
+
+static void ddl__line_fit(ddl__line *line, double brief_s, double lengthy_s, int64_t brief_bytes,
+                          int64_t lengthy_bytes) {
+    double per_byte = DDL__MAX(lengthy_s - brief_s, 1e-9) / (double)DDL__MAX(lengthy_bytes - brief_bytes, 1);
+    line->seconds_per_byte = line->seconds_per_byte > 0 ? line->seconds_per_byte : per_byte;
+    line->latency_s =
+        line->latency_s > 0 ? line->latency_s : DDL__MAX(brief_s - per_byte * (double)brief_bytes, brief_s / 2);
+}
+
+/* A pull of the first piece, and of many: pushes go the other way at the same time. */
+static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
+    enum { LONG_BYTES = 1 << 20 };
+    const ddl_ps *ps = t->served.ps;
+    double brief, lengthy;
+    int64_t end = 0, bytes = 0;
+    while (end < ps->piece_count && bytes < LONG_BYTES) {
+        bytes += ps->pieces[end++].count * (int64_t)sizeof(float);
+    }
+    if (end == 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__line_probe_servers(t, 0, 1, 8, &brief));
+    DDL__TRY(ddl__line_probe_servers(t, 0, end, 4, &lengthy));
+    ddl__line_fit(&t->line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
+    return DDL_OK;
+}
+
 /* Measures the line where the config does not give it: a short and a long all-reduce. */
 static ddl_status ddl__line_measure(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
     t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
     if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
         return DDL_OK;
+    }
+    if (t->served.ps != NULL) {
+        return ddl__line_measure_servers(t);
     }
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
@@ -30567,13 +30986,12 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
-    double per_byte = DDL__MAX(lengthy - brief, 1e-9) / (LONG_BYTES - SHORT_BYTES);
-    t->line.seconds_per_byte = t->line.seconds_per_byte > 0 ? t->line.seconds_per_byte : per_byte;
-    t->line.latency_s = t->line.latency_s > 0 ? t->line.latency_s : DDL__MAX(brief - per_byte * SHORT_BYTES, brief / 2);
+    ddl__line_fit(&t->line, brief, lengthy, SHORT_BYTES, LONG_BYTES);
     return DDL_OK;
 }
 
-/* Makes the ready times of all ranks one, and fits the time per byte to what the last step took. */
+/* Makes the ready times of all ranks one (where all are at one step; else each plans for itself), and fits the time per
+ * byte to what the last step took. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
     size_t n = (size_t)t->count;
     double *ready = malloc((n + 1) * sizeof *ready);
@@ -30586,8 +31004,8 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
     ready[n] = 0;
     ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
     double busy_s = t->stats.exposed_s + t->stats.hidden_s;
-    ddl_status status = ddl_all_reduce(t->group, all, all, DDL_AVG);
-    status = status < 0 ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    ddl_status status = t->served.alone ? DDL_OK : ddl_all_reduce(t->group, all, all, DDL_AVG);
+    status = status < 0 || t->served.alone ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
         t->weights[i].ready_s = ready[i];
     }
@@ -30662,9 +31080,15 @@ static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
     }
 }
 
+static void ddl__draft_cut(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
+    d->count = t->served.ps != NULL
+                   ? ddl__plan_cut_grains(d->layers, t->count, d->first, t->served.grains, piece_bytes, d->pieces)
+                   : ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+}
+
 /* Pieces in backward's order. */
 static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    ddl__draft_cut(t, d, piece_bytes);
     for (int32_t i = 0; i < d->count; i++) {
         d->order[i] = i;
     }
@@ -30674,7 +31098,7 @@ static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t pie
 
 /* Pieces in the order in which forward needs them, as far as backward allows. */
 static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
-    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    ddl__draft_cut(t, d, piece_bytes);
     double end =
         ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
     d->credit_bytes = credit_bytes;
@@ -30740,7 +31164,8 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
 
 /* The most pieces that any schedule of this config makes. */
 static int32_t ddl__draft_room(const ddl_trainer *t) {
-    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes, pieces = 0;
+    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes;
+    int64_t pieces = t->served.ps != NULL ? t->served.ps->piece_count : 0;
     for (int32_t i = 0; i < t->count; i++) {
         pieces += 2 + t->weights[i].count * (int64_t)ddl_dtype_bytes(t->weights[i].wire) / least;
     }
@@ -30761,6 +31186,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].unit_first = INT32_MAX;
     }
+    int64_t grain = 0;
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
         const ddl__weight *first = ddl__piece_home(t, p);
@@ -30770,7 +31196,12 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
+                         .grain_first = grain,
                          .members = p->last - p->first + 1};
+        for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
+            bytes += t->served.grains[grain];
+        }
+        u->grain_end = grain;
         for (int32_t k = p->first; k <= p->last; k++) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
@@ -30934,7 +31365,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
-    bool mine = t->config.step == NULL;
+    bool mine = t->config.step == NULL && t->served.ps == NULL; /* servers have masters and states */
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;
@@ -30975,15 +31406,23 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
 
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
+    t->size = t->group->size;
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
+    for (int32_t i = 0; i < t->count; i++) {
+        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_PS) {
+        DDL__TRY(ddl__served_make(t));
+        t->started = t->served.only;
+    }
+    if (t->started) {
+        return DDL_OK;
+    }
     DDL__TRY(ddl__line_measure(t));
     for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
         if (ddl__weight_is_squeezed(&t->weights[i])) {
             DDL__TRY(ddl_group_duplicate(t->parent, &t->squeeze_group));
         }
-    }
-    for (int32_t i = 0; i < t->count; i++) {
-        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
     DDL__TRY(ddl__trainer_arrange(t));
     for (int32_t i = 0; i < t->count; i++) {
@@ -31061,6 +31500,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
         w->master = w->state = w->anchor = w->momentum = NULL;
     }
     ddl__unlock(c);
+    ddl__served_free(t);
     ddl__arenas_free(t);
     ddl_group_free(&t->group);
     ddl_group_free(&t->squeeze_group);
@@ -31091,14 +31531,21 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
 /* >>train/step */
 /* train, sixth part: a step. Gradients become ready, averages arrive, parameters follow. */
 
-/* Steps with averaged gradients: all of BSP, the first ones of post-local SGD. */
+/* Steps with averaged gradients, or with servers: all of BSP, SSP and ASP, the first ones of post-local SGD. */
 static bool ddl__trainer_is_bsp(const ddl_trainer *t) {
-    return t->config.sync == DDL_SYNC_BSP || t->stats.steps < t->config.local_after;
+    return t->config.sync != DDL_SYNC_LOCAL || t->stats.steps < t->config.local_after;
 }
 
 /* Time inside the trainer does not count as the program's. */
 static ddl_status ddl__trainer_enter(ddl_trainer *t, const char *what) {
     DDL__TRY(ddl__trainer_ok(t, what, true));
+    if (t->served.only) {
+        ddl_status status =
+            ddl__error(t->context, DDL_ERR_ARG,
+                       "%s: rank %d only serves; ddl_trainer_serve and ddl_trainer_free are for it", what, t->rank);
+        ddl__unlock(t->context);
+        return status;
+    }
     t->entered_ns = ddl__now_ns();
     return DDL_OK;
 }
@@ -31154,6 +31601,9 @@ static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->squeeze_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].skipped = false;
+    }
     if (t->grads_out) {
         ddl__units_reset(t);
         t->flag[0] = contributes ? 1 : 0;
@@ -31172,6 +31622,9 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
     }
     double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
+    if (t->served.ps != NULL) {
+        t->served.bad[ddl__served_number(t, (int32_t)(w - t->weights))] = w->bad;
+    }
     if (t->grads_out) {
         ddl__unit_release(t, w->unit_first, w->unit_last);
     }
@@ -31364,10 +31817,34 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
     return DDL_OK;
 }
 
+/* Servers have made the step: parameters come from them. One whose gradient was not finite stays as it was. */
+static ddl_status ddl__step_served(ddl_trainer *t, const char *what) {
+    DDL__TRY(ddl__step_as_it_comes(t, what));
+    DDL__TRY(ddl__served_clock(t));
+    int32_t first = t->count;
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        first = t->weights[i].skipped ? i : first;
+    }
+    bool mine = first < t->count && t->weights[first].bad;
+    t->stats.contributors = t->size;
+    t->stats.not_finite += first < t->count;
+    ddl__step_close(t, true);
+    return first == t->count
+               ? DDL_OK
+               : ddl__error(t->context, DDL_ERR_ARG,
+                            "ddl_step: gradient \"%s\" of step %lld is not finite%s; servers have left this parameter "
+                            "as it was, others of the step have changed",
+                            t->weights[first].name, (long long)t->stats.steps,
+                            mine ? "" : " on another rank, or as an average");
+}
+
 /* The second half of a step of BSP: all gradients of this rank are on their way. */
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
+    if (t->served.ps != NULL) {
+        return ddl__step_served(t, what);
+    }
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
@@ -31487,7 +31964,9 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    bool finite = t->config.unchecked || !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    bool finite = t->served.ps != NULL  ? !w->skipped
+                  : t->config.unchecked ? true
+                                        : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
     if (finite) {
         ddl__weight_update(t, w);
     }
@@ -31524,6 +32003,10 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
     bool last = was_over && t->waited_count == t->count;
+    if (last && t->served.ps != NULL) {
+        ddl_status clocked = ddl__served_clock(t);
+        status = clocked < 0 ? clocked : status;
+    }
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;
@@ -31556,7 +32039,19 @@ DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer
 
 static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
     const ddl_trainer_config *o = &t->config;
-    if (o->sync == DDL_SYNC_BSP) {
+    if (t->served.ps != NULL) {
+        static const char *const names[] = {"BSP", "", "SSP", "ASP"};
+        ddl__text_add(text, "%s", names[o->sync]);
+        if (o->sync == DDL_SYNC_SSP) {
+            const ddl_sync_config *s = &t->served.ps->sync;
+            ddl__text_add(text, " with a staleness of %d", s->staleness);
+            if (s->staleness_max > s->staleness) {
+                ddl__text_add(text, " to %d", s->staleness_max);
+            }
+        }
+        ddl__text_add(text, " over %d %s server%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+                      o->servers == 1 ? "" : "s");
+    } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {
         ddl__text_add(text, "local SGD, averaged every %d steps", o->local_steps);
@@ -31799,12 +32294,15 @@ static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
                                .shard = o->shard,
                                .uneven = o->uneven,
                                .compression = o->compression};
+    kept.architecture = o->architecture;
+    kept.servers = o->servers;
+    kept.dedicated = o->dedicated;
     return ddl__config_hash(&kept);
 }
 
 static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *config, ddl_trainer_config *out) {
     const char *what = "ddl_trainer_switch";
-    DDL__TRY(ddl__trainer_settle(t->context, config, what, out));
+    DDL__TRY(ddl__trainer_settle(t->context, ddl__served_ranks(t), config, what, out));
     if (t->step_open || t->over || t->joined_out) {
         return ddl__error(t->context, DDL_ERR_STATE,
                           "%s: a step is under way on rank %d; call it between ddl_step and the "
@@ -31816,7 +32314,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, compression, shard and uneven cannot change; make a "
+                          "%s: optimizer, step, compression, shard, uneven and servers cannot change; make a "
                           "new trainer",
                           what);
     }
@@ -31876,6 +32374,7 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
         DDL__TRY(ddl__switch_average(t));
     }
     t->config = settled;
+    DDL__TRY(ddl__served_switch(t));
     return ddl__switch_rebuild(t);
 }
 
@@ -32266,10 +32765,38 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     return ddl__trainer_leave(t, status);
 }
 
+/* >>servers: they have the parameters, and their files (ps/save.h) take the place of rank 0's. */
+
+static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
+    ddl__ps_generation found[DDL__PS_GENERATIONS];
+    double any = ddl__ps_generations(folder, found);
+    ddl_ps *ps = t->served.ps;
+    ddl_request *r;
+    *out_step = -1;
+    DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
+    if (any == 0) {
+        return DDL_OK; /* an empty folder */
+    }
+    DDL__TRY(ddl_ps_load(ps, folder));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, ddl__served_pulled(t, 0),
+                                           t->served.bad, &r);
+    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+    for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
+        ddl__weight_update(t, &t->weights[i]);
+    }
+    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
+    ddl__unlock(t->context);
+    return status;
+}
+
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
+    if (trainer->served.ps != NULL) {
+        return ddl_ps_save(trainer->served.ps, folder);
+    }
     DDL__TRY(ddl__save_room(trainer, what, &room));
     ddl_status status = ddl__save_all(trainer, folder, room);
     free(room);
@@ -32505,9 +33032,14 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
     int64_t step = -1;
     ddl__archive archive = {0};
     DDL__TRY(ddl__save_enter(trainer, what, folder, false));
-    DDL__TRY(ddl__save_room(trainer, what, &room));
-    ddl_status status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
-    free(room);
+    ddl_status status = DDL_OK;
+    if (trainer->served.ps != NULL) {
+        status = ddl__served_load(trainer, folder, &step);
+    } else {
+        DDL__TRY(ddl__save_room(trainer, what, &room));
+        status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
+        free(room);
+    }
     if (archive.file != NULL) {
         fclose(archive.file);
     }
@@ -32531,6 +33063,15 @@ static const ddl__preset ddl__presets[] = {
     {"auto", {.schedule = DDL_SCHEDULE_AUTO}},
     {"BSP-A2A", {.schedule = DDL_SCHEDULE_NONE}},
     {"WFBP-A2A", {.schedule = DDL_SCHEDULE_WAIT_FREE}},
+    {"BSP-PS", {.schedule = DDL_SCHEDULE_NONE, .architecture = DDL_ARCHITECTURE_PS}},
+    {"WFBP-PS", {.schedule = DDL_SCHEDULE_WAIT_FREE, .architecture = DDL_ARCHITECTURE_PS}},
+    {"ByteScheduler-PS",
+     {.schedule = DDL_SCHEDULE_PRIORITY, .overlap_forward = 1, .architecture = DDL_ARCHITECTURE_PS}},
+    {"SSP", {.schedule = DDL_SCHEDULE_WAIT_FREE, .sync = DDL_SYNC_SSP, .architecture = DDL_ARCHITECTURE_PS}},
+    {"ASP", {.schedule = DDL_SCHEDULE_WAIT_FREE, .sync = DDL_SYNC_ASP, .architecture = DDL_ARCHITECTURE_PS}},
+    {"parameter-server",
+     {.schedule = DDL_SCHEDULE_WAIT_FREE, .sync = DDL_SYNC_ASP, .architecture = DDL_ARCHITECTURE_PS, .dedicated = 1}},
+    {"central-storage", {.schedule = DDL_SCHEDULE_NONE, .architecture = DDL_ARCHITECTURE_PS, .servers = 1}},
     {"MG-WFBP", {.schedule = DDL_SCHEDULE_MERGED}},
     {"ByteScheduler-A2A", {.schedule = DDL_SCHEDULE_PRIORITY, .overlap_forward = 1}},
     {"DistributedDataParallel", {.schedule = DDL_SCHEDULE_FUSED, .bucket_bytes = 25 << 20}},

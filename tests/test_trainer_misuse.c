@@ -36,6 +36,7 @@ static void bench_check(const bench *b, int steps) {
     }
 }
 
+#define SERVED .architecture = DDL_ARCHITECTURE_PS
 #define PLAIN .optimizer = {.learning_rate = 1}
 
 static void configs(ddl_group *w, void *arg) {
@@ -47,7 +48,7 @@ static void configs(ddl_group *w, void *arg) {
     } wrong[] = {
         {{.accumulate = -1}, DDL_ERR_ARG, "accumulate is -1; it must be from 0"},
         {{.local_steps = -2, .sync = DDL_SYNC_LOCAL}, DDL_ERR_ARG, "local_steps is -2; it must be from 0"},
-        {{.sync = (ddl_sync)9}, DDL_ERR_ARG, "sync is 9; it must be from 0 to 1"},
+        {{.sync = (ddl_sync)9}, DDL_ERR_ARG, "sync is 9; it must be from 0 to 3"},
         {{.schedule = (ddl_schedule)-1}, DDL_ERR_ARG, "schedule is"},
         {{.clip_norm = NAN}, DDL_ERR_ARG, "clip_norm is nan"},
         {{.bucket_bytes = -1}, DDL_ERR_ARG, "bucket_bytes is -1"},
@@ -60,6 +61,16 @@ static void configs(ddl_group *w, void *arg) {
         {{.shard = 1, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "shard works with BSP"},
         {{.shard = 1, .schedule = DDL_SCHEDULE_PRIORITY}, DDL_ERR_UNSUPPORTED, "a plan cannot change"},
         {{.shard = 1, .optimizer = {.kind = DDL_LAMB}}, DDL_ERR_UNSUPPORTED, "norms go over whole tensors"},
+        {{.sync = DDL_SYNC_SSP}, DDL_ERR_UNSUPPORTED, "need parameter servers"},
+        {{.servers = 1}, DDL_ERR_UNSUPPORTED, "need parameter servers"},
+        {{.architecture = (ddl_architecture)7}, DDL_ERR_ARG, "architecture is 7"},
+        {{SERVED, .staleness = 2}, DDL_ERR_UNSUPPORTED, "belong to sync DDL_SYNC_SSP"},
+        {{SERVED, .sync = DDL_SYNC_SSP, .staleness = -2}, DDL_ERR_ARG, "staleness is -2; it must be from -1"},
+        {{SERVED, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "no rank can step alone"},
+        {{SERVED, .shard = 1}, DDL_ERR_UNSUPPORTED, "shared out over the servers already"},
+        {{SERVED, .uneven = 1}, DDL_ERR_UNSUPPORTED, "frees its trainer"},
+        {{SERVED, .servers = 2}, DDL_ERR_ARG, "2 colocated servers in a group of 1 ranks"},
+        {{SERVED, .dedicated = 1}, DDL_ERR_ARG, "at least one rank has to work"},
         {{.local_steps = 4}, DDL_ERR_UNSUPPORTED, "belong to sync DDL_SYNC_LOCAL"},
         {{.outer_momentum = 0.5, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "outer_momentum needs an outer_rate"},
     };

@@ -38,6 +38,12 @@ typedef enum ddl_schedule {
     DDL_SCHEDULE_PRIORITY = 5   /* pieces, the next forward's first layers first (ByteScheduler) */
 } ddl_schedule;
 
+/* Where gradients are averaged and the optimizer runs. */
+typedef enum ddl_architecture {
+    DDL_ARCHITECTURE_ALL_REDUCE = 0, /* on every rank */
+    DDL_ARCHITECTURE_PS = 1          /* on parameter servers: gradients are pushed, parameters pulled */
+} ddl_architecture;
+
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
  * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
@@ -47,8 +53,8 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
-    ddl_compression compression; /* of gradients; BSP only, and without shard, uneven, overlap_forward */
-    ddl_trainer_fn step; /* instead of optimizer */
+    ddl_compression compression; /* of gradients; BSP over all-reduce, without shard, uneven, overlap_forward */
+    ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
     double clip_norm;        /* the averaged gradients' norm over all tensors is cut to this; 0: not */
@@ -66,12 +72,17 @@ typedef struct ddl_trainer_config {
     int64_t local_after;     /* the first so many steps are BSP (post-local SGD) */
     double outer_rate;       /* of DDL_SYNC_LOCAL, not 0: Nesterov's step on the averaged difference (DiLoCo: 0.7) */
     double outer_momentum;   /* default 0.9 where outer_rate is set; below 0: none */
+    ddl_architecture architecture;
+    int32_t servers;   /* of DDL_ARCHITECTURE_PS; default: one beside each rank, or 1 that is dedicated */
+    int32_t dedicated; /* 1: the last `servers` ranks only serve: they call ddl_trainer_serve */
+    int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
+    int32_t staleness_max;
 } ddl_trainer_config;
 
 /* What differs for one tensor. All zero: nothing. */
 typedef struct ddl_trainer_options {
-    double rate_factor; /* of the learning rate; 0: 1; below 0: the tensor is not trained */
-    int32_t no_decay;   /* 1: no weight decay */
+    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
+    int32_t no_decay;            /* 1: no weight decay */
     int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
     ddl_compression compression; /* instead of the config's */
 } ddl_trainer_options;
@@ -95,8 +106,11 @@ DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_t
  * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
  * collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
+/* Serves the workers until all of them have freed their trainers or died. Blocks. For ranks of `dedicated`, instead of
+ * the loop. Errors: DDL_ERR_ARG on another rank. [one thread] */
+DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer);
 /* Frees a trainer and sets *trainer to NULL; NULL is fine. Parameters and gradients are the caller's. Local: operations
- * that are under way end; when other ranks go on they fail there. [one thread] */
+ * that are under way end; when other ranks go on they fail there. A server waits until nobody needs it. [one thread] */
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer);
 
 /* Says that a gradient (index, or DDL_ALL) is final in this step; it is copied, its memory may be used again. In any
@@ -151,8 +165,8 @@ typedef struct ddl_trainer_stats {
     int32_t contributors; /* ranks in the last average */
     double latency_s, seconds_per_byte; /* of the model, 0 before it is known */
     int32_t replans;                    /* how often the plan changed since the start */
-    int64_t not_finite; /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
-    int64_t local_steps;                /* taken since parameters were last averaged */
+    int64_t not_finite;  /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
+    int64_t local_steps; /* taken since parameters were last averaged */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */
 DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats);

@@ -37,9 +37,16 @@ enum ddl__ps_op {
     DDL__PS_OPS = 14
 };
 
+enum {
+    DDL__PS_NOT_FINITE = 1, /* of a push: its worker has seen that the gradient is not finite */
+    DDL__PS_REPEATED = 1,   /* of an answer: the push was known already, */
+    DDL__PS_SKIPPED = 2     /* the gradient was not finite, and has not been applied */
+};
+
 typedef struct ddl__ps_ask {
     int32_t op, place; /* place: a piece, or a table; of what all ask for: how many tables the workers know */
     int32_t tag;
+    uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
     int64_t count;  /* ids */
@@ -49,7 +56,7 @@ typedef struct ddl__ps_ask {
 
 typedef struct ddl__ps_answer {
     ddl_status status;
-    int32_t repeated;   /* the push was known already */
+    uint32_t notes;
     int64_t slowest;    /* clock, as far as the server knows */
     int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
     uint64_t sequence;  /* LOAD: its last push that was applied */
@@ -63,7 +70,7 @@ static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask 
     ddl__put_u32(&w, (uint32_t)a->op);
     ddl__put_u32(&w, (uint32_t)a->place);
     ddl__put_u32(&w, (uint32_t)a->tag);
-    ddl__put_u32(&w, 0);
+    ddl__put_u32(&w, a->flags);
     ddl__put_u64(&w, (uint64_t)a->clock);
     ddl__put_u64(&w, a->sequence);
     ddl__put_u64(&w, (uint64_t)a->count);
@@ -77,7 +84,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
     a->op = (int32_t)ddl__get_u32(&r);
     a->place = (int32_t)ddl__get_u32(&r);
     a->tag = (int32_t)ddl__get_u32(&r);
-    ddl__get_u32(&r);
+    a->flags = ddl__get_u32(&r);
     a->clock = (int64_t)ddl__get_u64(&r);
     a->sequence = ddl__get_u64(&r);
     a->count = (int64_t)ddl__get_u64(&r);
@@ -91,7 +98,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
 static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
     ddl__writer w = ddl__writer_of(out, DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES);
     ddl__put_u32(&w, (uint32_t)(int32_t)a->status);
-    ddl__put_u32(&w, (uint32_t)a->repeated);
+    ddl__put_u32(&w, a->notes);
     ddl__put_u64(&w, (uint64_t)a->slowest);
     ddl__put_u64(&w, (uint64_t)a->clock);
     ddl__put_u64(&w, a->sequence);
@@ -105,7 +112,7 @@ static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
 static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer *a) {
     ddl__reader r = ddl__reader_of(in, bytes);
     a->status = (ddl_status)(int32_t)ddl__get_u32(&r);
-    a->repeated = (int32_t)ddl__get_u32(&r);
+    a->notes = ddl__get_u32(&r);
     a->slowest = (int64_t)ddl__get_u64(&r);
     a->clock = (int64_t)ddl__get_u64(&r);
     a->sequence = ddl__get_u64(&r);

@@ -11,8 +11,7 @@ static ddl_status ddl__ps_sync_resolve(ddl__sentence *why, const ddl_sync_config
     ddl_sync_config s = *in;
     if (s.mode != DDL_SYNC_BSP && s.mode != DDL_SYNC_SSP && s.mode != DDL_SYNC_ASP) {
         return ddl__fail(why, DDL_ERR_ARG,
-                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are",
-                         (int)s.mode);
+                         "%d is no sync mode of servers; DDL_SYNC_BSP, DDL_SYNC_SSP and DDL_SYNC_ASP are", (int)s.mode);
     }
     if (s.staleness < -1 || s.staleness > 1000000 || s.staleness_max > 1000000) {
         return ddl__fail(why, DDL_ERR_ARG,
@@ -228,6 +227,7 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     s->piece_count = ps->piece_count;
     s->optimizer = ps->config.optimizer;
     s->op = ps->config.op;
+    s->extra = ps->extra;
     s->sync = ps->config.sync;
     s->memory = (ddl__ps_memory){.c = ps->c, .limit = UINT64_MAX};
     s->memory.limit = ps->config.memory_bytes > 0 ? (uint64_t)ps->config.memory_bytes : UINT64_MAX;
@@ -319,8 +319,8 @@ static ddl_status ddl__ps_check_create(ddl_group *group, const ddl_ps_config *co
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
-                                 ddl_ps **out_ps) {
+static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, const ddl__ps_details *extra,
+                               const ddl_tensor *params, int32_t count, ddl_ps **out_ps) {
     if (out_ps == NULL || config == NULL || (params == NULL && count > 0)) {
         return ddl__refuse_group(group, "ddl_ps_create",
                                  out_ps == NULL   ? "out_ps"
@@ -340,6 +340,7 @@ DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, 
     if (status == DDL_OK) {
         ps->c = c;
         ps->config = resolved;
+        ps->extra = *extra;
         ps->sync = resolved.sync;
         ps->params = count;
         ps->rate = 1;
@@ -360,6 +361,12 @@ DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, 
         *out_ps = ps;
     }
     return status;
+}
+
+DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
+                                 ddl_ps **out_ps) {
+    static const ddl__ps_details none;
+    return ddl__ps_make(group, config, &none, params, count, out_ps);
 }
 
 /* >>leaving */
@@ -582,11 +589,8 @@ DDL_API ddl_status ddl_ps_rate(ddl_ps *ps, double factor) {
 static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, size_t bytes, const char *what,
                                 ddl__ps_answer *out) {
     DDL__TRY(ddl__ps_idle(ps, what));
-    ddl__ps_ask ask = {.op = op,
-                       .place = ps->table_count,
-                       .clock = ps->clock,
-                       .sequence = ps->sequence,
-                       .bytes = (int64_t)bytes};
+    ddl__ps_ask ask = {
+        .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE && ps->save_failed;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }

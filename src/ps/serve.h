@@ -123,13 +123,36 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 
 /* >>steps */
 
-static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate) {
+/* Are all elements numbers? Sums that overflow are found so, too. */
+static bool ddl__ps_is_finite(const float *x, int64_t count) {
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
+/* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
+static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
+    static const ddl__ps_trait plain;
+    const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : &plain;
     size_t count = (size_t)p->piece->count;
+    ddl_optimizer o = s->optimizer;
+    double factor = trait->rate_factor == 0 ? 1 : trait->rate_factor;
     if (s->op == DDL_AVG) {
         ddl__average(grad, count, DDL_F32, among);
     }
+    if (s->extra.check && (bad || !ddl__ps_is_finite(grad, p->piece->count))) {
+        return false;
+    }
+    if (factor < 0) {
+        return true;
+    }
+    o.weight_decay = trait->no_decay ? 0 : o.weight_decay;
     ddl_optimizer_part part = {.step = ++p->steps,
-                               .learning_rate = s->optimizer.learning_rate * rate,
+                               .learning_rate = o.learning_rate * rate * factor,
                                .tensor = p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
@@ -137,7 +160,8 @@ static void ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .grad = grad,
                                .state = p->state,
                                .state_stride = p->piece->count};
-    ddl__optim_step(&s->optimizer, &part, NULL);
+    ddl__optim_step(&o, &part, NULL);
+    return true;
 }
 
 /* Workers of the clock that is being added up: those who are there, and those who left after it. */
@@ -163,7 +187,8 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job));
+        job->skipped = !ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job),
+                                           job->ask.flags & DDL__PS_NOT_FINITE);
     }
     s->applied++;
     return true;
@@ -172,6 +197,7 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
 /* BSP: the push is added to the sum of its clock. */
 static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     p->rate = p->given == 0 ? ddl__ps_rate_of(job) : p->rate;
+    p->bad = (p->given > 0 && p->bad) || (job->ask.flags & DDL__PS_NOT_FINITE);
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
     } else if (p->given == 0) {
@@ -189,7 +215,7 @@ static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        ddl__ps_step_piece(s, p, p->sum, p->given, p->rate);
+        p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
     } else if (p->given > 0) {
         ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }
@@ -239,7 +265,7 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
     }
     if (job->ask.sequence <= p->sequence[job->source]) {
         s->repeated++;
-        ok.repeated = 1;
+        ok.notes = DDL__PS_REPEATED;
         if (pull) {
             return ddl__ps_consumed(s, p, job);
         }
@@ -334,6 +360,8 @@ static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
         return ddl__ps_leave_queue(s, p, job);
     }
     ddl__ps_answer ok = ddl__ps_answer_ok(s);
+    bool skipped = job->ask.op == DDL__PS_PUSH_PULL && (ddl__ps_in_turns(s) ? p->skipped : job->skipped);
+    ok.notes = skipped ? DDL__PS_SKIPPED : 0;
     job->value = p->value;
     p->value->readers++;
     ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
@@ -405,8 +433,8 @@ static ddl__ps_job *ddl__ps_turn_job(const ddl__ps_place *p, int32_t worker, boo
 /* Is a read here that must be answered before the clock that is being added up ends? */
 static bool ddl__ps_has_read(const ddl__ps_place *p) {
     for (const ddl__ps_job *job = p->first; job != NULL; job = job->next) {
-        bool read = !ddl__ps_is_push(job->ask.op) || (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL &&
-                                                      job->phase >= DDL__PS_RECEIVED);
+        bool read = !ddl__ps_is_push(job->ask.op) ||
+                    (job->ask.op == DDL__PS_PUSH_PULL && job->in == NULL && job->phase >= DDL__PS_RECEIVED);
         if (read && job->ask.op != DDL__PS_INIT && ddl__ps_read_clock(p, job) <= p->clock) {
             return true;
         }

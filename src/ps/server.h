@@ -225,9 +225,9 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && (job->ask.op != first->ask.op || job->ask.place != first->ask.place ||
-                                              job->ask.bytes != first->ask.bytes ||
-                                              memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
+        if (ddl__ps_is_joint(job->ask.op) &&
+            (job->ask.op != first->ask.op || job->ask.place != first->ask.place || job->ask.bytes != first->ask.bytes ||
+             memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
         }
     }

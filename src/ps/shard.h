@@ -15,6 +15,18 @@ typedef struct ddl__ps_piece {
     int64_t begin, count;
 } ddl__ps_piece;
 
+/* What the trainer says of a parameter, and users of ddl_ps_create cannot. All zero: an ordinary one. */
+typedef struct ddl__ps_trait {
+    double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
+    bool no_decay;
+} ddl__ps_trait;
+
+/* Of all parameters. */
+typedef struct ddl__ps_details {
+    const ddl__ps_trait *traits; /* by parameter, or NULL; they outlive the servers */
+    bool check;                  /* gradients that are not finite are passed over */
+} ddl__ps_details;
+
 /* Elements of the largest piece: total is that of all parameters. */
 static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;

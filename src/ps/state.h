@@ -41,6 +41,7 @@ typedef struct ddl__ps_job {
     int32_t source; /* worker */
     ddl__ps_phase phase;
     bool queued, sending;
+    bool skipped;  /* SSP, ASP: its gradient was not finite */
     int32_t bound; /* staleness that this read was given */
     char *in;      /* payload */
     char *out;     /* rows that are sent */
@@ -63,6 +64,8 @@ typedef struct ddl__ps_place {
     int32_t turn;  /* whose push is added next */
     int32_t given; /* workers whose pushes are in the sum */
     double rate;   /* the lowest rank's */
+    bool bad;      /* a worker has said that its gradient is not finite */
+    bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
     float *sum, *state;
@@ -83,6 +86,7 @@ typedef struct ddl__ps_server {
     int32_t table_count, table_cap;
     ddl_optimizer optimizer;
     ddl_op op;
+    ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
     uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */

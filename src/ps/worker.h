@@ -16,8 +16,9 @@ enum {
 struct ddl_ps {
     uint32_t magic;
     ddl_context *c;
-    ddl_group *group;        /* its own */
-    ddl_ps_config config;    /* with its defaults filled in */
+    ddl_group *group;     /* its own */
+    ddl_ps_config config; /* with its defaults filled in */
+    ddl__ps_details extra;
     int32_t workers, worker; /* worker -1: this rank only serves */
     int32_t params;
     int64_t *lengths;
@@ -43,6 +44,7 @@ struct ddl_ps {
 
 typedef struct ddl__ps_part {
     int32_t server;
+    bool skipped;             /* what was pushed is not finite */
     ddl_request *messages[4]; /* ask, payload out, answer, payload in */
     uint8_t ask[DDL__PS_ASK_BYTES];
     uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
@@ -95,7 +97,7 @@ static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
 }
 
 /* What one server said. False: the call has failed, and its request ended. */
-static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, const ddl__ps_part *part) {
+static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *part) {
     char name[96];
     ddl__ps_answer a = {.status = DDL_OK};
     const ddl_request *failed = ddl__ps_part_failed(part), *answer = part->messages[2];
@@ -116,6 +118,7 @@ static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, const ddl__ps_
         return false;
     }
     if (answer != NULL) {
+        part->skipped = a.notes & DDL__PS_SKIPPED;
         call->ps->slowest = DDL__MAX(call->ps->slowest, a.slowest);
         a.generation = call->answer.generation != 0 && call->answer.generation != a.generation ? -1 : a.generation;
         call->answer = a;
@@ -313,6 +316,32 @@ static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, i
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
         status = ddl__ps_call_add(*out_request, piece->server, &ask, grad != NULL ? grad + piece->begin : NULL,
                                   out != NULL ? out + piece->begin : NULL, bytes);
+    }
+    return ddl__ps_call_start(out_request, status);
+}
+
+/* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
+ * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
+ * `grads` and from `out`. not_finite, by parameter, says which gradients of this worker's are not. */
+static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
+                                     float *out, const bool *not_finite, ddl_request **out_request) {
+    uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
+    DDL__TRY(
+        ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
+    ddl_status status = DDL_OK;
+    for (int64_t i = first; i < end && status == DDL_OK; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        size_t bytes = (size_t)piece->count * sizeof(float);
+        ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_PULL : DDL__PS_PULL,
+                           .place = (int32_t)i,
+                           .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
+                           .clock = ps->clock,
+                           .sequence = sequence << DDL__PS_CHUNK_BITS,
+                           .bytes = grads != NULL ? (int64_t)bytes : 0};
+        memcpy(&ask.value, &ps->rate, sizeof ask.value);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, grads, out, bytes);
+        grads += grads != NULL ? piece->count : 0;
+        out += piece->count;
     }
     return ddl__ps_call_start(out_request, status);
 }

@@ -19,10 +19,11 @@ static uint64_t ddl__code_hash(uint64_t hash, const ddl_compression *c) {
 
 static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
     const ddl_optimizer *m = &o->optimizer;
-    const int64_t whole[] = {o->sync,         o->schedule,        m->kind,         m->state_slots,
-                             o->step != NULL, o->accumulate,      o->unchecked,    o->shard,
-                             o->uneven,       o->overlap_forward, o->bucket_bytes, o->piece_bytes,
-                             o->credit_bytes, o->replan_steps,    o->local_steps,  o->local_after};
+    const int64_t whole[] = {o->sync,         o->schedule,     m->kind,         m->state_slots,  o->step != NULL,
+                             o->accumulate,   o->unchecked,    o->shard,        o->uneven,       o->overlap_forward,
+                             o->bucket_bytes, o->piece_bytes,  o->credit_bytes, o->replan_steps, o->local_steps,
+                             o->local_after,  o->architecture, o->servers,      o->dedicated,    o->staleness,
+                             o->staleness_max};
     const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
                            m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
                            o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
@@ -127,7 +128,7 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
 
 static bool ddl__trainer_plans(const ddl_trainer *t) {
     ddl_schedule s = t->config.schedule;
-    return !t->config.shard && t->size > 1 &&
+    return !t->config.shard && (t->size > 1 || t->served.ps != NULL) &&
            (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
 }
 
@@ -143,12 +144,58 @@ static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int
     return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
 }
 
+/* The least time in which pieces of the servers are pulled, on the slowest worker. */
+static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t end, int32_t times, double *out_s) {
+    *out_s = 1e9;
+    for (int32_t i = 0; i < times; i++) {
+        ddl_request *r;
+        uint64_t start = ddl__now_ns();
+        DDL__TRY(ddl__enter(t->context));
+        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL,
+                                               ddl__served_pulled(t, 0), t->served.bad, &r);
+        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+        ddl__unlock(t->context);
+        DDL__TRY(status);
+        *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
+    }
+    return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
+}
+
+static void ddl__line_fit(ddl__line *line, double brief_s, double lengthy_s, int64_t brief_bytes,
+                          int64_t lengthy_bytes) {
+    double per_byte = DDL__MAX(lengthy_s - brief_s, 1e-9) / (double)DDL__MAX(lengthy_bytes - brief_bytes, 1);
+    line->seconds_per_byte = line->seconds_per_byte > 0 ? line->seconds_per_byte : per_byte;
+    line->latency_s =
+        line->latency_s > 0 ? line->latency_s : DDL__MAX(brief_s - per_byte * (double)brief_bytes, brief_s / 2);
+}
+
+/* A pull of the first piece, and of many: pushes go the other way at the same time. */
+static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
+    enum { LONG_BYTES = 1 << 20 };
+    const ddl_ps *ps = t->served.ps;
+    double brief, lengthy;
+    int64_t end = 0, bytes = 0;
+    while (end < ps->piece_count && bytes < LONG_BYTES) {
+        bytes += ps->pieces[end++].count * (int64_t)sizeof(float);
+    }
+    if (end == 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__line_probe_servers(t, 0, 1, 8, &brief));
+    DDL__TRY(ddl__line_probe_servers(t, 0, end, 4, &lengthy));
+    ddl__line_fit(&t->line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
+    return DDL_OK;
+}
+
 /* Measures the line where the config does not give it: a short and a long all-reduce. */
 static ddl_status ddl__line_measure(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
     t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
     if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
         return DDL_OK;
+    }
+    if (t->served.ps != NULL) {
+        return ddl__line_measure_servers(t);
     }
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
@@ -159,13 +206,12 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
-    double per_byte = DDL__MAX(lengthy - brief, 1e-9) / (LONG_BYTES - SHORT_BYTES);
-    t->line.seconds_per_byte = t->line.seconds_per_byte > 0 ? t->line.seconds_per_byte : per_byte;
-    t->line.latency_s = t->line.latency_s > 0 ? t->line.latency_s : DDL__MAX(brief - per_byte * SHORT_BYTES, brief / 2);
+    ddl__line_fit(&t->line, brief, lengthy, SHORT_BYTES, LONG_BYTES);
     return DDL_OK;
 }
 
-/* Makes the ready times of all ranks one, and fits the time per byte to what the last step took. */
+/* Makes the ready times of all ranks one (where all are at one step; else each plans for itself), and fits the time per
+ * byte to what the last step took. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
     size_t n = (size_t)t->count;
     double *ready = malloc((n + 1) * sizeof *ready);
@@ -178,8 +224,8 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
     ready[n] = 0;
     ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
     double busy_s = t->stats.exposed_s + t->stats.hidden_s;
-    ddl_status status = ddl_all_reduce(t->group, all, all, DDL_AVG);
-    status = status < 0 ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    ddl_status status = t->served.alone ? DDL_OK : ddl_all_reduce(t->group, all, all, DDL_AVG);
+    status = status < 0 || t->served.alone ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
         t->weights[i].ready_s = ready[i];
     }
@@ -254,9 +300,15 @@ static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
     }
 }
 
+static void ddl__draft_cut(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
+    d->count = t->served.ps != NULL
+                   ? ddl__plan_cut_grains(d->layers, t->count, d->first, t->served.grains, piece_bytes, d->pieces)
+                   : ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+}
+
 /* Pieces in backward's order. */
 static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    ddl__draft_cut(t, d, piece_bytes);
     for (int32_t i = 0; i < d->count; i++) {
         d->order[i] = i;
     }
@@ -266,7 +318,7 @@ static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t pie
 
 /* Pieces in the order in which forward needs them, as far as backward allows. */
 static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
-    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    ddl__draft_cut(t, d, piece_bytes);
     double end =
         ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
     d->credit_bytes = credit_bytes;
@@ -332,7 +384,8 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
 
 /* The most pieces that any schedule of this config makes. */
 static int32_t ddl__draft_room(const ddl_trainer *t) {
-    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes, pieces = 0;
+    int64_t least = t->config.schedule == DDL_SCHEDULE_AUTO ? DDL__AUTO_PIECE : t->config.piece_bytes;
+    int64_t pieces = t->served.ps != NULL ? t->served.ps->piece_count : 0;
     for (int32_t i = 0; i < t->count; i++) {
         pieces += 2 + t->weights[i].count * (int64_t)ddl_dtype_bytes(t->weights[i].wire) / least;
     }
@@ -353,6 +406,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].unit_first = INT32_MAX;
     }
+    int64_t grain = 0;
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
         const ddl__weight *first = ddl__piece_home(t, p);
@@ -362,7 +416,12 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
+                         .grain_first = grain,
                          .members = p->last - p->first + 1};
+        for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
+            bytes += t->served.grains[grain];
+        }
+        u->grain_end = grain;
         for (int32_t k = p->first; k <= p->last; k++) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
@@ -526,7 +585,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
-    bool mine = t->config.step == NULL;
+    bool mine = t->config.step == NULL && t->served.ps == NULL; /* servers have masters and states */
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;
@@ -567,15 +626,23 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
 
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
+    t->size = t->group->size;
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
+    for (int32_t i = 0; i < t->count; i++) {
+        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_PS) {
+        DDL__TRY(ddl__served_make(t));
+        t->started = t->served.only;
+    }
+    if (t->started) {
+        return DDL_OK;
+    }
     DDL__TRY(ddl__line_measure(t));
     for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
         if (ddl__weight_is_squeezed(&t->weights[i])) {
             DDL__TRY(ddl_group_duplicate(t->parent, &t->squeeze_group));
         }
-    }
-    for (int32_t i = 0; i < t->count; i++) {
-        DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
     DDL__TRY(ddl__trainer_arrange(t));
     for (int32_t i = 0; i < t->count; i++) {
@@ -653,6 +720,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
         w->master = w->state = w->anchor = w->momentum = NULL;
     }
     ddl__unlock(c);
+    ddl__served_free(t);
     ddl__arenas_free(t);
     ddl_group_free(&t->group);
     ddl_group_free(&t->squeeze_group);

@@ -148,8 +148,13 @@ static void ddl__weight_publish(const ddl__weight *w) {
     }
 }
 
-/* One step of the optimizer on the own part of a tensor. f32 gradients are taken where they are, others in blocks. */
+/* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
+ * they are, others in blocks. */
 static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
+    if (t->served.ps != NULL) {
+        ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
+        return;
+    }
     if (w->options.rate_factor < 0) {
         return;
     }
@@ -183,8 +188,8 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
  * that travel too (local SGD; shards of another type). */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool exact = ddl__weight_is_squeezed(w) || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
-                 (o->shard && w->param.dtype != w->grad.dtype);
+    bool exact = ddl__weight_is_squeezed(w) || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
+                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 

@@ -391,10 +391,38 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     return ddl__trainer_leave(t, status);
 }
 
+/* >>servers: they have the parameters, and their files (ps/save.h) take the place of rank 0's. */
+
+static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
+    ddl__ps_generation found[DDL__PS_GENERATIONS];
+    double any = ddl__ps_generations(folder, found);
+    ddl_ps *ps = t->served.ps;
+    ddl_request *r;
+    *out_step = -1;
+    DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
+    if (any == 0) {
+        return DDL_OK; /* an empty folder */
+    }
+    DDL__TRY(ddl_ps_load(ps, folder));
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, ddl__served_pulled(t, 0),
+                                           t->served.bad, &r);
+    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+    for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
+        ddl__weight_update(t, &t->weights[i]);
+    }
+    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
+    ddl__unlock(t->context);
+    return status;
+}
+
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
+    if (trainer->served.ps != NULL) {
+        return ddl_ps_save(trainer->served.ps, folder);
+    }
     DDL__TRY(ddl__save_room(trainer, what, &room));
     ddl_status status = ddl__save_all(trainer, folder, room);
     free(room);
@@ -630,9 +658,14 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
     int64_t step = -1;
     ddl__archive archive = {0};
     DDL__TRY(ddl__save_enter(trainer, what, folder, false));
-    DDL__TRY(ddl__save_room(trainer, what, &room));
-    ddl_status status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
-    free(room);
+    ddl_status status = DDL_OK;
+    if (trainer->served.ps != NULL) {
+        status = ddl__served_load(trainer, folder, &step);
+    } else {
+        DDL__TRY(ddl__save_room(trainer, what, &room));
+        status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
+        free(room);
+    }
     if (archive.file != NULL) {
         fclose(archive.file);
     }

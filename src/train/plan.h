@@ -97,6 +97,34 @@ static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool
     return made;
 }
 
+/* As ddl__plan_cut, but cuts only between grains: what lies on servers as one. grains: bytes of each, in order; none
+ * goes over the end of a layer. Grains are put together as long as they are at most piece_bytes. */
+static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t count, const bool *first, const int64_t *grains,
+                                    int64_t piece_bytes, ddl__piece *out) {
+    int32_t made = 0;
+    for (int32_t i = 0, j, grain = 0; i < count; i = j) {
+        for (j = i + 1; j < count && !first[j]; j++) {
+        }
+        int32_t layer = i; /* that the next grain is of, and where */
+        int64_t at = 0;
+        do {
+            ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at};
+            while (layer < j && (layers[layer].bytes == 0 || p.bytes == 0 || grains[grain] <= piece_bytes - p.bytes)) {
+                int64_t bytes = layers[layer].bytes == 0 ? 0 : grains[grain++];
+                p.bytes += bytes;
+                p.last = layer;
+                at += bytes;
+                if (at == layers[layer].bytes) {
+                    layer++;
+                    at = 0;
+                }
+            }
+            out[made++] = p;
+        } while (layer < j);
+    }
+    return made;
+}
+
 /* The order of ByteScheduler (Peng et al., SOSP 2019): whenever less than credit bytes are under way, the ready piece
  * that the next forward needs first is started; one piece may overdraw the credit. Here the order is computed
  * beforehand from agreed times, because collectives need the same order on all ranks. pieces: in backward's order,

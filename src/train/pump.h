@@ -3,7 +3,7 @@
 #ifndef DDL_TRAIN_PUMP_H
 #define DDL_TRAIN_PUMP_H
 
-#include "trainer.h"
+#include "served.h"
 
 static void ddl__trainer_break(ddl_trainer *t, ddl_status status) {
     if (t->status >= 0) {
@@ -18,7 +18,7 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
-    ddl_status status = ddl__persistent_start(c, u->request);
+    ddl_status status = t->served.ps != NULL ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
@@ -33,6 +33,9 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
 }
 
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
+    if (t->served.ps != NULL) {
+        ddl__served_note(t, u);
+    }
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
     t->out_bytes -= u->bytes;
@@ -184,6 +187,10 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
 /* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */
 static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
     ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
+    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
+    if (t->served.ps != NULL) {
+        return DDL_OK; /* each step makes its own */
+    }
     ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;
     ddl_collective d = {.kind = u->kind, .op = op, .in = whole, .out = whole};
     if (u->kind != DDL_ALL_REDUCE) {
@@ -197,7 +204,6 @@ static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) 
         d.counts = counts;
         *(u->kind == DDL_ALL_GATHERV ? &d.in : &d.out) = own;
     }
-    u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
     return ddl__persistent_make(t->group, &d, &u->request);
 }
 

@@ -4,14 +4,21 @@
 
 #include "agree.h"
 
-/* Steps with averaged gradients: all of BSP, the first ones of post-local SGD. */
+/* Steps with averaged gradients, or with servers: all of BSP, SSP and ASP, the first ones of post-local SGD. */
 static bool ddl__trainer_is_bsp(const ddl_trainer *t) {
-    return t->config.sync == DDL_SYNC_BSP || t->stats.steps < t->config.local_after;
+    return t->config.sync != DDL_SYNC_LOCAL || t->stats.steps < t->config.local_after;
 }
 
 /* Time inside the trainer does not count as the program's. */
 static ddl_status ddl__trainer_enter(ddl_trainer *t, const char *what) {
     DDL__TRY(ddl__trainer_ok(t, what, true));
+    if (t->served.only) {
+        ddl_status status =
+            ddl__error(t->context, DDL_ERR_ARG,
+                       "%s: rank %d only serves; ddl_trainer_serve and ddl_trainer_free are for it", what, t->rank);
+        ddl__unlock(t->context);
+        return status;
+    }
     t->entered_ns = ddl__now_ns();
     return DDL_OK;
 }
@@ -67,6 +74,9 @@ static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->squeeze_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].skipped = false;
+    }
     if (t->grads_out) {
         ddl__units_reset(t);
         t->flag[0] = contributes ? 1 : 0;
@@ -85,6 +95,9 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
     }
     double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
+    if (t->served.ps != NULL) {
+        t->served.bad[ddl__served_number(t, (int32_t)(w - t->weights))] = w->bad;
+    }
     if (t->grads_out) {
         ddl__unit_release(t, w->unit_first, w->unit_last);
     }
@@ -277,10 +290,34 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
     return DDL_OK;
 }
 
+/* Servers have made the step: parameters come from them. One whose gradient was not finite stays as it was. */
+static ddl_status ddl__step_served(ddl_trainer *t, const char *what) {
+    DDL__TRY(ddl__step_as_it_comes(t, what));
+    DDL__TRY(ddl__served_clock(t));
+    int32_t first = t->count;
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        first = t->weights[i].skipped ? i : first;
+    }
+    bool mine = first < t->count && t->weights[first].bad;
+    t->stats.contributors = t->size;
+    t->stats.not_finite += first < t->count;
+    ddl__step_close(t, true);
+    return first == t->count
+               ? DDL_OK
+               : ddl__error(t->context, DDL_ERR_ARG,
+                            "ddl_step: gradient \"%s\" of step %lld is not finite%s; servers have left this parameter "
+                            "as it was, others of the step have changed",
+                            t->weights[first].name, (long long)t->stats.steps,
+                            mine ? "" : " on another rank, or as an average");
+}
+
 /* The second half of a step of BSP: all gradients of this rank are on their way. */
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
+    if (t->served.ps != NULL) {
+        return ddl__step_served(t, what);
+    }
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
@@ -400,7 +437,9 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    bool finite = t->config.unchecked || !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    bool finite = t->served.ps != NULL  ? !w->skipped
+                  : t->config.unchecked ? true
+                                        : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
     if (finite) {
         ddl__weight_update(t, w);
     }
@@ -437,6 +476,10 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
     bool last = was_over && t->waited_count == t->count;
+    if (last && t->served.ps != NULL) {
+        ddl_status clocked = ddl__served_clock(t);
+        status = clocked < 0 ? clocked : status;
+    }
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;
@@ -469,7 +512,19 @@ DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer
 
 static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
     const ddl_trainer_config *o = &t->config;
-    if (o->sync == DDL_SYNC_BSP) {
+    if (t->served.ps != NULL) {
+        static const char *const names[] = {"BSP", "", "SSP", "ASP"};
+        ddl__text_add(text, "%s", names[o->sync]);
+        if (o->sync == DDL_SYNC_SSP) {
+            const ddl_sync_config *s = &t->served.ps->sync;
+            ddl__text_add(text, " with a staleness of %d", s->staleness);
+            if (s->staleness_max > s->staleness) {
+                ddl__text_add(text, " to %d", s->staleness_max);
+            }
+        }
+        ddl__text_add(text, " over %d %s server%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+                      o->servers == 1 ? "" : "s");
+    } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {
         ddl__text_add(text, "local SGD, averaged every %d steps", o->local_steps);

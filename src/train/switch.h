@@ -10,12 +10,15 @@ static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
                                .shard = o->shard,
                                .uneven = o->uneven,
                                .compression = o->compression};
+    kept.architecture = o->architecture;
+    kept.servers = o->servers;
+    kept.dedicated = o->dedicated;
     return ddl__config_hash(&kept);
 }
 
 static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *config, ddl_trainer_config *out) {
     const char *what = "ddl_trainer_switch";
-    DDL__TRY(ddl__trainer_settle(t->context, config, what, out));
+    DDL__TRY(ddl__trainer_settle(t->context, ddl__served_ranks(t), config, what, out));
     if (t->step_open || t->over || t->joined_out) {
         return ddl__error(t->context, DDL_ERR_STATE,
                           "%s: a step is under way on rank %d; call it between ddl_step and the "
@@ -27,7 +30,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, compression, shard and uneven cannot change; make a "
+                          "%s: optimizer, step, compression, shard, uneven and servers cannot change; make a "
                           "new trainer",
                           what);
     }
@@ -87,6 +90,7 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
         DDL__TRY(ddl__switch_average(t));
     }
     t->config = settled;
+    DDL__TRY(ddl__served_switch(t));
     return ddl__switch_rebuild(t);
 }
 

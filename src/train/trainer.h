@@ -4,7 +4,7 @@
 
 #include "../coll/join.h"
 #include "../compress/reduce.h"
-#include "../optim/optim.h"
+#include "../ps/ps.h"
 #include "plan.h"
 
 enum {
@@ -30,6 +30,7 @@ typedef struct ddl__weight {
     bool ready;                    /* in this call of the loop */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
+    bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
     void *squeezed;                /* its memory */
@@ -43,13 +44,26 @@ typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__U
 typedef struct ddl__unit {
     ddl_kind kind;
     ddl_dtype dtype;
-    int64_t begin, count; /* elements of the arena */
+    int64_t begin, count;           /* elements of the arena */
+    int64_t grain_first, grain_end; /* with servers: their pieces */
     int64_t bytes;
     int32_t members; /* tensors that it waits for */
     int32_t missing; /* of them in this step */
     ddl__unit_state state;
-    ddl_request *request; /* persistent */
+    ddl_request *request; /* persistent; with servers of one step */
 } ddl__unit;
+
+/* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
+ * first. */
+typedef struct ddl__served {
+    ddl_ps *ps;        /* NULL: there are none */
+    ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
+    ddl__ps_trait *traits;
+    bool *bad;       /* the gradient of this step is not finite */
+    int64_t *grains; /* bytes of the servers' pieces */
+    bool only;       /* this rank only serves */
+    bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
+} ddl__served;
 
 struct ddl_trainer {
     ddl__pump pump; /* first: the context runs it */
@@ -69,6 +83,7 @@ struct ddl_trainer {
 
     /* the plan, and how far this step is in it; under the context's lock */
     ddl_tensor arenas[DDL__ARENAS];
+    ddl__served served;
     ddl__unit *units; /* gradients in backward's order; then, sharded, the gathers; last, uneven, the flag */
     int32_t piece_count, unit_count;
     int32_t *order;     /* in which units are started */
@@ -131,7 +146,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         const char *name;
         double value, least, most;
     } ranges[] = {
-        {"sync", o->sync, 0, DDL_SYNC_LOCAL},
+        {"sync", o->sync, 0, DDL_SYNC_ASP},
         {"schedule", o->schedule, 0, DDL_SCHEDULE_PRIORITY},
         {"accumulate", o->accumulate, 0, 1 << 20},
         {"clip_norm", o->clip_norm, 0, 1e30},
@@ -145,6 +160,10 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"local_after", (double)o->local_after, 0, 1e15},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
+        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
+        {"servers", o->servers, 0, 1 << 20},
+        {"staleness", o->staleness, -1, 1000000},
+        {"staleness_max", o->staleness_max, 0, 1000000},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(ranges); i++) {
         if (!(ranges[i].value >= ranges[i].least && ranges[i].value <= ranges[i].most)) {
@@ -156,9 +175,37 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 }
 
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. */
-#define DDL__NO_SQUEEZE "compression works with BSP only, and without shard, uneven and overlap_forward"
+#define DDL__NO_SQUEEZE                                                                                                \
+    "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
 static bool ddl__may_squeeze(const ddl_trainer_config *o) {
-    return o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward;
+    return o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE && !o->shard && !o->uneven &&
+           !o->overlap_forward;
+}
+
+/* What does not go together with servers. */
+static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
+    bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
+    if (!ps && (ssp || o->sync == DDL_SYNC_ASP || o->servers != 0 || o->dedicated)) {
+        return "sync SSP and ASP, servers and dedicated need parameter servers: set architecture to "
+               "DDL_ARCHITECTURE_PS";
+    }
+    if (!ssp && (o->staleness != 0 || o->staleness_max != 0)) {
+        return "staleness and staleness_max belong to sync DDL_SYNC_SSP";
+    }
+    if (!ps) {
+        return NULL;
+    }
+    return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
+                                       "SSP or ASP with them, or local SGD over all-reduce"
+           : o->step != NULL         ? "servers run the optimizer, not the program: without step, or over all-reduce"
+           : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
+           : o->uneven               ? "a worker of servers that has no more data frees its trainer, and the others go "
+                                       "on: without uneven"
+           : o->clip_norm > 0 ? "clip_norm needs all gradients before the first update, and servers update piece "
+                                "by piece: without it, or over all-reduce"
+           : ddl__optim_needs_sums(&o->optimizer)
+               ? "LARS and LAMB need norms of whole tensors, of which a server has parts: over all-reduce only"
+               : NULL;
 }
 
 /* What does not go together, and why. */
@@ -187,6 +234,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
         {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
+        {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
         if (pairs[i].wrong) {
@@ -202,7 +250,7 @@ static int64_t ddl__or_bytes(int64_t bytes, int64_t otherwise) {
 }
 
 /* Checks a config and fills in the defaults; *out is untouched on error. */
-static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *config, const char *what,
+static ddl_status ddl__trainer_settle(ddl_context *c, int32_t ranks, const ddl_trainer_config *config, const char *what,
                                       ddl_trainer_config *out) {
     static const ddl_trainer_config zero;
     ddl_trainer_config o = config != NULL ? *config : zero;
@@ -215,12 +263,24 @@ static ddl_status ddl__trainer_settle(ddl_context *c, const ddl_trainer_config *
         return ddl__said(c, status);
     }
     bool local = o.sync == DDL_SYNC_LOCAL;
+    if (o.servers > ranks || (o.dedicated && o.servers >= ranks)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: %d %s servers in a group of %d ranks: %s", what, o.servers,
+                          o.dedicated ? "dedicated" : "colocated", ranks,
+                          o.dedicated ? "at least one rank has to work" : "a rank has one server at most");
+    }
+    if (o.dedicated && ranks < 2) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: dedicated servers in a group of one rank: at least one rank has to work",
+                          what);
+    }
     o.accumulate = o.accumulate == 0 ? 1 : o.accumulate;
     o.bucket_bytes = ddl__or_bytes(o.bucket_bytes, 4 << 20);
     o.piece_bytes = ddl__or_bytes(o.piece_bytes, 4 << 20);
     o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
     o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
     o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
+    if (o.architecture == DDL_ARCHITECTURE_PS && o.servers == 0) {
+        o.servers = o.dedicated ? 1 : ranks;
+    }
     o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
     *out = o;
     return DDL_OK;
@@ -239,7 +299,7 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
     DDL__TRY(ddl__enter_group(group, what));
     ddl_context *c = group->context;
     ddl_trainer_config settled;
-    ddl_status status = ddl__trainer_settle(c, config, what, &settled);
+    ddl_status status = ddl__trainer_settle(c, group->size, config, what, &settled);
     ddl_trainer *t = status == DDL_OK ? ddl__alloc(&c->base, sizeof *t) : NULL;
     if (t != NULL) {
         t->pump.run = ddl__trainer_run;

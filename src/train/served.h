@@ -1,0 +1,178 @@
+/* train, between second and third part: parameters that live on servers. A unit is then no collective but a push of its
+ * gradients and a pull of what the servers make of them; it ends when the sync mode lets this worker see that. The
+ * servers' parameters are the trainer's tensors in backward's order, so that their pieces, which cannot be cut, are
+ * ranges of the arena. Workers are the first ranks of the caller's group. */
+#ifndef DDL_TRAIN_SERVED_H
+#define DDL_TRAIN_SERVED_H
+
+#include "trainer.h"
+
+enum { DDL__SERVED_PIECE_BYTES = 1 << 20 }; /* most of one message */
+
+/* The parameter of the servers that tensor `index` is, and the reverse. */
+static int32_t ddl__served_number(const ddl_trainer *t, int32_t index) { return t->count - 1 - index; }
+
+static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (float *)t->served.pulled.data + at; }
+
+/* Starts a unit. The lock is held. */
+static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
+    ddl_ps *ps = t->served.ps;
+    const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
+    ps->rate = t->rate; /* the servers' own is 1 */
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, ddl__served_pulled(t, u->begin),
+                              t->served.bad, &u->request);
+}
+
+/* A unit has ended: notes which tensors were passed over. The lock is held. */
+static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
+    const ddl__ps_call *call = u->request->kept;
+    for (int32_t i = 0; i < call->part_count; i++) {
+        int32_t param = t->served.ps->pieces[u->grain_first + i].param;
+        t->weights[ddl__served_number(t, param)].skipped |= call->parts[i].skipped;
+    }
+}
+
+/* Ends this worker's iteration. The lock is held, and given up. */
+static ddl_status ddl__served_clock(ddl_trainer *t) {
+    uint64_t start = ddl__now_ns();
+    ddl__unlock(t->context);
+    ddl_status status = ddl_ps_clock(t->served.ps);
+    ddl__lock(t->context);
+    t->exposed_ns += ddl__now_ns() - start;
+    return status;
+}
+
+/* >>making. The lock is not held. */
+
+static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
+    const ddl_trainer_config *o = &t->config;
+    ddl_ps_config ps = {.servers = o->servers,
+                        .dedicated = o->dedicated,
+                        .sync = {.mode = o->sync, .staleness = o->staleness, .staleness_max = o->staleness_max},
+                        .optimizer = o->optimizer,
+                        .piece_bytes = DDL__MIN(o->piece_bytes, (int64_t)DDL__SERVED_PIECE_BYTES)};
+    ps.optimizer.learning_rate = 1; /* each push brings the trainer's */
+    return ps;
+}
+
+/* All ranks of the caller's group. */
+static int32_t ddl__served_ranks(const ddl_trainer *t) {
+    return t->size + (t->config.dedicated ? t->config.servers : 0);
+}
+
+/* Whether ranks are at different steps. */
+static bool ddl__served_alone(const ddl_trainer_config *o) {
+    bool bound = o->sync == DDL_SYNC_SSP && (o->staleness >= 0 || o->staleness_max > 0);
+    return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
+}
+
+/* Memory by parameter, and the parameters in f32 as the servers' first values. */
+static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
+    ddl__served *s = &t->served;
+    int64_t total = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        total += t->weights[i].count;
+    }
+    DDL__TRY(ddl__enter(t->context));
+    s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
+    s->bad = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->bad);
+    ddl_status status = s->traits != NULL && s->bad != NULL
+                            ? DDL_OK
+                            : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    ddl__unlock(t->context);
+    DDL__TRY(status);
+    DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
+    for (int64_t i = t->count - 1, at = 0; i >= 0; at += t->weights[i--].count) {
+        const ddl__weight *w = &t->weights[i];
+        float *to = s->only ? NULL : ddl__served_pulled(t, at);
+        int32_t number = ddl__served_number(t, (int32_t)i);
+        params[number] = ddl_tensor_1d(to, DDL_F32, w->count);
+        s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
+        if (to != NULL && w->param.dtype == DDL_F32) {
+            memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
+        } else if (to != NULL) {
+            ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
+        }
+    }
+    return DDL_OK;
+}
+
+/* The group of the workers alone takes the place of the group of all: servers make no steps. */
+static ddl_status ddl__served_split(ddl_trainer *t) {
+    int32_t workers = t->size - (t->config.dedicated ? t->config.servers : 0);
+    ddl_group *workers_group;
+    t->served.only = t->rank >= workers;
+    if (!t->config.dedicated) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl_group_split(t->group, t->served.only, 0, &workers_group));
+    ddl_group_free(&t->group);
+    t->group = workers_group;
+    t->size = workers;
+    return DDL_OK;
+}
+
+static ddl_status ddl__served_grains(ddl_trainer *t) {
+    const ddl_ps *ps = t->served.ps;
+    DDL__TRY(ddl__enter(t->context));
+    int64_t *grains = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *grains);
+    for (int64_t i = 0; grains != NULL && i < ps->piece_count; i++) {
+        grains[i] = ps->pieces[i].count * (int64_t)sizeof(float);
+    }
+    t->served.grains = grains;
+    ddl_status status = grains != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* Makes the servers. Every rank calls. */
+static ddl_status ddl__served_make(ddl_trainer *t) {
+    ddl_ps_config config = ddl__served_config(t);
+    DDL__TRY(ddl__served_split(t));
+    ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
+    if (params == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    ddl_status status = ddl__served_memory(t, params);
+    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked};
+    status = status < 0 ? status : ddl__ps_make(t->parent, &config, &extra, params, t->count, &t->served.ps);
+    free(params);
+    status = status < 0 ? status : ddl__served_grains(t);
+    t->served.alone = ddl__served_alone(&t->config);
+    return status;
+}
+
+/* The servers take the sync mode of a new config. */
+static ddl_status ddl__served_switch(ddl_trainer *t) {
+    ddl_sync_config sync = ddl__served_config(t).sync;
+    t->served.alone = ddl__served_alone(&t->config);
+    return t->served.ps != NULL ? ddl_ps_switch(t->served.ps, &sync) : DDL_OK;
+}
+
+/* Frees the servers, this rank's when nobody needs it any more. */
+static void ddl__served_free(ddl_trainer *t) {
+    ddl__served *s = &t->served;
+    ddl_ps_free(&s->ps);
+    if (s->pulled.data != NULL && !t->context->finalized) {
+        ddl_tensor_free(t->context, &s->pulled);
+    }
+    ddl__lock(t->context);
+    ddl__free(&t->context->base, s->traits);
+    ddl__free(&t->context->base, s->bad);
+    ddl__free(&t->context->base, s->grains);
+    ddl__unlock(t->context);
+    *s = (ddl__served){0};
+}
+
+DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_serve", true));
+    ddl_status status =
+        trainer->served.only
+            ? DDL_OK
+            : ddl__error(trainer->context, DDL_ERR_ARG,
+                         "ddl_trainer_serve: rank %d is no dedicated server; it makes steps", trainer->rank);
+    ddl__unlock(trainer->context);
+    return status < 0 ? status : ddl_ps_serve(trainer->served.ps);
+}
+
+#endif /* DDL_TRAIN_SERVED_H */
