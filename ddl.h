@@ -1159,7 +1159,7 @@ typedef struct ddl_trainer ddl_trainer;
 #define DDL_ALL (-1) /* as an index: all tensors */
 
 typedef enum ddl_schedule {
-    DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones, from what it measures */
+    DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones: the fastest plan of those it tries */
     DDL_SCHEDULE_NONE = 1,      /* all gradients together, after backward */
     DDL_SCHEDULE_WAIT_FREE = 2, /* each gradient when it is ready (WFBP) */
     DDL_SCHEDULE_FUSED = 3,     /* buckets of bucket_bytes, each when it is full */
@@ -29433,6 +29433,35 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
     return line->latency_s + line->seconds_per_byte * (double)bytes;
 }
 
+/* Sums of a least-squares fit of such a line to measured operations. A time counts in proportion to itself, so that
+ * large operations do not drown what small ones say about the latency. */
+typedef struct ddl__fit {
+    double w, x, y, xx, xy;
+} ddl__fit;
+
+static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
+    double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
+    f->w += w;
+    f->x += w * x;
+    f->y += w * seconds;
+    f->xx += w * x * x;
+    f->xy += w * x * seconds;
+}
+
+/* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
+static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
+    double spread = f->w * f->xx - f->x * f->x;
+    if (spread > 1e-3 * f->w * f->xx) {
+        double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
+        if (slope > 0 && at_zero > 0) {
+            *line = (ddl__line){at_zero, slope};
+            return;
+        }
+    }
+    double slope = f->xx > 0 ? (f->xy - line->latency_s * f->x) / f->xx : 0;
+    line->seconds_per_byte = slope > 0 ? slope : line->seconds_per_byte;
+}
+
 /* A gradient in the order in which backward makes them. */
 typedef struct ddl__layer {
     int64_t bytes;
@@ -29621,7 +29650,8 @@ enum {
     DDL__TRAINER_MAGIC = 0x74726169,
     DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1, /* by type */
-    DDL__PIECE_UNIT = 64       /* pieces are cut at multiples of it, in bytes */
+    DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
+    DDL__WAYS = 8              /* plans that auto tries: see auto.h */
 };
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
@@ -29646,6 +29676,7 @@ typedef struct ddl__weight {
     void *squeezed;                /* its memory */
     ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
+    double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
 } ddl__weight;
 
 typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__UNIT_DONE = 2 } ddl__unit_state;
@@ -29661,6 +29692,7 @@ typedef struct ddl__unit {
     int32_t missing; /* of them in this step */
     ddl__unit_state state;
     ddl_request *request; /* persistent; with servers of one step */
+    uint64_t begin_ns;    /* when it was started */
 } ddl__unit;
 
 /* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
@@ -29674,6 +29706,15 @@ typedef struct ddl__served {
     bool only;       /* this rank only serves */
     bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
+
+/* auto tries one plan after the other. */
+typedef struct ddl__trial {
+    bool on;
+    int32_t way, steps, round; /* that runs, and for how many steps; the second round is among the best */
+    bool worth[DDL__WAYS];     /* the model thinks that it may be best */
+    double step_s[DDL__WAYS];  /* the least time of a step, 1e9: none was made */
+    ddl__line line;            /* when it ended */
+} ddl__trial;
 
 struct ddl_trainer {
     ddl__pump pump; /* first: the context runs it */
@@ -29722,6 +29763,10 @@ struct ddl_trainer {
 
     /* what plans are made from */
     ddl__line line;
+    ddl__fit fit;             /* of operations since the last plan */
+    uint64_t last_unit_ns;    /* when an operation ended last */
+    double period_s;          /* the last step, from the end of the one before */
+    ddl__trial trial;
     int64_t planned_at; /* step */
     double planned_s;   /* exposed time that the plan promises */
     const char *plan_name;
@@ -30267,7 +30312,8 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
         return;
     }
     u->state = DDL__UNIT_STARTED;
-    t->busy_since = t->out_count == 0 ? ddl__now_ns() : t->busy_since;
+    u->begin_ns = ddl__now_ns();
+    t->busy_since = t->out_count == 0 ? u->begin_ns : t->busy_since;
     t->out_count++;
     t->out_bytes += u->bytes;
     t->started_units++;
@@ -30282,8 +30328,13 @@ static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
     t->out_bytes -= u->bytes;
+    uint64_t now = ddl__now_ns(), since = DDL__MAX(u->begin_ns, t->last_unit_ns);
     if (--t->out_count == 0) {
-        t->busy_ns += ddl__now_ns() - t->busy_since;
+        t->busy_ns += now - t->busy_since;
+    }
+    if (u->dtype != DDL_DTYPE_NONE) { /* what it added to those that were under way before it */
+        ddl__fit_add(&t->fit, u->bytes, (double)(now - since) / 1e9);
+        t->last_unit_ns = now;
     }
     if (status < 0) {
         ddl__trainer_break(t, status);
@@ -30990,30 +31041,39 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     return DDL_OK;
 }
 
-/* Makes the ready times of all ranks one (where all are at one step; else each plans for itself), and fits the time per
- * byte to what the last step took. */
+/* Combines figures of all ranks, where these are at one step; else each rank plans for itself. */
+static ddl_status ddl__figures_share(ddl_trainer *t, ddl_tensor figures, ddl_op op) {
+    return t->served.alone ? DDL_OK : ddl_all_reduce(t->group, figures, figures, op);
+}
+
+/* Agrees on the ready times of all ranks, and fits the line to what operations have taken on all of them since
+ * the last plan; what the config gives stays. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
+    enum { SUMS = sizeof(ddl__fit) / sizeof(double) };
     size_t n = (size_t)t->count;
-    double *ready = malloc((n + 1) * sizeof *ready);
-    if (ready == NULL) {
+    double *figures = malloc((n + SUMS) * sizeof *figures);
+    if (figures == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
     }
     for (size_t i = 0; i < n; i++) {
-        ready[i] = t->weights[i].ready_s;
+        figures[i] = t->weights[i].ready_s;
     }
-    ready[n] = 0;
-    ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
-    double busy_s = t->stats.exposed_s + t->stats.hidden_s;
-    ddl_status status = t->served.alone ? DDL_OK : ddl_all_reduce(t->group, all, all, DDL_AVG);
-    status = status < 0 || t->served.alone ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    memcpy(figures + n, &t->fit, sizeof t->fit);
+    ddl_tensor all = ddl_tensor_1d(figures, DDL_F64, (int64_t)n + SUMS);
+    ddl_status status = ddl__figures_share(t, all, DDL_AVG);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
-        t->weights[i].ready_s = ready[i];
+        t->weights[i].agreed_s = figures[i];
     }
-    free(ready);
-    double moving_s = busy_s - t->stats.operations * t->line.latency_s;
-    if (status == DDL_OK && t->config.seconds_per_byte <= 0 && moving_s > 0 && t->stats.bytes > 0) {
-        t->line.seconds_per_byte = moving_s / (double)t->stats.bytes;
+    if (status == DDL_OK) {
+        ddl__fit fit;
+        ddl__line line = t->line;
+        memcpy(&fit, figures + n, sizeof fit);
+        ddl__fit_line(&fit, &line);
+        t->line.latency_s = t->config.latency_s > 0 ? t->line.latency_s : line.latency_s;
+        t->line.seconds_per_byte = t->config.seconds_per_byte > 0 ? t->line.seconds_per_byte : line.seconds_per_byte;
     }
+    t->fit = (ddl__fit){0};
+    free(figures);
     return status;
 }
 
@@ -31057,7 +31117,7 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     double ready = 0;
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
-        ready = DDL__MAX(ready, w->ready_s);
+        ready = DDL__MAX(ready, w->agreed_s);
         int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
@@ -31108,27 +31168,36 @@ static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t 
 /* The least pieces of auto; also what draft_room counts with. */
 #define DDL__AUTO_PIECE (256 * 1024)
 
-/* Small gradients are merged to what makes up for the latency, large ones are cut, and what forward needs first goes
- * first. Which sizes are best, the model says. Without overlap_forward only the end counts, and the best merge has the
- * earliest. */
-static void ddl__draft_auto(const ddl_trainer *t, ddl__draft *d) {
-    int64_t best_piece = 0, small = (int64_t)(2 * t->line.latency_s / DDL__MAX(t->line.seconds_per_byte, 1e-15));
-    double best = 0;
-    d->name = "auto";
-    if (t->config.overlap_forward) {
-        ddl__plan_fuse(d->layers, t->count, small, d->first);
-        for (int64_t piece = DDL__AUTO_PIECE; piece <= 64 * DDL__AUTO_PIECE; piece *= 2) {
-            ddl__draft_by_priority(t, d, piece, 2 * piece);
-            if (best_piece == 0 || d->late_s < best) {
-                best = d->late_s;
-                best_piece = piece;
-            }
-        }
-        ddl__draft_by_priority(t, d, best_piece, 2 * best_piece);
-        return;
+/* The plans that auto chooses from. Gradients are put together until they have `fuse` bytes (0: the best merge for the
+ * measured line), pieces have at most `piece` bytes, and start in backward's order or with what forward needs first. */
+static const struct ddl__way {
+    int64_t fuse, piece;
+    bool priority;
+    const char *name;
+} ddl__ways[DDL__WAYS] = {
+    {0, INT64_MAX, false, "auto: best merge"},
+    {512 << 10, 512 << 10, false, "auto: 512 KiB"},
+    {1 << 20, 1 << 20, false, "auto: 1 MiB"},
+    {4 << 20, 4 << 20, false, "auto: 4 MiB"},
+    {128 << 10, DDL__AUTO_PIECE, true, "auto: 256 KiB, forward's order"},
+    {512 << 10, 512 << 10, true, "auto: 512 KiB, forward's order"},
+    {2 << 20, 2 << 20, true, "auto: 2 MiB, forward's order"},
+    {8 << 20, 8 << 20, true, "auto: 8 MiB, forward's order"},
+};
+
+static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
+    const struct ddl__way *w = &ddl__ways[way];
+    if (w->fuse == 0) {
+        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    } else {
+        ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
-    ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
-    ddl__draft_in_order(t, d, INT64_MAX);
+    if (w->priority) {
+        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(2 * w->piece, 1 << 20));
+    } else {
+        ddl__draft_in_order(t, d, w->piece);
+    }
+    d->name = w->name;
 }
 
 /* The plan of the config's schedule. Without times (before the first are measured) those that need them use buckets. */
@@ -31148,7 +31217,7 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
         return;
     }
     if (s == DDL_SCHEDULE_AUTO && timed) {
-        ddl__draft_auto(t, d);
+        ddl__draft_way(t, d, t->trial.way);
         return;
     }
     if (s == DDL_SCHEDULE_NONE) {
@@ -31294,7 +31363,7 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
         current = ddl__units_late(t, &draft);
     }
     ddl__draft_fill(t, &draft, timed);
-    bool better = !timed || first_timed || draft.late_s < 0.95 * current;
+    bool better = !timed || first_timed || t->trial.on || draft.late_s < 0.95 * current;
     ddl_status status = DDL_OK;
     if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
         status = ddl__units_make(t, &draft);
@@ -31304,23 +31373,6 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
     t->planned_at = timed ? t->steps_tried : 0;
     t->planned_s = draft.late_s;
     free(memory);
-    return status;
-}
-
-/* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
-static ddl_status ddl__trainer_replan(ddl_trainer *t) {
-    int64_t since = t->steps_tried - DDL__WARM_STEPS;
-    bool due = since == 0 || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
-    if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
-        return DDL_OK;
-    }
-    ddl_status status = ddl__figures_agree(t);
-    DDL__TRY(ddl__enter(t->context));
-    status = status < 0 ? status : ddl__trainer_plan(t, true);
-    if (status < 0) { /* there may be no units, or not those of the other ranks */
-        ddl__trainer_break(t, status);
-    }
-    ddl__unlock(t->context);
     return status;
 }
 
@@ -31528,6 +31580,151 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     return DDL_OK;
 }
 
+/* >>train/auto */
+/* train, part of a step: when to plan anew, and schedule auto. The model of plan.h says which plans may be the best;
+ * which is, a few steps with each say: what operations cost beside each other, and beside the program, no model knows.
+ * All ranks change plans after the same steps, and choose by the same figures. */
+
+enum { DDL__TRIAL_STEPS = 4 }; /* with each plan; the first is not measured: it still has the end of the plan before */
+
+/* Puts the plan in place that draft_fill makes. The lock is not held. */
+static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
+    DDL__TRY(ddl__enter(t->context));
+    status = status < 0 ? status : ddl__trainer_plan(t, true);
+    if (status < 0) { /* there may be no units, or not those of the other ranks */
+        ddl__trainer_break(t, status);
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* A plan is worth steps when the model does not see it lose more than so much of a step to the best. */
+#define DDL__TRIAL_RISK 0.3
+
+/* A second look is for those whose steps were at most so many times as long as the best one's. */
+#define DDL__TRIAL_CLOSE 1.1
+
+/* The next plan that is worth it, from `way` on; DDL__WAYS: none. */
+static int32_t ddl__trial_next(const ddl__trial *x, int32_t way) {
+    while (way < DDL__WAYS && !x->worth[way]) {
+        way++;
+    }
+    return way;
+}
+
+/* Asks the model about all plans. step_s: the same on all ranks. Without overlap_forward the order in which forward
+ * needs parameters says nothing. */
+static ddl_status ddl__trial_choose(ddl_trainer *t, double step_s) {
+    ddl__trial *x = &t->trial;
+    double late_s[DDL__WAYS], least = 1e9;
+    ddl__draft draft = {0};
+    void *memory = ddl__draft_make(&draft, t->count, ddl__draft_room(t));
+    if (memory == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
+    }
+    ddl__draft_layers(t, draft.layers);
+    for (int32_t i = 0; i < DDL__WAYS; i++) {
+        late_s[i] = 1e9;
+        if (t->config.overlap_forward || !ddl__ways[i].priority) {
+            ddl__draft_way(t, &draft, i);
+            late_s[i] = draft.late_s;
+        }
+        least = DDL__MIN(least, late_s[i]);
+    }
+    free(memory);
+    for (int32_t i = 0; i < DDL__WAYS; i++) {
+        x->worth[i] = late_s[i] <= least + DDL__TRIAL_RISK * step_s;
+        x->step_s[i] = 1e9;
+    }
+    return DDL_OK;
+}
+
+static ddl_status ddl__trial_begin(ddl_trainer *t) {
+    double step_s = t->period_s;
+    ddl_status status = ddl__figures_agree(t);
+    status = status < 0 ? status : ddl__figures_share(t, DDL_VIEW(&step_s, 1), DDL_MIN);
+    status = status < 0 ? status : ddl__trial_choose(t, step_s);
+    t->trial.on = true;
+    t->trial.steps = t->trial.round = 0;
+    t->trial.way = ddl__trial_next(&t->trial, 0);
+    return ddl__trainer_install(t, status);
+}
+
+/* All have run: the shortest step, on the average of the ranks, decides; at first, who runs again. */
+static ddl_status ddl__trial_end(ddl_trainer *t) {
+    ddl__trial *x = &t->trial;
+    int32_t best = 0, close = 0;
+    ddl_status status = ddl__figures_share(t, DDL_ARRAY(x->step_s), DDL_AVG);
+    for (int32_t i = 1; i < DDL__WAYS; i++) {
+        best = x->step_s[i] < x->step_s[best] ? i : best;
+    }
+    for (int32_t i = 0; i < DDL__WAYS; i++) {
+        x->worth[i] = x->step_s[i] <= DDL__TRIAL_CLOSE * x->step_s[best];
+        close += x->worth[i];
+    }
+    x->steps = 0;
+    if (x->round++ == 0 && close > 1) {
+        x->way = ddl__trial_next(x, 0);
+        return ddl__trainer_install(t, status);
+    }
+    status = status < 0 ? status : ddl__figures_agree(t);
+    x->way = best;
+    x->line = t->line;
+    status = ddl__trainer_install(t, status);
+    x->on = false;
+    return status;
+}
+
+/* After each step of a trial. */
+static ddl_status ddl__trial_step(ddl_trainer *t) {
+    ddl__trial *x = &t->trial;
+    if (x->steps++ > 0) {
+        x->step_s[x->way] = DDL__MIN(x->step_s[x->way], t->period_s);
+    }
+    if (x->steps < DDL__TRIAL_STEPS) {
+        return DDL_OK;
+    }
+    int32_t next = ddl__trial_next(x, x->way + 1);
+    if (next == DDL__WAYS) {
+        return ddl__trial_end(t);
+    }
+    x->way = next;
+    x->steps = 0;
+    return ddl__trainer_install(t, DDL_OK);
+}
+
+/* Whether the link is another than when plans were tried. */
+static bool ddl__trial_is_stale(const ddl_trainer *t) {
+    const ddl__line *was = &t->trial.line, *is = &t->line;
+    double bytes = (double)(256 << 10), before = ddl__line_time(was, (int64_t)bytes),
+           now = ddl__line_time(is, (int64_t)bytes);
+    return now > 1.5 * before || now < before / 1.5;
+}
+
+/* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
+static ddl_status ddl__trainer_replan(ddl_trainer *t) {
+    int64_t since = t->steps_tried - DDL__WARM_STEPS;
+    bool first = since == 0;
+    bool due = first || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
+    if (!ddl__trainer_plans(t) || t->config.replan_steps < 0) {
+        return DDL_OK;
+    }
+    if (t->trial.on) {
+        return ddl__trial_step(t);
+    }
+    if (!due) {
+        return DDL_OK;
+    }
+    if (first && t->config.schedule == DDL_SCHEDULE_AUTO) {
+        return ddl__trial_begin(t);
+    }
+    ddl_status status = ddl__figures_agree(t);
+    if (status == DDL_OK && t->config.schedule == DDL_SCHEDULE_AUTO && ddl__trial_is_stale(t)) {
+        return ddl__trial_begin(t);
+    }
+    return ddl__trainer_install(t, status);
+}
+
 /* >>train/step */
 /* train, sixth part: a step. Gradients become ready, averages arrive, parameters follow. */
 
@@ -31673,6 +31870,7 @@ static void ddl__step_close(ddl_trainer *t, bool took) {
     s->hidden_s = (double)(t->busy_ns - DDL__MIN(t->busy_ns, t->exposed_ns)) / 1e9;
     s->bytes = t->started_bytes;
     s->operations = t->started_units;
+    t->period_s = (double)whole / 1e9;
     t->steps_tried++;
     t->coded++;
     t->last_end_ns = t->entered_ns = now;
@@ -32352,6 +32550,7 @@ static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_measure(t);
     ddl__lock(t->context);
     t->planned_at = t->steps_tried = 0;
+    t->trial.on = false;
     status = status < 0 ? status : ddl__trainer_plan(t, false);
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare_outer(t, &t->weights[i]);

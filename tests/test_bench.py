@@ -3,6 +3,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -104,12 +105,16 @@ def the_protocol_compiles_as_cpp():
         good("g++ -std=c++17", WARNINGS, "-I", ROOT / "bench/peers", "-c", source, "-o", f"{folder}/a.o")
 
 
-def load_compare():
-    loader = importlib.machinery.SourceFileLoader("compare", str(ROOT / "bench" / "compare"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("compare", loader))
+def load_bench(name):
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / "bench" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     sys.path.insert(0, str(ROOT / "bench"))  # as when it is started
     loader.exec_module(module)
     return module
+
+
+def load_compare():
+    return load_bench("compare")
 
 
 def results_of(compare, ours, theirs, size=8):
@@ -204,6 +209,34 @@ def a_library_that_is_not_there_is_skipped_with_its_reason():
         check("not installed" in str(reason) and "libopenmpi-dev" in str(reason), str(reason))
     finally:
         os.environ["PATH"] = path
+
+
+@test
+def gradients_are_those_of_the_papers():
+    with scratch() as folder:
+        program = load_bench("strategies").build(folder)
+        published = {"ResNet-50": (161, 25557032, 3.8e9), "BERT-Base": (199, 109482240, 128 * 85e6),
+                     "BERT-Large": (391, 335141888, 128 * 302e6)}
+        for model, (tensors, elements, macs) in published.items():
+            rows = [line.split() for line in good(program, model, "list").splitlines()]
+            check((len(rows), sum(int(r[1]) for r in rows)) == (tensors, elements), f"{model}: {len(rows)} tensors")
+            counted = sum(float(r[2]) for r in rows)
+            check(macs < counted < 1.05 * macs, f"{model} takes {counted:.4g} multiply-adds")
+
+
+@test
+def strategies_are_compared():
+    """One model and one rate; where there are no namespaces, over loopback."""
+    with scratch() as folder:
+        out = good(ROOT / "bench/strategies", "--quick --rounds 2 --steps 4 --out", f"{folder}/results.md", timeout=300)
+        table = dict(re.findall(r"^\| (\S+) \| ([\d.]+|not run) \|", pathlib.Path(folder, "results.md").read_text(), re.M))
+        bench = load_bench("strategies")
+        check(set(bench.NAMED + ["auto"]) == set(table), f"the table has {sorted(table)}")
+        steps = {name: float(s) for name, s in table.items() if s != "not run"}
+        check(len(steps) >= 5, f"only {steps} ran")
+        check(all(s > 11.6 for s in steps.values()), f"steps shorter than their compute: {steps}")
+        check(steps["auto"] < 2 * min(steps.values()), f"auto is far from the best: {steps}")
+        check("Least exposed" in out and "Order" in out, out)
 
 
 main()

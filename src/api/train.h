@@ -30,7 +30,7 @@ typedef struct ddl_trainer ddl_trainer;
 #define DDL_ALL (-1) /* as an index: all tensors */
 
 typedef enum ddl_schedule {
-    DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones, from what it measures */
+    DDL_SCHEDULE_AUTO = 0,      /* merges small gradients and splits large ones: the fastest plan of those it tries */
     DDL_SCHEDULE_NONE = 1,      /* all gradients together, after backward */
     DDL_SCHEDULE_WAIT_FREE = 2, /* each gradient when it is ready (WFBP) */
     DDL_SCHEDULE_FUSED = 3,     /* buckets of bucket_bytes, each when it is full */

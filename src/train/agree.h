@@ -210,30 +210,39 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     return DDL_OK;
 }
 
-/* Makes the ready times of all ranks one (where all are at one step; else each plans for itself), and fits the time per
- * byte to what the last step took. */
+/* Combines figures of all ranks, where these are at one step; else each rank plans for itself. */
+static ddl_status ddl__figures_share(ddl_trainer *t, ddl_tensor figures, ddl_op op) {
+    return t->served.alone ? DDL_OK : ddl_all_reduce(t->group, figures, figures, op);
+}
+
+/* Agrees on the ready times of all ranks, and fits the line to what operations have taken on all of them since
+ * the last plan; what the config gives stays. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
+    enum { SUMS = sizeof(ddl__fit) / sizeof(double) };
     size_t n = (size_t)t->count;
-    double *ready = malloc((n + 1) * sizeof *ready);
-    if (ready == NULL) {
+    double *figures = malloc((n + SUMS) * sizeof *figures);
+    if (figures == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
     }
     for (size_t i = 0; i < n; i++) {
-        ready[i] = t->weights[i].ready_s;
+        figures[i] = t->weights[i].ready_s;
     }
-    ready[n] = 0;
-    ddl_tensor all = ddl_tensor_1d(ready, DDL_F64, (int64_t)n + 1);
-    double busy_s = t->stats.exposed_s + t->stats.hidden_s;
-    ddl_status status = t->served.alone ? DDL_OK : ddl_all_reduce(t->group, all, all, DDL_AVG);
-    status = status < 0 || t->served.alone ? status : ddl_all_reduce_scalar(t->group, &busy_s, DDL_MIN);
+    memcpy(figures + n, &t->fit, sizeof t->fit);
+    ddl_tensor all = ddl_tensor_1d(figures, DDL_F64, (int64_t)n + SUMS);
+    ddl_status status = ddl__figures_share(t, all, DDL_AVG);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
-        t->weights[i].ready_s = ready[i];
+        t->weights[i].agreed_s = figures[i];
     }
-    free(ready);
-    double moving_s = busy_s - t->stats.operations * t->line.latency_s;
-    if (status == DDL_OK && t->config.seconds_per_byte <= 0 && moving_s > 0 && t->stats.bytes > 0) {
-        t->line.seconds_per_byte = moving_s / (double)t->stats.bytes;
+    if (status == DDL_OK) {
+        ddl__fit fit;
+        ddl__line line = t->line;
+        memcpy(&fit, figures + n, sizeof fit);
+        ddl__fit_line(&fit, &line);
+        t->line.latency_s = t->config.latency_s > 0 ? t->line.latency_s : line.latency_s;
+        t->line.seconds_per_byte = t->config.seconds_per_byte > 0 ? t->line.seconds_per_byte : line.seconds_per_byte;
     }
+    t->fit = (ddl__fit){0};
+    free(figures);
     return status;
 }
 
@@ -277,7 +286,7 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     double ready = 0;
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
-        ready = DDL__MAX(ready, w->ready_s);
+        ready = DDL__MAX(ready, w->agreed_s);
         int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
@@ -328,27 +337,36 @@ static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t 
 /* The least pieces of auto; also what draft_room counts with. */
 #define DDL__AUTO_PIECE (256 * 1024)
 
-/* Small gradients are merged to what makes up for the latency, large ones are cut, and what forward needs first goes
- * first. Which sizes are best, the model says. Without overlap_forward only the end counts, and the best merge has the
- * earliest. */
-static void ddl__draft_auto(const ddl_trainer *t, ddl__draft *d) {
-    int64_t best_piece = 0, small = (int64_t)(2 * t->line.latency_s / DDL__MAX(t->line.seconds_per_byte, 1e-15));
-    double best = 0;
-    d->name = "auto";
-    if (t->config.overlap_forward) {
-        ddl__plan_fuse(d->layers, t->count, small, d->first);
-        for (int64_t piece = DDL__AUTO_PIECE; piece <= 64 * DDL__AUTO_PIECE; piece *= 2) {
-            ddl__draft_by_priority(t, d, piece, 2 * piece);
-            if (best_piece == 0 || d->late_s < best) {
-                best = d->late_s;
-                best_piece = piece;
-            }
-        }
-        ddl__draft_by_priority(t, d, best_piece, 2 * best_piece);
-        return;
+/* The plans that auto chooses from. Gradients are put together until they have `fuse` bytes (0: the best merge for the
+ * measured line), pieces have at most `piece` bytes, and start in backward's order or with what forward needs first. */
+static const struct ddl__way {
+    int64_t fuse, piece;
+    bool priority;
+    const char *name;
+} ddl__ways[DDL__WAYS] = {
+    {0, INT64_MAX, false, "auto: best merge"},
+    {512 << 10, 512 << 10, false, "auto: 512 KiB"},
+    {1 << 20, 1 << 20, false, "auto: 1 MiB"},
+    {4 << 20, 4 << 20, false, "auto: 4 MiB"},
+    {128 << 10, DDL__AUTO_PIECE, true, "auto: 256 KiB, forward's order"},
+    {512 << 10, 512 << 10, true, "auto: 512 KiB, forward's order"},
+    {2 << 20, 2 << 20, true, "auto: 2 MiB, forward's order"},
+    {8 << 20, 8 << 20, true, "auto: 8 MiB, forward's order"},
+};
+
+static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
+    const struct ddl__way *w = &ddl__ways[way];
+    if (w->fuse == 0) {
+        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+    } else {
+        ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
-    ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
-    ddl__draft_in_order(t, d, INT64_MAX);
+    if (w->priority) {
+        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(2 * w->piece, 1 << 20));
+    } else {
+        ddl__draft_in_order(t, d, w->piece);
+    }
+    d->name = w->name;
 }
 
 /* The plan of the config's schedule. Without times (before the first are measured) those that need them use buckets. */
@@ -368,7 +386,7 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
         return;
     }
     if (s == DDL_SCHEDULE_AUTO && timed) {
-        ddl__draft_auto(t, d);
+        ddl__draft_way(t, d, t->trial.way);
         return;
     }
     if (s == DDL_SCHEDULE_NONE) {
@@ -514,7 +532,7 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
         current = ddl__units_late(t, &draft);
     }
     ddl__draft_fill(t, &draft, timed);
-    bool better = !timed || first_timed || draft.late_s < 0.95 * current;
+    bool better = !timed || first_timed || t->trial.on || draft.late_s < 0.95 * current;
     ddl_status status = DDL_OK;
     if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
         status = ddl__units_make(t, &draft);
@@ -524,23 +542,6 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
     t->planned_at = timed ? t->steps_tried : 0;
     t->planned_s = draft.late_s;
     free(memory);
-    return status;
-}
-
-/* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
-static ddl_status ddl__trainer_replan(ddl_trainer *t) {
-    int64_t since = t->steps_tried - DDL__WARM_STEPS;
-    bool due = since == 0 || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
-    if (!ddl__trainer_plans(t) || !due || t->config.replan_steps < 0) {
-        return DDL_OK;
-    }
-    ddl_status status = ddl__figures_agree(t);
-    DDL__TRY(ddl__enter(t->context));
-    status = status < 0 ? status : ddl__trainer_plan(t, true);
-    if (status < 0) { /* there may be no units, or not those of the other ranks */
-        ddl__trainer_break(t, status);
-    }
-    ddl__unlock(t->context);
     return status;
 }
 

@@ -14,6 +14,35 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
     return line->latency_s + line->seconds_per_byte * (double)bytes;
 }
 
+/* Sums of a least-squares fit of such a line to measured operations. A time counts in proportion to itself, so that
+ * large operations do not drown what small ones say about the latency. */
+typedef struct ddl__fit {
+    double w, x, y, xx, xy;
+} ddl__fit;
+
+static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
+    double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
+    f->w += w;
+    f->x += w * x;
+    f->y += w * seconds;
+    f->xx += w * x * x;
+    f->xy += w * x * seconds;
+}
+
+/* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
+static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
+    double spread = f->w * f->xx - f->x * f->x;
+    if (spread > 1e-3 * f->w * f->xx) {
+        double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
+        if (slope > 0 && at_zero > 0) {
+            *line = (ddl__line){at_zero, slope};
+            return;
+        }
+    }
+    double slope = f->xx > 0 ? (f->xy - line->latency_s * f->x) / f->xx : 0;
+    line->seconds_per_byte = slope > 0 ? slope : line->seconds_per_byte;
+}
+
 /* A gradient in the order in which backward makes them. */
 typedef struct ddl__layer {
     int64_t bytes;

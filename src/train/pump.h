@@ -24,7 +24,8 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
         return;
     }
     u->state = DDL__UNIT_STARTED;
-    t->busy_since = t->out_count == 0 ? ddl__now_ns() : t->busy_since;
+    u->begin_ns = ddl__now_ns();
+    t->busy_since = t->out_count == 0 ? u->begin_ns : t->busy_since;
     t->out_count++;
     t->out_bytes += u->bytes;
     t->started_units++;
@@ -39,8 +40,13 @@ static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
     t->out_bytes -= u->bytes;
+    uint64_t now = ddl__now_ns(), since = DDL__MAX(u->begin_ns, t->last_unit_ns);
     if (--t->out_count == 0) {
-        t->busy_ns += ddl__now_ns() - t->busy_since;
+        t->busy_ns += now - t->busy_since;
+    }
+    if (u->dtype != DDL_DTYPE_NONE) { /* what it added to those that were under way before it */
+        ddl__fit_add(&t->fit, u->bytes, (double)(now - since) / 1e9);
+        t->last_unit_ns = now;
     }
     if (status < 0) {
         ddl__trainer_break(t, status);

@@ -2,7 +2,7 @@
 #ifndef DDL_TRAIN_STEP_H
 #define DDL_TRAIN_STEP_H
 
-#include "agree.h"
+#include "auto.h"
 
 /* Steps with averaged gradients, or with servers: all of BSP, SSP and ASP, the first ones of post-local SGD. */
 static bool ddl__trainer_is_bsp(const ddl_trainer *t) {
@@ -146,6 +146,7 @@ static void ddl__step_close(ddl_trainer *t, bool took) {
     s->hidden_s = (double)(t->busy_ns - DDL__MIN(t->busy_ns, t->exposed_ns)) / 1e9;
     s->bytes = t->started_bytes;
     s->operations = t->started_units;
+    t->period_s = (double)whole / 1e9;
     t->steps_tried++;
     t->coded++;
     t->last_end_ns = t->entered_ns = now;

@@ -68,6 +68,7 @@ static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_measure(t);
     ddl__lock(t->context);
     t->planned_at = t->steps_tried = 0;
+    t->trial.on = false;
     status = status < 0 ? status : ddl__trainer_plan(t, false);
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare_outer(t, &t->weights[i]);

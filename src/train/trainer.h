@@ -11,7 +11,8 @@ enum {
     DDL__TRAINER_MAGIC = 0x74726169,
     DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1, /* by type */
-    DDL__PIECE_UNIT = 64       /* pieces are cut at multiples of it, in bytes */
+    DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
+    DDL__WAYS = 8              /* plans that auto tries: see auto.h */
 };
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
@@ -36,6 +37,7 @@ typedef struct ddl__weight {
     void *squeezed;                /* its memory */
     ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
+    double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
 } ddl__weight;
 
 typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__UNIT_DONE = 2 } ddl__unit_state;
@@ -51,6 +53,7 @@ typedef struct ddl__unit {
     int32_t missing; /* of them in this step */
     ddl__unit_state state;
     ddl_request *request; /* persistent; with servers of one step */
+    uint64_t begin_ns;    /* when it was started */
 } ddl__unit;
 
 /* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
@@ -64,6 +67,15 @@ typedef struct ddl__served {
     bool only;       /* this rank only serves */
     bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
+
+/* auto tries one plan after the other. */
+typedef struct ddl__trial {
+    bool on;
+    int32_t way, steps, round; /* that runs, and for how many steps; the second round is among the best */
+    bool worth[DDL__WAYS];     /* the model thinks that it may be best */
+    double step_s[DDL__WAYS];  /* the least time of a step, 1e9: none was made */
+    ddl__line line;            /* when it ended */
+} ddl__trial;
 
 struct ddl_trainer {
     ddl__pump pump; /* first: the context runs it */
@@ -112,6 +124,10 @@ struct ddl_trainer {
 
     /* what plans are made from */
     ddl__line line;
+    ddl__fit fit;             /* of operations since the last plan */
+    uint64_t last_unit_ns;    /* when an operation ended last */
+    double period_s;          /* the last step, from the end of the one before */
+    ddl__trial trial;
     int64_t planned_at; /* step */
     double planned_s;   /* exposed time that the plan promises */
     const char *plan_name;

@@ -1,0 +1,118 @@
+/* Schedule auto: it tries plans while it trains, on all ranks the same ones, though each rank measures other times; what it
+ * tries and chooses changes no parameter. The fit of the line that it plans with.
+ * tests/run: variants=gcc,tsan timeout=90 waits=yes */
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+#include "world.h"
+
+enum { TENSORS = 24, LARGEST = 60000, STEPS = 80 };
+
+static int size_of(int i) { return i == 0 ? LARGEST : i % 3 == 0 ? 20000 + 100 * i : 64 + i; }
+
+static void pause_us(int us) { nanosleep(&(struct timespec){0, us * 1000L}, NULL); }
+
+typedef struct job {
+    int overlap, ways; /* ways: names of plans that rank 0 saw */
+    int32_t replans;
+} job;
+
+/* Each gradient is what the step and the tensor say, so the parameters are known. Backward of each rank has its own
+ * pauses, so that ready times differ between ranks and steps. */
+static void train(ddl_group *w, void *arg) {
+    job *j = arg;
+    float(*params)[LARGEST] = malloc(2 * TENSORS * sizeof *params), (*grads)[LARGEST] = params + TENSORS;
+    ddl_trainer *t;
+    int rank = ddl_rank(w), size = ddl_size(w);
+    ddl_trainer_config config = {.optimizer = {.learning_rate = 0.5}, .overlap_forward = j->overlap};
+    OK(ddl_trainer_create(w, &config, &t));
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < size_of(i); k++) {
+            params[i][k] = 0;
+        }
+        OK(ddl_trainer_add(t, NULL, DDL_VIEW(params[i], size_of(i)), DDL_VIEW(grads[i], size_of(i)), NULL, NULL));
+    }
+    OK(ddl_trainer_start(t));
+    char last[128] = "";
+    for (int s = 0; s < STEPS; s++) {
+        for (int i = 0; i < TENSORS; i++) {
+            OK(ddl_param_wait(t, i));
+        }
+        for (int i = TENSORS - 1; i >= 0; i--) {
+            if ((i + s) % (3 + 4 * rank) == 0) {
+                pause_us(20 + 150 * ((s * 7 + i * rank) % 5));
+            }
+            for (int k = 0; k < size_of(i); k++) {
+                grads[i][k] = (float)(rank + (i + k + s) % 3);
+            }
+            OK(ddl_grad_ready(t, i));
+        }
+        OK(ddl_step(t));
+        if (rank == 0 && strcmp(last, t->plan_name) != 0) {
+            snprintf(last, sizeof last, "%s", t->plan_name);
+            j->ways += strncmp(last, "auto: ", 6) == 0;
+        }
+    }
+    OK(ddl_param_wait(t, DDL_ALL));
+    double shift = (size - 1) / 2.0;
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; i < TENSORS && k < size_of(i); k++) {
+            double want = 0;
+            for (int s = 0; s < STEPS; s++) {
+                want -= 0.5 * (shift + (i + k + s) % 3);
+            }
+            if (params[i][k] != (float)want) {
+                CHECK_EQ(params[i][k], (float)want);
+                i = TENSORS;
+                break;
+            }
+        }
+    }
+    CHECK(!t->trial.on);
+    if (rank == 0) {
+        ddl_trainer_stats stats;
+        OK(ddl_trainer_stats_get(t, &stats));
+        j->replans = stats.replans;
+        CHECK(stats.latency_s > 0 && stats.seconds_per_byte > 0);
+    }
+    OK(ddl_trainer_free(&t));
+    free(params);
+}
+
+/* The trial takes at most (ways in the first round + ways in the second) * DDL__TRIAL_STEPS steps; STEPS are enough. */
+TEST(plans_are_tried_and_change_nothing) {
+    for (int overlap = 0; overlap < 2; overlap++) {
+        ddl_config config = {.progress_thread = 1, .deterministic = 1};
+        job j = {.overlap = overlap};
+        world_config = &config;
+        world_threads(2, train, &j);
+        world_config = NULL;
+        CHECK(j.replans >= 1);
+        CHECK(j.ways >= (overlap ? 3 : 2));
+    }
+}
+
+/* Times on a line give the line, for any sizes; one size alone leaves the latency as it was known. */
+TEST(the_fit_finds_the_line) {
+    const ddl__line truth = {40e-6, 2e-9};
+    ddl__fit fit = {0};
+    ddl__line line = {1, 1};
+    for (int i = 0; i < 200; i++) {
+        int64_t bytes = (int64_t)(i * i % 37) * 40000 + 64;
+        ddl__fit_add(&fit, bytes, ddl__line_time(&truth, bytes));
+    }
+    ddl__fit_line(&fit, &line);
+    CHECK(line.latency_s > 0.999 * truth.latency_s && line.latency_s < 1.001 * truth.latency_s);
+    CHECK(line.seconds_per_byte > 0.999 * truth.seconds_per_byte && line.seconds_per_byte < 1.001 * truth.seconds_per_byte);
+    fit = (ddl__fit){0};
+    line = (ddl__line){10e-6, 1};
+    for (int i = 0; i < 20; i++) {
+        ddl__fit_add(&fit, 1 << 20, 10e-6 + 3e-9 * (1 << 20));
+    }
+    ddl__fit_line(&fit, &line);
+    CHECK(line.latency_s == 10e-6);
+    CHECK(line.seconds_per_byte > 2.999e-9 && line.seconds_per_byte < 3.001e-9);
+    fit = (ddl__fit){0};
+    ddl__fit_line(&fit, &line); /* nothing was measured */
+    CHECK(line.seconds_per_byte > 2.999e-9 && line.seconds_per_byte < 3.001e-9);
+}
