@@ -12,7 +12,7 @@
 #include <fcntl.h>
 #include <poll.h>
 
-enum { RANKS = 8, DEPTH = 64 };
+enum { RANKS = 8, DEPTH = 64, SETTINGS = 2 };
 
 /* ---- a host ---- */
 
@@ -27,8 +27,11 @@ typedef struct endpoint {
     ddl_host host; /* first: functions of the host get back to the endpoint */
     const ddl_transport *transport;
     void *self;
-    int rank, blocks, proofs;        /* blocks, proofs: memory and states of a proof that are alive */
-    const char *secret, *cma, *ring; /* cma, ring: settings of shm */
+    int rank, blocks, proofs; /* blocks, proofs: memory and states of a proof that are alive */
+    int fail_alloc, allocs;   /* the n-th allocation fails */
+    int failed;               /* progress has said that the transport is at its end */
+    const char *secret, *detail;
+    const char *settings[SETTINGS]; /* "NAME=value", without DDL_ */
     int echo, refuse, discard; /* answers from within landed(); land() says: damaged; or: not wanted */
     int no_passing;            /* descriptors go nowhere */
     uint64_t next[RANKS], arrived[RANKS], bad; /* the number that must come next; how many came; wrong bytes */
@@ -36,7 +39,7 @@ typedef struct endpoint {
     int open_landings, returned, warnings;
     uint8_t *landing[RANKS];
     uint64_t landing_bytes[RANKS], landing_number[RANKS], sent_number[RANKS];
-    char said[400]; /* the last warning */
+    char log[8192]; /* all but what is for debugging */
 } endpoint;
 
 static endpoint *of(const ddl_host *host) { return (endpoint *)(uintptr_t)host; }
@@ -46,6 +49,9 @@ static uint8_t pattern(uint64_t number, uint64_t sender, uint64_t at) {
 }
 
 static void *mini_alloc(const ddl_host *host, size_t bytes) {
+    if (++of(host)->allocs == of(host)->fail_alloc) {
+        return NULL;
+    }
     void *p = malloc(bytes + 1);
     memset(p, 0xa5, bytes + 1); /* a plugin must not count on zeros */
     of(host)->blocks++;
@@ -60,14 +66,23 @@ static void mini_free(const ddl_host *host, void *memory) {
 }
 
 static void mini_log(const ddl_host *host, ddl_log_level level, const char *line) {
-    if (level == DDL_LOG_WARN) {
-        of(host)->warnings++;
-        snprintf(of(host)->said, sizeof of(host)->said, "%s", line);
+    endpoint *e = of(host);
+    size_t used = strlen(e->log);
+    e->warnings += level == DDL_LOG_WARN;
+    if (level <= DDL_LOG_INFO && used + strlen(line) + 2 < sizeof e->log) {
+        snprintf(e->log + used, sizeof e->log - used, "%s\n", line);
     }
 }
 
 static const char *mini_setting(const ddl_host *host, const char *name) {
-    return strcmp(name, "SHM_CMA") == 0 ? of(host)->cma : strcmp(name, "SHM_RING_BYTES") == 0 ? of(host)->ring : NULL;
+    size_t bytes = strlen(name);
+    for (int i = 0; i < SETTINGS; i++) {
+        const char *line = of(host)->settings[i];
+        if (line != NULL && strncmp(line, name, bytes) == 0 && line[bytes] == '=') {
+            return line + bytes + 1;
+        }
+    }
+    return NULL;
 }
 
 static uint64_t mini_now_ns(const ddl_host *host) {
@@ -170,15 +185,23 @@ static void endpoint_host(endpoint *e, int rank) {
                          .landed = mini_landed, .sent = mini_sent, .lost = mini_lost};
 }
 
-static void endpoint_start(endpoint *e, int n, const ddl_plugin *plugin) {
-    e->transport = plugin->transport;
+static ddl_status endpoint_try(endpoint *e, int n, const ddl_transport *transport) {
+    e->transport = transport;
     ddl_transport_params params = {.size = sizeof params, .rank = e->rank, .world_size = n, .local_ranks = n, .cores = 1,
-                                   .host_id = "here", .authenticated = e->secret != NULL};
-    CHECK_EQ(e->transport->open(&e->host, &params, &e->self), DDL_OK);
+                                   .host_id = "here", .authenticated = e->secret != NULL,
+                                   .asked = e->detail != NULL, .detail = e->detail};
+    return transport->open(&e->host, &params, &e->self);
+}
+
+static void endpoint_start(endpoint *e, int n, const ddl_plugin *plugin) {
+    CHECK_EQ(endpoint_try(e, n, plugin->transport), DDL_OK);
 }
 
 static void endpoint_close(endpoint *e) {
-    e->transport->close(e->self);
+    if (e->self != NULL) {
+        e->transport->close(e->self);
+    }
+    e->self = NULL;
     CHECK_EQ(e->blocks, 0);
     CHECK_EQ(e->proofs, 0);
     CHECK_EQ(e->open_landings, 0);
@@ -235,8 +258,8 @@ static int progress_all(endpoint *e, int n) {
 static int sleep_all(endpoint *e, int n, int ms) {
     struct pollfd fds[RANKS];
     for (int i = 0; i < n; i++) {
-        fds[i].events = POLLIN;
-        if (e[i].transport->arm(e[i].self, &fds[i].fd) != DDL_OK) {
+        fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+        if (e[i].self != NULL && e[i].transport->arm(e[i].self, &fds[i].fd) != DDL_OK) {
             return -1;
         }
     }

@@ -46,10 +46,10 @@ static ddl_status mini_deliver(const ddl_host *host, int32_t peer, const uint8_t
     return DDL_OK;
 }
 
-static void endpoint_open(endpoint *e, int rank, int n, const char *cma, const char *ring) {
+static void endpoint_open(endpoint *e, int rank, int n, const char *first, const char *second) {
     endpoint_host(e, rank);
-    e->cma = cma;
-    e->ring = ring;
+    e->settings[0] = first;
+    e->settings[1] = second;
     e->host.deliver = mini_deliver;
     e->host.send_fd = mini_send_fd;
     e->host.take_fd = mini_take_fd;
@@ -96,11 +96,11 @@ static void world_settle(endpoint *e, int n, ddl_status answers[RANKS][RANKS]) {
     }
 }
 
-static void world_open_as(endpoint *e, int n, const char *cma, const char *ring) {
+static void world_open_as(endpoint *e, int n, const char *first, const char *second) {
     ddl_status answers[RANKS][RANKS];
     memset(&faults, 0, sizeof faults);
     for (int i = 0; i < n; i++) {
-        endpoint_open(&e[i], i, n, cma, ring);
+        endpoint_open(&e[i], i, n, first, second);
     }
     world_meet(e, n);
     world_settle(e, n, answers);

@@ -1,7 +1,7 @@
 /* The libfabric plugin while the n-th call of each function of libfabric fails: there is a sentence, or nothing is lost; what
  * was posted comes back, what was opened is closed, and nobody writes where nothing is to be written any more.
  * tests/run: variants=gcc,asan timeout=100 */
-#include "test.h"
+#include "ranks.h"
 
 #include "fabric_faults.h"
 
@@ -53,15 +53,14 @@ static int disturbed_world(int which, int at, int code) {
     call_faults.code = code;
     int opened = 0, met = 1;
     for (int i = 0; i < 2; i++) {
-        e[i].detail = world_detail;
-        e[i].settings[0] = "FABRIC_FORCE_MR=local";
-        ddl_status status = endpoint_try(&e[i], i, 2);
+        endpoint_prepare(&e[i], i, world_detail, "FABRIC_FORCE_MR=local", NULL);
+        ddl_status status = endpoint_try(&e[i], 2, &fabric_transport);
         opened += status == DDL_OK;
         CHECK(status == DDL_OK || status == DDL_ERR_NOMEM || e[i].log[0] != 0);
     }
     for (int i = 0; i < 2 && opened == 2; i++) {
         uint64_t latency, bandwidth;
-        met &= fabric_transport.add_peer(e[i].self, !i, &e[!i].self->address, sizeof(fabric_address), "here", &latency,
+        met &= fabric_transport.add_peer(e[i].self, !i, &self_of(&e[!i])->address, sizeof(fabric_address), "here", &latency,
                                          &bandwidth) == DDL_OK;
     }
     if (opened == 2 && met) {

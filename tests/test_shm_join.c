@@ -148,8 +148,8 @@ static void join_with(int n, int victim, int *counter, int at, int said_by, cons
         CHECK(i / n == i % n || (answers[i / n][i % n] == DDL_OK) == !out);
     }
     CHECK(e[said_by].warnings > 0);
-    if (strstr(e[said_by].said, words) == NULL) {
-        test__fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", e[said_by].said, words);
+    if (strstr(e[said_by].log, words) == NULL) {
+        test__fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", e[said_by].log, words);
     }
     CHECK_EQ(e[0].transport->progress(e[0].self, -1), 0);
     world_close(e, n);
@@ -179,8 +179,8 @@ static void refuse_segment(int (*make)(const shm *t), const char *words) {
     CHECK(*passed >= 0);
     world_settle(e, 2, answers);
     CHECK(answers[0][1] < 0 && answers[1][0] < 0);
-    if (strstr(e[1].said, words) == NULL) {
-        test__fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", e[1].said, words);
+    if (strstr(e[1].log, words) == NULL) {
+        test__fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", e[1].log, words);
     }
     world_close(e, 2);
 }
@@ -251,7 +251,7 @@ TEST(too_many_ranks_of_one_host_are_refused_with_a_warning) {
         CHECK_EQ(e.transport->add_peer(e.self, peer, address, bytes, "here", &latency, &bandwidth), DDL_OK);
     }
     CHECK_EQ(e.transport->ready(e.self, 1), DDL_ERR_UNSUPPORTED);
-    CHECK_STR(e.said, "513 ranks share this host");
+    CHECK_STR(e.log, "513 ranks share this host");
     endpoint_close(&e);
 }
 
@@ -260,7 +260,7 @@ TEST(other_settings_mean_another_way) {
     ddl_status answers[RANKS][RANKS];
     memset(&faults, 0, sizeof faults);
     endpoint_open(&e[0], 0, 3, NULL, NULL);
-    endpoint_open(&e[1], 1, 3, NULL, "128K");
+    endpoint_open(&e[1], 1, 3, NULL, "SHM_RING_BYTES=128K");
     endpoint_open(&e[2], 2, 3, NULL, NULL);
     world_meet(e, 3);
     world_settle(e, 3, answers);

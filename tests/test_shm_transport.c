@@ -10,11 +10,11 @@ static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 4095, 8192, 8193, 65536
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* All to all: each rank has all its letters under way before anybody reads. lent: from tensor memory. */
-static void exchange(int n, const char *cma, const char *ring, int lent) {
+static void exchange(int n, const char *first, const char *second, int lent) {
     static endpoint e[RANKS];
     static letter l[RANKS][RANKS][SIZES];
     int before = fd_count();
-    world_open_as(e, n, cma, ring);
+    world_open_as(e, n, first, second);
     for (int i = 0; i < n * n * SIZES; i++) {
         int from = i % n, to = i / n % n, k = i / n / n;
         void *memory = NULL;
@@ -47,19 +47,19 @@ static void exchange(int n, const char *cma, const char *ring, int lent) {
 }
 
 TEST(all_sizes_both_ways_fetched) { exchange(2, NULL, NULL, 0); }
-TEST(all_sizes_both_ways_streamed) { exchange(2, "0", NULL, 0); }
+TEST(all_sizes_both_ways_streamed) { exchange(2, "SHM_CMA=0", NULL, 0); }
 TEST(all_sizes_both_ways_from_lent_memory) { exchange(2, NULL, NULL, 1); }
-TEST(all_sizes_both_ways_through_small_rings) { exchange(2, "0", "16K", 0); }
+TEST(all_sizes_both_ways_through_small_rings) { exchange(2, "SHM_CMA=0", "SHM_RING_BYTES=16K", 0); }
 TEST(eight_ranks_all_to_all_fetched) { exchange(RANKS, NULL, NULL, 0); }
-TEST(eight_ranks_all_to_all_streamed) { exchange(RANKS, "0", "16K", 0); }
-TEST(eight_ranks_all_to_all_from_lent_memory) { exchange(RANKS, NULL, "16K", 1); }
+TEST(eight_ranks_all_to_all_streamed) { exchange(RANKS, "SHM_CMA=0", "SHM_RING_BYTES=16K", 0); }
+TEST(eight_ranks_all_to_all_from_lent_memory) { exchange(RANKS, NULL, "SHM_RING_BYTES=16K", 1); }
 
 /* send() from inside deliver() and landed(): the way a core answers a request. */
 TEST(answers_from_within_a_host_function) {
     for (int way = 0; way < 2; way++) {
         static endpoint e[2];
         letter l[DEPTH];
-        world_open_as(e, 2, way == 0 ? NULL : "0", NULL);
+        world_open_as(e, 2, way == 0 ? NULL : "SHM_CMA=0", NULL);
         e[1].echo = 1;
         for (int i = 0; i < DEPTH; i++) {
             CHECK(post(&e[0], 1, &l[i], sizes[i % SIZES]) >= 0);
@@ -76,10 +76,10 @@ TEST(answers_from_within_a_host_function) {
 }
 
 /* The receiver does nothing: send() comes back at once, the memory stays borrowed, and there is nothing to wake for. */
-static void stuck_receiver(const char *cma) {
+static void stuck_receiver(const char *setting) {
     static endpoint e[2];
     static letter l[DEPTH];
-    world_open_as(e, 2, cma, NULL);
+    world_open_as(e, 2, setting, NULL);
     for (int i = 0; i < DEPTH; i++) {
         CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
     }
@@ -96,14 +96,14 @@ static void stuck_receiver(const char *cma) {
 }
 
 TEST(a_stuck_receiver_holds_the_sender_up_without_blocking_it) { stuck_receiver(NULL); }
-TEST(a_stuck_receiver_of_streams_does_too) { stuck_receiver("0"); }
+TEST(a_stuck_receiver_of_streams_does_too) { stuck_receiver("SHM_CMA=0"); }
 
 /* Nobody polls: each side is woken by what the other does, and by nothing else. */
-static void sleepers(const char *cma) {
+static void sleepers(const char *setting) {
     static endpoint e[2];
     static letter l[DEPTH];
     struct pollfd fd[2] = {{.events = POLLIN}, {.events = POLLIN}};
-    world_open_as(e, 2, cma, NULL);
+    world_open_as(e, 2, setting, NULL);
     CHECK_EQ(sleep_all(e, 2, 30), 0);
     for (int i = 0; i < 8; i++) {
         post(&e[0], 1, &l[i], i % 2 == 0 ? 8 : 1 << 20);
@@ -132,7 +132,7 @@ static void sleepers(const char *cma) {
 }
 
 TEST(sleepers_are_woken_when_something_is_fetched) { sleepers(NULL); }
-TEST(sleepers_are_woken_when_there_is_room) { sleepers("0"); }
+TEST(sleepers_are_woken_when_there_is_room) { sleepers("SHM_CMA=0"); }
 
 /* Whoever reads /proc/net/unix knows the names of the bells; ringing takes the token. */
 TEST(a_stranger_cannot_wake_anybody) {
@@ -161,7 +161,7 @@ TEST(peer_dead_gives_everything_back) {
     for (int way = 0; way < 2; way++) {
         static endpoint e[3];
         letter l[DEPTH], other, later;
-        world_open_as(e, 3, way == 0 ? NULL : "0", NULL);
+        world_open_as(e, 3, way == 0 ? NULL : "SHM_CMA=0", NULL);
         for (int i = 0; i < DEPTH; i++) {
             CHECK(post(&e[0], 1, &l[i], 1 << 20) >= 0);
         }
@@ -211,7 +211,7 @@ TEST(words_sent_before_close_arrive_before_the_loss) {
 TEST(close_does_not_wait) {
     static endpoint e[2];
     static letter l[DEPTH];
-    world_open_as(e, 2, "0", NULL);
+    world_open_as(e, 2, "SHM_CMA=0", NULL);
     for (int i = 0; i < DEPTH; i++) {
         CHECK_EQ(post(&e[0], 1, &l[i], 1 << 20), DDL_IN_PROGRESS);
     }
@@ -334,11 +334,11 @@ TEST(recall_while_the_peer_is_fetching) {
     world_close(e, 2);
 }
 
-static void recall_queued(const char *cma, int lent) {
+static void recall_queued(const char *setting, int lent) {
     enum { LETTERS = 200, BYTES = 100000 };
     static endpoint e[2];
     static letter l[LETTERS];
-    world_open_as(e, 2, cma, "16K");
+    world_open_as(e, 2, setting, "SHM_RING_BYTES=16K");
     int count = 0;
     for (int i = 0; i < LETTERS; i++) {
         void *memory = NULL;
@@ -366,7 +366,7 @@ static void recall_queued(const char *cma, int lent) {
 
 TEST(recall_of_what_waits_to_be_fetched) { recall_queued(NULL, 0); }
 TEST(recall_of_lent_memory) { recall_queued(NULL, 1); }
-TEST(recall_of_a_stream) { recall_queued("0", 0); }
+TEST(recall_of_a_stream) { recall_queued("SHM_CMA=0", 0); }
 
 /* The kernel forbids it after all: the sender lends a copy, and later ones come as streams. */
 TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
@@ -429,7 +429,7 @@ TEST(a_receiver_that_dies_while_it_reads) {
 TEST(redirect_moves_what_still_comes) {
     static endpoint e[2];
     letter l;
-    world_open_as(e, 2, "0", NULL);
+    world_open_as(e, 2, "SHM_CMA=0", NULL);
     post(&e[0], 1, &l, 1 << 20);
     DRIVE(e, 2, e[1].open_landings == 1) {}
     uint64_t done = shm_link_of(e[1].self, 0)->done;
@@ -452,7 +452,7 @@ TEST(redirect_moves_what_still_comes) {
 TEST(redirect_to_nowhere_ends_the_link_later) {
     static endpoint e[2];
     letter l;
-    world_open_as(e, 2, "0", NULL);
+    world_open_as(e, 2, "SHM_CMA=0", NULL);
     post(&e[0], 1, &l, 1 << 20);
     DRIVE(e, 2, e[1].open_landings == 1) {}
     e[1].transport->redirect(e[1].self, 0, e[1].landing[0], NULL);
