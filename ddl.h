@@ -25593,6 +25593,7 @@ typedef struct ddl__ps_trait {
 typedef struct ddl__ps_details {
     const ddl__ps_trait *traits; /* by parameter, or NULL; they outlive the servers */
     bool check;                  /* gradients that are not finite are passed over */
+    bool sums;                   /* BSP: a parameter is the sum (DDL_AVG: average) of the last clock's gradients */
 } ddl__ps_details;
 
 /* Elements of the largest piece: total is that of all parameters. */
@@ -26757,13 +26758,26 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     s->applied++;
 }
 
+/* Servers that only add: workers run the optimizer. */
+static void ddl__ps_show_sum(ddl__ps_server *s, ddl__ps_place *p) {
+    size_t count = (size_t)p->piece->count;
+    memcpy(p->value->data, p->sum, count * sizeof(float));
+    if (s->op == DDL_AVG) {
+        ddl__average(p->value->data, count, DDL_F32, p->given);
+    }
+}
+
 /* The clock has the pushes of all: one step. False: not before a reply has gone. */
 static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
     if (p->given > 0 && p->piece != NULL) {
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
+        if (s->extra.sums) {
+            ddl__ps_show_sum(s, p);
+        } else {
+            p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
+        }
     } else if (p->given > 0) {
         ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }
@@ -28045,6 +28059,7 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     }
     size_t count = (size_t)piece->count;
     p->piece = piece;
+    p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
     p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
@@ -28889,7 +28904,7 @@ static ddl_status ddl__ps_agree(ddl_ps *ps, ddl_status mine, const ddl__sentence
 
 /* Rank 0 gives the servers their first values. */
 static ddl_status ddl__ps_give_values(ddl_ps *ps, const ddl_tensor *params) {
-    for (int32_t i = 0; ps->worker == 0 && i < ps->params; i++) {
+    for (int32_t i = 0; ps->worker == 0 && !ps->extra.sums && i < ps->params; i++) {
         ddl_request *r;
         ddl__lock(ps->c);
         ddl_status status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
@@ -29685,8 +29700,9 @@ typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__U
 typedef struct ddl__unit {
     ddl_kind kind;
     ddl_dtype dtype;
-    int64_t begin, count;           /* elements of the arena */
-    int64_t grain_first, grain_end; /* with servers: their pieces */
+    int64_t begin, count; /* elements of the arena */
+    bool served;          /* by servers; these are their pieces: */
+    int64_t grain_first, grain_end;
     int64_t bytes;
     int32_t members; /* tensors that it waits for */
     int32_t missing; /* of them in this step */
@@ -29704,6 +29720,7 @@ typedef struct ddl__served {
     bool *bad;       /* the gradient of this step is not finite */
     int64_t *grains; /* bytes of the servers' pieces */
     bool only;       /* this rank only serves */
+    bool sums;       /* servers average gradients, and workers run the optimizer */
     bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
@@ -29772,6 +29789,9 @@ struct ddl_trainer {
     const char *plan_name;
 };
 
+/* Servers run the optimizer: they have its state, and the f32 copies of 16-bit parameters. */
+static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps != NULL && !t->served.sums; }
+
 /* >>checks */
 
 static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool started) {
@@ -29837,6 +29857,13 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o) {
            !o->overlap_forward;
 }
 
+/* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
+ * piece that a server has, or is the program's. */
+static bool ddl__served_sums(const ddl_trainer_config *o) {
+    return o->architecture == DDL_ARCHITECTURE_PS &&
+           (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer));
+}
+
 /* What does not go together with servers. */
 static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
@@ -29852,14 +29879,10 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     }
     return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
                                        "SSP or ASP with them, or local SGD over all-reduce"
-           : o->step != NULL         ? "servers run the optimizer, not the program: without step, or over all-reduce"
            : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
-           : o->uneven               ? "a worker of servers that has no more data frees its trainer, and the others go "
-                                       "on: without uneven"
-           : o->clip_norm > 0 ? "clip_norm needs all gradients before the first update, and servers update piece "
-                                "by piece: without it, or over all-reduce"
-           : ddl__optim_needs_sums(&o->optimizer)
-               ? "LARS and LAMB need norms of whole tensors, of which a server has parts: over all-reduce only"
+           : o->sync != DDL_SYNC_BSP && ddl__served_sums(o)
+               ? "LARS, LAMB, clip_norm, uneven and a step of the program's own need the average of all workers' "
+                 "gradients, which SSP and ASP do not make: take sync BSP (a worker without data frees its trainer)"
                : NULL;
 }
 
@@ -30002,6 +30025,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",
                           what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
+                          name);
     }
     if (wide && t->config.step == NULL) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED,
@@ -30146,8 +30173,11 @@ static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
     }
 }
 
-/* Ends this worker's iteration. The lock is held, and given up. */
+/* Ends this worker's iteration, where there are servers. The lock is held, and given up. */
 static ddl_status ddl__served_clock(ddl_trainer *t) {
+    if (t->served.ps == NULL) {
+        return DDL_OK;
+    }
     uint64_t start = ddl__now_ns();
     ddl__unlock(t->context);
     ddl_status status = ddl_ps_clock(t->served.ps);
@@ -30165,6 +30195,10 @@ static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
                         .sync = {.mode = o->sync, .staleness = o->staleness, .staleness_max = o->staleness_max},
                         .optimizer = o->optimizer,
                         .piece_bytes = DDL__MIN(o->piece_bytes, (int64_t)DDL__SERVED_PIECE_BYTES)};
+    if (t->served.sums) {
+        ps.optimizer = (ddl_optimizer){.kind = DDL_SGD};
+        ps.op = o->uneven ? DDL_SUM : DDL_AVG;
+    }
     ps.optimizer.learning_rate = 1; /* each push brings the trainer's */
     return ps;
 }
@@ -30241,6 +30275,7 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
 
 /* Makes the servers. Every rank calls. */
 static ddl_status ddl__served_make(ddl_trainer *t) {
+    t->served.sums = ddl__served_sums(&t->config);
     ddl_ps_config config = ddl__served_config(t);
     DDL__TRY(ddl__served_split(t));
     ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
@@ -30248,7 +30283,7 @@ static ddl_status ddl__served_make(ddl_trainer *t) {
         return DDL_ERR_NOMEM;
     }
     ddl_status status = ddl__served_memory(t, params);
-    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked};
+    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked, .sums = t->served.sums};
     status = status < 0 ? status : ddl__ps_make(t->parent, &config, &extra, params, t->count, &t->served.ps);
     free(params);
     status = status < 0 ? status : ddl__served_grains(t);
@@ -30306,7 +30341,7 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
-    ddl_status status = t->served.ps != NULL ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
+    ddl_status status = u->served ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
@@ -30322,7 +30357,7 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
 }
 
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
-    if (t->served.ps != NULL) {
+    if (u->served) {
         ddl__served_note(t, u);
     }
     ddl_status status = ddl__request_report(&u->request, NULL);
@@ -30482,7 +30517,7 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
 static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
     ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
     u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
-    if (t->served.ps != NULL) {
+    if (u->served) {
         return DDL_OK; /* each step makes its own */
     }
     ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;
@@ -30660,10 +30695,17 @@ static void ddl__weight_publish(const ddl__weight *w) {
     }
 }
 
+/* Servers that only average: what they have made goes where an all-reduce would have left it. */
+static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
+    if (t->served.sums) {
+        memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
+    }
+}
+
 /* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
  * they are, others in blocks. */
 static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
-    if (t->served.ps != NULL) {
+    if (ddl__trainer_hands_over(t)) {
         ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
         return;
     }
@@ -31265,6 +31307,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
+                         .served = t->served.ps != NULL,
                          .grain_first = grain,
                          .members = p->last - p->first + 1};
         for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
@@ -31417,7 +31460,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
-    bool mine = t->config.step == NULL && t->served.ps == NULL; /* servers have masters and states */
+    bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;
@@ -32009,6 +32052,7 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
         ddl__weight *w = &t->weights[i];
         DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
         ddl__unlock(t->context);
+        ddl__weight_arrive(t, w);
         ddl__weight_update(t, w);
         ddl__lock(t->context);
     }
@@ -32040,17 +32084,22 @@ static ddl_status ddl__step_served(ddl_trainer *t, const char *what) {
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
-    if (t->served.ps != NULL) {
+    if (ddl__trainer_hands_over(t)) {
         return ddl__step_served(t, what);
     }
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
+        DDL__TRY(ddl__served_clock(t));
         ddl__step_close(t, true);
         return DDL_OK;
     }
     DDL__TRY(ddl__step_contributors(t, what));
     DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    DDL__TRY(ddl__served_clock(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_arrive(t, &t->weights[i]);
+    }
     if (t->squeeze_group != NULL) {
         ddl__unlock(t->context);
         ddl_status status = ddl__squeeze_finish(t);
@@ -32162,9 +32211,10 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    bool finite = t->served.ps != NULL  ? !w->skipped
-                  : t->config.unchecked ? true
-                                        : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    ddl__weight_arrive(t, w);
+    bool finite = ddl__trainer_hands_over(t) ? !w->skipped
+                  : t->config.unchecked      ? true
+                                             : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
     if (finite) {
         ddl__weight_update(t, w);
     }
@@ -32201,7 +32251,7 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
     bool last = was_over && t->waited_count == t->count;
-    if (last && t->served.ps != NULL) {
+    if (last) {
         ddl_status clocked = ddl__served_clock(t);
         status = clocked < 0 ? clocked : status;
     }
@@ -32247,8 +32297,8 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
                 ddl__text_add(text, " to %d", s->staleness_max);
             }
         }
-        ddl__text_add(text, " over %d %s server%s", o->servers, o->dedicated ? "dedicated" : "colocated",
-                      o->servers == 1 ? "" : "s");
+        ddl__text_add(text, " over %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+                      o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {
@@ -32494,7 +32544,8 @@ static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
                                .compression = o->compression};
     kept.architecture = o->architecture;
     kept.servers = o->servers;
-    kept.dedicated = o->dedicated;
+    kept.dedicated = o->dedicated + 2 * ddl__served_sums(o);
+    kept.unchecked = o->architecture == DDL_ARCHITECTURE_PS ? o->unchecked : 0; /* servers look, too */
     return ddl__config_hash(&kept);
 }
 
@@ -32512,7 +32563,8 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, compression, shard, uneven and servers cannot change; make a "
+                          "%s: optimizer, step, compression, shard, uneven and servers cannot change, nor with "
+                          "servers unchecked and whether gradients are clipped; make a "
                           "new trainer",
                           what);
     }
@@ -32993,7 +33045,7 @@ DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
-    if (trainer->served.ps != NULL) {
+    if (ddl__trainer_hands_over(trainer)) {
         return ddl_ps_save(trainer->served.ps, folder);
     }
     DDL__TRY(ddl__save_room(trainer, what, &room));
@@ -33232,7 +33284,7 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
     ddl__archive archive = {0};
     DDL__TRY(ddl__save_enter(trainer, what, folder, false));
     ddl_status status = DDL_OK;
-    if (trainer->served.ps != NULL) {
+    if (ddl__trainer_hands_over(trainer)) {
         status = ddl__served_load(trainer, folder, &step);
     } else {
         DDL__TRY(ddl__save_room(trainer, what, &room));

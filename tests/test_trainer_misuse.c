@@ -68,7 +68,7 @@ static void configs(ddl_group *w, void *arg) {
         {{SERVED, .sync = DDL_SYNC_SSP, .staleness = -2}, DDL_ERR_ARG, "staleness is -2; it must be from -1"},
         {{SERVED, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "no rank can step alone"},
         {{SERVED, .shard = 1}, DDL_ERR_UNSUPPORTED, "shared out over the servers already"},
-        {{SERVED, .uneven = 1}, DDL_ERR_UNSUPPORTED, "frees its trainer"},
+        {{SERVED, .clip_norm = 1, .sync = DDL_SYNC_ASP}, DDL_ERR_UNSUPPORTED, "need the average of all workers'"},
         {{SERVED, .servers = 2}, DDL_ERR_ARG, "2 colocated servers in a group of 1 ranks"},
         {{SERVED, .dedicated = 1}, DDL_ERR_ARG, "at least one rank has to work"},
         {{.local_steps = 4}, DDL_ERR_UNSUPPORTED, "belong to sync DDL_SYNC_LOCAL"},

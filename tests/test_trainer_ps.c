@@ -161,11 +161,14 @@ static const struct {
     {"merged", "MG-WFBP", {PS, LINE, .schedule = DDL_SCHEDULE_MERGED, .replan_steps = 7}},
     {"auto measured", "auto", {PS, .replan_steps = 10, .servers = 2}},
     {"priority", "priority", {PS, LINE, .schedule = DDL_SCHEDULE_PRIORITY, .piece_bytes = 1024, .credit_bytes = 2048}},
-    {"priority overlapping", "priority",
+    {"priority overlapping",
+     "priority",
      {PS, .schedule = DDL_SCHEDULE_PRIORITY, .piece_bytes = 2048, .replan_steps = 9, .overlap_forward = 1}},
     {"auto overlapping", "auto", {PS, LINE, .overlap_forward = 1}},
     {"SSP with bound 0", "SSP with a staleness of 0", {PS, .sync = DDL_SYNC_SSP, .staleness = -1}},
     {"two dedicated", "BSP over 2 dedicated servers on 3 ranks", {PS, .servers = 2, .dedicated = 1}},
+    {"averaging, clipped from 1e9", "that average", {PS, .clip_norm = 1e9, .servers = 2}},
+    {"averaging, uneven", "that average", {PS, .uneven = 1, .dedicated = 1}},
     {"one dedicated, overlapping", "dedicated", {PS, .dedicated = 1, .overlap_forward = 1}},
 };
 
@@ -192,4 +195,136 @@ TEST(every_schedule_is_one_rank_with_the_batch_of_all) {
     }
     free(first);
     world_config = NULL;
+}
+
+/* >>optimizers */
+
+static int own_step(void *user, ddl_trainer *trainer) {
+    (void)trainer;
+    net *m = user;
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < sizes[i]; k++) {
+            m->param[i][k] -= 0.05f * m->grad[i][k];
+        }
+    }
+    return 0;
+}
+
+static void train_own(ddl_group *w, void *arg) {
+    job *j = arg;
+    int rank = ddl_rank(w);
+    net *m = calloc(1, sizeof *m);
+    net_begin(m, rank == 0);
+    j->config.step_user = NULL;
+    ddl_trainer_config config = j->config;
+    config.step_user = config.step != NULL ? m : NULL;
+    ddl_trainer *t = make_trainer(w, &config, m);
+    for (int step = 0; step < j->steps; step++) {
+        for (int i = TENSORS - 1; i >= 0; i--) {
+            net_backward(m, i, step, rank * BATCH);
+            OK(ddl_grad_ready(t, i));
+        }
+        OK(ddl_step(t));
+    }
+    OK(ddl_trainer_free(&t));
+    j->result[rank] = m;
+}
+
+/* All optimizers, on servers or on workers when they need more than a server has: the bits of all-reduce. */
+TEST(optimizers_have_the_bits_of_all_reduce) {
+    enum { N = 3 };
+    world_config = &(ddl_config){.deterministic = 1, .progress_thread = 1};
+    const ddl_trainer_config configs[] = {
+        {.optimizer = {.kind = DDL_MOMENTUM, .weight_decay = 0.1}},
+        {.optimizer = {.kind = DDL_NESTEROV}, .accumulate = 1},
+        {.optimizer = {.kind = DDL_ADAM}},
+        {.optimizer = {.kind = DDL_ADAMW, .weight_decay = 0.01}, .schedule = DDL_SCHEDULE_NONE},
+        {.optimizer = {.kind = DDL_LARS}},
+        {.optimizer = {.kind = DDL_LAMB}},
+        {.optimizer = {.kind = DDL_ADAMW}, .clip_norm = 2},
+        {.step = own_step},
+    };
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        job plain = {.config = configs[i], .steps = 12}, served = plain;
+        served.config.architecture = DDL_ARCHITECTURE_PS;
+        world_threads(N, train_own, &plain);
+        world_threads(N, train_own, &served);
+        for (int r = 0; r < N; r++) {
+            if (memcmp(plain.result[0]->param, served.result[r]->param, sizeof served.result[r]->param) != 0) {
+                test__fail(__FILE__, __LINE__, "config %zu: rank %d has other bits over servers", i, r);
+            }
+        }
+        CHECK(served.result[0]->param[1][5] != (float)start_of(1, 5));
+        for (int r = 0; r < N; r++) {
+            free(plain.result[r]);
+            free(served.result[r]);
+        }
+    }
+    world_config = NULL;
+}
+
+/* >>16 bits: servers have the f32 copy, so that steps smaller than a bit of the parameter add up */
+
+static void half(ddl_group *w, void *arg) {
+    (void)arg;
+    uint16_t p[2] = {0x3f80, 0x3f80}, g[2] = {0x3f80, 0x3f80}; /* bf16: 1 */
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(
+        w, &(ddl_trainer_config){.architecture = DDL_ARCHITECTURE_PS, .optimizer = {.learning_rate = 1e-3}}, &t));
+    ddl_trainer_options slow = {.rate_factor = -1};
+    OK(ddl_trainer_add(t, "p", ddl_tensor_1d(&p[0], DDL_BF16, 1), ddl_tensor_1d(&g[0], DDL_BF16, 1), NULL, NULL));
+    OK(ddl_trainer_add(t, "still", ddl_tensor_1d(&p[1], DDL_BF16, 1), ddl_tensor_1d(&g[1], DDL_BF16, 1), &slow, NULL));
+    OK(ddl_trainer_start(t));
+    for (int i = 0; i < 125; i++) {
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+    }
+    CHECK_EQ(p[0], 0x3f60); /* 0.875 = 1 - 125 / 1000; bf16 has 0.004 between two numbers there */
+    CHECK_EQ(p[1], 0x3f80);
+    OK(ddl_trainer_free(&t));
+}
+TEST(sixteen_bits_with_a_copy_on_servers) { world_threads(2, half, NULL); }
+
+/* >>not finite */
+
+static void not_finite(ddl_group *w, void *arg) {
+    const ddl_trainer_config *config = arg;
+    float p[2][3] = {{1, 1, 1}, {2, 2, 2}}, g[2][3] = {{1, 1, 1}, {1, 1, 1}};
+    ddl_trainer *t = NULL;
+    ddl_trainer_stats stats;
+    int mine = ddl_rank(w) == 1, averages = config->clip_norm > 0;
+    OK(ddl_trainer_create(w, config, &t));
+    OK(ddl_trainer_add(t, "first", DDL_ARRAY(p[0]), DDL_ARRAY(g[0]), NULL, NULL));
+    OK(ddl_trainer_add(t, "second", DDL_ARRAY(p[1]), DDL_ARRAY(g[1]), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    g[1][1] = mine ? NAN : 1;
+    OK(ddl_grad_ready(t, DDL_ALL));
+    if (config->overlap_forward) {
+        OK(ddl_step(t));
+        OK(ddl_param_wait(t, 0));
+        FAILS(ddl_param_wait(t, 1), DDL_ERR_ARG, "gradient \"second\" of step 1 is not finite");
+    } else {
+        FAILS(ddl_step(t), DDL_ERR_ARG, "gradient \"second\" of step 1 is not finite");
+    }
+    CHECK_EQ(p[0][0], averages ? 1 : 0); /* servers that step have updated the other one */
+    CHECK_EQ(p[1][0], 2);
+    g[1][1] = 1;
+    OK(ddl_grad_ready(t, DDL_ALL));
+    OK(ddl_step(t));
+    OK(ddl_param_wait(t, DDL_ALL));
+    CHECK_EQ(p[0][2], averages ? 0 : -1);
+    CHECK_EQ(p[1][1], 1);
+    OK(ddl_trainer_stats_get(t, &stats));
+    CHECK_EQ(stats.not_finite, 1);
+    OK(ddl_trainer_free(&t));
+}
+TEST(gradients_that_are_not_finite) {
+    ddl_trainer_config configs[] = {{.optimizer = {.learning_rate = 1}, .architecture = DDL_ARCHITECTURE_PS},
+                                    {.optimizer = {.learning_rate = 1}, .architecture = DDL_ARCHITECTURE_PS},
+                                    {.optimizer = {.learning_rate = 1}, .architecture = DDL_ARCHITECTURE_PS}};
+    configs[1].overlap_forward = 1;
+    configs[2].clip_norm = 100;
+    for (int i = 0; i < 3; i++) {
+        world_threads(2, not_finite, &configs[i]);
+    }
 }

@@ -268,7 +268,7 @@ static ddl_status ddl__ps_agree(ddl_ps *ps, ddl_status mine, const ddl__sentence
 
 /* Rank 0 gives the servers their first values. */
 static ddl_status ddl__ps_give_values(ddl_ps *ps, const ddl_tensor *params) {
-    for (int32_t i = 0; ps->worker == 0 && i < ps->params; i++) {
+    for (int32_t i = 0; ps->worker == 0 && !ps->extra.sums && i < ps->params; i++) {
         ddl_request *r;
         ddl__lock(ps->c);
         ddl_status status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);

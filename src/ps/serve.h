@@ -209,13 +209,26 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     s->applied++;
 }
 
+/* Servers that only add: workers run the optimizer. */
+static void ddl__ps_show_sum(ddl__ps_server *s, ddl__ps_place *p) {
+    size_t count = (size_t)p->piece->count;
+    memcpy(p->value->data, p->sum, count * sizeof(float));
+    if (s->op == DDL_AVG) {
+        ddl__average(p->value->data, count, DDL_F32, p->given);
+    }
+}
+
 /* The clock has the pushes of all: one step. False: not before a reply has gone. */
 static bool ddl__ps_finish_clock(ddl__ps_server *s, ddl__ps_place *p) {
     if (p->given > 0 && p->piece != NULL) {
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
+        if (s->extra.sums) {
+            ddl__ps_show_sum(s, p);
+        } else {
+            p->skipped = !ddl__ps_step_piece(s, p, p->sum, p->given, p->rate, p->bad);
+        }
     } else if (p->given > 0) {
         ddl__ps_step_rows(s, p, ddl__ps_workers_of_clock(s, p), p->rate);
     }

@@ -573,6 +573,7 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     }
     size_t count = (size_t)piece->count;
     p->piece = piece;
+    p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
     p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));

@@ -25,6 +25,7 @@ typedef struct ddl__ps_trait {
 typedef struct ddl__ps_details {
     const ddl__ps_trait *traits; /* by parameter, or NULL; they outlive the servers */
     bool check;                  /* gradients that are not finite are passed over */
+    bool sums;                   /* BSP: a parameter is the sum (DDL_AVG: average) of the last clock's gradients */
 } ddl__ps_details;
 
 /* Elements of the largest piece: total is that of all parameters. */

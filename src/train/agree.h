@@ -434,6 +434,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
+                         .served = t->served.ps != NULL,
                          .grain_first = grain,
                          .members = p->last - p->first + 1};
         for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
@@ -586,7 +587,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     ddl__base *base = &t->context->base;
-    bool mine = t->config.step == NULL && t->served.ps == NULL; /* servers have masters and states */
+    bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;

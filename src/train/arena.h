@@ -148,10 +148,17 @@ static void ddl__weight_publish(const ddl__weight *w) {
     }
 }
 
+/* Servers that only average: what they have made goes where an all-reduce would have left it. */
+static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
+    if (t->served.sums) {
+        memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
+    }
+}
+
 /* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
  * they are, others in blocks. */
 static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
-    if (t->served.ps != NULL) {
+    if (ddl__trainer_hands_over(t)) {
         ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
         return;
     }

@@ -420,7 +420,7 @@ DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
-    if (trainer->served.ps != NULL) {
+    if (ddl__trainer_hands_over(trainer)) {
         return ddl_ps_save(trainer->served.ps, folder);
     }
     DDL__TRY(ddl__save_room(trainer, what, &room));
@@ -659,7 +659,7 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
     ddl__archive archive = {0};
     DDL__TRY(ddl__save_enter(trainer, what, folder, false));
     ddl_status status = DDL_OK;
-    if (trainer->served.ps != NULL) {
+    if (ddl__trainer_hands_over(trainer)) {
         status = ddl__served_load(trainer, folder, &step);
     } else {
         DDL__TRY(ddl__save_room(trainer, what, &room));

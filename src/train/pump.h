@@ -18,7 +18,7 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
-    ddl_status status = t->served.ps != NULL ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
+    ddl_status status = u->served ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
@@ -34,7 +34,7 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
 }
 
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
-    if (t->served.ps != NULL) {
+    if (u->served) {
         ddl__served_note(t, u);
     }
     ddl_status status = ddl__request_report(&u->request, NULL);
@@ -194,7 +194,7 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
 static ddl_status ddl__unit_plan(ddl_trainer *t, ddl__unit *u, int64_t *counts) {
     ddl_tensor whole = ddl__unit_tensor(t, u), own = whole;
     u->bytes = u->count * (int64_t)ddl_dtype_bytes(whole.dtype);
-    if (t->served.ps != NULL) {
+    if (u->served) {
         return DDL_OK; /* each step makes its own */
     }
     ddl_op op = u->kind == DDL_ALL_GATHERV ? DDL_OP_NONE : t->config.uneven ? DDL_SUM : DDL_AVG;

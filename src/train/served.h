@@ -32,8 +32,11 @@ static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
     }
 }
 
-/* Ends this worker's iteration. The lock is held, and given up. */
+/* Ends this worker's iteration, where there are servers. The lock is held, and given up. */
 static ddl_status ddl__served_clock(ddl_trainer *t) {
+    if (t->served.ps == NULL) {
+        return DDL_OK;
+    }
     uint64_t start = ddl__now_ns();
     ddl__unlock(t->context);
     ddl_status status = ddl_ps_clock(t->served.ps);
@@ -51,6 +54,10 @@ static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
                         .sync = {.mode = o->sync, .staleness = o->staleness, .staleness_max = o->staleness_max},
                         .optimizer = o->optimizer,
                         .piece_bytes = DDL__MIN(o->piece_bytes, (int64_t)DDL__SERVED_PIECE_BYTES)};
+    if (t->served.sums) {
+        ps.optimizer = (ddl_optimizer){.kind = DDL_SGD};
+        ps.op = o->uneven ? DDL_SUM : DDL_AVG;
+    }
     ps.optimizer.learning_rate = 1; /* each push brings the trainer's */
     return ps;
 }
@@ -127,6 +134,7 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
 
 /* Makes the servers. Every rank calls. */
 static ddl_status ddl__served_make(ddl_trainer *t) {
+    t->served.sums = ddl__served_sums(&t->config);
     ddl_ps_config config = ddl__served_config(t);
     DDL__TRY(ddl__served_split(t));
     ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
@@ -134,7 +142,7 @@ static ddl_status ddl__served_make(ddl_trainer *t) {
         return DDL_ERR_NOMEM;
     }
     ddl_status status = ddl__served_memory(t, params);
-    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked};
+    ddl__ps_details extra = {.traits = t->served.traits, .check = !t->config.unchecked, .sums = t->served.sums};
     status = status < 0 ? status : ddl__ps_make(t->parent, &config, &extra, params, t->count, &t->served.ps);
     free(params);
     status = status < 0 ? status : ddl__served_grains(t);

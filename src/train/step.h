@@ -285,6 +285,7 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
         ddl__weight *w = &t->weights[i];
         DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
         ddl__unlock(t->context);
+        ddl__weight_arrive(t, w);
         ddl__weight_update(t, w);
         ddl__lock(t->context);
     }
@@ -316,17 +317,22 @@ static ddl_status ddl__step_served(ddl_trainer *t, const char *what) {
 static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     const ddl_trainer_config *o = &t->config;
     bool finite;
-    if (t->served.ps != NULL) {
+    if (ddl__trainer_hands_over(t)) {
         return ddl__step_served(t, what);
     }
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
+        DDL__TRY(ddl__served_clock(t));
         ddl__step_close(t, true);
         return DDL_OK;
     }
     DDL__TRY(ddl__step_contributors(t, what));
     DDL__TRY(ddl__trainer_await(t, what, 0, t->piece_count - 1));
+    DDL__TRY(ddl__served_clock(t));
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight_arrive(t, &t->weights[i]);
+    }
     if (t->squeeze_group != NULL) {
         ddl__unlock(t->context);
         ddl_status status = ddl__squeeze_finish(t);
@@ -438,9 +444,10 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
-    bool finite = t->served.ps != NULL  ? !w->skipped
-                  : t->config.unchecked ? true
-                                        : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
+    ddl__weight_arrive(t, w);
+    bool finite = ddl__trainer_hands_over(t) ? !w->skipped
+                  : t->config.unchecked      ? true
+                                             : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
     if (finite) {
         ddl__weight_update(t, w);
     }
@@ -477,7 +484,7 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
     bool last = was_over && t->waited_count == t->count;
-    if (last && t->served.ps != NULL) {
+    if (last) {
         ddl_status clocked = ddl__served_clock(t);
         status = clocked < 0 ? clocked : status;
     }
@@ -523,8 +530,8 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
                 ddl__text_add(text, " to %d", s->staleness_max);
             }
         }
-        ddl__text_add(text, " over %d %s server%s", o->servers, o->dedicated ? "dedicated" : "colocated",
-                      o->servers == 1 ? "" : "s");
+        ddl__text_add(text, " over %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+                      o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {

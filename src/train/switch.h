@@ -12,7 +12,8 @@ static uint64_t ddl__kept_hash(const ddl_trainer_config *o) {
                                .compression = o->compression};
     kept.architecture = o->architecture;
     kept.servers = o->servers;
-    kept.dedicated = o->dedicated;
+    kept.dedicated = o->dedicated + 2 * ddl__served_sums(o);
+    kept.unchecked = o->architecture == DDL_ARCHITECTURE_PS ? o->unchecked : 0; /* servers look, too */
     return ddl__config_hash(&kept);
 }
 
@@ -30,7 +31,8 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
-                          "%s: optimizer, step, compression, shard, uneven and servers cannot change; make a "
+                          "%s: optimizer, step, compression, shard, uneven and servers cannot change, nor with "
+                          "servers unchecked and whether gradients are clipped; make a "
                           "new trainer",
                           what);
     }

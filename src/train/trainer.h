@@ -46,8 +46,9 @@ typedef enum ddl__unit_state { DDL__UNIT_HELD = 0, DDL__UNIT_STARTED = 1, DDL__U
 typedef struct ddl__unit {
     ddl_kind kind;
     ddl_dtype dtype;
-    int64_t begin, count;           /* elements of the arena */
-    int64_t grain_first, grain_end; /* with servers: their pieces */
+    int64_t begin, count; /* elements of the arena */
+    bool served;          /* by servers; these are their pieces: */
+    int64_t grain_first, grain_end;
     int64_t bytes;
     int32_t members; /* tensors that it waits for */
     int32_t missing; /* of them in this step */
@@ -65,6 +66,7 @@ typedef struct ddl__served {
     bool *bad;       /* the gradient of this step is not finite */
     int64_t *grains; /* bytes of the servers' pieces */
     bool only;       /* this rank only serves */
+    bool sums;       /* servers average gradients, and workers run the optimizer */
     bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
@@ -133,6 +135,9 @@ struct ddl_trainer {
     const char *plan_name;
 };
 
+/* Servers run the optimizer: they have its state, and the f32 copies of 16-bit parameters. */
+static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps != NULL && !t->served.sums; }
+
 /* >>checks */
 
 static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool started) {
@@ -198,6 +203,13 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o) {
            !o->overlap_forward;
 }
 
+/* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
+ * piece that a server has, or is the program's. */
+static bool ddl__served_sums(const ddl_trainer_config *o) {
+    return o->architecture == DDL_ARCHITECTURE_PS &&
+           (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer));
+}
+
 /* What does not go together with servers. */
 static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
@@ -213,14 +225,10 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     }
     return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
                                        "SSP or ASP with them, or local SGD over all-reduce"
-           : o->step != NULL         ? "servers run the optimizer, not the program: without step, or over all-reduce"
            : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
-           : o->uneven               ? "a worker of servers that has no more data frees its trainer, and the others go "
-                                       "on: without uneven"
-           : o->clip_norm > 0 ? "clip_norm needs all gradients before the first update, and servers update piece "
-                                "by piece: without it, or over all-reduce"
-           : ddl__optim_needs_sums(&o->optimizer)
-               ? "LARS and LAMB need norms of whole tensors, of which a server has parts: over all-reduce only"
+           : o->sync != DDL_SYNC_BSP && ddl__served_sums(o)
+               ? "LARS, LAMB, clip_norm, uneven and a step of the program's own need the average of all workers' "
+                 "gradients, which SSP and ASP do not make: take sync BSP (a worker without data frees its trainer)"
                : NULL;
 }
 
@@ -363,6 +371,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",
                           what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
+                          name);
     }
     if (wide && t->config.step == NULL) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED,
