@@ -18,7 +18,7 @@ import sys
 # Bottom to top; a room is src/<room>.h, or the parts src/<room>/*.h, or both. A room includes only rooms before it.
 DECLARATIONS = ["api", "plugin"]
 IMPLEMENTATION = ["base", "dtype", "plan", "algo", "tune", "wire", "trace", "settings", "store", "tcp", "loader", "mesh",
-                  "tensor", "group", "p2p", "engine", "coll", "optim", "compress", "ps", "train"]
+                  "device", "tensor", "group", "p2p", "engine", "coll", "optim", "compress", "ps", "train"]
 ROOMS = DECLARATIONS + IMPLEMENTATION
 
 # File-scope variables that are not const, each with the reason why it has to be. "No globals" is a promise to users.

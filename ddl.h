@@ -165,6 +165,9 @@
 #define ddl_broadcast DDL__PASTE(DDL_NAMESPACE, ddl_broadcast)
 #define ddl_cancel DDL__PASTE(DDL_NAMESPACE, ddl_cancel)
 #define ddl_collective_init DDL__PASTE(DDL_NAMESPACE, ddl_collective_init)
+#define ddl_device_count DDL__PASTE(DDL_NAMESPACE, ddl_device_count)
+#define ddl_device_info_get DDL__PASTE(DDL_NAMESPACE, ddl_device_info_get)
+#define ddl_device_of DDL__PASTE(DDL_NAMESPACE, ddl_device_of)
 #define ddl_dtype_bytes DDL__PASTE(DDL_NAMESPACE, ddl_dtype_bytes)
 #define ddl_dtype_name DDL__PASTE(DDL_NAMESPACE, ddl_dtype_name)
 #define ddl_error DDL__PASTE(DDL_NAMESPACE, ddl_error)
@@ -253,6 +256,8 @@
 #define ddl_step DDL__PASTE(DDL_NAMESPACE, ddl_step)
 #define ddl_tensor_1d DDL__PASTE(DDL_NAMESPACE, ddl_tensor_1d)
 #define ddl_tensor_alloc DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc)
+#define ddl_tensor_alloc_on DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc_on)
+#define ddl_tensor_copy DDL__PASTE(DDL_NAMESPACE, ddl_tensor_copy)
 #define ddl_tensor_count DDL__PASTE(DDL_NAMESPACE, ddl_tensor_count)
 #define ddl_tensor_free DDL__PASTE(DDL_NAMESPACE, ddl_tensor_free)
 #define ddl_tensor_from_dlpack DDL__PASTE(DDL_NAMESPACE, ddl_tensor_from_dlpack)
@@ -398,8 +403,16 @@ DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
  * shape has ndim entries. Errors: DDL_ERR_ARG, DDL_ERR_NOMEM. Free with ddl_tensor_free. [any thread] */
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor);
-/* Frees memory of ddl_tensor_alloc and zeroes *tensor. A zeroed tensor is skipped. Errors: DDL_ERR_ARG when the memory
- * is not ddl's (or was freed before). [any thread] */
+/* The same in the memory of a device, see ddl_device_count; aligned to 256 bytes. Errors besides: DDL_ERR_ARG for no
+ * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full. [any thread] */
+DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                       const int64_t *shape, ddl_tensor *out_tensor);
+/* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
+ * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM.
+ * [any thread] */
+DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
+/* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before). [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
@@ -444,6 +457,24 @@ typedef struct ddl_dlpack {
     int64_t *strides; /* in elements; NULL = C-contiguous */
     uint64_t byte_offset;
 } ddl_dlpack;
+
+/* Devices are what plugins bring (libddl-cuda.so); without one there are none. They are numbered from 1, those of the
+ * plugin "cuda" first: CUDA device i is number i + 1. A tensor on one (ddl_tensor.device) may be used in every
+ * operation of this file but those of the trainer and of parameter servers, mixed with tensors in ordinary memory; what
+ * a device or a transport cannot do by itself goes by way of pinned memory. Its elements must be ready, and must stay,
+ * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use.
+ * Counts the devices; 0 for NULL. [any thread] */
+DDL_API int32_t ddl_device_count(ddl_context *context);
+typedef struct ddl_device_info {
+    const char *plugin; /* "cuda"; strings are valid until ddl_finalize */
+    const char *about;
+    int32_t index; /* among the plugin's devices, from 0 */
+} ddl_device_info;
+/* Tells of one device, and opens it. Errors: DDL_ERR_ARG, DDL_ERR_UNSUPPORTED, what its plugin says. [any thread] */
+DDL_API ddl_status ddl_device_info_get(ddl_context *context, int32_t device, ddl_device_info *out_info);
+/* Which device memory is on; DDL_HOST for ordinary memory. Errors: DDL_ERR_ARG: it was a device's and is
+ * freed. [any thread] */
+DDL_API ddl_status ddl_device_of(ddl_context *context, const void *pointer, int32_t *out_device);
 
 /* Views a DLTensor. Nothing is copied; the memory stays its owner's. Errors: DDL_ERR_ARG (ndim, lanes),
  * DDL_ERR_UNSUPPORTED (a type or device that ddl has not). [any thread] */
@@ -590,6 +621,7 @@ typedef struct ddl_stats {
     uint64_t peers_connected;
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+    uint64_t device_bytes_in, device_bytes_out; /* copied from devices, to devices, for operations */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
     ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
 } ddl_stats;
@@ -11899,6 +11931,9 @@ static const char *ddl__device_lacks(const ddl_device *device) {
     DDL__NEED(device, alloc)
     DDL__NEED(device, free)
     DDL__NEED(device, copy)
+    DDL__NEED(device, event_record)
+    DDL__NEED(device, event_test)
+    DDL__NEED(device, event_free)
     return NULL;
 }
 #undef DDL__NEED
@@ -12621,6 +12656,8 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+typedef struct ddl__devices ddl__devices;
+
 /* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
 typedef struct ddl__pump {
     void (*run)(ddl_context *c, struct ddl__pump *pump);
@@ -12680,6 +12717,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__devices *devices;    /* NULL: no plugin brings any */
+    struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
     uint32_t polls;
@@ -14716,11 +14755,14 @@ enum {
     DDL__LOOKS_SHORTLY = 4096,
     DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
     DDL__SPINS_CROWDED = 4,
+    DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Device room: looks at copies that are under way. Returns how many ended. */
+static int32_t ddl__stages_poll(ddl_context *c);
 
 /* A transport says that it is of no use any more: so are the links that it carried. */
 static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
@@ -14735,6 +14777,7 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
  * expected in memory, transports that have to ask the kernel are looked at only now and then. */
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
+    events += c->stages != NULL ? ddl__stages_poll(c) : 0;
     const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
     bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -14820,26 +14863,30 @@ static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
 static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
     nfds_t count = ddl__arm(c, fds);
-    uint64_t ms = deadline > now ? DDL__MIN((deadline - now) / DDL__NS_PER_MS + 1, (uint64_t)DDL__SLEEP_MS) : 0;
+    uint64_t ns = deadline > now ? DDL__MIN(deadline - now + 1, DDL__SLEEP_MS * DDL__NS_PER_MS) : 0;
     if (count == 0) {
         return;
     }
     if (c->missed_count > 0) {
-        ms = DDL__MIN(ms, 5u);
+        ns = DDL__MIN(ns, 5 * DDL__NS_PER_MS);
     }
     bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
     ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
     bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
     if (unarmed && !own_way) {
-        ms = DDL__MIN(ms, 1u);
+        ns = DDL__MIN(ns, DDL__NS_PER_MS);
     }
+    if (c->stages != NULL) { /* a device wakes nobody */
+        ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
+    }
+    struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
     ddl__place_sleep(c);
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
-        only->table->wait(only->self, (int64_t)(ms * DDL__NS_PER_MS), &c->epoll_fd, 1);
+        only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
         fds[0].revents = POLLIN;
-    } else if (poll(fds, count, (int)ms) < 0) {
+    } else if (ppoll(fds, count, &at_most, NULL) < 0) {
         fds[0].revents = POLLIN;
     }
     ddl__lock(c);
@@ -15038,6 +15085,471 @@ static void *ddl__thread_main(void *arg) {
     return NULL;
 }
 
+/* >>device */
+/* device: memory that the CPU does not read, such as a GPU's. Opens what device plugins bring, numbers it, says whose a
+ * pointer is, and stages: copies tensors to ordinary memory, where every operation works, and back.
+ *
+ *     fill    wait until the caller's stream has come here, then copy to the stage, then go on
+ *     drain   copy back, then the operation is over
+ *
+ * Nothing here waits: copies are put on a stream, an event behind them, and whoever polls looks at the event.
+ * It must not know of messages, groups or plans. */
+
+enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /* 4 KiB */ };
+#define DDL__PINNED_KEPT ((uint64_t)256 << 20) /* of each device, for the next operations */
+#define DDL__DEVICE_END_NS (5 * DDL__NS_PER_S) /* for copies that are under way when the context ends */
+
+/* Ordinary memory at the device's full speed. To pin costs a millisecond, so that blocks (powers of two) are kept. */
+typedef struct ddl__pinned {
+    struct ddl__pinned *next;
+    struct ddl__device *device;
+    char *data;
+    int32_t size_class; /* log2 of the bytes */
+    bool own;         /* of host_alloc; else it follows this record */
+} ddl__pinned;
+
+typedef struct ddl__device {
+    const ddl_plugin *plugin;
+    const ddl_device *table;
+    int32_t index;  /* among the plugin's own, from 0 */
+    int32_t number; /* as in ddl_tensor.device */
+    bool opened;
+    void *self;
+    void *stream; /* of our copies; NULL: the plugin's own */
+    ddl_host host;
+    ddl__pinned *pinned[DDL__PINNED_CLASSES];
+    uint64_t pinned_bytes; /* kept */
+} ddl__device;
+
+struct ddl__devices {
+    int32_t count;
+    ddl__device list[DDL__DEVICES_MAX];
+};
+
+/* >>devices */
+
+/* Devices of the plugin "cuda" come first: then CUDA device i is number i + 1, as ddl_tensor_from_dlpack takes it. */
+static void ddl__devices_number(ddl_context *c, bool cuda) {
+    ddl__devices *all = c->devices;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        const ddl_device *table = p->plugin->device;
+        int32_t count = table != NULL && (strcmp(p->name, "cuda") == 0) == cuda ? table->count() : 0;
+        for (int32_t i = 0; i < count && all->count < DDL__DEVICES_MAX; i++) {
+            ddl__device *d = &all->list[all->count++];
+            *d = (ddl__device){.plugin = p->plugin, .table = table, .index = i, .number = all->count};
+        }
+    }
+}
+
+/* Counts what there is; each is opened when it is used first. */
+static ddl_status ddl__devices_make(ddl_context *c) {
+    bool any = false;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        any = any || p->plugin->device != NULL;
+    }
+    if (!any) {
+        return DDL_OK;
+    }
+    c->devices = ddl__alloc(&c->base, sizeof *c->devices);
+    if (c->devices == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for devices");
+    }
+    ddl__devices_number(c, true);
+    ddl__devices_number(c, false);
+    return DDL_OK;
+}
+
+/* The device of that number, open. what: the call, for the sentence. */
+static ddl_status ddl__device_get(ddl_context *c, int32_t number, const char *what, ddl__device **out) {
+    int32_t count = c->devices != NULL ? c->devices->count : 0;
+    if (count == 0) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: device %d is asked for, but no device plugin is loaded; see "
+                          "DDL_PLUGINS and ddl-info", what, number);
+    }
+    if (number < 1 || number > count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: there is no device %d; the devices here are 1 to %d, ordinary memory "
+                          "is DDL_HOST", what, number, count);
+    }
+    ddl__device *d = &c->devices->list[number - 1];
+    if (!d->opened) {
+        d->host = ddl__host_table(c);
+        ddl_status status = d->table->open(&d->host, d->index, &d->self);
+        if (status < 0) {
+            return ddl__error(c, status, "%s: device %d (%s %d) cannot be opened: %s", what, number, d->plugin->name,
+                              d->index, ddl_status_text(status));
+        }
+        d->opened = true;
+        if (DDL_HAS(d->table, stream_make) && d->table->stream_make(d->self, &d->stream) < 0) {
+            d->stream = NULL;
+        }
+    }
+    *out = d;
+    return DDL_OK;
+}
+
+/* Whose a pointer is, by those devices of its plugin that are open: a number, DDL_HOST, or negative: nobody's. */
+static int32_t ddl__device_owner(const ddl__device *d, const void *pointer) {
+    int32_t own = d->table->owner(d->self, pointer);
+    return own > 0 ? d->number - d->index + own - 1 : own;
+}
+
+static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d, const void *pointer,
+                                            const char *what, const char *which) {
+    int32_t owner = ddl__device_owner(d, pointer);
+    if (owner == d->number) {
+        return DDL_OK;
+    }
+    if (owner > 0) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p is of "
+                          "device %d", what, which, d->number, pointer, owner);
+    }
+    return owner == 0 ? ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p "
+                                   "is ordinary memory (DDL_HOST)", what, which, d->number, pointer)
+                      : ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, which does not know "
+                                   "its memory at %p: it was freed, or never allocated", what, which, d->number,
+                                   pointer);
+}
+
+/* Whether memory is where a tensor says: [low, high) are the bytes it touches. Ordinary memory is asked about only when
+ * a device is open. */
+static ddl_status ddl__device_check(ddl_context *c, int32_t number, const char *low, const char *high,
+                                    const char *what, const char *which) {
+    ddl__device *d;
+    if (number != DDL_HOST) {
+        DDL__TRY(ddl__device_get(c, number, what, &d));
+        DDL__TRY(low < high ? ddl__device_check_pointer(c, d, low, what, which) : DDL_OK);
+        return low < high ? ddl__device_check_pointer(c, d, high - 1, what, which) : DDL_OK;
+    }
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count && low < high; i++) {
+        d = &c->devices->list[i];
+        if (d->opened && ddl__device_owner(d, low) > 0) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its "
+                              "memory at %p is of device %d", what, which, (const void *)low,
+                              ddl__device_owner(d, low));
+        }
+    }
+    return DDL_OK;
+}
+
+/* >>pinned */
+
+static int32_t ddl__pinned_class(uint64_t bytes) {
+    int32_t n = DDL__PINNED_LEAST;
+    while (n < DDL__PINNED_CLASSES - 1 && (uint64_t)1 << n < bytes) {
+        n++;
+    }
+    return n;
+}
+
+static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, uint64_t bytes) {
+    int32_t n = ddl__pinned_class(bytes);
+    ddl__pinned *p = d->pinned[n];
+    size_t size = (size_t)1 << n;
+    if (size < bytes) {
+        return NULL;
+    }
+    if (p != NULL) {
+        d->pinned[n] = p->next;
+        d->pinned_bytes -= size;
+        return p;
+    }
+    bool own = DDL_HAS(d->table, host_alloc);
+    p = ddl__alloc(&c->base, sizeof *p + (own ? 0 : size + 64));
+    void *data = p != NULL ? (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63) : NULL;
+    if (p == NULL || (own && d->table->host_alloc(d->self, size, &data) < 0)) {
+        ddl__free(&c->base, p);
+        return NULL;
+    }
+    *p = (ddl__pinned){.device = d, .data = data, .size_class = n, .own = own};
+    return p;
+}
+
+static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
+    if (p->own) {
+        p->device->table->host_free(p->device->self, p->data);
+    }
+    ddl__free(&c->base, p);
+}
+
+static void ddl__pinned_put(ddl_context *c, ddl__pinned *p) {
+    if (p == NULL) {
+        return;
+    }
+    ddl__device *d = p->device;
+    uint64_t bytes = (uint64_t)1 << p->size_class;
+    if (d->pinned_bytes + bytes > DDL__PINNED_KEPT) {
+        ddl__pinned_free(c, p);
+        return;
+    }
+    p->next = d->pinned[p->size_class];
+    d->pinned[p->size_class] = p;
+    d->pinned_bytes += bytes;
+}
+
+/* >>stage */
+
+/* One tensor on a device, and where it is in ordinary memory. */
+typedef struct ddl__staged {
+    ddl_tensor tensor;
+    ddl__device *device;
+    ddl__pinned *pinned; /* NULL: host is somebody else's */
+    char *host;
+    uint64_t bytes;      /* packed */
+    bool comes, goes;    /* is read before the operation, is written after it */
+} ddl__staged;
+
+typedef enum ddl__stage_phase {
+    DDL__STAGE_IDLE = 0,
+    DDL__STAGE_STREAM = 1, /* waits for the caller's stream to come here */
+    DDL__STAGE_FILL = 2,
+    DDL__STAGE_DRAIN = 3
+} ddl__stage_phase;
+
+typedef struct ddl__stage {
+    struct ddl__stage *next; /* of the context's, while events are awaited */
+    void (*done)(ddl_context *c, struct ddl__stage *s, ddl_status status); /* NULL: whoever it was for has gone */
+    void *owner;
+    uint8_t phase;
+    ddl__device *stream_device; /* NULL: the tensors are ready now */
+    void *stream;
+    void *events[DDL__DEVICES_MAX]; /* by number - 1; NULL: none */
+    int32_t count, room;
+    ddl__staged items[];
+} ddl__stage;
+
+static ddl__stage *ddl__stage_make(ddl_context *c, int32_t room) {
+    ddl__stage *s = ddl__alloc(&c->base, sizeof *s + (size_t)room * sizeof s->items[0]);
+    if (s != NULL) {
+        s->room = room;
+    }
+    return s;
+}
+
+static void ddl__stage_free(ddl_context *c, ddl__stage *s) {
+    for (int32_t i = 0; s != NULL && i < s->count; i++) {
+        ddl__pinned_put(c, s->items[i].pinned);
+    }
+    ddl__free(&c->base, s);
+}
+
+/* Adds a tensor that was checked; host NULL: it gets memory of its own. */
+static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor *t, uint64_t bytes, char *host,
+                                 const char *what) {
+    ddl__staged *item = &s->items[s->count];
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, t->device, what, &d));
+    *item = (ddl__staged){.tensor = *t, .device = d, .host = host, .bytes = bytes};
+    if (host == NULL) {
+        item->pinned = ddl__pinned_get(c, d, bytes);
+        if (item->pinned == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no ordinary memory to stage %llu bytes of device %d", what,
+                              (unsigned long long)bytes, t->device);
+        }
+        item->host = item->pinned->data;
+    }
+    s->count++;
+    return DDL_OK;
+}
+
+static bool ddl__is_contiguous(const ddl_tensor *t);
+static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset);
+
+/* The first bytes of a strided tensor, run by run, where the plugin has no kernel for it. */
+static ddl_status ddl__device_runs(const ddl__device *d, const ddl_tensor *t, char *packed, uint64_t bytes,
+                                   bool unpack) {
+    uint64_t size = ddl_dtype_bytes(t->dtype);
+    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
+    while (bytes > 0) {
+        char *from = (char *)t->data + at * (int64_t)size;
+        uint64_t run = 0;
+        do {
+            run += DDL__MIN(bytes - run, size);
+            at = ddl__tensor_next(t, index, at);
+        } while (run < bytes && (char *)t->data + at * (int64_t)size == from + run);
+        DDL__TRY(d->table->copy(d->self, unpack ? from : packed, unpack ? packed : from, run, d->stream));
+        packed += run;
+        bytes -= run;
+    }
+    return DDL_OK;
+}
+
+/* Puts the copy of one tensor on the device's stream; drained: how much of it is written back. */
+static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t bytes) {
+    const ddl__device *d = item->device;
+    const ddl_tensor *t = &item->tensor;
+    if (ddl__is_contiguous(t)) {
+        return d->table->copy(d->self, back ? t->data : item->host, back ? item->host : t->data, bytes, d->stream);
+    }
+    if (bytes == item->bytes && DDL_HAS(d->table, strided)) {
+        return d->table->strided(d->self, t, item->host, back, d->stream);
+    }
+    return ddl__device_runs(d, t, item->host, bytes, back);
+}
+
+static void ddl__stage_list(ddl_context *c, ddl__stage *s) {
+    s->next = c->stages;
+    c->stages = s;
+}
+
+static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {
+    ddl__stage **at = &c->stages;
+    while (*at != s) {
+        at = &(*at)->next;
+    }
+    *at = s->next;
+}
+
+/* Puts an event behind the copies of each device that has some. *out_any: whether there is one to wait for. */
+static ddl_status ddl__stage_events(ddl_context *c, ddl__stage *s, const bool *used, bool *out_any) {
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        ddl__device *d = &c->devices->list[i];
+        ddl_status one = used[i] ? d->table->event_record(d->self, d->stream, &s->events[i]) : DDL_OK;
+        s->events[i] = used[i] && one >= 0 ? s->events[i] : NULL;
+        status = status < 0 ? status : one;
+        *out_any = *out_any || s->events[i] != NULL;
+    }
+    return status < 0 ? status : DDL_OK;
+}
+
+/* Begins copies to the stage or back; `bytes` at most of each. What was begun before one failed is waited for too. */
+static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, uint64_t bytes) {
+    bool used[DDL__DEVICES_MAX] = {false}, any = false;
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < s->count && status >= 0; i++) {
+        ddl__staged *item = &s->items[i];
+        uint64_t part = DDL__MIN(bytes, item->bytes);
+        if ((back ? item->goes : item->comes) && part > 0) {
+            status = ddl__staged_copy(item, back, part);
+            used[item->device->number - 1] = true;
+            *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+        }
+    }
+    ddl_status events = ddl__stage_events(c, s, used, &any);
+    status = status < 0 ? status : events;
+    s->phase = any ? (back ? DDL__STAGE_DRAIN : DDL__STAGE_FILL) : DDL__STAGE_IDLE;
+    if (any) {
+        ddl__stage_list(c, s);
+    }
+    return status < 0 ? status : any ? DDL_IN_PROGRESS : DDL_OK;
+}
+
+/* DDL_OK: all is there. DDL_IN_PROGRESS: done() will be called, by whoever polls. An error: leave it. */
+static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
+    if (s->stream_device == NULL) {
+        return ddl__stage_copies(c, s, false, UINT64_MAX);
+    }
+    ddl__device *d = s->stream_device;
+    DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    s->phase = DDL__STAGE_STREAM;
+    ddl__stage_list(c, s);
+    return DDL_IN_PROGRESS;
+}
+
+static ddl_status ddl__stage_drain(ddl_context *c, ddl__stage *s, uint64_t bytes) {
+    return ddl__stage_copies(c, s, true, bytes);
+}
+
+/* Nobody wants it any more. Copies that are under way cannot be taken back: it goes when they are over. */
+static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
+    ddl__stage *s = *slot;
+    *slot = NULL;
+    if (s == NULL) {
+        return;
+    }
+    if (s->phase == DDL__STAGE_STREAM) {
+        ddl__device *d = s->stream_device;
+        d->table->event_free(d->self, s->events[d->number - 1]);
+        ddl__stage_unlist(c, s);
+        s->phase = DDL__STAGE_IDLE;
+    }
+    s->done = NULL;
+    if (s->phase == DDL__STAGE_IDLE) {
+        ddl__stage_free(c, s);
+    }
+}
+
+/* Looks at the events of one. True: they have all happened, and it may be gone. */
+static bool ddl__stage_look(ddl_context *c, ddl__stage *s) {
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        ddl_status one = s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+        if (one == DDL_IN_PROGRESS) {
+            return false;
+        }
+        status = one < 0 ? one : status;
+    }
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (s->events[i] != NULL) {
+            d->table->event_free(d->self, s->events[i]);
+            s->events[i] = NULL;
+        }
+    }
+    bool came = s->phase == DDL__STAGE_STREAM;
+    ddl__stage_unlist(c, s);
+    s->phase = DDL__STAGE_IDLE;
+    if (came && status >= 0) {
+        status = ddl__stage_copies(c, s, false, UINT64_MAX);
+        if (status == DDL_IN_PROGRESS) {
+            return true;
+        }
+    }
+    if (s->done != NULL) {
+        s->done(c, s, status);
+    } else if (s->phase == DDL__STAGE_IDLE) {
+        ddl__stage_free(c, s);
+    }
+    return true;
+}
+
+static int32_t ddl__stages_poll(ddl_context *c) {
+    for (ddl__stage *s = c->stages, *next; s != NULL; s = next) {
+        next = s->next;
+        if (ddl__stage_look(c, s)) {
+            return 1; /* the list may be another one now */
+        }
+    }
+    return 0;
+}
+
+/* >>end */
+
+static void ddl__device_close(ddl_context *c, ddl__device *d) {
+    for (int32_t n = 0; n < DDL__PINNED_CLASSES; n++) {
+        while (d->pinned[n] != NULL) {
+            ddl__pinned *p = d->pinned[n];
+            d->pinned[n] = p->next;
+            ddl__pinned_free(c, p);
+        }
+    }
+    if (d->stream != NULL) {
+        d->table->stream_free(d->self, d->stream);
+    }
+    d->table->close(d->self);
+    d->opened = false;
+}
+
+/* Lets copies end that were begun for operations which nobody waits for any more: they use the callers' memory. */
+static void ddl__devices_settle(ddl_context *c) {
+    uint64_t deadline = ddl__now_ns() + DDL__DEVICE_END_NS;
+    while (c->stages != NULL && ddl__now_ns() < deadline) {
+        ddl__stages_poll(c);
+        sched_yield();
+    }
+}
+
+static void ddl__devices_close(ddl_context *c) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        if (c->devices->list[i].opened) {
+            ddl__device_close(c, &c->devices->list[i]);
+        }
+    }
+    ddl__free(&c->base, c->devices);
+    c->devices = NULL;
+}
+
 /* >>tensor */
 /* tensor: views of memory. Making, checking, packing and lending them. It must not know of messages. */
 
@@ -15216,14 +15728,25 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
         return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
                           (long long)count);
     }
-    if (t->device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED,
-                          "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
-                          "DDL_PLUGINS",
-                          what, which, t->device);
+    if (t->device == DDL_HOST && c->devices == NULL) {
+        return DDL_OK;
     }
-    return DDL_OK;
+    const char *low, *high;
+    ddl__tensor_extent(t, &low, &high);
+    return ddl__device_check(c, t->device, low, high, what, which);
 }
+
+/* The same where the CPU reads the tensor itself. */
+static ddl_status ddl__tensor_check_host(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    DDL__TRY(ddl__tensor_check(c, t, what, which));
+    return t->device == DDL_HOST
+               ? DDL_OK
+               : ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d; this needs ordinary memory "
+                            "(DDL_HOST)", what, which, t->device);
+}
+
+/* Whether its elements reach an operation by way of ordinary memory: see device.h. */
+static inline bool ddl__is_staged(const ddl_tensor *t) { return t->device != DDL_HOST && ddl_tensor_count(t) > 0; }
 
 /* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
  * shape. Three that do so only together are not found. */
@@ -15266,7 +15789,8 @@ typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
     uint64_t counted;
-    const ddl__endpoint *endpoint; /* whose it is; NULL: ours */
+    const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
+    const ddl__device *device;
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
@@ -15309,7 +15833,29 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     return lent;
 }
 
+/* Memory of a device. */
+static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes, ddl__lent **out) {
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, number, "ddl_tensor_alloc_on", &d));
+    ddl__lent *lent = ddl__alloc(&c->base, sizeof *lent);
+    ddl_status status =
+        lent == NULL ? DDL_ERR_NOMEM : d->table->alloc(d->self, DDL__MAX(bytes, (size_t)1), &lent->data);
+    if (status < 0) {
+        ddl__free(&c->base, lent);
+        return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
+                          d->plugin->name, d->index, bytes, ddl_status_text(status));
+    }
+    lent->device = d;
+    lent->next = c->lent;
+    c->lent = lent;
+    *out = lent;
+    return DDL_OK;
+}
+
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    if (lent->device != NULL) {
+        lent->device->table->free(lent->device->self, lent->data);
+    }
     if (lent->endpoint != NULL) {
         lent->endpoint->table->memory_free(lent->endpoint->self, lent->data);
     }
@@ -15317,32 +15863,52 @@ static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
     ddl__free(&c->base, lent);
 }
 
-DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
-                                    ddl_tensor *out_tensor) {
+static ddl_status ddl__tensor_alloc(ddl_context *c, ddl_tensor *t, int32_t device, const char *what) {
+    size_t bytes = (size_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
+    ddl__lent *lent = NULL;
+    if (device != DDL_HOST) {
+        DDL__TRY(ddl__lend_device(c, device, bytes, &lent));
+    } else {
+        lent = ddl__lend(c, bytes);
+    }
+    if (lent == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory for %zu bytes", what, bytes);
+    }
+    t->data = lent->data;
+    t->device = device;
+    return DDL_OK;
+}
+
+static ddl_status ddl__tensor_alloc_call(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                         const int64_t *shape, ddl_tensor *out_tensor, const char *what) {
     DDL__TRY(ddl__enter(context));
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
     ddl_status status = DDL_OK;
     if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL",
-                            out_tensor == NULL ? "out_tensor" : "shape");
+        status = ddl__error(context, DDL_ERR_ARG, "%s: %s is NULL", what, out_tensor == NULL ? "out_tensor" : "shape");
     } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
-                            DDL_MAX_DIMS);
+        status = ddl__error(context, DDL_ERR_ARG, "%s: %d dimensions; 0 to %d are possible", what, ndim, DDL_MAX_DIMS);
     } else {
-        status = ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+        status = ddl__tensor_check(context, &t, what, "out_tensor");
     }
     if (status == DDL_OK) {
-        size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
-        ddl__lent *lent = ddl__lend(context, bytes);
-        if (lent == NULL) {
-            status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
-        } else {
-            t.data = lent->data;
-            *out_tensor = t;
-        }
+        status = ddl__tensor_alloc(context, &t, device, what);
+    }
+    if (status == DDL_OK) {
+        *out_tensor = t;
     }
     ddl__unlock(context);
     return status;
+}
+
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor) {
+    return ddl__tensor_alloc_call(context, DDL_HOST, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc");
+}
+
+DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                       const int64_t *shape, ddl_tensor *out_tensor) {
+    return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
@@ -15366,6 +15932,152 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
                    "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
                    "was freed before",
                    tensor->data);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>copy */
+
+static bool ddl__copy_done(ddl_context *c, void *arg) {
+    (void)c;
+    const ddl__stage *s = arg;
+    return s->owner != NULL;
+}
+
+static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    s->owner = s; /* which says that it is over; count 0: badly */
+    s->count = status < 0 ? 0 : s->count;
+}
+
+/* Waits for what ddl__stage_fill or ddl__stage_drain began. */
+static ddl_status ddl__copy_wait(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s, .deadline = DDL__NEVER};
+    int32_t count = s->count;
+    if (status == DDL_IN_PROGRESS) {
+        s->owner = NULL;
+        ddl__wait_for(c, &w);
+        status = s->count == count ? DDL_OK : DDL_ERR_SYSTEM;
+        s->count = count;
+    }
+    return status;
+}
+
+/* By way of packed memory. */
+static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes, ddl__stage *s) {
+    const char *what = "ddl_tensor_copy";
+    ddl__pinned *packed = NULL;
+    const ddl_tensor *on = ddl__is_staged(src) ? src : dst;
+    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, what));
+    packed = s->items[0].pinned;
+    s->items[0].comes = on == src;
+    s->items[0].goes = on == dst;
+    if (on == src && ddl__is_staged(dst)) {
+        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, what));
+        s->items[1].goes = true;
+    }
+    if (on == dst) {
+        ddl__pack(src, packed->data, false);
+    }
+    DDL__TRY(ddl__copy_wait(c, s, ddl__stage_fill(c, s)));
+    if (!ddl__is_staged(dst)) {
+        ddl__pack(dst, packed->data, true);
+    }
+    return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
+}
+
+static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src) {
+    const char *what = "ddl_tensor_copy";
+    DDL__TRY(ddl__tensor_check(c, dst, what, "dst"));
+    DDL__TRY(ddl__tensor_check_output(c, dst, what, "dst"));
+    DDL__TRY(ddl__tensor_check(c, src, what, "src"));
+    if (dst->dtype != src->dtype || ddl_tensor_count(dst) != ddl_tensor_count(src)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `dst` has %lld elements of type %s, `src` %lld of type %s; they must be "
+                          "alike", what, (long long)ddl_tensor_count(dst), ddl_dtype_name(dst->dtype),
+                          (long long)ddl_tensor_count(src), ddl_dtype_name(src->dtype));
+    }
+    if (ddl__tensors_overlap(dst, src)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `dst` and `src` overlap; they must be apart", what);
+    }
+    uint64_t bytes = (uint64_t)ddl_tensor_count(src) * ddl_dtype_bytes(src->dtype);
+    bool staged = ddl__is_staged(dst) || ddl__is_staged(src);
+    if (bytes == 0) {
+        return DDL_OK;
+    }
+    ddl__stage *s = staged ? ddl__stage_make(c, 2) : NULL;
+    char *packed = staged ? NULL : ddl__scratch_get(c, bytes);
+    if (s == NULL && packed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to copy %llu bytes", what, (unsigned long long)bytes);
+    }
+    ddl_status status = DDL_OK;
+    if (staged) {
+        s->done = ddl__copy_ended;
+        status = ddl__tensor_copy_staged(c, dst, src, bytes, s);
+        ddl__stage_leave(c, &s);
+    } else {
+        ddl__pack(src, packed, false);
+        ddl__pack(dst, packed, true);
+        ddl__scratch_put(c, packed);
+    }
+    return status < 0 && c->error.status != status
+               ? ddl__error(c, status, "%s: a device failed to copy %llu bytes: %s", what, (unsigned long long)bytes,
+                            ddl_status_text(status))
+               : status;
+}
+
+DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src) {
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = ddl__tensor_copy(context, &dst, &src);
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>lookup */
+
+DDL_API int32_t ddl_device_count(ddl_context *context) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    int32_t count = context->devices != NULL ? context->devices->count : 0;
+    ddl__unlock(context);
+    return count;
+}
+
+DDL_API ddl_status ddl_device_info_get(ddl_context *context, int32_t device, ddl_device_info *out_info) {
+    if (out_info == NULL) {
+        return ddl__refuse(context, "ddl_device_info_get", "out_info");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl__device *d;
+    ddl_status status = ddl__device_get(context, device, "ddl_device_info_get", &d);
+    if (status == DDL_OK) {
+        *out_info = (ddl_device_info){.plugin = d->plugin->name, .about = d->plugin->about, .index = d->index};
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+DDL_API ddl_status ddl_device_of(ddl_context *context, const void *pointer, int32_t *out_device) {
+    if (out_device == NULL) {
+        return ddl__refuse(context, "ddl_device_of", "out_device");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_OK;
+    int32_t found = DDL_HOST;
+    for (int32_t i = 0; context->devices != NULL && i < context->devices->count && found == DDL_HOST; i++) {
+        ddl__device *d = &context->devices->list[i];
+        if (d->index == 0 || d->opened) { /* one device of a plugin answers for all */
+            status = ddl__device_get(context, i + 1, "ddl_device_of", &d);
+            found = status == DDL_OK ? ddl__device_owner(d, pointer) : found;
+        }
+    }
+    if (found < 0) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_device_of: the memory at %p was a device's and was freed",
+                            pointer);
+    } else if (status == DDL_OK) {
+        *out_device = found;
     }
     ddl__unlock(context);
     return status;
@@ -15405,12 +16117,20 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
         dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
         return DDL_ERR_ARG;
     }
-    if (dlpack->device.type != 1 && dlpack->device.type != 3) {
+    bool cuda = dlpack->device.type == 2;
+    if (!cuda && dlpack->device.type != 1 && dlpack->device.type != 3) {
         return DDL_ERR_UNSUPPORTED;
+    }
+    if (cuda && (dlpack->device.id < 0 || dlpack->device.id >= DDL__DEVICES_MAX)) {
+        return DDL_ERR_ARG;
     }
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
-            return ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
+            ddl_status status = ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
+            if (status == DDL_OK && cuda) {
+                out_tensor->device = dlpack->device.id + 1;
+            }
+            return status;
         }
     }
     return DDL_ERR_UNSUPPORTED;
@@ -15420,12 +16140,12 @@ DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpa
     if (tensor == NULL || out_dlpack == NULL || ddl_tensor_count(tensor) < 0) {
         return DDL_ERR_ARG;
     }
-    for (size_t i = 0; tensor->device == DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+    for (size_t i = 0; tensor->device >= DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].dtype == tensor->dtype) {
             bool contiguous = ddl__is_contiguous(tensor);
             *out_dlpack = (ddl_dlpack){
                 .data = tensor->data,
-                .device = {1, 0},
+                .device = {tensor->device != DDL_HOST ? 2 : 1, tensor->device != DDL_HOST ? tensor->device - 1 : 0},
                 .ndim = tensor->ndim,
                 .dtype = {ddl__dlpack_types[i].code, ddl__dlpack_types[i].bits, 1},
                 .shape = tensor->shape,
@@ -15852,8 +16572,11 @@ struct ddl_request {
     ddl_request *parent; /* of which this is a part: see coll/many.h */
     int32_t parts;
     void (*parts_done)(ddl_context *c, ddl_request *r);
+    ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
 
     /* messages */
+    bool filling;  /* what is sent is on its way from a device */
+    bool draining; /* all has come, and is on its way to one */
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
     uint64_t bytes, moved, total; /* total: what the sender says */
@@ -15954,6 +16677,7 @@ static void ddl__request_release(ddl_request *r) {
     ddl_context *c = r->context;
     ddl__requests *q = c->requests;
     ddl__free(&c->base, r->why);
+    ddl__stage_leave(c, &r->stage);
     if (r->ops->release != NULL && r->kept != NULL) {
         r->ops->release(c, r);
     }
@@ -16011,6 +16735,9 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
                            r->start_ns, false);
     }
     r->start_ns = 0;
+    if (r->stage != NULL) {
+        ddl__stage_leave(c, &r->stage);
+    }
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
@@ -16512,7 +17239,8 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    if (!ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    /* What a device still has to give is offered, so that it keeps its place in the order of messages. */
+    if (r->filling || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
         ddl__offer(c, r);
         return;
@@ -16563,7 +17291,29 @@ static uint64_t ddl__elements(uint64_t bytes, ddl_dtype dtype) {
     return bytes >> __builtin_ctzll(ddl__dtype_bytes(dtype));
 }
 
+static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    r->draining = false;
+    if (status < 0) {
+        ddl__request_fail(r, status, "receive from rank %d of group \"%s\": the message came, but device %d did not "
+                          "take it: %s", r->peer, r->group->name, r->tensor.device, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
 static void ddl__recv_done(ddl_request *r) {
+    if (r->stage != NULL) {
+        r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
+        r->stage->done = ddl__recv_drained;
+        r->draining = true;
+        ddl_status status = ddl__stage_drain(r->context, r->stage, r->total);
+        if (status != DDL_IN_PROGRESS) {
+            ddl__recv_drained(r->context, r->stage, status);
+        }
+        return;
+    }
     if (r->packed != NULL) {
         ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
@@ -16631,8 +17381,39 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     return true;
 }
 
+/* A message to this rank itself, which has come from its device: it goes to its receive, if that still waits. */
+static void ddl__self_move(ddl_context *c, ddl_request *send) {
+    ddl_request *to = ddl__request_of(c, send->remote);
+    if (to != NULL && to->is_recv && !to->draining) {
+        memcpy(to->data, send->data, send->bytes);
+        ddl__recv_done(to);
+    }
+    ddl__request_done(send, DDL_OK);
+}
+
+/* Offer and receive of this rank meet. */
+static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
+    ddl_request *send = ddl__request_of(c, cookie);
+    r->remote = cookie;
+    r->peer = r->group->rank;
+    if (send == NULL) {
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from this rank itself, in group \"%s\": the sender gave up "
+                          "before the data had come from its device", r->group->name);
+        return true;
+    }
+    send->matched = true;
+    send->remote = ddl__request_cookie(r);
+    if (!send->filling) {
+        ddl__self_move(c, send);
+    }
+    return true;
+}
+
 /* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
 static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    if (source == r->group->rank) {
+        return ddl__self_accept(c, r, cookie);
+    }
     uint8_t payload[16];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, cookie);
@@ -16867,14 +17648,17 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
     }
     r->matched = true;
     r->remote = theirs;
-    ddl__send_data(c, r);
+    if (!r->filling) {
+        ddl__send_data(c, r);
+    }
     return DDL_OK;
 }
 
 /* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
 static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_request *r = ddl__request_of(c, f->sequence);
-    bool mine = r != NULL && r->is_recv && r->matched && r->peer >= 0 && ddl__world_rank(r) == peer;
+    bool mine = r != NULL && r->is_recv && r->matched && !r->draining && r->peer >= 0 &&
+                ddl__world_rank(r) == peer;
     return mine && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
@@ -16948,17 +17732,19 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
         if (r->landing != NULL) {
             ddl__landing_leave(c, r, r->landing);
         }
-        return;
+    } else if (r->peer != r->group->rank) {
+        ddl__recall(c, ddl__world_rank(r), &r->out);
+        if (r->matched && r->out.done == ddl__send_data_done) {
+            ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
+        }
     }
-    ddl__recall(c, ddl__world_rank(r), &r->out);
-    if (r->matched && r->out.done == ddl__send_data_done) {
-        ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
-    }
+    ddl__stage_leave(c, &r->stage); /* the last: a transport may have copied from it just now */
 }
 
 static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
-    const char *state = r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
+    const char *state = r->draining || (r->filling && r->matched) ? "its device copies the data"
+                        : r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
                                    : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
     if (r->peer == DDL_ANY_SOURCE) {
         ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
@@ -16988,6 +17774,9 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
             ddl__request_fail(r, DDL_ERR_MISMATCH, "rank %d gave another list of members", r->peer);
             return;
         }
+    }
+    if (r->draining) {
+        return; /* nobody else is needed */
     }
     if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
         ddl__p2p_abandon(c, r);
@@ -17020,7 +17809,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     }
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
-        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
+        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops && !r->draining &&
             (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
             ddl__p2p_abandon(c, r);
             ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",
@@ -17152,12 +17941,30 @@ static bool ddl__recv_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
 /* >>p2p/p2p */
 /* p2p, fourth part: the public calls, and checks of what callers pass. */
 
+/* The buffer of a message of a device: pinned memory. */
+static ddl_status ddl__p2p_stage(ddl_request *r) {
+    ddl_context *c = r->context;
+    r->stage = ddl__stage_make(c, 1);
+    if (r->stage == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
+    }
+    r->stage->owner = r;
+    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, r->is_recv ? "receive" : "send"));
+    r->stage->items[0].comes = !r->is_recv;
+    r->stage->items[0].goes = r->is_recv;
+    r->data = r->stage->items[0].host;
+    return DDL_OK;
+}
+
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
 static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
     ddl_context *c = r->context;
     r->tensor = *t;
     r->bytes = (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
     r->data = t->data;
+    if (ddl__is_staged(t)) {
+        return ddl__p2p_stage(r);
+    }
     if (r->bytes == 0 || ddl__is_contiguous(t)) {
         return DDL_OK;
     }
@@ -17192,27 +17999,43 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
 static ddl_status ddl__p2p_check_apart(ddl_group *g, const ddl_transfer *recv, const ddl_transfer *send,
                                        const char *what) {
     bool moves = recv->peer != DDL_NO_RANK && send->peer != DDL_NO_RANK;
-    if (moves && ddl__is_contiguous(&send->tensor) && ddl__tensor_touches(&recv->tensor, &send->tensor)) {
+    bool touch = ddl__is_contiguous(&send->tensor)  ? ddl__tensor_touches(&recv->tensor, &send->tensor)
+                 : ddl__is_staged(&send->tensor) && ddl__tensors_overlap(&recv->tensor, &send->tensor);
+    if (moves && touch) {
         return ddl__error(g->context, DDL_ERR_ARG, "%s: `send` and `recv` overlap; they must be apart", what);
     }
     return DDL_OK;
 }
 
-/* A message to this rank itself meets its receive at once, or waits as a copy. */
+static void ddl__self_no_memory(ddl_request *r) {
+    ddl__request_fail(r, DDL_ERR_NOMEM,
+                      "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                      "received; start the receive first",
+                      (unsigned long long)r->bytes);
+}
+
+/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device
+ * waits as an offer. */
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    if (r->filling) {
+        if (to != NULL) {
+            ddl__self_accept(c, to, ddl__request_cookie(r));
+        } else if (ddl__keep_unexpected(c, g, g->rank, &f, true, ddl__request_cookie(r), NULL) < 0) {
+            ddl__stage_leave(c, &r->stage);
+            ddl__self_no_memory(r);
+        }
+        return;
+    }
     if (to != NULL) {
         if (r->bytes > 0) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
     } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
-        ddl__request_fail(r, DDL_ERR_NOMEM,
-                          "send of %llu bytes to this rank itself: no memory to keep them until they are "
-                          "received; start the receive first",
-                          (unsigned long long)r->bytes);
+        ddl__self_no_memory(r);
         return;
     }
     ddl__request_done(r, DDL_OK);
@@ -17234,6 +18057,33 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
     return DDL_OK;
 }
 
+/* What is sent has come from its device; the receiver may have asked for it. */
+static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    r->filling = false;
+    if (status < 0) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, status, "send of %llu bytes to rank %d of group \"%s\": device %d did not give them: %s",
+                          (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device,
+                          ddl_status_text(status));
+    } else if (r->matched && r->peer == r->group->rank) {
+        ddl__self_move(c, r);
+    } else if (r->matched) {
+        ddl__send_data(c, r);
+    }
+}
+
+/* Begins to bring a device's tensor. False: that failed, and the request has ended. */
+static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
+    r->stage->done = ddl__send_filled;
+    ddl_status status = ddl__stage_fill(c, r->stage);
+    r->filling = status == DDL_IN_PROGRESS;
+    if (status < 0) {
+        ddl__send_filled(c, r->stage, status);
+    }
+    return status >= 0;
+}
+
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
     r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
@@ -17245,6 +18095,8 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
+    } else if (r->stage != NULL && !ddl__send_fill(c, r)) {
+        return;
     } else if (r->peer == r->group->rank) {
         ddl__send_self(c, r);
     } else {
@@ -17598,6 +18450,7 @@ typedef struct ddl__call {
     int64_t count;
     ddl_tensor in, out;
     bool in_place, commutative;
+    bool held; /* see ddl__op: all_reduce_many lets it go */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -17627,6 +18480,8 @@ typedef struct ddl__op {
     uint32_t sequence;
     uint32_t left; /* steps that have not finished */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
+    bool held;     /* its input is not there yet: no step begins */
+    ddl__stage *stage; /* of tensors on devices; NULL: all are in ordinary memory */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;
@@ -18556,7 +19411,7 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
  * known to have called something else nothing completes any more: the group breaks as soon as that call is spelled
  * out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
-    if (op->running) {
+    if (op->running || op->held) {
         return;
     }
     op->running = true;
@@ -18908,8 +19763,22 @@ static void ddl__op_average(ddl__op *op) {
     }
 }
 
+/* The result is on its device, or will never be. */
+static void ddl__op_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    if (status < 0) {
+        ddl__request_fail(r, status, "an operation of group \"%s\" ended well, but a device did not take the result: "
+                          "%s", r->group->name, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl_request *r = op->request;
+    ddl__stage *stage = op->stage;
+    op->stage = NULL;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG) {
             ddl__op_average(op);
@@ -18918,8 +19787,19 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
             ddl__pack(&op->call.out, op->packed_out, true);
         }
     }
+    bool writes = stage != NULL && ddl__writes_out(op);
     ddl__op_retire(c, op, DDL_OK);
-    ddl__request_done(r, DDL_OK);
+    r->stage = stage; /* what is left needs nobody else */
+    if (!writes) {
+        ddl__request_done(r, DDL_OK);
+        return;
+    }
+    stage->done = ddl__op_drained;
+    stage->owner = r;
+    ddl_status status = ddl__stage_drain(c, stage, UINT64_MAX);
+    if (status != DDL_IN_PROGRESS) {
+        ddl__op_drained(c, stage, status);
+    }
 }
 
 /* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
@@ -18944,6 +19824,8 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     for (int32_t peer = 0; peer < g->size; peer++) {
         g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
     }
+    ddl__stage_leave(c, &op->stage); /* nothing refers to its memory any more */
+    op->held = false;
     ddl__op_retire(c, op, status);
 }
 
@@ -19300,6 +20182,10 @@ static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text
 static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
     const ddl__op *op = r->op;
+    if (op == NULL) {
+        ddl__text_add(text, "a collective of group \"%s\" has ended, and a device copies the result", r->group->name);
+        return;
+    }
     const ddl_group *g = op->group;
     ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
     ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
@@ -19330,6 +20216,9 @@ static uint64_t ddl__ask_interval(const ddl_group *g) {
 
 static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
+    if (op == NULL) {
+        return; /* nobody else is needed */
+    }
     ddl_group *g = op->group;
     uint64_t now = ddl__now_ns();
     if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
@@ -19361,6 +20250,10 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
 
 static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
     ddl__op *op = r->op;
+    if (op == NULL) {
+        ddl__stage_leave(c, &r->stage);
+        return;
+    }
     char text[DDL__SENTENCE_BYTES - 256];
     ddl__text out = {text, sizeof text, 0};
     ddl__coll_explain(c, r, &out);
@@ -19372,6 +20265,9 @@ static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
 static int32_t ddl__coll_expect(ddl_context *c, ddl_request *r) {
     (void)c;
     const ddl__op *op = r->op;
+    if (op == NULL) {
+        return -1;
+    }
     const ddl__cached *e = op->cached;
     uint32_t first = op->cursor < e->recv_count ? op->cursor : 0;
     for (uint32_t n = 0; n < e->recv_count && n < 16; n++) {
@@ -19600,6 +20496,7 @@ typedef struct ddl__asked {
     int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
     const ddl_tensor *list;
     uint64_t detail;
+    bool held; /* it begins when ddl__op_release says so */
 } ddl__asked;
 
 static ddl__asked ddl__asked_of(const ddl_collective *d) {
@@ -19612,7 +20509,7 @@ static ddl__asked ddl__asked_of(const ddl_collective *d) {
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail};
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -19666,14 +20563,77 @@ static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl_
     return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
 }
 
-/* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
+static void ddl__op_scale(ddl__op *op, char *at) {
+    const ddl__call *call = &op->call;
+    size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
+    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+    ddl__scale(at, at, count, call->dtype, factor);
+}
+
+/* What held an operation back is there. */
+static void ddl__op_release(ddl_context *c, ddl__op *op) {
+    op->held = false;
+    if (op->group->broken == DDL_OK && (!DDL__CHECKS || ddl__early_agrees(c, op->group, op))) {
+        ddl__op_run(c, op);
+    }
+}
+
+/* The tensors of a device have come to the stage. The other ranks wait for this one, so that they are told when not. */
+static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__op *op = s->owner;
+    if (status < 0) {
+        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from device %d: %s",
+                              op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
+        return;
+    }
+    if (s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+        ddl__is_scaled(op->group, &op->call, op->user)) {
+        ddl__op_scale(op, op->base[DDL__IN]);
+    }
+    ddl__op_release(c, op);
+}
+
+/* Tensors on devices: the steps work on their stages. What the operation leaves of an output as it is (gaps of v-forms)
+ * is read too. in_goes: `in` is what is received. */
+static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
+    const ddl__call *call = &op->call;
+    const char *what = ddl__kind_name(call->kind);
+    ddl__stage *s = op->stage = ddl__stage_make(c, 2);
+    if (s == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
+    }
+    s->owner = op;
+    s->done = ddl__op_filled;
+    if (in) {
+        DDL__TRY(ddl__stage_add(c, s, &call->in, (uint64_t)call->in_bytes, NULL, what));
+        s->items[0].comes = !in_goes;
+        s->items[0].goes = in_goes;
+        op->base[DDL__IN] = s->items[0].host;
+    }
+    if (out) {
+        ddl__staged *item = &s->items[s->count];
+        DDL__TRY(ddl__stage_add(c, s, &call->out, (uint64_t)call->out_bytes, NULL, what));
+        item->comes = ddl__kind_is_v(call->kind);
+        item->goes = true;
+        op->base[DDL__OUT] = item->host;
+    }
+    ddl_status status = ddl__stage_fill(c, s);
+    op->held = op->held || status == DDL_IN_PROGRESS;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                                    ddl_status_text(status));
+}
+
+/* The memory that steps work on: the caller's, packed scratch for strided and for scaled input, or a stage. */
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
     bool scaled = ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
-    bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
-    bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    bool stage_in = uses_in && ddl__is_staged(&call->in), stage_out = uses_out && ddl__is_staged(&call->out);
+    bool pack_in = uses_in && !takes && !stage_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = (uses_out ? !stage_out : takes && !stage_in) && call->out_bytes > 0 &&
+                    !ddl__is_contiguous(&call->out);
     op->base[DDL__IN] = uses_in ? call->in.data : NULL;
     op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
     op->base[DDL__TMP] = op->tmp;
@@ -19686,18 +20646,16 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         op->base[DDL__OUT] = op->packed_out;
     }
     if ((pack_in && op->packed_in == NULL) || (pack_out && op->packed_out == NULL)) {
-        ddl__scratch_put(c, op->packed_in);
-        ddl__scratch_put(c, op->packed_out);
-        op->packed_in = op->packed_out = NULL;
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided or scaled tensor");
     }
     if (pack_in) {
         ddl__pack(&call->in, op->packed_in, false);
     }
     if (pack_in && scaled) {
-        size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-        double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
-        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, factor);
+        ddl__op_scale(op, op->packed_in);
+    }
+    if (stage_in || stage_out) {
+        DDL__TRY(ddl__op_stage(c, op, stage_in, stage_out, takes));
     }
     if (call->kind == DDL_BROADCAST) {
         op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
@@ -19707,10 +20665,11 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* Strided or scaled: the plan works on copies, which are apart even when the tensors are one. */
+/* Strided, scaled or on a device: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
-    bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
-                   (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
+    bool strided =
+        (ddl__uses_in(g, call) && (!ddl__is_contiguous(&call->in) || ddl__is_staged(&call->in))) ||
+        (ddl__uses_out(g, call) && (!ddl__is_contiguous(&call->out) || ddl__is_staged(&call->out)));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
     if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
         call->in_place = false;
@@ -19762,11 +20721,17 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->call.counts = cached->arrays; /* the caller's are its own again */
     op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
+    op->held = call->held;
+    op->stage = NULL;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);
     }
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
+        ddl__stage_leave(c, &op->stage);
+        ddl__scratch_put(c, op->packed_in);
+        ddl__scratch_put(c, op->packed_out);
+        op->packed_in = op->packed_out = NULL;
         op->user = NULL;
         ddl__op_put(c, cached, op);
         return status;
@@ -19871,12 +20836,14 @@ static inline bool ddl__fast_quiet(const ddl_group *g) {
            g->wants == 0 && g->announced.sequence != g->sequence + 1 && !g->context->aborted;
 }
 
+static bool ddl__fast_tensor(const ddl_tensor *t) { return ddl__is_contiguous(t) && t->device == DDL_HOST; }
+
 /* What is done after the transport has done its part, or before, is left to the long way. */
 static bool ddl__fast_serves(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
     const ddl__plan *plan = &cached->plan;
     return plan->step_count == 1 && plan->steps[0].kind == DDL__NATIVE && call->op != DDL_AVG &&
-           call->op < DDL__OPS_FIRST && (!ddl__uses_in(g, call) || ddl__is_contiguous(&call->in)) &&
-           (!ddl__uses_out(g, call) || ddl__is_contiguous(&call->out));
+           call->op < DDL__OPS_FIRST && (!ddl__uses_in(g, call) || ddl__fast_tensor(&call->in)) &&
+           (!ddl__uses_out(g, call) || ddl__fast_tensor(&call->out));
 }
 
 /* Checks a call and keeps it. False: it goes the long way, which also says what is wrong with it. */
@@ -20333,6 +21300,8 @@ typedef struct ddl__many {
     uint64_t detail; /* hash of the types and lengths of all */
     ddl_request *parts[DDL__DTYPES_USED];
     char *packed[DDL__DTYPES_USED];
+    bool pinned[DDL__DTYPES_USED]; /* packed is the stage's */
+    ddl__stage *stage;             /* of tensors on devices; NULL: there are none */
     ddl_tensor tensors[];
 } ddl__many;
 
@@ -20343,7 +21312,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
         if (m->tensors[i].dtype == dtype) {
             int64_t count = ddl_tensor_count(&m->tensors[i]);
             char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
-            if (at != NULL) {
+            if (at != NULL && !ddl__is_staged(&m->tensors[i])) {
                 ddl__pack(&m->tensors[i], at, unpack);
             }
             total += count;
@@ -20354,14 +21323,27 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
 
 static void ddl__many_free(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
+    ddl__stage_leave(c, &m->stage);
     for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
-        ddl__scratch_put(c, m->packed[d]);
+        ddl__scratch_put(c, m->pinned[d] ? NULL : m->packed[d]);
         m->packed[d] = NULL;
         if (m->parts[d] != NULL) {
             m->parts[d]->parent = NULL;
             ddl__request_release(m->parts[d]);
             m->parts[d] = NULL;
         }
+    }
+}
+
+/* Those on devices have their results too, or never will. */
+static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    if (status < 0) {
+        ddl__request_fail(r, status, "all_reduce_many of group \"%s\" ended well, but a device did not take the "
+                          "result: %s", r->group->name, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
     }
 }
 
@@ -20374,7 +21356,6 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
             failed = m->parts[d];
         }
     }
-    (void)c;
     for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
         if (m->packed[d] != NULL) {
             ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
@@ -20383,7 +21364,17 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
     ddl_status status = failed != NULL ? failed->status : DDL_OK;
     if (failed != NULL) {
         ddl__request_fail(r, status, "%s", failed->why != NULL ? failed->why : ddl_status_text(status));
-    } else {
+        return;
+    }
+    if (m->stage != NULL) {
+        m->stage->done = ddl__many_drained;
+        status = ddl__stage_drain(c, m->stage, UINT64_MAX);
+        if (status < 0) {
+            ddl__many_drained(c, m->stage, status);
+            return;
+        }
+    }
+    if (status != DDL_IN_PROGRESS) {
         ddl__request_done(r, DDL_OK);
     }
 }
@@ -20406,12 +21397,16 @@ static void ddl__many_abandon(ddl_context *c, ddl_request *r) {
             ddl__request_done(part, DDL_ERR_TIMEOUT);
         }
     }
+    ddl__stage_leave(c, &((ddl__many *)r->kept)->stage);
 }
 
 static void ddl__many_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl_request *part = ddl__many_pending(r);
     if (part != NULL) {
         part->ops->explain(c, part, text);
+    } else {
+        ddl__text_add(text, "all_reduce_many of group \"%s\" has ended, and a device copies the result",
+                      r->group->name);
     }
 }
 
@@ -20432,24 +21427,103 @@ static void ddl__many_release(ddl_context *c, ddl_request *r) { ddl__many_free(c
 static const ddl__request_ops ddl__many_ops = {ddl__many_abandon, ddl__many_explain, ddl__many_tick, ddl__many_expect,
                                                ddl__many_release};
 
-/* Starts the part of one type. */
-static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op) {
-    ddl__many *m = r->kept;
+/* Adds the tensors of one type that are on devices to the stage; packed is their memory there. */
+static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype, char *packed, const char *what) {
+    uint64_t size = ddl_dtype_bytes(dtype);
+    for (int32_t i = 0; i < m->count; i++) {
+        const ddl_tensor *t = &m->tensors[i];
+        uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * size : 0;
+        if (bytes > 0 && ddl__is_staged(t)) {
+            ddl__staged *item = &m->stage->items[m->stage->count];
+            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, what));
+            item->comes = item->goes = true;
+        }
+        packed += bytes;
+    }
+    return DDL_OK;
+}
+
+/* Packs the tensors of one type: in pinned memory when one of them is on a device. */
+static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype, int64_t elements, const char *what) {
     size_t bytes = (size_t)elements * ddl_dtype_bytes(dtype);
-    m->packed[dtype] = ddl__scratch_get(c, bytes);
+    const ddl_tensor *on_device = NULL;
+    for (int32_t i = 0; i < m->count; i++) {
+        on_device = m->tensors[i].dtype == dtype && ddl__is_staged(&m->tensors[i]) ? &m->tensors[i] : on_device;
+    }
+    if (on_device != NULL) { /* an item that is not copied holds the memory of the others */
+        ddl__staged *holder = &m->stage->items[m->stage->count];
+        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, what));
+        m->packed[dtype] = holder->host;
+        m->pinned[dtype] = true;
+        DDL__TRY(ddl__many_stage(c, m, dtype, m->packed[dtype], what));
+    } else {
+        m->packed[dtype] = ddl__scratch_get(c, bytes);
+    }
     if (m->packed[dtype] == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory to pack %zu bytes", bytes);
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to pack %zu bytes", what, bytes);
     }
     ddl__many_pack(m, dtype, m->packed[dtype], false);
+    return DDL_OK;
+}
+
+/* Starts the part of one type. held: what devices give is on its way. */
+static ddl_status ddl__many_part(ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op, bool held) {
+    ddl__many *m = r->kept;
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op,
-                      .tensors = m->count, .list = m->tensors, .detail = m->detail};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .tensors = m->count,
+                      .list = m->tensors, .detail = m->detail, .held = held};
     DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
         r->parts++;
     }
     return DDL_OK;
+}
+
+/* What devices give has come: the parts begin. */
+static void ddl__many_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    ddl__many *m = r->kept;
+    if (status < 0) {
+        ddl__break_everywhere(c, r->group, DDL_ERR_SYSTEM, "rank %d could not read its tensors from a device: %s",
+                              r->group->rank, ddl_status_text(status));
+        return;
+    }
+    r->parts++; /* held until all are let go */
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (ddl__is_pending(m->parts[d]) && m->parts[d]->op != NULL) {
+            ddl__op_release(c, m->parts[d]->op);
+        }
+    }
+    if (--r->parts == 0) {
+        ddl__many_done(c, r);
+    }
+}
+
+/* Packs all, and begins to bring what is on devices. *out_held: that is under way. */
+static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char *what, bool *out_held) {
+    ddl__many *m = r->kept;
+    int32_t staged = 0;
+    for (int32_t i = 0; i < m->count; i++) {
+        staged += ddl__is_staged(&m->tensors[i]);
+    }
+    if (staged > 0) {
+        m->stage = ddl__stage_make(c, staged + DDL__DTYPES_USED);
+        if (m->stage == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+        }
+        m->stage->owner = r;
+        m->stage->done = ddl__many_filled;
+    }
+    for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
+        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
+        DDL__TRY(elements > 0 ? ddl__many_memory(c, m, (ddl_dtype)d, elements, what) : DDL_OK);
+    }
+    ddl_status status = m->stage != NULL ? ddl__stage_fill(c, m->stage) : DDL_OK;
+    *out_held = status == DDL_IN_PROGRESS;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                                    ddl_status_text(status));
 }
 
 /* Types and lengths, in the order of the list. Every part carries it, so that lists that differ meet in the first. */
@@ -20534,17 +21608,16 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
         memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
     }
     r->parts = 1; /* held until all are started */
-    ddl_status status = DDL_OK;
-    bool any = false;
+    bool any = false, held = false;
+    ddl_status status = ddl__many_pack_all(c, r, what, &held);
     for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
-        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
-        if (elements > 0) {
+        if (m->packed[d] != NULL) {
             any = true;
-            status = ddl__many_part(c, r, (ddl_dtype)d, elements, op);
+            status = ddl__many_part(r, (ddl_dtype)d, ddl__many_pack(m, (ddl_dtype)d, NULL, false), op, held);
         }
     }
     if (status == DDL_OK && !any) { /* nothing to reduce is still a call that others must make too */
-        status = ddl__many_part(c, r, DDL_U8, 0, DDL_MAX);
+        status = ddl__many_part(r, DDL_U8, 0, DDL_MAX, false);
     }
     if (status < 0) {
         ddl__many_abandon(c, r);
@@ -23217,6 +24290,7 @@ static ddl_status ddl__join(ddl_context *c) {
     }
     DDL__TRY(ddl__load_plugins(c));
     ddl__warn_of_unknown(c);
+    DDL__TRY(ddl__devices_make(c));
     if (c->world_size > 1) {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
         ddl__pass_open(c);
@@ -23288,6 +24362,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__native_close(g);
         }
     }
+    ddl__devices_settle(c);
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;
@@ -23303,6 +24378,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__group_bury(g);
         }
     }
+    ddl__devices_close(c);
     for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);
@@ -28705,7 +29781,7 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
 static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, int64_t count, bool output, const char *what,
                                        const char *name) {
     ddl_context *c = ps->c;
-    DDL__TRY(ddl__tensor_check(c, t, what, name));
+    DDL__TRY(ddl__tensor_check_host(c, t, what, name));
     if (output) {
         DDL__TRY(ddl__tensor_check_output(c, t, what, name));
     }
@@ -30003,8 +31079,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
     ddl_context *c = t->context;
-    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
-    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    DDL__TRY(ddl__tensor_check_host(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check_host(c, grad, what, "gradient"));
     bool same = param->ndim == grad->ndim;
     for (int32_t d = 0; same && d < param->ndim; d++) {
         same = param->shape[d] == grad->shape[d];

@@ -115,8 +115,16 @@ DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
  * shape has ndim entries. Errors: DDL_ERR_ARG, DDL_ERR_NOMEM. Free with ddl_tensor_free. [any thread] */
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor);
-/* Frees memory of ddl_tensor_alloc and zeroes *tensor. A zeroed tensor is skipped. Errors: DDL_ERR_ARG when the memory
- * is not ddl's (or was freed before). [any thread] */
+/* The same in the memory of a device, see ddl_device_count; aligned to 256 bytes. Errors besides: DDL_ERR_ARG for no
+ * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full. [any thread] */
+DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                       const int64_t *shape, ddl_tensor *out_tensor);
+/* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
+ * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM.
+ * [any thread] */
+DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
+/* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before). [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
@@ -161,6 +169,24 @@ typedef struct ddl_dlpack {
     int64_t *strides; /* in elements; NULL = C-contiguous */
     uint64_t byte_offset;
 } ddl_dlpack;
+
+/* Devices are what plugins bring (libddl-cuda.so); without one there are none. They are numbered from 1, those of the
+ * plugin "cuda" first: CUDA device i is number i + 1. A tensor on one (ddl_tensor.device) may be used in every
+ * operation of this file but those of the trainer and of parameter servers, mixed with tensors in ordinary memory; what
+ * a device or a transport cannot do by itself goes by way of pinned memory. Its elements must be ready, and must stay,
+ * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use.
+ * Counts the devices; 0 for NULL. [any thread] */
+DDL_API int32_t ddl_device_count(ddl_context *context);
+typedef struct ddl_device_info {
+    const char *plugin; /* "cuda"; strings are valid until ddl_finalize */
+    const char *about;
+    int32_t index; /* among the plugin's devices, from 0 */
+} ddl_device_info;
+/* Tells of one device, and opens it. Errors: DDL_ERR_ARG, DDL_ERR_UNSUPPORTED, what its plugin says. [any thread] */
+DDL_API ddl_status ddl_device_info_get(ddl_context *context, int32_t device, ddl_device_info *out_info);
+/* Which device memory is on; DDL_HOST for ordinary memory. Errors: DDL_ERR_ARG: it was a device's and is
+ * freed. [any thread] */
+DDL_API ddl_status ddl_device_of(ddl_context *context, const void *pointer, int32_t *out_device);
 
 /* Views a DLTensor. Nothing is copied; the memory stays its owner's. Errors: DDL_ERR_ARG (ndim, lanes),
  * DDL_ERR_UNSUPPORTED (a type or device that ddl has not). [any thread] */
@@ -307,6 +333,7 @@ typedef struct ddl_stats {
     uint64_t peers_connected;
     uint64_t strangers_refused; /* connections that could not prove that they belong here */
     uint64_t unexpected_bytes;  /* arrived, not asked for yet */
+    uint64_t device_bytes_in, device_bytes_out; /* copied from devices, to devices, for operations */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
     ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
 } ddl_stats;

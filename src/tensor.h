@@ -2,7 +2,7 @@
 #ifndef DDL_TENSOR_H
 #define DDL_TENSOR_H
 
-#include "mesh/wait.h"
+#include "device.h"
 
 /* >>views */
 
@@ -179,14 +179,25 @@ static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const c
         return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` has %lld elements but its data pointer is NULL", what, which,
                           (long long)count);
     }
-    if (t->device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED,
-                          "%s: tensor `%s` is on device %d, but no device plugin is loaded; see "
-                          "DDL_PLUGINS",
-                          what, which, t->device);
+    if (t->device == DDL_HOST && c->devices == NULL) {
+        return DDL_OK;
     }
-    return DDL_OK;
+    const char *low, *high;
+    ddl__tensor_extent(t, &low, &high);
+    return ddl__device_check(c, t->device, low, high, what, which);
 }
+
+/* The same where the CPU reads the tensor itself. */
+static ddl_status ddl__tensor_check_host(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
+    DDL__TRY(ddl__tensor_check(c, t, what, which));
+    return t->device == DDL_HOST
+               ? DDL_OK
+               : ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: tensor `%s` is on device %d; this needs ordinary memory "
+                            "(DDL_HOST)", what, which, t->device);
+}
+
+/* Whether its elements reach an operation by way of ordinary memory: see device.h. */
+static inline bool ddl__is_staged(const ddl_tensor *t) { return t->device != DDL_HOST && ddl_tensor_count(t) > 0; }
 
 /* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
  * shape. Three that do so only together are not found. */
@@ -229,7 +240,8 @@ typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
     uint64_t counted;
-    const ddl__endpoint *endpoint; /* whose it is; NULL: ours */
+    const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
+    const ddl__device *device;
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
@@ -272,7 +284,29 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     return lent;
 }
 
+/* Memory of a device. */
+static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes, ddl__lent **out) {
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, number, "ddl_tensor_alloc_on", &d));
+    ddl__lent *lent = ddl__alloc(&c->base, sizeof *lent);
+    ddl_status status =
+        lent == NULL ? DDL_ERR_NOMEM : d->table->alloc(d->self, DDL__MAX(bytes, (size_t)1), &lent->data);
+    if (status < 0) {
+        ddl__free(&c->base, lent);
+        return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
+                          d->plugin->name, d->index, bytes, ddl_status_text(status));
+    }
+    lent->device = d;
+    lent->next = c->lent;
+    c->lent = lent;
+    *out = lent;
+    return DDL_OK;
+}
+
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    if (lent->device != NULL) {
+        lent->device->table->free(lent->device->self, lent->data);
+    }
     if (lent->endpoint != NULL) {
         lent->endpoint->table->memory_free(lent->endpoint->self, lent->data);
     }
@@ -280,32 +314,52 @@ static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
     ddl__free(&c->base, lent);
 }
 
-DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
-                                    ddl_tensor *out_tensor) {
+static ddl_status ddl__tensor_alloc(ddl_context *c, ddl_tensor *t, int32_t device, const char *what) {
+    size_t bytes = (size_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
+    ddl__lent *lent = NULL;
+    if (device != DDL_HOST) {
+        DDL__TRY(ddl__lend_device(c, device, bytes, &lent));
+    } else {
+        lent = ddl__lend(c, bytes);
+    }
+    if (lent == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory for %zu bytes", what, bytes);
+    }
+    t->data = lent->data;
+    t->device = device;
+    return DDL_OK;
+}
+
+static ddl_status ddl__tensor_alloc_call(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                         const int64_t *shape, ddl_tensor *out_tensor, const char *what) {
     DDL__TRY(ddl__enter(context));
     ddl_tensor t = ddl_tensor_nd(context, dtype, ndim, shape);
     ddl_status status = DDL_OK;
     if (out_tensor == NULL || (ndim > 0 && shape == NULL)) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %s is NULL",
-                            out_tensor == NULL ? "out_tensor" : "shape");
+        status = ddl__error(context, DDL_ERR_ARG, "%s: %s is NULL", what, out_tensor == NULL ? "out_tensor" : "shape");
     } else if (ndim < 0 || ndim > DDL_MAX_DIMS) {
-        status = ddl__error(context, DDL_ERR_ARG, "ddl_tensor_alloc: %d dimensions; 0 to %d are possible", ndim,
-                            DDL_MAX_DIMS);
+        status = ddl__error(context, DDL_ERR_ARG, "%s: %d dimensions; 0 to %d are possible", what, ndim, DDL_MAX_DIMS);
     } else {
-        status = ddl__tensor_check(context, &t, "ddl_tensor_alloc", "out_tensor");
+        status = ddl__tensor_check(context, &t, what, "out_tensor");
     }
     if (status == DDL_OK) {
-        size_t bytes = (size_t)ddl_tensor_count(&t) * ddl_dtype_bytes(dtype);
-        ddl__lent *lent = ddl__lend(context, bytes);
-        if (lent == NULL) {
-            status = ddl__error(context, DDL_ERR_NOMEM, "ddl_tensor_alloc: no memory for %zu bytes", bytes);
-        } else {
-            t.data = lent->data;
-            *out_tensor = t;
-        }
+        status = ddl__tensor_alloc(context, &t, device, what);
+    }
+    if (status == DDL_OK) {
+        *out_tensor = t;
     }
     ddl__unlock(context);
     return status;
+}
+
+DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    ddl_tensor *out_tensor) {
+    return ddl__tensor_alloc_call(context, DDL_HOST, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc");
+}
+
+DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
+                                       const int64_t *shape, ddl_tensor *out_tensor) {
+    return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
@@ -329,6 +383,152 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
                    "ddl_tensor_free: the memory at %p was not made by ddl_tensor_alloc of this context, or "
                    "was freed before",
                    tensor->data);
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>copy */
+
+static bool ddl__copy_done(ddl_context *c, void *arg) {
+    (void)c;
+    const ddl__stage *s = arg;
+    return s->owner != NULL;
+}
+
+static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    s->owner = s; /* which says that it is over; count 0: badly */
+    s->count = status < 0 ? 0 : s->count;
+}
+
+/* Waits for what ddl__stage_fill or ddl__stage_drain began. */
+static ddl_status ddl__copy_wait(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s, .deadline = DDL__NEVER};
+    int32_t count = s->count;
+    if (status == DDL_IN_PROGRESS) {
+        s->owner = NULL;
+        ddl__wait_for(c, &w);
+        status = s->count == count ? DDL_OK : DDL_ERR_SYSTEM;
+        s->count = count;
+    }
+    return status;
+}
+
+/* By way of packed memory. */
+static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes, ddl__stage *s) {
+    const char *what = "ddl_tensor_copy";
+    ddl__pinned *packed = NULL;
+    const ddl_tensor *on = ddl__is_staged(src) ? src : dst;
+    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, what));
+    packed = s->items[0].pinned;
+    s->items[0].comes = on == src;
+    s->items[0].goes = on == dst;
+    if (on == src && ddl__is_staged(dst)) {
+        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, what));
+        s->items[1].goes = true;
+    }
+    if (on == dst) {
+        ddl__pack(src, packed->data, false);
+    }
+    DDL__TRY(ddl__copy_wait(c, s, ddl__stage_fill(c, s)));
+    if (!ddl__is_staged(dst)) {
+        ddl__pack(dst, packed->data, true);
+    }
+    return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
+}
+
+static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src) {
+    const char *what = "ddl_tensor_copy";
+    DDL__TRY(ddl__tensor_check(c, dst, what, "dst"));
+    DDL__TRY(ddl__tensor_check_output(c, dst, what, "dst"));
+    DDL__TRY(ddl__tensor_check(c, src, what, "src"));
+    if (dst->dtype != src->dtype || ddl_tensor_count(dst) != ddl_tensor_count(src)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `dst` has %lld elements of type %s, `src` %lld of type %s; they must be "
+                          "alike", what, (long long)ddl_tensor_count(dst), ddl_dtype_name(dst->dtype),
+                          (long long)ddl_tensor_count(src), ddl_dtype_name(src->dtype));
+    }
+    if (ddl__tensors_overlap(dst, src)) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `dst` and `src` overlap; they must be apart", what);
+    }
+    uint64_t bytes = (uint64_t)ddl_tensor_count(src) * ddl_dtype_bytes(src->dtype);
+    bool staged = ddl__is_staged(dst) || ddl__is_staged(src);
+    if (bytes == 0) {
+        return DDL_OK;
+    }
+    ddl__stage *s = staged ? ddl__stage_make(c, 2) : NULL;
+    char *packed = staged ? NULL : ddl__scratch_get(c, bytes);
+    if (s == NULL && packed == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to copy %llu bytes", what, (unsigned long long)bytes);
+    }
+    ddl_status status = DDL_OK;
+    if (staged) {
+        s->done = ddl__copy_ended;
+        status = ddl__tensor_copy_staged(c, dst, src, bytes, s);
+        ddl__stage_leave(c, &s);
+    } else {
+        ddl__pack(src, packed, false);
+        ddl__pack(dst, packed, true);
+        ddl__scratch_put(c, packed);
+    }
+    return status < 0 && c->error.status != status
+               ? ddl__error(c, status, "%s: a device failed to copy %llu bytes: %s", what, (unsigned long long)bytes,
+                            ddl_status_text(status))
+               : status;
+}
+
+DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src) {
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = ddl__tensor_copy(context, &dst, &src);
+    ddl__unlock(context);
+    return status;
+}
+
+/* >>lookup */
+
+DDL_API int32_t ddl_device_count(ddl_context *context) {
+    if (ddl__enter(context) < 0) {
+        return 0;
+    }
+    int32_t count = context->devices != NULL ? context->devices->count : 0;
+    ddl__unlock(context);
+    return count;
+}
+
+DDL_API ddl_status ddl_device_info_get(ddl_context *context, int32_t device, ddl_device_info *out_info) {
+    if (out_info == NULL) {
+        return ddl__refuse(context, "ddl_device_info_get", "out_info");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl__device *d;
+    ddl_status status = ddl__device_get(context, device, "ddl_device_info_get", &d);
+    if (status == DDL_OK) {
+        *out_info = (ddl_device_info){.plugin = d->plugin->name, .about = d->plugin->about, .index = d->index};
+    }
+    ddl__unlock(context);
+    return status;
+}
+
+DDL_API ddl_status ddl_device_of(ddl_context *context, const void *pointer, int32_t *out_device) {
+    if (out_device == NULL) {
+        return ddl__refuse(context, "ddl_device_of", "out_device");
+    }
+    DDL__TRY(ddl__enter(context));
+    ddl_status status = DDL_OK;
+    int32_t found = DDL_HOST;
+    for (int32_t i = 0; context->devices != NULL && i < context->devices->count && found == DDL_HOST; i++) {
+        ddl__device *d = &context->devices->list[i];
+        if (d->index == 0 || d->opened) { /* one device of a plugin answers for all */
+            status = ddl__device_get(context, i + 1, "ddl_device_of", &d);
+            found = status == DDL_OK ? ddl__device_owner(d, pointer) : found;
+        }
+    }
+    if (found < 0) {
+        status = ddl__error(context, DDL_ERR_ARG, "ddl_device_of: the memory at %p was a device's and was freed",
+                            pointer);
+    } else if (status == DDL_OK) {
+        *out_device = found;
     }
     ddl__unlock(context);
     return status;
@@ -368,12 +568,20 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
         dlpack->dtype.lanes != 1 || (dlpack->ndim > 0 && dlpack->shape == NULL)) {
         return DDL_ERR_ARG;
     }
-    if (dlpack->device.type != 1 && dlpack->device.type != 3) {
+    bool cuda = dlpack->device.type == 2;
+    if (!cuda && dlpack->device.type != 1 && dlpack->device.type != 3) {
         return DDL_ERR_UNSUPPORTED;
+    }
+    if (cuda && (dlpack->device.id < 0 || dlpack->device.id >= DDL__DEVICES_MAX)) {
+        return DDL_ERR_ARG;
     }
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].code == dlpack->dtype.code && ddl__dlpack_types[i].bits == dlpack->dtype.bits) {
-            return ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
+            ddl_status status = ddl__dlpack_view(dlpack, ddl__dlpack_types[i].dtype, out_tensor);
+            if (status == DDL_OK && cuda) {
+                out_tensor->device = dlpack->device.id + 1;
+            }
+            return status;
         }
     }
     return DDL_ERR_UNSUPPORTED;
@@ -383,12 +591,12 @@ DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpa
     if (tensor == NULL || out_dlpack == NULL || ddl_tensor_count(tensor) < 0) {
         return DDL_ERR_ARG;
     }
-    for (size_t i = 0; tensor->device == DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
+    for (size_t i = 0; tensor->device >= DDL_HOST && i < DDL__COUNT_OF(ddl__dlpack_types); i++) {
         if (ddl__dlpack_types[i].dtype == tensor->dtype) {
             bool contiguous = ddl__is_contiguous(tensor);
             *out_dlpack = (ddl_dlpack){
                 .data = tensor->data,
-                .device = {1, 0},
+                .device = {tensor->device != DDL_HOST ? 2 : 1, tensor->device != DDL_HOST ? tensor->device - 1 : 0},
                 .ndim = tensor->ndim,
                 .dtype = {ddl__dlpack_types[i].code, ddl__dlpack_types[i].bits, 1},
                 .shape = tensor->shape,

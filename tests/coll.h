@@ -183,6 +183,7 @@ typedef struct coll_case {
      * free before each block, through offsets; -1: offsets are NULL. */
     const int64_t *counts;
     int64_t gap;
+    int32_t in_device, out_device; /* where the buffers are; in place and of a broadcast the second counts */
 } coll_case;
 
 /* A region of memory with a tensor in it. expect: what every byte must be in the end. */
@@ -191,6 +192,7 @@ typedef struct coll_buffer {
     size_t bytes;
     int64_t count;
     ddl_tensor tensor, lent; /* lent: where memory comes from a context */
+    ddl_tensor device;       /* where a case runs on a device */
 } coll_buffer;
 
 enum { COLL_GUARD = 64 };
@@ -466,9 +468,10 @@ static inline void coll_describe(const coll_case *k, int n, char *text, size_t b
     static const char *const names[] = {"?",      "barrier", "broadcast", "reduce",  "all_reduce", "gather",
                                         "scatter", "all_gather", "reduce_scatter", "all_to_all", "scan", "exscan",
                                         "gatherv", "scatterv", "all_gatherv", "reduce_scatterv", "all_to_allv"};
-    snprintf(text, bytes, "%s of %lld %s op %d root %d on %d ranks by %s%s, way %d, layouts %d %d, gap %lld", names[k->kind],
+    snprintf(text, bytes, "%s of %lld %s op %d root %d on %d ranks by %s%s, way %d, layouts %d %d, gap %lld, devices %d %d",
+             names[k->kind],
              (long long)k->count, ddl_dtype_name(k->dtype), k->op, k->root, n, k->algorithm ? k->algorithm : "auto",
-             k->in_place ? ", in place" : "", (int)k->way, (int)k->in_layout, (int)k->out_layout, (long long)k->gap);
+             k->in_place ? ", in place" : "", (int)k->way, (int)k->in_layout, (int)k->out_layout, (long long)k->gap, k->in_device, k->out_device);
 }
 
 /* Every byte of the region, gaps and guards included. */
@@ -498,6 +501,31 @@ static inline void coll_release(coll_run *x) {
     coll_buffer_free(&x->out);
 }
 
+/* The same bytes on a device; the tensors of that buffer are there then. */
+static inline void coll_to_device(ddl_context *c, coll_buffer *b, int32_t device, ddl_tensor *a, ddl_tensor *other) {
+    ddl_tensor *tensors[2] = {a, other};
+    int64_t bytes = (int64_t)b->bytes;
+    if (b->memory == NULL || device == DDL_HOST) {
+        return;
+    }
+    CHECK_EQ(ddl_tensor_alloc_on(c, device, DDL_U8, 1, &bytes, &b->device), DDL_OK);
+    CHECK_EQ(ddl_tensor_copy(c, b->device, ddl_tensor_1d(b->memory, DDL_U8, bytes)), DDL_OK);
+    for (int i = 0; i < 2; i++) {
+        const unsigned char *at = (const unsigned char *)tensors[i]->data;
+        if (tensors[i]->device == DDL_HOST && at >= b->memory && at < b->memory + b->bytes) {
+            tensors[i]->data = (unsigned char *)b->device.data + (at - b->memory);
+            tensors[i]->device = device;
+        }
+    }
+}
+
+static inline void coll_from_device(ddl_context *c, coll_buffer *b) {
+    if (b->device.data != NULL) {
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(b->memory, DDL_U8, (int64_t)b->bytes), b->device), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &b->device), DDL_OK);
+    }
+}
+
 /* Runs a case and checks its result. False: it failed (and the rank should stop: the group may be broken). */
 static inline bool coll_check(ddl_group *g, const coll_case *k) {
     int n = ddl_size(g), rank = ddl_rank(g);
@@ -505,6 +533,8 @@ static inline bool coll_check(ddl_group *g, const coll_case *k) {
     ddl_request *request = NULL;
     int64_t *arrays = (int64_t *)calloc((size_t)n * 4, sizeof *arrays);
     coll_prepare(k, n, rank, &x);
+    coll_to_device(ddl_group_context(g), &x.in, k->in_device, &x.in_tensor, &x.out_tensor);
+    coll_to_device(ddl_group_context(g), &x.out, k->out_device, &x.in_tensor, &x.out_tensor);
     ddl_status status = coll_call(g, k, x.in_tensor, x.out_tensor, arrays, &request);
     memset(arrays, 0x7f, (size_t)n * 4 * sizeof *arrays);
     if (status == DDL_OK && k->way == COLL_PERSISTENT) {
@@ -521,6 +551,8 @@ static inline bool coll_check(ddl_group *g, const coll_case *k) {
         coll_describe(k, n, text, sizeof text);
         test__fail(__FILE__, __LINE__, "%s: %s: %s", text, ddl_status_name(status), ddl_error(ddl_group_context(g)));
     }
+    coll_from_device(ddl_group_context(g), &x.in);
+    coll_from_device(ddl_group_context(g), &x.out);
     bool ok = status == DDL_OK && coll_verify(k, n, &x);
     coll_release(&x);
     free(arrays);

@@ -247,7 +247,7 @@ TEST(dlpack_that_cannot_be_shown_is_refused) {
     REFUSED(d.shape = NULL, DDL_ERR_ARG);
     REFUSED(d.shape = negative, DDL_ERR_ARG);
     REFUSED(d.shape = huge, DDL_ERR_ARG);
-    REFUSED(d.device.type = 2, DDL_ERR_UNSUPPORTED);
+    REFUSED(d.device.id = -1; d.device.type = 2, DDL_ERR_ARG);
     REFUSED(d.device.type = 10, DDL_ERR_UNSUPPORTED);
     REFUSED(d.dtype.code = 5, DDL_ERR_UNSUPPORTED);  /* complex */
     REFUSED(d.dtype.bits = 128, DDL_ERR_UNSUPPORTED);
@@ -262,6 +262,13 @@ TEST(dlpack_that_cannot_be_shown_is_refused) {
     ddl_tensor pairs = ddl_tensor_1d(memory, DDL_F32_I32, 4), remote = ddl_tensor_1d(memory, DDL_F32, 4);
     remote.device = 1;
     CHECK_EQ((int)ddl_tensor_to_dlpack(&pairs, &out), (int)DDL_ERR_UNSUPPORTED);
+    CHECK_EQ((int)ddl_tensor_to_dlpack(&remote, &out), (int)DDL_OK); /* CUDA device i is device i + 1 */
+    CHECK(out.device.type == 2 && out.device.id == 0 && out.data == memory);
+    d.device.type = 2;
+    d.device.id = 3;
+    CHECK_EQ((int)ddl_tensor_from_dlpack(&d, &t), (int)DDL_OK);
+    CHECK(t.device == 4 && ddl_tensor_to_dlpack(&t, &out) == DDL_OK && out.device.type == 2 && out.device.id == 3);
+    remote.device = -1;
     CHECK_EQ((int)ddl_tensor_to_dlpack(&remote, &out), (int)DDL_ERR_UNSUPPORTED);
     CHECK_EQ((int)ddl_tensor_to_dlpack(NULL, &out), (int)DDL_ERR_ARG);
     CHECK_EQ((int)ddl_tensor_to_dlpack(&t, NULL), (int)DDL_ERR_ARG);

@@ -215,6 +215,7 @@ typedef struct ddl__asked {
     int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
     const ddl_tensor *list;
     uint64_t detail;
+    bool held; /* it begins when ddl__op_release says so */
 } ddl__asked;
 
 static ddl__asked ddl__asked_of(const ddl_collective *d) {
@@ -227,7 +228,7 @@ static ddl__asked ddl__asked_of(const ddl_collective *d) {
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail};
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -281,14 +282,77 @@ static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl_
     return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
 }
 
-/* The memory that steps work on: the caller's, or packed scratch for strided and for scaled input. */
+static void ddl__op_scale(ddl__op *op, char *at) {
+    const ddl__call *call = &op->call;
+    size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
+    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+    ddl__scale(at, at, count, call->dtype, factor);
+}
+
+/* What held an operation back is there. */
+static void ddl__op_release(ddl_context *c, ddl__op *op) {
+    op->held = false;
+    if (op->group->broken == DDL_OK && (!DDL__CHECKS || ddl__early_agrees(c, op->group, op))) {
+        ddl__op_run(c, op);
+    }
+}
+
+/* The tensors of a device have come to the stage. The other ranks wait for this one, so that they are told when not. */
+static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__op *op = s->owner;
+    if (status < 0) {
+        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from device %d: %s",
+                              op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
+        return;
+    }
+    if (s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+        ddl__is_scaled(op->group, &op->call, op->user)) {
+        ddl__op_scale(op, op->base[DDL__IN]);
+    }
+    ddl__op_release(c, op);
+}
+
+/* Tensors on devices: the steps work on their stages. What the operation leaves of an output as it is (gaps of v-forms)
+ * is read too. in_goes: `in` is what is received. */
+static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
+    const ddl__call *call = &op->call;
+    const char *what = ddl__kind_name(call->kind);
+    ddl__stage *s = op->stage = ddl__stage_make(c, 2);
+    if (s == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
+    }
+    s->owner = op;
+    s->done = ddl__op_filled;
+    if (in) {
+        DDL__TRY(ddl__stage_add(c, s, &call->in, (uint64_t)call->in_bytes, NULL, what));
+        s->items[0].comes = !in_goes;
+        s->items[0].goes = in_goes;
+        op->base[DDL__IN] = s->items[0].host;
+    }
+    if (out) {
+        ddl__staged *item = &s->items[s->count];
+        DDL__TRY(ddl__stage_add(c, s, &call->out, (uint64_t)call->out_bytes, NULL, what));
+        item->comes = ddl__kind_is_v(call->kind);
+        item->goes = true;
+        op->base[DDL__OUT] = item->host;
+    }
+    ddl_status status = ddl__stage_fill(c, s);
+    op->held = op->held || status == DDL_IN_PROGRESS;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                                    ddl_status_text(status));
+}
+
+/* The memory that steps work on: the caller's, packed scratch for strided and for scaled input, or a stage. */
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
     bool scaled = ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
-    bool pack_in = uses_in && !takes && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
-    bool pack_out = (uses_out || takes) && call->out_bytes > 0 && !ddl__is_contiguous(&call->out);
+    bool stage_in = uses_in && ddl__is_staged(&call->in), stage_out = uses_out && ddl__is_staged(&call->out);
+    bool pack_in = uses_in && !takes && !stage_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
+    bool pack_out = (uses_out ? !stage_out : takes && !stage_in) && call->out_bytes > 0 &&
+                    !ddl__is_contiguous(&call->out);
     op->base[DDL__IN] = uses_in ? call->in.data : NULL;
     op->base[DDL__OUT] = uses_out ? call->out.data : op->base[DDL__IN];
     op->base[DDL__TMP] = op->tmp;
@@ -301,18 +365,16 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         op->base[DDL__OUT] = op->packed_out;
     }
     if ((pack_in && op->packed_in == NULL) || (pack_out && op->packed_out == NULL)) {
-        ddl__scratch_put(c, op->packed_in);
-        ddl__scratch_put(c, op->packed_out);
-        op->packed_in = op->packed_out = NULL;
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to pack a strided or scaled tensor");
     }
     if (pack_in) {
         ddl__pack(&call->in, op->packed_in, false);
     }
     if (pack_in && scaled) {
-        size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-        double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
-        ddl__scale(op->packed_in, op->packed_in, count, call->dtype, factor);
+        ddl__op_scale(op, op->packed_in);
+    }
+    if (stage_in || stage_out) {
+        DDL__TRY(ddl__op_stage(c, op, stage_in, stage_out, takes));
     }
     if (call->kind == DDL_BROADCAST) {
         op->base[DDL__IN] = op->base[DDL__OUT] = pack_out ? op->packed_out : op->base[DDL__IN];
@@ -322,10 +384,11 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* Strided or scaled: the plan works on copies, which are apart even when the tensors are one. */
+/* Strided, scaled or on a device: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
-    bool strided = (ddl__uses_in(g, call) && !ddl__is_contiguous(&call->in)) ||
-                   (ddl__uses_out(g, call) && !ddl__is_contiguous(&call->out));
+    bool strided =
+        (ddl__uses_in(g, call) && (!ddl__is_contiguous(&call->in) || ddl__is_staged(&call->in))) ||
+        (ddl__uses_out(g, call) && (!ddl__is_contiguous(&call->out) || ddl__is_staged(&call->out)));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
     if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
         call->in_place = false;
@@ -377,11 +440,17 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->call.counts = cached->arrays; /* the caller's are its own again */
     op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
+    op->held = call->held;
+    op->stage = NULL;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);
     }
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
+        ddl__stage_leave(c, &op->stage);
+        ddl__scratch_put(c, op->packed_in);
+        ddl__scratch_put(c, op->packed_out);
+        op->packed_in = op->packed_out = NULL;
         op->user = NULL;
         ddl__op_put(c, cached, op);
         return status;

@@ -47,12 +47,14 @@ static inline bool ddl__fast_quiet(const ddl_group *g) {
            g->wants == 0 && g->announced.sequence != g->sequence + 1 && !g->context->aborted;
 }
 
+static bool ddl__fast_tensor(const ddl_tensor *t) { return ddl__is_contiguous(t) && t->device == DDL_HOST; }
+
 /* What is done after the transport has done its part, or before, is left to the long way. */
 static bool ddl__fast_serves(const ddl_group *g, const ddl__call *call, const ddl__cached *cached) {
     const ddl__plan *plan = &cached->plan;
     return plan->step_count == 1 && plan->steps[0].kind == DDL__NATIVE && call->op != DDL_AVG &&
-           call->op < DDL__OPS_FIRST && (!ddl__uses_in(g, call) || ddl__is_contiguous(&call->in)) &&
-           (!ddl__uses_out(g, call) || ddl__is_contiguous(&call->out));
+           call->op < DDL__OPS_FIRST && (!ddl__uses_in(g, call) || ddl__fast_tensor(&call->in)) &&
+           (!ddl__uses_out(g, call) || ddl__fast_tensor(&call->out));
 }
 
 /* Checks a call and keeps it. False: it goes the long way, which also says what is wrong with it. */

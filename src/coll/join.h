@@ -519,6 +519,7 @@ static ddl_status ddl__join(ddl_context *c) {
     }
     DDL__TRY(ddl__load_plugins(c));
     ddl__warn_of_unknown(c);
+    DDL__TRY(ddl__devices_make(c));
     if (c->world_size > 1) {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
         ddl__pass_open(c);
@@ -590,6 +591,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__native_close(g);
         }
     }
+    ddl__devices_settle(c);
     while (c->lent != NULL) {
         ddl__lent *lent = c->lent;
         c->lent = lent->next;
@@ -605,6 +607,7 @@ static void ddl__context_close(ddl_context *c) {
             ddl__group_bury(g);
         }
     }
+    ddl__devices_close(c);
     for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
         if (c->links[i].pidfd >= 0) {
             close(c->links[i].pidfd);

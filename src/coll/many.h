@@ -12,6 +12,8 @@ typedef struct ddl__many {
     uint64_t detail; /* hash of the types and lengths of all */
     ddl_request *parts[DDL__DTYPES_USED];
     char *packed[DDL__DTYPES_USED];
+    bool pinned[DDL__DTYPES_USED]; /* packed is the stage's */
+    ddl__stage *stage;             /* of tensors on devices; NULL: there are none */
     ddl_tensor tensors[];
 } ddl__many;
 
@@ -22,7 +24,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
         if (m->tensors[i].dtype == dtype) {
             int64_t count = ddl_tensor_count(&m->tensors[i]);
             char *at = packed != NULL ? packed + total * (int64_t)ddl_dtype_bytes(dtype) : NULL;
-            if (at != NULL) {
+            if (at != NULL && !ddl__is_staged(&m->tensors[i])) {
                 ddl__pack(&m->tensors[i], at, unpack);
             }
             total += count;
@@ -33,14 +35,27 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
 
 static void ddl__many_free(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
+    ddl__stage_leave(c, &m->stage);
     for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
-        ddl__scratch_put(c, m->packed[d]);
+        ddl__scratch_put(c, m->pinned[d] ? NULL : m->packed[d]);
         m->packed[d] = NULL;
         if (m->parts[d] != NULL) {
             m->parts[d]->parent = NULL;
             ddl__request_release(m->parts[d]);
             m->parts[d] = NULL;
         }
+    }
+}
+
+/* Those on devices have their results too, or never will. */
+static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    if (status < 0) {
+        ddl__request_fail(r, status, "all_reduce_many of group \"%s\" ended well, but a device did not take the "
+                          "result: %s", r->group->name, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
     }
 }
 
@@ -53,7 +68,6 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
             failed = m->parts[d];
         }
     }
-    (void)c;
     for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
         if (m->packed[d] != NULL) {
             ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
@@ -62,7 +76,17 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
     ddl_status status = failed != NULL ? failed->status : DDL_OK;
     if (failed != NULL) {
         ddl__request_fail(r, status, "%s", failed->why != NULL ? failed->why : ddl_status_text(status));
-    } else {
+        return;
+    }
+    if (m->stage != NULL) {
+        m->stage->done = ddl__many_drained;
+        status = ddl__stage_drain(c, m->stage, UINT64_MAX);
+        if (status < 0) {
+            ddl__many_drained(c, m->stage, status);
+            return;
+        }
+    }
+    if (status != DDL_IN_PROGRESS) {
         ddl__request_done(r, DDL_OK);
     }
 }
@@ -85,12 +109,16 @@ static void ddl__many_abandon(ddl_context *c, ddl_request *r) {
             ddl__request_done(part, DDL_ERR_TIMEOUT);
         }
     }
+    ddl__stage_leave(c, &((ddl__many *)r->kept)->stage);
 }
 
 static void ddl__many_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl_request *part = ddl__many_pending(r);
     if (part != NULL) {
         part->ops->explain(c, part, text);
+    } else {
+        ddl__text_add(text, "all_reduce_many of group \"%s\" has ended, and a device copies the result",
+                      r->group->name);
     }
 }
 
@@ -111,24 +139,103 @@ static void ddl__many_release(ddl_context *c, ddl_request *r) { ddl__many_free(c
 static const ddl__request_ops ddl__many_ops = {ddl__many_abandon, ddl__many_explain, ddl__many_tick, ddl__many_expect,
                                                ddl__many_release};
 
-/* Starts the part of one type. */
-static ddl_status ddl__many_part(ddl_context *c, ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op) {
-    ddl__many *m = r->kept;
+/* Adds the tensors of one type that are on devices to the stage; packed is their memory there. */
+static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype, char *packed, const char *what) {
+    uint64_t size = ddl_dtype_bytes(dtype);
+    for (int32_t i = 0; i < m->count; i++) {
+        const ddl_tensor *t = &m->tensors[i];
+        uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * size : 0;
+        if (bytes > 0 && ddl__is_staged(t)) {
+            ddl__staged *item = &m->stage->items[m->stage->count];
+            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, what));
+            item->comes = item->goes = true;
+        }
+        packed += bytes;
+    }
+    return DDL_OK;
+}
+
+/* Packs the tensors of one type: in pinned memory when one of them is on a device. */
+static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype, int64_t elements, const char *what) {
     size_t bytes = (size_t)elements * ddl_dtype_bytes(dtype);
-    m->packed[dtype] = ddl__scratch_get(c, bytes);
+    const ddl_tensor *on_device = NULL;
+    for (int32_t i = 0; i < m->count; i++) {
+        on_device = m->tensors[i].dtype == dtype && ddl__is_staged(&m->tensors[i]) ? &m->tensors[i] : on_device;
+    }
+    if (on_device != NULL) { /* an item that is not copied holds the memory of the others */
+        ddl__staged *holder = &m->stage->items[m->stage->count];
+        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, what));
+        m->packed[dtype] = holder->host;
+        m->pinned[dtype] = true;
+        DDL__TRY(ddl__many_stage(c, m, dtype, m->packed[dtype], what));
+    } else {
+        m->packed[dtype] = ddl__scratch_get(c, bytes);
+    }
     if (m->packed[dtype] == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_all_reduce_many: no memory to pack %zu bytes", bytes);
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to pack %zu bytes", what, bytes);
     }
     ddl__many_pack(m, dtype, m->packed[dtype], false);
+    return DDL_OK;
+}
+
+/* Starts the part of one type. held: what devices give is on its way. */
+static ddl_status ddl__many_part(ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op, bool held) {
+    ddl__many *m = r->kept;
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op,
-                      .tensors = m->count, .list = m->tensors, .detail = m->detail};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .tensors = m->count,
+                      .list = m->tensors, .detail = m->detail, .held = held};
     DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
         r->parts++;
     }
     return DDL_OK;
+}
+
+/* What devices give has come: the parts begin. */
+static void ddl__many_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    ddl__many *m = r->kept;
+    if (status < 0) {
+        ddl__break_everywhere(c, r->group, DDL_ERR_SYSTEM, "rank %d could not read its tensors from a device: %s",
+                              r->group->rank, ddl_status_text(status));
+        return;
+    }
+    r->parts++; /* held until all are let go */
+    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+        if (ddl__is_pending(m->parts[d]) && m->parts[d]->op != NULL) {
+            ddl__op_release(c, m->parts[d]->op);
+        }
+    }
+    if (--r->parts == 0) {
+        ddl__many_done(c, r);
+    }
+}
+
+/* Packs all, and begins to bring what is on devices. *out_held: that is under way. */
+static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char *what, bool *out_held) {
+    ddl__many *m = r->kept;
+    int32_t staged = 0;
+    for (int32_t i = 0; i < m->count; i++) {
+        staged += ddl__is_staged(&m->tensors[i]);
+    }
+    if (staged > 0) {
+        m->stage = ddl__stage_make(c, staged + DDL__DTYPES_USED);
+        if (m->stage == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+        }
+        m->stage->owner = r;
+        m->stage->done = ddl__many_filled;
+    }
+    for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
+        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
+        DDL__TRY(elements > 0 ? ddl__many_memory(c, m, (ddl_dtype)d, elements, what) : DDL_OK);
+    }
+    ddl_status status = m->stage != NULL ? ddl__stage_fill(c, m->stage) : DDL_OK;
+    *out_held = status == DDL_IN_PROGRESS;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                                    ddl_status_text(status));
 }
 
 /* Types and lengths, in the order of the list. Every part carries it, so that lists that differ meet in the first. */
@@ -213,17 +320,16 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
         memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);
     }
     r->parts = 1; /* held until all are started */
-    ddl_status status = DDL_OK;
-    bool any = false;
+    bool any = false, held = false;
+    ddl_status status = ddl__many_pack_all(c, r, what, &held);
     for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
-        int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
-        if (elements > 0) {
+        if (m->packed[d] != NULL) {
             any = true;
-            status = ddl__many_part(c, r, (ddl_dtype)d, elements, op);
+            status = ddl__many_part(r, (ddl_dtype)d, ddl__many_pack(m, (ddl_dtype)d, NULL, false), op, held);
         }
     }
     if (status == DDL_OK && !any) { /* nothing to reduce is still a call that others must make too */
-        status = ddl__many_part(c, r, DDL_U8, 0, DDL_MAX);
+        status = ddl__many_part(r, DDL_U8, 0, DDL_MAX, false);
     }
     if (status < 0) {
         ddl__many_abandon(c, r);

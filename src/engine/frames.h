@@ -312,8 +312,22 @@ static void ddl__op_average(ddl__op *op) {
     }
 }
 
+/* The result is on its device, or will never be. */
+static void ddl__op_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    if (status < 0) {
+        ddl__request_fail(r, status, "an operation of group \"%s\" ended well, but a device did not take the result: "
+                          "%s", r->group->name, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
 static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl_request *r = op->request;
+    ddl__stage *stage = op->stage;
+    op->stage = NULL;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG) {
             ddl__op_average(op);
@@ -322,8 +336,19 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
             ddl__pack(&op->call.out, op->packed_out, true);
         }
     }
+    bool writes = stage != NULL && ddl__writes_out(op);
     ddl__op_retire(c, op, DDL_OK);
-    ddl__request_done(r, DDL_OK);
+    r->stage = stage; /* what is left needs nobody else */
+    if (!writes) {
+        ddl__request_done(r, DDL_OK);
+        return;
+    }
+    stage->done = ddl__op_drained;
+    stage->owner = r;
+    ddl_status status = ddl__stage_drain(c, stage, UINT64_MAX);
+    if (status != DDL_IN_PROGRESS) {
+        ddl__op_drained(c, stage, status);
+    }
 }
 
 /* Takes the op's memory back from transports and landings; what arrives for it later is dropped. */
@@ -348,6 +373,8 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     for (int32_t peer = 0; peer < g->size; peer++) {
         g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
     }
+    ddl__stage_leave(c, &op->stage); /* nothing refers to its memory any more */
+    op->held = false;
     ddl__op_retire(c, op, status);
 }
 

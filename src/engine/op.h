@@ -19,6 +19,7 @@ typedef struct ddl__call {
     int64_t count;
     ddl_tensor in, out;
     bool in_place, commutative;
+    bool held; /* see ddl__op: all_reduce_many lets it go */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -48,6 +49,8 @@ typedef struct ddl__op {
     uint32_t sequence;
     uint32_t left; /* steps that have not finished */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
+    bool held;     /* its input is not there yet: no step begins */
+    ddl__stage *stage; /* of tensors on devices; NULL: all are in ordinary memory */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;

@@ -264,7 +264,7 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
  * known to have called something else nothing completes any more: the group breaks as soon as that call is spelled
  * out. */
 static void ddl__op_run(ddl_context *c, ddl__op *op) {
-    if (op->running) {
+    if (op->running || op->held) {
         return;
     }
     op->running = true;

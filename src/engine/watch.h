@@ -248,6 +248,10 @@ static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text
 static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
     const ddl__op *op = r->op;
+    if (op == NULL) {
+        ddl__text_add(text, "a collective of group \"%s\" has ended, and a device copies the result", r->group->name);
+        return;
+    }
     const ddl_group *g = op->group;
     ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
     ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
@@ -278,6 +282,9 @@ static uint64_t ddl__ask_interval(const ddl_group *g) {
 
 static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     ddl__op *op = r->op;
+    if (op == NULL) {
+        return; /* nobody else is needed */
+    }
     ddl_group *g = op->group;
     uint64_t now = ddl__now_ns();
     if (g->doubt_ns != 0 && now - g->doubt_ns > DDL__MISMATCH_NS) {
@@ -309,6 +316,10 @@ static void ddl__coll_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
 
 static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
     ddl__op *op = r->op;
+    if (op == NULL) {
+        ddl__stage_leave(c, &r->stage);
+        return;
+    }
     char text[DDL__SENTENCE_BYTES - 256];
     ddl__text out = {text, sizeof text, 0};
     ddl__coll_explain(c, r, &out);
@@ -320,6 +331,9 @@ static void ddl__coll_abandon(ddl_context *c, ddl_request *r) {
 static int32_t ddl__coll_expect(ddl_context *c, ddl_request *r) {
     (void)c;
     const ddl__op *op = r->op;
+    if (op == NULL) {
+        return -1;
+    }
     const ddl__cached *e = op->cached;
     uint32_t first = op->cursor < e->recv_count ? op->cursor : 0;
     for (uint32_t n = 0; n < e->recv_count && n < 16; n++) {

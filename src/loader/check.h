@@ -226,6 +226,9 @@ static const char *ddl__device_lacks(const ddl_device *device) {
     DDL__NEED(device, alloc)
     DDL__NEED(device, free)
     DDL__NEED(device, copy)
+    DDL__NEED(device, event_record)
+    DDL__NEED(device, event_test)
+    DDL__NEED(device, event_free)
     return NULL;
 }
 #undef DDL__NEED

@@ -130,6 +130,8 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+typedef struct ddl__devices ddl__devices;
+
 /* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
 typedef struct ddl__pump {
     void (*run)(ddl_context *c, struct ddl__pump *pump);
@@ -189,6 +191,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__devices *devices;    /* NULL: no plugin brings any */
+    struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
     uint32_t polls;

@@ -20,11 +20,14 @@ enum {
     DDL__LOOKS_SHORTLY = 4096,
     DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
     DDL__SPINS_CROWDED = 4,
+    DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Device room: looks at copies that are under way. Returns how many ended. */
+static int32_t ddl__stages_poll(ddl_context *c);
 
 /* A transport says that it is of no use any more: so are the links that it carried. */
 static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
@@ -39,6 +42,7 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
  * expected in memory, transports that have to ask the kernel are looked at only now and then. */
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
+    events += c->stages != NULL ? ddl__stages_poll(c) : 0;
     const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
     bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -124,26 +128,30 @@ static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
 static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
     nfds_t count = ddl__arm(c, fds);
-    uint64_t ms = deadline > now ? DDL__MIN((deadline - now) / DDL__NS_PER_MS + 1, (uint64_t)DDL__SLEEP_MS) : 0;
+    uint64_t ns = deadline > now ? DDL__MIN(deadline - now + 1, DDL__SLEEP_MS * DDL__NS_PER_MS) : 0;
     if (count == 0) {
         return;
     }
     if (c->missed_count > 0) {
-        ms = DDL__MIN(ms, 5u);
+        ns = DDL__MIN(ns, 5 * DDL__NS_PER_MS);
     }
     bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
     ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
     bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
     if (unarmed && !own_way) {
-        ms = DDL__MIN(ms, 1u);
+        ns = DDL__MIN(ns, DDL__NS_PER_MS);
     }
+    if (c->stages != NULL) { /* a device wakes nobody */
+        ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
+    }
+    struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
     ddl__place_sleep(c);
     c->sleeping = true;
     ddl__unlock(c);
     if (own_way) {
-        only->table->wait(only->self, (int64_t)(ms * DDL__NS_PER_MS), &c->epoll_fd, 1);
+        only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
         fds[0].revents = POLLIN;
-    } else if (poll(fds, count, (int)ms) < 0) {
+    } else if (ppoll(fds, count, &at_most, NULL) < 0) {
         fds[0].revents = POLLIN;
     }
     ddl__lock(c);

@@ -129,7 +129,8 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    if (!ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    /* What a device still has to give is offered, so that it keeps its place in the order of messages. */
+    if (r->filling || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
         ddl__offer(c, r);
         return;
@@ -180,7 +181,29 @@ static uint64_t ddl__elements(uint64_t bytes, ddl_dtype dtype) {
     return bytes >> __builtin_ctzll(ddl__dtype_bytes(dtype));
 }
 
+static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl_request *r = s->owner;
+    r->draining = false;
+    if (status < 0) {
+        ddl__request_fail(r, status, "receive from rank %d of group \"%s\": the message came, but device %d did not "
+                          "take it: %s", r->peer, r->group->name, r->tensor.device, ddl_status_text(status));
+    } else {
+        ddl__request_done(r, DDL_OK);
+    }
+}
+
 static void ddl__recv_done(ddl_request *r) {
+    if (r->stage != NULL) {
+        r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
+        r->stage->done = ddl__recv_drained;
+        r->draining = true;
+        ddl_status status = ddl__stage_drain(r->context, r->stage, r->total);
+        if (status != DDL_IN_PROGRESS) {
+            ddl__recv_drained(r->context, r->stage, status);
+        }
+        return;
+    }
     if (r->packed != NULL) {
         ddl__pack_bytes(&r->tensor, r->packed, r->total, true);
     }
@@ -248,8 +271,39 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     return true;
 }
 
+/* A message to this rank itself, which has come from its device: it goes to its receive, if that still waits. */
+static void ddl__self_move(ddl_context *c, ddl_request *send) {
+    ddl_request *to = ddl__request_of(c, send->remote);
+    if (to != NULL && to->is_recv && !to->draining) {
+        memcpy(to->data, send->data, send->bytes);
+        ddl__recv_done(to);
+    }
+    ddl__request_done(send, DDL_OK);
+}
+
+/* Offer and receive of this rank meet. */
+static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
+    ddl_request *send = ddl__request_of(c, cookie);
+    r->remote = cookie;
+    r->peer = r->group->rank;
+    if (send == NULL) {
+        ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from this rank itself, in group \"%s\": the sender gave up "
+                          "before the data had come from its device", r->group->name);
+        return true;
+    }
+    send->matched = true;
+    send->remote = ddl__request_cookie(r);
+    if (!send->filling) {
+        ddl__self_move(c, send);
+    }
+    return true;
+}
+
 /* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
 static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    if (source == r->group->rank) {
+        return ddl__self_accept(c, r, cookie);
+    }
     uint8_t payload[16];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, cookie);
@@ -484,14 +538,17 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
     }
     r->matched = true;
     r->remote = theirs;
-    ddl__send_data(c, r);
+    if (!r->filling) {
+        ddl__send_data(c, r);
+    }
     return DDL_OK;
 }
 
 /* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
 static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_request *r = ddl__request_of(c, f->sequence);
-    bool mine = r != NULL && r->is_recv && r->matched && r->peer >= 0 && ddl__world_rank(r) == peer;
+    bool mine = r != NULL && r->is_recv && r->matched && !r->draining && r->peer >= 0 &&
+                ddl__world_rank(r) == peer;
     return mine && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
@@ -565,17 +622,19 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
         if (r->landing != NULL) {
             ddl__landing_leave(c, r, r->landing);
         }
-        return;
+    } else if (r->peer != r->group->rank) {
+        ddl__recall(c, ddl__world_rank(r), &r->out);
+        if (r->matched && r->out.done == ddl__send_data_done) {
+            ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
+        }
     }
-    ddl__recall(c, ddl__world_rank(r), &r->out);
-    if (r->matched && r->out.done == ddl__send_data_done) {
-        ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
-    }
+    ddl__stage_leave(c, &r->stage); /* the last: a transport may have copied from it just now */
 }
 
 static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
-    const char *state = r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
+    const char *state = r->draining || (r->filling && r->matched) ? "its device copies the data"
+                        : r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
                                    : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
     if (r->peer == DDL_ANY_SOURCE) {
         ddl__text_add(text, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag, state);
@@ -605,6 +664,9 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
             ddl__request_fail(r, DDL_ERR_MISMATCH, "rank %d gave another list of members", r->peer);
             return;
         }
+    }
+    if (r->draining) {
+        return; /* nobody else is needed */
     }
     if (r->peer >= 0 && ddl__is_drained(r->group, r->peer)) {
         ddl__p2p_abandon(c, r);
@@ -637,7 +699,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     }
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
-        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops &&
+        if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops && !r->draining &&
             (r->peer == rank || (r->peer == DDL_ANY_SOURCE && r->is_recv))) {
             ddl__p2p_abandon(c, r);
             ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\" (tag %d): %s",

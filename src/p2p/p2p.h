@@ -4,12 +4,30 @@
 
 #include "quick.h"
 
+/* The buffer of a message of a device: pinned memory. */
+static ddl_status ddl__p2p_stage(ddl_request *r) {
+    ddl_context *c = r->context;
+    r->stage = ddl__stage_make(c, 1);
+    if (r->stage == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
+    }
+    r->stage->owner = r;
+    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, r->is_recv ? "receive" : "send"));
+    r->stage->items[0].comes = !r->is_recv;
+    r->stage->items[0].goes = r->is_recv;
+    r->data = r->stage->items[0].host;
+    return DDL_OK;
+}
+
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
 static ddl_status ddl__p2p_buffer(ddl_request *r, const ddl_tensor *t) {
     ddl_context *c = r->context;
     r->tensor = *t;
     r->bytes = (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype);
     r->data = t->data;
+    if (ddl__is_staged(t)) {
+        return ddl__p2p_stage(r);
+    }
     if (r->bytes == 0 || ddl__is_contiguous(t)) {
         return DDL_OK;
     }
@@ -44,27 +62,43 @@ static ddl_status ddl__p2p_check(ddl_group *g, const ddl_transfer *t, const char
 static ddl_status ddl__p2p_check_apart(ddl_group *g, const ddl_transfer *recv, const ddl_transfer *send,
                                        const char *what) {
     bool moves = recv->peer != DDL_NO_RANK && send->peer != DDL_NO_RANK;
-    if (moves && ddl__is_contiguous(&send->tensor) && ddl__tensor_touches(&recv->tensor, &send->tensor)) {
+    bool touch = ddl__is_contiguous(&send->tensor)  ? ddl__tensor_touches(&recv->tensor, &send->tensor)
+                 : ddl__is_staged(&send->tensor) && ddl__tensors_overlap(&recv->tensor, &send->tensor);
+    if (moves && touch) {
         return ddl__error(g->context, DDL_ERR_ARG, "%s: `send` and `recv` overlap; they must be apart", what);
     }
     return DDL_OK;
 }
 
-/* A message to this rank itself meets its receive at once, or waits as a copy. */
+static void ddl__self_no_memory(ddl_request *r) {
+    ddl__request_fail(r, DDL_ERR_NOMEM,
+                      "send of %llu bytes to this rank itself: no memory to keep them until they are "
+                      "received; start the receive first",
+                      (unsigned long long)r->bytes);
+}
+
+/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device
+ * waits as an offer. */
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    if (r->filling) {
+        if (to != NULL) {
+            ddl__self_accept(c, to, ddl__request_cookie(r));
+        } else if (ddl__keep_unexpected(c, g, g->rank, &f, true, ddl__request_cookie(r), NULL) < 0) {
+            ddl__stage_leave(c, &r->stage);
+            ddl__self_no_memory(r);
+        }
+        return;
+    }
     if (to != NULL) {
         if (r->bytes > 0) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
     } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
-        ddl__request_fail(r, DDL_ERR_NOMEM,
-                          "send of %llu bytes to this rank itself: no memory to keep them until they are "
-                          "received; start the receive first",
-                          (unsigned long long)r->bytes);
+        ddl__self_no_memory(r);
         return;
     }
     ddl__request_done(r, DDL_OK);
@@ -86,6 +120,33 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
     return DDL_OK;
 }
 
+/* What is sent has come from its device; the receiver may have asked for it. */
+static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    r->filling = false;
+    if (status < 0) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, status, "send of %llu bytes to rank %d of group \"%s\": device %d did not give them: %s",
+                          (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device,
+                          ddl_status_text(status));
+    } else if (r->matched && r->peer == r->group->rank) {
+        ddl__self_move(c, r);
+    } else if (r->matched) {
+        ddl__send_data(c, r);
+    }
+}
+
+/* Begins to bring a device's tensor. False: that failed, and the request has ended. */
+static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
+    r->stage->done = ddl__send_filled;
+    ddl_status status = ddl__stage_fill(c, r->stage);
+    r->filling = status == DDL_IN_PROGRESS;
+    if (status < 0) {
+        ddl__send_filled(c, r->stage, status);
+    }
+    return status >= 0;
+}
+
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
     r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
@@ -97,6 +158,8 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
+    } else if (r->stage != NULL && !ddl__send_fill(c, r)) {
+        return;
     } else if (r->peer == r->group->rank) {
         ddl__send_self(c, r);
     } else {

@@ -49,8 +49,11 @@ struct ddl_request {
     ddl_request *parent; /* of which this is a part: see coll/many.h */
     int32_t parts;
     void (*parts_done)(ddl_context *c, ddl_request *r);
+    ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
 
     /* messages */
+    bool filling;  /* what is sent is on its way from a device */
+    bool draining; /* all has come, and is on its way to one */
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
     uint64_t bytes, moved, total; /* total: what the sender says */
@@ -151,6 +154,7 @@ static void ddl__request_release(ddl_request *r) {
     ddl_context *c = r->context;
     ddl__requests *q = c->requests;
     ddl__free(&c->base, r->why);
+    ddl__stage_leave(c, &r->stage);
     if (r->ops->release != NULL && r->kept != NULL) {
         r->ops->release(c, r);
     }
@@ -208,6 +212,9 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
                            r->start_ns, false);
     }
     r->start_ns = 0;
+    if (r->stage != NULL) {
+        ddl__stage_leave(c, &r->stage);
+    }
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;

@@ -69,7 +69,7 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
 static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, int64_t count, bool output, const char *what,
                                        const char *name) {
     ddl_context *c = ps->c;
-    DDL__TRY(ddl__tensor_check(c, t, what, name));
+    DDL__TRY(ddl__tensor_check_host(c, t, what, name));
     if (output) {
         DDL__TRY(ddl__tensor_check_output(c, t, what, name));
     }

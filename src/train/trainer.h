@@ -349,8 +349,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
     ddl_context *c = t->context;
-    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
-    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    DDL__TRY(ddl__tensor_check_host(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check_host(c, grad, what, "gradient"));
     bool same = param->ndim == grad->ndim;
     for (int32_t d = 0; same && d < param->ndim; d++) {
         same = param->shape[d] == grad->shape[d];

@@ -1,0 +1,469 @@
+/* device: memory that the CPU does not read, such as a GPU's. Opens what device plugins bring, numbers it, says whose a
+ * pointer is, and stages: copies tensors to ordinary memory, where every operation works, and back.
+ *
+ *     fill    wait until the caller's stream has come here, then copy to the stage, then go on
+ *     drain   copy back, then the operation is over
+ *
+ * Nothing here waits: copies are put on a stream, an event behind them, and whoever polls looks at the event.
+ * It must not know of messages, groups or plans. */
+#ifndef DDL_DEVICE_H
+#define DDL_DEVICE_H
+
+#include "mesh/wait.h"
+
+enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /* 4 KiB */ };
+#define DDL__PINNED_KEPT ((uint64_t)256 << 20) /* of each device, for the next operations */
+#define DDL__DEVICE_END_NS (5 * DDL__NS_PER_S) /* for copies that are under way when the context ends */
+
+/* Ordinary memory at the device's full speed. To pin costs a millisecond, so that blocks (powers of two) are kept. */
+typedef struct ddl__pinned {
+    struct ddl__pinned *next;
+    struct ddl__device *device;
+    char *data;
+    int32_t size_class; /* log2 of the bytes */
+    bool own;         /* of host_alloc; else it follows this record */
+} ddl__pinned;
+
+typedef struct ddl__device {
+    const ddl_plugin *plugin;
+    const ddl_device *table;
+    int32_t index;  /* among the plugin's own, from 0 */
+    int32_t number; /* as in ddl_tensor.device */
+    bool opened;
+    void *self;
+    void *stream; /* of our copies; NULL: the plugin's own */
+    ddl_host host;
+    ddl__pinned *pinned[DDL__PINNED_CLASSES];
+    uint64_t pinned_bytes; /* kept */
+} ddl__device;
+
+struct ddl__devices {
+    int32_t count;
+    ddl__device list[DDL__DEVICES_MAX];
+};
+
+/* >>devices */
+
+/* Devices of the plugin "cuda" come first: then CUDA device i is number i + 1, as ddl_tensor_from_dlpack takes it. */
+static void ddl__devices_number(ddl_context *c, bool cuda) {
+    ddl__devices *all = c->devices;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        const ddl_device *table = p->plugin->device;
+        int32_t count = table != NULL && (strcmp(p->name, "cuda") == 0) == cuda ? table->count() : 0;
+        for (int32_t i = 0; i < count && all->count < DDL__DEVICES_MAX; i++) {
+            ddl__device *d = &all->list[all->count++];
+            *d = (ddl__device){.plugin = p->plugin, .table = table, .index = i, .number = all->count};
+        }
+    }
+}
+
+/* Counts what there is; each is opened when it is used first. */
+static ddl_status ddl__devices_make(ddl_context *c) {
+    bool any = false;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        any = any || p->plugin->device != NULL;
+    }
+    if (!any) {
+        return DDL_OK;
+    }
+    c->devices = ddl__alloc(&c->base, sizeof *c->devices);
+    if (c->devices == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for devices");
+    }
+    ddl__devices_number(c, true);
+    ddl__devices_number(c, false);
+    return DDL_OK;
+}
+
+/* The device of that number, open. what: the call, for the sentence. */
+static ddl_status ddl__device_get(ddl_context *c, int32_t number, const char *what, ddl__device **out) {
+    int32_t count = c->devices != NULL ? c->devices->count : 0;
+    if (count == 0) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: device %d is asked for, but no device plugin is loaded; see "
+                          "DDL_PLUGINS and ddl-info", what, number);
+    }
+    if (number < 1 || number > count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: there is no device %d; the devices here are 1 to %d, ordinary memory "
+                          "is DDL_HOST", what, number, count);
+    }
+    ddl__device *d = &c->devices->list[number - 1];
+    if (!d->opened) {
+        d->host = ddl__host_table(c);
+        ddl_status status = d->table->open(&d->host, d->index, &d->self);
+        if (status < 0) {
+            return ddl__error(c, status, "%s: device %d (%s %d) cannot be opened: %s", what, number, d->plugin->name,
+                              d->index, ddl_status_text(status));
+        }
+        d->opened = true;
+        if (DDL_HAS(d->table, stream_make) && d->table->stream_make(d->self, &d->stream) < 0) {
+            d->stream = NULL;
+        }
+    }
+    *out = d;
+    return DDL_OK;
+}
+
+/* Whose a pointer is, by those devices of its plugin that are open: a number, DDL_HOST, or negative: nobody's. */
+static int32_t ddl__device_owner(const ddl__device *d, const void *pointer) {
+    int32_t own = d->table->owner(d->self, pointer);
+    return own > 0 ? d->number - d->index + own - 1 : own;
+}
+
+static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d, const void *pointer,
+                                            const char *what, const char *which) {
+    int32_t owner = ddl__device_owner(d, pointer);
+    if (owner == d->number) {
+        return DDL_OK;
+    }
+    if (owner > 0) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p is of "
+                          "device %d", what, which, d->number, pointer, owner);
+    }
+    return owner == 0 ? ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p "
+                                   "is ordinary memory (DDL_HOST)", what, which, d->number, pointer)
+                      : ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, which does not know "
+                                   "its memory at %p: it was freed, or never allocated", what, which, d->number,
+                                   pointer);
+}
+
+/* Whether memory is where a tensor says: [low, high) are the bytes it touches. Ordinary memory is asked about only when
+ * a device is open. */
+static ddl_status ddl__device_check(ddl_context *c, int32_t number, const char *low, const char *high,
+                                    const char *what, const char *which) {
+    ddl__device *d;
+    if (number != DDL_HOST) {
+        DDL__TRY(ddl__device_get(c, number, what, &d));
+        DDL__TRY(low < high ? ddl__device_check_pointer(c, d, low, what, which) : DDL_OK);
+        return low < high ? ddl__device_check_pointer(c, d, high - 1, what, which) : DDL_OK;
+    }
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count && low < high; i++) {
+        d = &c->devices->list[i];
+        if (d->opened && ddl__device_owner(d, low) > 0) {
+            return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its "
+                              "memory at %p is of device %d", what, which, (const void *)low,
+                              ddl__device_owner(d, low));
+        }
+    }
+    return DDL_OK;
+}
+
+/* >>pinned */
+
+static int32_t ddl__pinned_class(uint64_t bytes) {
+    int32_t n = DDL__PINNED_LEAST;
+    while (n < DDL__PINNED_CLASSES - 1 && (uint64_t)1 << n < bytes) {
+        n++;
+    }
+    return n;
+}
+
+static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, uint64_t bytes) {
+    int32_t n = ddl__pinned_class(bytes);
+    ddl__pinned *p = d->pinned[n];
+    size_t size = (size_t)1 << n;
+    if (size < bytes) {
+        return NULL;
+    }
+    if (p != NULL) {
+        d->pinned[n] = p->next;
+        d->pinned_bytes -= size;
+        return p;
+    }
+    bool own = DDL_HAS(d->table, host_alloc);
+    p = ddl__alloc(&c->base, sizeof *p + (own ? 0 : size + 64));
+    void *data = p != NULL ? (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63) : NULL;
+    if (p == NULL || (own && d->table->host_alloc(d->self, size, &data) < 0)) {
+        ddl__free(&c->base, p);
+        return NULL;
+    }
+    *p = (ddl__pinned){.device = d, .data = data, .size_class = n, .own = own};
+    return p;
+}
+
+static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
+    if (p->own) {
+        p->device->table->host_free(p->device->self, p->data);
+    }
+    ddl__free(&c->base, p);
+}
+
+static void ddl__pinned_put(ddl_context *c, ddl__pinned *p) {
+    if (p == NULL) {
+        return;
+    }
+    ddl__device *d = p->device;
+    uint64_t bytes = (uint64_t)1 << p->size_class;
+    if (d->pinned_bytes + bytes > DDL__PINNED_KEPT) {
+        ddl__pinned_free(c, p);
+        return;
+    }
+    p->next = d->pinned[p->size_class];
+    d->pinned[p->size_class] = p;
+    d->pinned_bytes += bytes;
+}
+
+/* >>stage */
+
+/* One tensor on a device, and where it is in ordinary memory. */
+typedef struct ddl__staged {
+    ddl_tensor tensor;
+    ddl__device *device;
+    ddl__pinned *pinned; /* NULL: host is somebody else's */
+    char *host;
+    uint64_t bytes;      /* packed */
+    bool comes, goes;    /* is read before the operation, is written after it */
+} ddl__staged;
+
+typedef enum ddl__stage_phase {
+    DDL__STAGE_IDLE = 0,
+    DDL__STAGE_STREAM = 1, /* waits for the caller's stream to come here */
+    DDL__STAGE_FILL = 2,
+    DDL__STAGE_DRAIN = 3
+} ddl__stage_phase;
+
+typedef struct ddl__stage {
+    struct ddl__stage *next; /* of the context's, while events are awaited */
+    void (*done)(ddl_context *c, struct ddl__stage *s, ddl_status status); /* NULL: whoever it was for has gone */
+    void *owner;
+    uint8_t phase;
+    ddl__device *stream_device; /* NULL: the tensors are ready now */
+    void *stream;
+    void *events[DDL__DEVICES_MAX]; /* by number - 1; NULL: none */
+    int32_t count, room;
+    ddl__staged items[];
+} ddl__stage;
+
+static ddl__stage *ddl__stage_make(ddl_context *c, int32_t room) {
+    ddl__stage *s = ddl__alloc(&c->base, sizeof *s + (size_t)room * sizeof s->items[0]);
+    if (s != NULL) {
+        s->room = room;
+    }
+    return s;
+}
+
+static void ddl__stage_free(ddl_context *c, ddl__stage *s) {
+    for (int32_t i = 0; s != NULL && i < s->count; i++) {
+        ddl__pinned_put(c, s->items[i].pinned);
+    }
+    ddl__free(&c->base, s);
+}
+
+/* Adds a tensor that was checked; host NULL: it gets memory of its own. */
+static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor *t, uint64_t bytes, char *host,
+                                 const char *what) {
+    ddl__staged *item = &s->items[s->count];
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, t->device, what, &d));
+    *item = (ddl__staged){.tensor = *t, .device = d, .host = host, .bytes = bytes};
+    if (host == NULL) {
+        item->pinned = ddl__pinned_get(c, d, bytes);
+        if (item->pinned == NULL) {
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no ordinary memory to stage %llu bytes of device %d", what,
+                              (unsigned long long)bytes, t->device);
+        }
+        item->host = item->pinned->data;
+    }
+    s->count++;
+    return DDL_OK;
+}
+
+static bool ddl__is_contiguous(const ddl_tensor *t);
+static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset);
+
+/* The first bytes of a strided tensor, run by run, where the plugin has no kernel for it. */
+static ddl_status ddl__device_runs(const ddl__device *d, const ddl_tensor *t, char *packed, uint64_t bytes,
+                                   bool unpack) {
+    uint64_t size = ddl_dtype_bytes(t->dtype);
+    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
+    while (bytes > 0) {
+        char *from = (char *)t->data + at * (int64_t)size;
+        uint64_t run = 0;
+        do {
+            run += DDL__MIN(bytes - run, size);
+            at = ddl__tensor_next(t, index, at);
+        } while (run < bytes && (char *)t->data + at * (int64_t)size == from + run);
+        DDL__TRY(d->table->copy(d->self, unpack ? from : packed, unpack ? packed : from, run, d->stream));
+        packed += run;
+        bytes -= run;
+    }
+    return DDL_OK;
+}
+
+/* Puts the copy of one tensor on the device's stream; drained: how much of it is written back. */
+static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t bytes) {
+    const ddl__device *d = item->device;
+    const ddl_tensor *t = &item->tensor;
+    if (ddl__is_contiguous(t)) {
+        return d->table->copy(d->self, back ? t->data : item->host, back ? item->host : t->data, bytes, d->stream);
+    }
+    if (bytes == item->bytes && DDL_HAS(d->table, strided)) {
+        return d->table->strided(d->self, t, item->host, back, d->stream);
+    }
+    return ddl__device_runs(d, t, item->host, bytes, back);
+}
+
+static void ddl__stage_list(ddl_context *c, ddl__stage *s) {
+    s->next = c->stages;
+    c->stages = s;
+}
+
+static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {
+    ddl__stage **at = &c->stages;
+    while (*at != s) {
+        at = &(*at)->next;
+    }
+    *at = s->next;
+}
+
+/* Puts an event behind the copies of each device that has some. *out_any: whether there is one to wait for. */
+static ddl_status ddl__stage_events(ddl_context *c, ddl__stage *s, const bool *used, bool *out_any) {
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        ddl__device *d = &c->devices->list[i];
+        ddl_status one = used[i] ? d->table->event_record(d->self, d->stream, &s->events[i]) : DDL_OK;
+        s->events[i] = used[i] && one >= 0 ? s->events[i] : NULL;
+        status = status < 0 ? status : one;
+        *out_any = *out_any || s->events[i] != NULL;
+    }
+    return status < 0 ? status : DDL_OK;
+}
+
+/* Begins copies to the stage or back; `bytes` at most of each. What was begun before one failed is waited for too. */
+static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, uint64_t bytes) {
+    bool used[DDL__DEVICES_MAX] = {false}, any = false;
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < s->count && status >= 0; i++) {
+        ddl__staged *item = &s->items[i];
+        uint64_t part = DDL__MIN(bytes, item->bytes);
+        if ((back ? item->goes : item->comes) && part > 0) {
+            status = ddl__staged_copy(item, back, part);
+            used[item->device->number - 1] = true;
+            *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+        }
+    }
+    ddl_status events = ddl__stage_events(c, s, used, &any);
+    status = status < 0 ? status : events;
+    s->phase = any ? (back ? DDL__STAGE_DRAIN : DDL__STAGE_FILL) : DDL__STAGE_IDLE;
+    if (any) {
+        ddl__stage_list(c, s);
+    }
+    return status < 0 ? status : any ? DDL_IN_PROGRESS : DDL_OK;
+}
+
+/* DDL_OK: all is there. DDL_IN_PROGRESS: done() will be called, by whoever polls. An error: leave it. */
+static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
+    if (s->stream_device == NULL) {
+        return ddl__stage_copies(c, s, false, UINT64_MAX);
+    }
+    ddl__device *d = s->stream_device;
+    DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    s->phase = DDL__STAGE_STREAM;
+    ddl__stage_list(c, s);
+    return DDL_IN_PROGRESS;
+}
+
+static ddl_status ddl__stage_drain(ddl_context *c, ddl__stage *s, uint64_t bytes) {
+    return ddl__stage_copies(c, s, true, bytes);
+}
+
+/* Nobody wants it any more. Copies that are under way cannot be taken back: it goes when they are over. */
+static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
+    ddl__stage *s = *slot;
+    *slot = NULL;
+    if (s == NULL) {
+        return;
+    }
+    if (s->phase == DDL__STAGE_STREAM) {
+        ddl__device *d = s->stream_device;
+        d->table->event_free(d->self, s->events[d->number - 1]);
+        ddl__stage_unlist(c, s);
+        s->phase = DDL__STAGE_IDLE;
+    }
+    s->done = NULL;
+    if (s->phase == DDL__STAGE_IDLE) {
+        ddl__stage_free(c, s);
+    }
+}
+
+/* Looks at the events of one. True: they have all happened, and it may be gone. */
+static bool ddl__stage_look(ddl_context *c, ddl__stage *s) {
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        ddl_status one = s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+        if (one == DDL_IN_PROGRESS) {
+            return false;
+        }
+        status = one < 0 ? one : status;
+    }
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (s->events[i] != NULL) {
+            d->table->event_free(d->self, s->events[i]);
+            s->events[i] = NULL;
+        }
+    }
+    bool came = s->phase == DDL__STAGE_STREAM;
+    ddl__stage_unlist(c, s);
+    s->phase = DDL__STAGE_IDLE;
+    if (came && status >= 0) {
+        status = ddl__stage_copies(c, s, false, UINT64_MAX);
+        if (status == DDL_IN_PROGRESS) {
+            return true;
+        }
+    }
+    if (s->done != NULL) {
+        s->done(c, s, status);
+    } else if (s->phase == DDL__STAGE_IDLE) {
+        ddl__stage_free(c, s);
+    }
+    return true;
+}
+
+static int32_t ddl__stages_poll(ddl_context *c) {
+    for (ddl__stage *s = c->stages, *next; s != NULL; s = next) {
+        next = s->next;
+        if (ddl__stage_look(c, s)) {
+            return 1; /* the list may be another one now */
+        }
+    }
+    return 0;
+}
+
+/* >>end */
+
+static void ddl__device_close(ddl_context *c, ddl__device *d) {
+    for (int32_t n = 0; n < DDL__PINNED_CLASSES; n++) {
+        while (d->pinned[n] != NULL) {
+            ddl__pinned *p = d->pinned[n];
+            d->pinned[n] = p->next;
+            ddl__pinned_free(c, p);
+        }
+    }
+    if (d->stream != NULL) {
+        d->table->stream_free(d->self, d->stream);
+    }
+    d->table->close(d->self);
+    d->opened = false;
+}
+
+/* Lets copies end that were begun for operations which nobody waits for any more: they use the callers' memory. */
+static void ddl__devices_settle(ddl_context *c) {
+    uint64_t deadline = ddl__now_ns() + DDL__DEVICE_END_NS;
+    while (c->stages != NULL && ddl__now_ns() < deadline) {
+        ddl__stages_poll(c);
+        sched_yield();
+    }
+}
+
+static void ddl__devices_close(ddl_context *c) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        if (c->devices->list[i].opened) {
+            ddl__device_close(c, &c->devices->list[i]);
+        }
+    }
+    ddl__free(&c->base, c->devices);
+    c->devices = NULL;
+}
+
+#endif /* DDL_DEVICE_H */
