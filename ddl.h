@@ -1593,6 +1593,57 @@ typedef struct ddl_device {
     ddl_status (*kernel)(void *self, int32_t which, const void *params, void *stream);
 } ddl_device;
 
+/* What kernel is asked for. All pointers but `config` are the device's, all results have the bits of the host's.
+ * Arrays overlap nowhere unless it is said; floats are aligned to 4 bytes. */
+typedef enum ddl_kernel {
+    DDL_KERNEL_SCALE = 1,  /* ddl_kernel_scale */
+    DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
+    DDL_KERNEL_SQUARES,    /* ddl_kernel_squares */
+    DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
+    DDL_KERNEL_DECODE_ADD  /* ddl_kernel_code: sum += code */
+} ddl_kernel;
+
+/* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
+typedef struct ddl_kernel_scale {
+    void *dst;
+    const void *src;
+    int64_t count;
+    int32_t dtype, divisor;
+    double factor;
+} ddl_kernel_scale;
+
+/* One step of an optimizer of that ddl_optimizer_kind on f32 arrays: weight, gradient, moments (of those kinds that
+ * have them). The numbers are rounded as the host rounds them; rate holds the trust ratio of LARS and LAMB. */
+typedef struct ddl_kernel_step {
+    int32_t kind;
+    int32_t moments; /* 1, of LAMB: the moments, and the update into r instead of the weight */
+    float rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
+    int64_t count;
+    float *w;
+    const float *g;
+    float *m, *v, *r;
+} ddl_kernel_step;
+
+/* out[0] = the sum of x[i]^2, added in the order of the host. partial has room for a double per 4096 elements begun. */
+typedef struct ddl_kernel_squares {
+    const float *x;
+    int64_t count;
+    double *partial, *out;
+} ddl_kernel_squares;
+
+/* Codes of the training layer. config: with its defaults filled in, and none of PowerSGD; stream: of random numbers.
+ * scratch: DDL_KERNEL_SCRATCH_BYTES(count) for encoders of top-k. odd[0] += values that were not finite; or NULL. */
+#define DDL_KERNEL_SCRATCH_BYTES(count) (16384 + ((count) + 4095) / 4096 * 16)
+typedef struct ddl_kernel_code {
+    const ddl_compression *config;
+    uint64_t stream;
+    const float *g;
+    float *e, *sum; /* e: the residual, or NULL */
+    int64_t count;
+    void *code, *scratch;
+    uint64_t *odd;
+} ddl_kernel_code;
+
 /* >>plugin */
 typedef struct ddl_plugin {
     uint32_t size;

@@ -1,0 +1,214 @@
+/* kernel_top: the k largest magnitudes of an array, in ascending order of their places, with the bits and the choice
+ * among equals of src/compress/sparse.h. In order on one stream:
+ *
+ *     top_clear                               the bins are zero
+ *     top_correct                             e = g + e, and the counts of the top digit (11 bits) of the magnitudes
+ *     top_pick(20)                            the bin that the k-th largest lies in
+ *     top_count(10), top_pick(10), top_count(0), top_pick(0)         the same for the next two digits of 10 bits
+ *     top_tiles, top_scan, top_write          per tile how many are above and equal; where each tile's begin; the list
+ *
+ * It must not know configs. */
+#ifndef CUDA_KERNEL_TOP_H
+#define CUDA_KERNEL_TOP_H
+
+#include "kernel_code.h"
+
+/* Counts of a block are gathered in shared memory first: most values of an array share a few bins. */
+CUDA_INLINE void cuda_bins_clear(uint32_t *bins) {
+    for (int i = (int)threadIdx.x; i < CUDA_BINS; i += (int)blockDim.x) {
+        bins[i] = 0;
+    }
+    __syncthreads();
+}
+CUDA_INLINE void cuda_bins_add(cuda_top_state *state, const uint32_t *bins) {
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < CUDA_BINS; i += (int)blockDim.x) {
+        if (bins[i] > 0) {
+            atomicAdd(&state->bins[i], bins[i]);
+        }
+    }
+}
+
+/* One block. */
+CUDA_INLINE void cuda_top_clear(const cuda_top_args &a) {
+    for (int i = (int)threadIdx.x; i < CUDA_BINS; i += (int)blockDim.x) {
+        a.state->bins[i] = 0;
+    }
+}
+
+/* state NULL in the arguments: e = g + e alone (random-k). */
+CUDA_INLINE void cuda_top_correct(const cuda_top_args &a) {
+    __shared__ uint32_t bins[CUDA_BINS];
+    uint32_t odd = 0;
+    cuda_bins_clear(bins);
+#pragma unroll 4
+    for (int64_t i = cuda_thread(); i < a.count; i += cuda_threads()) {
+        float x = CUDA_ADD(a.g[i], a.e[i]);
+        a.e[i] = x;
+        odd += !cuda_finite(x);
+        if (a.state != 0) {
+            atomicAdd(&bins[cuda_magnitude(x) >> 20], 1u);
+        }
+    }
+    cuda_count_odd(a.odd, odd);
+    if (a.state != 0) {
+        cuda_bins_add(a.state, bins);
+    }
+}
+
+CUDA_INLINE void cuda_top_count(const cuda_top_args &a) {
+    __shared__ uint32_t bins[CUDA_BINS];
+    const uint32_t prefix = a.state->prefix;
+    cuda_bins_clear(bins);
+#pragma unroll 4
+    for (int64_t i = cuda_thread(); i < a.count; i += cuda_threads()) {
+        uint32_t bits = cuda_magnitude(a.e[i]);
+        if (bits >> (a.shift + 10) == prefix) {
+            atomicAdd(&bins[bits >> a.shift & 1023], 1u);
+        }
+    }
+    cuda_bins_add(a.state, bins);
+}
+
+/* One block: the bin from the top in which the need-th largest lies. Thread t sums eight bins, thread 0 walks over the
+ * sums, then over eight. The bins are left zero. */
+CUDA_INLINE void cuda_top_pick(const cuda_top_args &a) {
+    __shared__ unsigned long long sums[CUDA_THREADS];
+    const int each = CUDA_BINS / CUDA_THREADS, t = (int)threadIdx.x;
+    cuda_top_state *s = a.state;
+    sums[t] = 0;
+    for (int i = 0; i < each; i++) {
+        sums[t] += s->bins[t * each + i];
+    }
+    __syncthreads();
+    if (t == 0) {
+        unsigned long long need = a.shift == 20 ? (unsigned long long)a.k : s->need;
+        int group = CUDA_THREADS - 1;
+        for (; group > 0 && need > sums[group]; group--) {
+            need -= sums[group];
+        }
+        int bin = group * each + each - 1;
+        for (; bin > group * each && need > s->bins[bin]; bin--) {
+            need -= s->bins[bin];
+        }
+        s->need = need;
+        s->prefix = a.shift == 20 ? (uint32_t)bin : s->prefix << 10 | (uint32_t)bin;
+    }
+    __syncthreads();
+    for (int i = 0; i < each; i++) {
+        s->bins[t * each + i] = 0;
+    }
+}
+
+/* The sum over the threads below this one, and over all of them in *all. */
+CUDA_INLINE int64_t cuda_block_before(int64_t mine, int64_t *all) {
+    __shared__ long long sums[CUDA_THREADS];
+    const int t = (int)threadIdx.x;
+    __syncthreads(); /* the sums of the call before have been read */
+    sums[t] = mine;
+    for (int far = 1; far < CUDA_THREADS; far *= 2) {
+        __syncthreads();
+        long long other = t >= far ? sums[t - far] : 0;
+        __syncthreads();
+        sums[t] += other;
+    }
+    __syncthreads();
+    *all = sums[CUDA_THREADS - 1];
+    return sums[t] - mine;
+}
+
+/* What a thread counts in its part of a tile: 16 elements in a row. */
+#define CUDA_TILE_EACH (CUDA_TILE / CUDA_THREADS)
+CUDA_INLINE void cuda_tile_count(const cuda_top_args &a, int64_t first, int64_t *above, int64_t *equal) {
+    const uint32_t least = a.state->prefix;
+    *above = *equal = 0;
+    for (int i = 0; i < CUDA_TILE_EACH; i++) {
+        uint32_t bits = first + i < a.count ? cuda_magnitude(a.e[first + i]) : 0;
+        *above += first + i < a.count && bits > least;
+        *equal += first + i < a.count && bits == least;
+    }
+}
+
+CUDA_INLINE void cuda_top_tiles(const cuda_top_args &a) {
+    const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        int64_t above, equal, all;
+        cuda_tile_count(a, tile * CUDA_TILE + (int)threadIdx.x * CUDA_TILE_EACH, &above, &equal);
+        cuda_block_before(above << 32 | equal, &all);
+        if (threadIdx.x == 0) {
+            a.tiles[2 * tile] = all >> 32;
+            a.tiles[2 * tile + 1] = all & 0xffffffff;
+        }
+    }
+}
+
+/* One block: counts of tiles become how many lie before each. */
+CUDA_INLINE void cuda_top_scan(const cuda_top_args &a) {
+    const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE;
+    int64_t before[2] = {0, 0};
+    for (int64_t first = 0; first < tiles; first += CUDA_THREADS) {
+        int64_t tile = first + (int)threadIdx.x;
+        for (int what = 0; what < 2; what++) {
+            int64_t all, mine = tile < tiles ? a.tiles[2 * tile + what] : 0, below = cuda_block_before(mine, &all);
+            if (tile < tiles) {
+                a.tiles[2 * tile + what] = before[what] + below;
+            }
+            before[what] += all;
+        }
+    }
+}
+
+/* Of those that equal the threshold the first `need` are taken. An element's number in the list follows from how many
+ * of either kind lie before it. */
+CUDA_INLINE void cuda_top_write(const cuda_top_args &a) {
+    const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE, ties = (int64_t)a.state->need;
+    const uint32_t least = a.state->prefix;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        int64_t first = tile * CUDA_TILE + (int)threadIdx.x * CUDA_TILE_EACH, above, equal, all;
+        cuda_tile_count(a, first, &above, &equal);
+        int64_t before = cuda_block_before(above << 32 | equal, &all);
+        int64_t larger = a.tiles[2 * tile] + (before >> 32), same = a.tiles[2 * tile + 1] + (before & 0xffffffff);
+        for (int64_t i = first; i < first + CUDA_TILE_EACH && i < a.count; i++) {
+            float x = a.e[i];
+            uint32_t bits = cuda_magnitude(x);
+            if (bits > least || (bits == least && same < ties)) {
+                int64_t at = larger + (same < ties ? same : ties);
+                a.places[at] = (int32_t)i;
+                a.values[at] = x;
+                a.e[i] = 0;
+            }
+            larger += bits > least;
+            same += bits == least;
+        }
+    }
+}
+
+/* ---- sparse arrays ---- */
+
+/* The j-th of k places that random-k draws in n: splitmix64 of (stream, j) in the j-th of k strata. */
+CUDA_INLINE int64_t cuda_random_place(uint64_t stream, int64_t n, int64_t k, int64_t j) {
+    int64_t from = j * n / k, to = (j + 1) * n / k;
+    uint64_t z = (stream ^ (uint64_t)j) + 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return from + (int64_t)(((z ^ (z >> 31)) >> 32) * (uint64_t)(to - from) >> 32);
+}
+
+CUDA_INLINE void cuda_sparse_add(const cuda_sparse_args &a) {
+    for (int64_t j = cuda_thread(); j < a.k; j += cuda_threads()) {
+        int64_t place = a.places != 0 ? a.places[j] : cuda_random_place(a.stream, a.count, a.k, j);
+        if (place >= 0 && place < a.count) { /* it may come from the wire */
+            a.sum[place] = CUDA_ADD(a.sum[place], a.values[j]);
+        }
+    }
+}
+
+CUDA_INLINE void cuda_random_take(const cuda_sparse_args &a) {
+    for (int64_t j = cuda_thread(); j < a.k; j += cuda_threads()) {
+        int64_t place = cuda_random_place(a.stream, a.count, a.k, j);
+        a.values[j] = a.e[place];
+        a.e[place] = 0;
+    }
+}
+
+#endif /* CUDA_KERNEL_TOP_H */

@@ -1,0 +1,78 @@
+/* cuda_cpu: the kernels of plugins/cuda, compiled for a CPU (cuda_cpu.h), and a way to call them by name as a driver
+ * would: for tests, and for a stand-in of the driver.
+ *
+ *     g++ -std=c++17 -O1 -ffp-contract=off -c tests/cuda_cpu.cc */
+#include "cuda_cpu.h"
+
+#include "../plugins/cuda/kernels.cu"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct cpu_kernel {
+    const char *name;
+    size_t args_bytes;
+    void (*run)(const void *args);
+};
+
+#define CPU_RUN(NAME, ARGS)                                                                                            \
+    static void cpu_##NAME(const void *args) { ddl_k_##NAME(*(const ARGS *)args); }
+CUDA_KERNELS(CPU_RUN)
+#define CPU_ROW(NAME, ARGS) {"ddl_k_" #NAME, sizeof(ARGS), cpu_##NAME},
+static const cpu_kernel cpu_kernels[] = {CUDA_KERNELS(CPU_ROW)};
+
+/* Kernels whose threads wait for each other. */
+static bool cpu_waits(const char *name) {
+    static const char *const waiting[] = {"ddl_k_squares", "ddl_k_top_correct", "ddl_k_top_count", "ddl_k_top_pick",
+                                          "ddl_k_top_tiles", "ddl_k_top_scan", "ddl_k_top_write"};
+    for (const char *w : waiting) {
+        if (strcmp(w, name) == 0) {
+            return true;
+        }
+    }
+    return strncmp(name, "ddl_k_encode_bits", 17) == 0;
+}
+
+/* The number of a kernel, -1: there is none of that name. */
+extern "C" int cuda_cpu_find(const char *name) {
+    for (size_t i = 0; i < sizeof cpu_kernels / sizeof cpu_kernels[0]; i++) {
+        if (strcmp(cpu_kernels[i].name, name) == 0) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+extern "C" size_t cuda_cpu_args_bytes(int kernel) { return cpu_kernels[kernel].args_bytes; }
+
+/* Runs a grid: args as for cuLaunchKernel, one pointer to the struct. Returns 0; -1: such a launch is refused. */
+extern "C" int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned block[3], void *const *args) {
+    const cpu_kernel *k = &cpu_kernels[kernel];
+    static const size_t stacks = (size_t)CPU_FIBERS * CPU_STACK_BYTES;
+    if (block[0] == 0 || block[0] > CPU_FIBERS || block[1] != 1 || block[2] != 1 || grid[0] == 0 || grid[1] == 0 ||
+        grid[2] != 1 || grid[1] > 65535) {
+        return -1;
+    }
+    cpu_block *waiting = cpu_waits(k->name) ? (cpu_block *)calloc(1, sizeof *waiting) : NULL;
+    if (waiting != NULL) {
+        waiting->stacks = (char *)mmap(NULL, stacks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    gridDim = cpu_dim{grid[0], grid[1], grid[2]};
+    blockDim = cpu_dim{block[0], 1, 1};
+    for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++) {
+        for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
+            if (waiting != NULL) {
+                cpu_run_block(waiting, k->run, args[0]);
+                continue;
+            }
+            for (threadIdx.x = 0; threadIdx.x < block[0]; threadIdx.x++) {
+                k->run(args[0]);
+            }
+        }
+    }
+    if (waiting != NULL) {
+        munmap(waiting->stacks, stacks);
+    }
+    free(waiting);
+    return 0;
+}

@@ -1,0 +1,507 @@
+/* The kernels of plugins/cuda on a CPU (cuda_cpu.cc) against the host's own, bit by bit: every type and op, numbers of
+ * sources and destinations, odd counts and addresses, in place; factors and averages, exchanges, strided tensors,
+ * optimizers, sums of squares, every code. Built and run by test_cuda_kernels.py. It proves their logic, not a GPU. */
+#include "test.h"
+
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+#include "../plugins/cuda/choose.h"
+
+#include <math.h>
+
+int cuda_cpu_find(const char *name);
+size_t cuda_cpu_args_bytes(int kernel);
+int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned block[3], void *const *args);
+
+static const char *const kernel_names[] = {
+#define KERNEL_NAME(name, args) "ddl_k_" #name,
+    CUDA_KERNELS(KERNEL_NAME)};
+static const size_t kernel_bytes[] = {
+#define KERNEL_BYTES(name, args) sizeof(args),
+    CUDA_KERNELS(KERNEL_BYTES)};
+static int32_t launches[CUDA_K_COUNT];
+
+/* Arguments are copied to memory of their own size, so that reading beyond them is seen. */
+static ddl_status put(const cuda_sink *sink, cuda_kernel kernel, uint32_t blocks, uint32_t rows, const void *args) {
+    const unsigned grid[3] = {blocks, rows, 1}, block[3] = {CUDA_THREADS, 1, 1};
+    int number = cuda_cpu_find(kernel_names[kernel]);
+    void *copy = malloc(kernel_bytes[kernel]);
+    (void)sink;
+    if (number < 0 || copy == NULL || cuda_cpu_args_bytes(number) != kernel_bytes[kernel]) {
+        free(copy);
+        return DDL_ERR_INTERNAL;
+    }
+    memcpy(copy, args, kernel_bytes[kernel]);
+    int result = cuda_cpu_run(number, grid, block, &copy);
+    free(copy);
+    launches[kernel]++;
+    return result == 0 ? DDL_OK : DDL_ERR_INTERNAL;
+}
+static const cuda_sink sink = {put, NULL, NULL, 2};
+
+static uint64_t random_state = 88172645463325252u;
+static uint64_t random_bits(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state * 2685821657736338717u;
+}
+
+/* Bits of all kinds: small numbers, which repeat and add exactly, special values, anything. */
+static void randomize(void *data, size_t bytes) {
+    static const uint32_t special[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 1,
+                                       0x7f800001, 0x7f7fffff, 0x00800000, 0x3f800000, 0x7c00fc00, 0x80000001,
+                                       0x7e017e00, 0x7ff00000, 0xfff00000, 0x7ff80001, 0x38004000, 0x01000100,
+                                       0x00010000};
+    for (size_t i = 0; i < bytes; i += 4) {
+        uint64_t r = random_bits();
+        float small = (float)((int)(r >> 32 & 63) - 32);
+        uint32_t bits = special[(r >> 8) % DDL__COUNT_OF(special)];
+        if (r % 4 == 0) {
+            memcpy(&bits, &small, 4);
+        } else if (r % 4 < 3) {
+            bits = (uint32_t)(r >> 32);
+        }
+        memcpy((char *)data + i, &bits, bytes - i < 4 ? bytes - i : 4);
+    }
+}
+
+static void random_floats(float *x, int64_t count, double scale) {
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = (float)(((double)(int64_t)(random_bits() >> 11) / 4503599627370496.0 - 1) * scale);
+    }
+}
+
+/* Exactly `bytes` bytes that begin `place` bytes after a 16-byte boundary: more is not the kernel's to touch. */
+typedef struct buffer {
+    char *base, *at;
+    size_t bytes;
+} buffer;
+static buffer buffer_make(size_t bytes, size_t place) {
+    buffer b = {malloc(place + bytes + 1), NULL, bytes};
+    if (b.base == NULL) {
+        abort();
+    }
+    b.at = b.base + place;
+    memset(b.base, 0xa5, place + bytes + 1);
+    randomize(b.at, bytes);
+    return b;
+}
+static bool buffer_guarded(const buffer *b) {
+    for (const char *p = b->base; p < b->at; p++) {
+        if (*p != (char)0xa5) {
+            return false;
+        }
+    }
+    return b->at[b->bytes] == (char)0xa5;
+}
+
+/* ---- reductions ---- */
+
+static void host_reduce(ddl_dtype dtype, ddl_op op, char *dst, char *const *srcs, int32_t n, size_t count) {
+    ddl__reduce_fn kernel = ddl__reduce_kernel_at(DDL__CPU_PORTABLE, dtype, op);
+    memmove(dst, srcs[0], count * ddl_dtype_bytes(dtype));
+    for (int32_t s = 1; s < n; s++) {
+        kernel(dst, dst, srcs[s], count);
+    }
+}
+
+/* places: where within 16 bytes the destination and each source begin. in_place: the destination is that source. */
+static bool reduce_agrees(ddl_dtype dtype, ddl_op op, int32_t n, int32_t dst_count, size_t count, const int *places,
+                          int in_place) {
+    size_t bytes = count * ddl_dtype_bytes(dtype);
+    buffer src[40], dst[4];
+    char *srcs[40], *copy = malloc(bytes + 1);
+    void *dsts[4];
+    bool good = true;
+    for (int32_t s = 0; s < n; s++) {
+        src[s] = buffer_make(bytes, (size_t)places[1 + s % 3]);
+        srcs[s] = src[s].at;
+    }
+    for (int32_t d = 0; d < dst_count; d++) {
+        dst[d] = buffer_make(bytes, (size_t)places[0]);
+        dsts[d] = d == 0 && in_place >= 0 ? srcs[in_place] : dst[d].at;
+    }
+    host_reduce(dtype, op, copy, srcs, n, count);
+    const cuda_reduction what = {.dtype = dtype, .op = op};
+    ddl_status status = n > CUDA_PLACES ? cuda_put_reduce_many(&sink, dtype, op, dsts[0], (const void *const *)srcs, n,
+                                                               (int64_t)count)
+                                        : cuda_put_reduce(&sink, &what, dsts, dst_count, (const void *const *)srcs, n,
+                                                          (int64_t)count);
+    good = status == DDL_OK;
+    for (int32_t d = 0; d < dst_count; d++) {
+        good = good && memcmp(dsts[d], copy, bytes) == 0 && buffer_guarded(&dst[d]);
+        free(dst[d].base);
+    }
+    for (int32_t s = 0; s < n; s++) {
+        good = good && buffer_guarded(&src[s]);
+        free(src[s].base);
+    }
+    free(copy);
+    return good;
+}
+
+static const size_t counts[] = {0, 1, 3, 8, 17, 100, 1023, 5003};
+
+TEST(every_type_and_op_has_the_bits_of_the_host) {
+    static const int places[4][4] = {{0, 0, 0, 0}, {8, 8, 8, 8}, {3, 0, 7, 1}, {4, 8, 12, 0}};
+    int32_t tried = 0;
+    for (int dtype = DDL_F16; dtype <= DDL_I64_I64; dtype++) {
+        for (int op = DDL_SUM; op <= DDL_MAX_INDEX; op++) {
+            cuda_kernel kernel;
+            CHECK_EQ(cuda_reduce_kernel(dtype, op, &kernel), (bool)ddl__op_valid((ddl_op)op, (ddl_dtype)dtype));
+            for (size_t c = 0; c < DDL__COUNT_OF(counts) && ddl__op_valid((ddl_op)op, (ddl_dtype)dtype); c++) {
+                size_t p = (c + (size_t)op) % 4;
+                int32_t n = 1 + (int32_t)(c + (size_t)dtype) % 3;
+                if (!reduce_agrees((ddl_dtype)dtype, (ddl_op)op, n + 1, 1, counts[c], places[p], -1)) {
+                    test__fail(__FILE__, __LINE__, "%s of %s: %zu elements, %d sources, places %zu",
+                               ddl__op_name((ddl_op)op), ddl_dtype_name((ddl_dtype)dtype), counts[c], n + 1, p);
+                }
+                tried++;
+            }
+        }
+    }
+    CHECK(tried > 700);
+}
+
+TEST(results_go_to_several_destinations_and_in_place) {
+    static const int aligned[4] = {0, 0, 0, 0}, mixed[4] = {4, 8, 12, 0};
+    for (int32_t n = 1; n <= 5; n++) {
+        for (int in_place = -1; in_place < n; in_place++) {
+            CHECK(reduce_agrees(DDL_BF16, DDL_SUM, n, 3, 5003, aligned, in_place));
+            CHECK(reduce_agrees(DDL_F32, DDL_MAX, n, 2, 1023, mixed, in_place));
+            CHECK(reduce_agrees(DDL_I64, DDL_BXOR, n, 1, 77, mixed, in_place));
+        }
+    }
+    CHECK(reduce_agrees(DDL_F16, DDL_SUM, 32, 1, 999, mixed, 31));
+    CHECK(reduce_agrees(DDL_F16, DDL_SUM, 40, 1, 999, mixed, -1)); /* more than one launch takes */
+    CHECK(reduce_agrees(DDL_F32, DDL_PROD, 33, 1, 999, aligned, 0));
+}
+
+TEST(tables_refuse_what_there_is_not) {
+    cuda_kernel kernel;
+    CHECK(!cuda_reduce_kernel(99, DDL_SUM, &kernel));
+    CHECK(!cuda_reduce_kernel(DDL_F32, DDL_BAND, &kernel));
+    CHECK(!cuda_reduce_kernel(DDL_F32, 300, &kernel));
+    CHECK(!cuda_reduce_kernel(DDL_DTYPE_NONE, DDL_SUM, &kernel));
+    CHECK_EQ(cuda_put_kernel(&sink, 99, NULL), DDL_ERR_UNSUPPORTED);
+}
+
+static const double factors[] = {1, 0.5, 3, -2, 1.0 / 3, 1e30, -0.1, 0x1p62, 0x1p63, 0, (double)NAN};
+
+TEST(factors_and_averages) {
+    for (int dtype = DDL_F16; dtype <= DDL_I64_I64; dtype++) {
+        for (size_t f = 0; f < DDL__COUNT_OF(factors); f++) {
+            size_t count = counts[2 + f % 6], bytes = count * ddl_dtype_bytes((ddl_dtype)dtype);
+            int32_t divisor = f % 3 == 0 ? 1 : (int32_t)(3 * f);
+            buffer x = buffer_make(bytes, f % 2 == 0 ? 0 : 5), y = buffer_make(bytes, 0);
+            char *want = malloc(bytes + 1);
+            ddl__scale(want, x.at, count, (ddl_dtype)dtype, factors[f]);
+            if (ddl__dtype_is_float((ddl_dtype)dtype) || ddl__dtype_is_integer((ddl_dtype)dtype)) {
+                ddl__average(want, count, (ddl_dtype)dtype, divisor);
+            }
+            const ddl_kernel_scale p = {y.at, x.at, (int64_t)count, dtype, divisor, factors[f]};
+            CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SCALE, &p), DDL_OK);
+            if ((factors[f] != 1 || divisor > 1) && (memcmp(y.at, want, bytes) != 0 || !buffer_guarded(&y))) {
+                test__fail(__FILE__, __LINE__, "%s times %g by %d", ddl_dtype_name((ddl_dtype)dtype), factors[f],
+                           divisor);
+            }
+            free(want);
+            free(x.base);
+            free(y.base);
+        }
+    }
+}
+
+/* Each input has a factor of its own; the sum is rounded after each step, and divided at last. */
+TEST(sums_of_scaled_inputs) {
+    static const double each[4] = {0.5, 3, 1.0 / 3, -1};
+    for (int dtype = DDL_F16; dtype <= DDL_U64; dtype++) {
+        size_t count = 1023, bytes = count * ddl_dtype_bytes((ddl_dtype)dtype);
+        buffer x[4], y = buffer_make(bytes, 8);
+        const void *srcs[4];
+        void *dst = y.at;
+        char *scaled[4], *want = malloc(bytes);
+        for (int s = 0; s < 4; s++) {
+            x[s] = buffer_make(bytes, 8);
+            srcs[s] = x[s].at;
+            scaled[s] = malloc(bytes);
+            ddl__scale(scaled[s], x[s].at, count, (ddl_dtype)dtype, each[s]);
+        }
+        host_reduce((ddl_dtype)dtype, DDL_SUM, want, scaled, 4, count);
+        ddl__average(want, count, (ddl_dtype)dtype, 7);
+        const cuda_reduction what = {dtype, DDL_AVG, 1, 7, each};
+        CHECK_EQ(cuda_put_reduce(&sink, &what, &dst, 1, srcs, 4, (int64_t)count), DDL_OK);
+        CHECK(memcmp(y.at, want, bytes) == 0 && buffer_guarded(&y));
+        for (int s = 0; s < 4; s++) {
+            free(x[s].base);
+            free(scaled[s]);
+        }
+        free(want);
+        free(y.base);
+    }
+}
+
+/* ---- exchanges, copies, strided tensors ---- */
+
+TEST(exchanges_and_copies_of_any_length_at_any_place) {
+    static const size_t places[] = {0, 3, 8, 4};
+    for (size_t c = 0; c < DDL__COUNT_OF(counts); c++) {
+        size_t bytes = counts[c];
+        buffer a = buffer_make(bytes, places[c % 4]), b = buffer_make(bytes, places[c / 2 % 4]);
+        buffer to = buffer_make(bytes, 1), from = buffer_make(bytes, 0);
+        char *old_a = malloc(bytes + 1), *old_b = malloc(bytes + 1);
+        memcpy(old_a, a.at, bytes);
+        memcpy(old_b, b.at, bytes);
+        const cuda_pair pairs[3] = {{{a.at, b.at}, {b.at, a.at}, {(int64_t)bytes, 0, 0, 0}},
+                                    {{from.at, NULL}, {to.at, NULL}, {(int64_t)bytes, 0, 0, 0}},
+                                    {{NULL, NULL}, {NULL, NULL}, {0, 0, 0, 0}}};
+        CHECK_EQ(cuda_put_exchange(&sink, pairs, 3), DDL_OK);
+        CHECK(memcmp(a.at, old_b, bytes) == 0 && memcmp(b.at, old_a, bytes) == 0 && memcmp(to.at, from.at, bytes) == 0);
+        CHECK(buffer_guarded(&a) && buffer_guarded(&b) && buffer_guarded(&to));
+        void *dsts[2] = {a.at, b.at};
+        CHECK_EQ(cuda_put_copy(&sink, dsts, 2, from.at, (int64_t)bytes), DDL_OK);
+        CHECK(memcmp(a.at, from.at, bytes) == 0 && memcmp(b.at, from.at, bytes) == 0 && buffer_guarded(&b));
+        free(old_a);
+        free(old_b);
+        free(a.base);
+        free(b.base);
+        free(to.base);
+        free(from.base);
+    }
+}
+
+/* Of each shape: strides of a part, of a transposed tensor, backwards; elements at odd addresses. */
+static void check_strided(ddl_dtype dtype, int32_t ndim, const int64_t *shape, const int64_t *strides, int64_t first,
+                          int64_t extent, size_t place) {
+    size_t size = ddl_dtype_bytes(dtype);
+    buffer data = buffer_make((size_t)extent * size, place);
+    ddl_tensor t = {.data = data.at + (size_t)first * size, .dtype = dtype, .ndim = ndim};
+    for (int32_t d = 0; d < ndim; d++) {
+        t.shape[d] = shape[d];
+        t.strides[d] = strides[d];
+    }
+    size_t bytes = (size_t)ddl_tensor_count(&t) * size;
+    buffer packed = buffer_make(bytes, place), back = buffer_make((size_t)extent * size, place);
+    char *want = malloc(bytes + 1), *old = malloc((size_t)extent * size + 1);
+    ddl__pack(&t, want, false);
+    CHECK_EQ(cuda_put_strided(&sink, &t, packed.at, 0), DDL_OK);
+    CHECK(memcmp(packed.at, want, bytes) == 0 && buffer_guarded(&packed));
+    memcpy(old, back.at, (size_t)extent * size);
+    t.data = old + (size_t)first * size;
+    ddl__pack(&t, packed.at, true);
+    t.data = back.at + (size_t)first * size;
+    CHECK_EQ(cuda_put_strided(&sink, &t, packed.at, 1), DDL_OK);
+    CHECK(memcmp(back.at, old, (size_t)extent * size) == 0 && buffer_guarded(&back)); /* and nothing between elements */
+    free(want);
+    free(old);
+    free(data.base);
+    free(packed.base);
+    free(back.base);
+}
+
+TEST(strided_tensors_are_gathered_and_scattered) {
+    static const ddl_dtype dtypes[] = {DDL_U8, DDL_BF16, DDL_F32, DDL_F64, DDL_F64_I64};
+    static const size_t places[] = {0, 8, 3, 1, 4};
+    for (size_t i = 0; i < 25; i++) {
+        ddl_dtype dtype = dtypes[i % 5];
+        size_t place = places[i / 5];
+        check_strided(dtype, 2, (const int64_t[]){5, 8}, (const int64_t[]){24, 1}, 0, 120, place);
+        check_strided(dtype, 2, (const int64_t[]){7, 5}, (const int64_t[]){1, 7}, 0, 35, place);
+        check_strided(dtype, 1, (const int64_t[]){9}, (const int64_t[]){-2}, 17, 18, place);
+        check_strided(dtype, 3, (const int64_t[]){3, 1, 6}, (const int64_t[]){12, 99, 2}, 1, 40, place);
+        check_strided(dtype, 8, (const int64_t[]){2, 2, 2, 2, 2, 2, 2, 3}, /* nothing of it is one walk */
+                      (const int64_t[]){1, 2, 4, 8, 16, 32, 64, 128}, 0, 384, place);
+        check_strided(dtype, 0, NULL, NULL, 2, 3, place);
+        check_strided(dtype, 1, (const int64_t[]){0}, (const int64_t[]){1}, 0, 1, place);
+    }
+}
+
+/* ---- optimizers ---- */
+
+static void step_of(const ddl__optim_scalars *k, ddl_kernel_step *p) {
+    p->rate = k->rate, p->decay = k->decay, p->keep = k->keep, p->beta1 = k->beta1, p->fresh1 = k->fresh1;
+    p->beta2 = k->beta2, p->fresh2 = k->fresh2, p->unbias1 = k->unbias1, p->unbias2 = k->unbias2;
+    p->epsilon = k->epsilon;
+}
+
+enum { OPTIM_COUNT = 10007 };
+static float host[4][OPTIM_COUNT + 4], device[4][OPTIM_COUNT + 4], updates[2][OPTIM_COUNT + 4];
+
+/* Three steps on the host and on the device, from the same start; shift: where in 16 bytes the arrays begin. */
+static void check_optimizer(ddl_optimizer_kind kind, int64_t count, int32_t shift) {
+    ddl_optimizer o, config = {.kind = kind, .weight_decay = 0.01};
+    ddl__sentence sentence;
+    REQUIRE(ddl__optim_init(&sentence, &config, &o) == DDL_OK);
+    for (int a = 0; a < 4; a++) {
+        random_floats(host[a], OPTIM_COUNT + 4, 1);
+        memset(host[a], 0, a >= 2 ? sizeof host[a] : 0);
+        memcpy(device[a], host[a], sizeof host[a]);
+    }
+    for (int64_t step = 1; step <= 3; step++) {
+        ddl_optimizer_part part = {.param = host[0] + shift, .grad = host[1] + shift, .count = count, .step = step,
+                                   .state = host[2] + shift, .state_stride = OPTIM_COUNT + 4, .learning_rate = 0.01};
+        ddl_kernel_step p = {.kind = kind, .count = count, .w = device[0] + shift, .g = device[1] + shift,
+                             .m = kind == DDL_SGD ? NULL : device[2] + shift,
+                             .v = kind >= DDL_ADAM && kind != DDL_LARS ? device[3] + shift : NULL};
+        double sums[2] = {0, 0};
+        ddl__optim_scalars k = ddl__optim_scalars_of(&o, &part);
+        if (kind == DDL_LAMB) {
+            step_of(&k, &p);
+            p.moments = 1;
+            p.r = updates[0] + shift;
+            CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_OK);
+            p.moments = 0;
+            p.r = NULL;
+            p.g = NULL;
+        }
+        ddl__optim_sums_at(DDL__CPU_PORTABLE, &o, &part, sums);
+        ddl__optim_step_at(DDL__CPU_PORTABLE, &o, &part, sums);
+        part.learning_rate *= ddl__optim_needs_sums(&o) ? ddl__optim_trust(&o, sums) : 1;
+        k = ddl__optim_scalars_of(&o, &part);
+        step_of(&k, &p);
+        CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_OK);
+        for (int a = 0; a < 4; a++) {
+            CHECK(memcmp(host[a], device[a], sizeof host[a]) == 0);
+        }
+    }
+}
+
+TEST(steps_of_optimizers_have_the_bits_of_the_host) {
+    for (int kind = DDL_SGD; kind <= DDL_LAMB; kind++) {
+        check_optimizer((ddl_optimizer_kind)kind, OPTIM_COUNT, 0);
+        check_optimizer((ddl_optimizer_kind)kind, 1003, 1);
+        check_optimizer((ddl_optimizer_kind)kind, 2, 3);
+        check_optimizer((ddl_optimizer_kind)kind, 0, 0);
+    }
+}
+
+/* The arrays are not all at the same place within 16 bytes. */
+TEST(a_step_on_arrays_that_are_not_aligned_alike) {
+    ddl_kernel_step p = {.kind = DDL_MOMENTUM, .rate = 0.5f, .beta1 = 0.5f, .count = 100, .w = device[0] + 1,
+                         .g = device[1] + 2, .m = device[2] + 3};
+    for (int i = 0; i < 104; i++) {
+        device[0][i] = (float)i, device[1][i] = (float)(2 * i), device[2][i] = (float)(4 * i);
+    }
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_OK);
+    for (int i = 0; i < 100; i++) {
+        float m = 2 * (float)(i + 2) + 2 * (float)(i + 3);
+        CHECK_EQ(device[2][i + 3], m);
+        CHECK_EQ(device[0][i + 1], (float)(i + 1) - m / 2);
+    }
+    CHECK_EQ(device[0][0], 0.0f);
+    CHECK_EQ(device[0][101], 101.0f);
+}
+
+TEST(sums_of_squares_are_added_in_the_order_of_the_host) {
+    static const int64_t lengths[] = {0, 1, 15, 16, 4096, 4097, 20000, 70001};
+    float *x = malloc(70001 * sizeof *x);
+    double partial[18], out = -1;
+    random_floats(x, 70001, 1e3);
+    for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
+        const ddl_kernel_squares p = {x, lengths[i], partial, &out};
+        CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
+        CHECK_EQ(out, ddl__sum_squares_at(DDL__CPU_PORTABLE, x, lengths[i]));
+    }
+    free(x);
+}
+
+/* ---- codes ---- */
+
+enum { CODE_COUNT = 70001 };
+
+/* One encoding and one decoding of `count` values on both sides. odd: with values that are not finite. */
+static void check_code(ddl_compression config, int64_t count, bool residual, int odd, double scale) {
+    ddl_compression c;
+    ddl__sentence sentence;
+    REQUIRE(ddl__compress_init(&sentence, &config, &c) == DDL_OK);
+    size_t bytes = ddl__code_bytes(&c, count), array = (size_t)count * sizeof(float);
+    float *g = malloc(array), *e[2], *sum[2];
+    char *code[2];
+    uint64_t found[2] = {0, 0};
+    random_floats(g, count, scale);
+    for (int64_t i = 0; i < odd; i++) { /* infinities and NaN, in few blocks; a NaN is the GPU's own */
+        uint32_t bits = i % 3 == 0 ? 0x7f800000u : i % 3 == 1 ? 0xff800000u : 0x7fffffffu;
+        memcpy(&g[(i * 37) % count], &bits, 4);
+    }
+    for (int s = 0; s < 2; s++) {
+        e[s] = malloc(array);
+        sum[s] = malloc(array);
+        code[s] = malloc(bytes + 1);
+        memset(code[s], 0xa5, bytes + 1);
+    }
+    random_floats(e[0], count, scale / 8);
+    random_floats(sum[0], count, 1);
+    memcpy(e[1], e[0], array);
+    memcpy(sum[1], sum[0], array);
+    ddl__code_key key = {.step = 5, .tensor = 3, .rank = 1};
+    found[0] = ddl__encode_at(DDL__CPU_PORTABLE, &c, key, g, residual ? e[0] : NULL, count, code[0]);
+    ddl_kernel_code p = {.config = &c, .stream = ddl__code_stream(&c, key), .g = g, .e = residual ? e[1] : NULL,
+                         .sum = sum[1], .count = count, .code = code[1], .odd = &found[1],
+                         .scratch = malloc((size_t)DDL_KERNEL_SCRATCH_BYTES(count))};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_ENCODE, &p), DDL_OK);
+    bool same = memcmp(code[0], code[1], bytes + 1) == 0 && memcmp(e[0], e[1], array) == 0 && found[0] == found[1];
+    ddl__decode_add_at(DDL__CPU_PORTABLE, &c, key, code[0], count, sum[0]);
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_DECODE_ADD, &p), DDL_OK);
+    if (!same || memcmp(sum[0], sum[1], array) != 0) {
+        test__fail(__FILE__, __LINE__, "%s of %lld values, %d odd, scale %g: %s", ddl__compress_name(c.kind),
+                   (long long)count, odd, scale, same ? "the sum differs" : "code, residual or count differ");
+    }
+    for (int s = 0; s < 2; s++) {
+        free(e[s]);
+        free(sum[s]);
+        free(code[s]);
+    }
+    free(p.scratch);
+    free(g);
+}
+
+static void check_codes(ddl_compression c, bool residual) {
+    static const int64_t lengths[] = {1, 15, 33, 512, 513, 5000};
+    for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
+        check_code(c, lengths[i], residual, 0, 1);
+        check_code(c, lengths[i], residual, (int)(i + 1), 1);
+    }
+    check_code(c, 600, residual, 0, 0);
+    check_code(c, 600, residual, 0, 1e-36);
+    check_code(c, 600, residual, 1, 1e38);
+}
+
+TEST(casts) {
+    for (int residual = 0; residual < 2; residual++) {
+        check_codes((ddl_compression){.kind = DDL_COMPRESS_F16, .error_feedback = residual ? 1 : -1}, residual);
+        check_codes((ddl_compression){.kind = DDL_COMPRESS_BF16, .error_feedback = residual ? 1 : -1}, residual);
+    }
+}
+TEST(int8) {
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_INT8}, true);
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_INT8, .error_feedback = -1}, false);
+}
+TEST(qsgd) {
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_QSGD, .seed = 7}, false);
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_QSGD, .levels = 100, .error_feedback = 1}, true);
+}
+TEST(signs) {
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_SIGN}, true);
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_MAJORITY}, false);
+}
+TEST(top_k) {
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_TOP_K}, true);
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .ratio = 0.3}, true);
+    check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 1000}, CODE_COUNT, true, 5, 1);
+    check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 9000}, CODE_COUNT, true, 0, 0); /* nothing but ties */
+    check_code((ddl_compression){.kind = DDL_COMPRESS_GTOP_K, .ratio = 1}, 5000, true, 0, 1);
+}
+TEST(random_k) {
+    check_codes((ddl_compression){.kind = DDL_COMPRESS_RANDOM_K, .ratio = 0.1}, true);
+}
+
+/* The last: there is no kernel that none of these tests has run. */
+TEST(zz_every_kernel_was_run) {
+    for (int k = 0; k < CUDA_K_COUNT; k++) {
+        if (launches[k] == 0) {
+            test__fail(__FILE__, __LINE__, "%s was never launched", kernel_names[k]);
+        }
+    }
+}
