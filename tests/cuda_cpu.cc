@@ -2,6 +2,7 @@
  * would: for tests, and for a stand-in of the driver.
  *
  *     g++ -std=c++17 -O1 -ffp-contract=off -c tests/cuda_cpu.cc */
+#pragma GCC optimize("no-strict-aliasing") /* kernels read arrays as words of several types */
 #include "cuda_cpu.h"
 
 #include "../plugins/cuda/kernels.cu"

@@ -184,7 +184,7 @@ static ddl_status cuda_put_scale(const cuda_sink *sink, const ddl_kernel_scale *
 /* ---- exchanges ---- */
 
 /* Pairs of which from, to and range.count are set; those of no bytes are left out. */
-static ddl_status cuda_put_exchange(const cuda_sink *sink, const cuda_pair *pairs, int32_t n) {
+static inline ddl_status cuda_put_exchange(const cuda_sink *sink, const cuda_pair *pairs, int32_t n) {
     cuda_exchange_args a;
     uint32_t rows = 0;
     int64_t most = 0;

@@ -24,6 +24,8 @@
 
 #include "module.h"
 
+#include "launch.h"
+
 /* Gates are opened, so that nothing waits for ever; then memory goes. */
 static void cuda_device_close(void *self) {
     cuda_gpu *gpu = self;
@@ -58,6 +60,9 @@ static const ddl_device cuda_device = {
     .gate_put = cuda_device_gate_put,
     .gate_open = cuda_device_gate_open,
     .capturing = cuda_device_capturing,
+    .reduce = cuda_device_reduce,
+    .strided = cuda_device_strided,
+    .kernel = cuda_device_kernel,
 };
 
 static const ddl_plugin cuda_plugin = {
