@@ -65,11 +65,13 @@ static void oracle(double (*w)[LARGEST], int steps, int samples, double rate) {
     }
 }
 
-static ddl_trainer *make_trainer(ddl_group *w, const ddl_trainer_config *config, net *m) {
+static ddl_trainer *make_trainer(ddl_group *w, const ddl_trainer_config *config, net *m,
+                                 const ddl_trainer_options *of_third) {
     ddl_trainer *t = NULL;
     OK(ddl_trainer_create(w, config, &t));
     for (int i = 0; t != NULL && i < TENSORS; i++) {
-        OK(ddl_trainer_add(t, NULL, DDL_VIEW(m->param[i], sizes[i]), DDL_VIEW(m->grad[i], sizes[i]), NULL, NULL));
+        OK(ddl_trainer_add(t, NULL, DDL_VIEW(m->param[i], sizes[i]), DDL_VIEW(m->grad[i], sizes[i]),
+                           i == 3 ? of_third : NULL, NULL));
     }
     OK(ddl_trainer_start(t));
     return t;
@@ -99,7 +101,7 @@ static void train(ddl_group *w, void *arg) {
     int rank = ddl_rank(w);
     net *m = calloc(1, sizeof *m);
     net_begin(m, rank == 0);
-    ddl_trainer *t = make_trainer(w, &j->config, m);
+    ddl_trainer *t = make_trainer(w, &j->config, m, NULL);
     if (rank >= workers_of(ddl_size(w), &j->config)) {
         FAILS(ddl_step(t), DDL_ERR_ARG, "only serves");
         OK(ddl_trainer_serve(t));
@@ -218,7 +220,7 @@ static void train_own(ddl_group *w, void *arg) {
     j->config.step_user = NULL;
     ddl_trainer_config config = j->config;
     config.step_user = config.step != NULL ? m : NULL;
-    ddl_trainer *t = make_trainer(w, &config, m);
+    ddl_trainer *t = make_trainer(w, &config, m, &(ddl_trainer_options){.rate_factor = 0.5, .no_decay = 1});
     for (int step = 0; step < j->steps; step++) {
         for (int i = TENSORS - 1; i >= 0; i--) {
             net_backward(m, i, step, rank * BATCH);
