@@ -26,14 +26,18 @@
 
 #include "launch.h"
 
-/* Gates are opened, so that nothing waits for ever; then memory goes. */
+/* Gates are opened, so that nothing waits for ever; then memory goes. The host's memory goes in any case: where the context
+ * cannot be entered, the driver refuses the rest. */
 static void cuda_device_close(void *self) {
     cuda_gpu *gpu = self;
     cuda_guard guard;
-    if ((gpu->gates != NULL || gpu->pool != NULL) && cuda_enter(gpu, &guard) == DDL_OK) {
+    bool used = gpu->gates != NULL || gpu->pool != NULL, inside = used && cuda_enter(gpu, &guard) == DDL_OK;
+    if (used) {
         cuda_gates_close(gpu);
         gpu->cu.cuStreamSynchronize(gpu->stream);
         cuda_pool_close(gpu);
+    }
+    if (inside) {
         cuda_leave(&guard);
     }
     cuda_gpu_close(gpu);

@@ -221,11 +221,8 @@ static ddl_status cuda_device_event_test(void *self, void *event) {
 }
 
 static void cuda_device_event_free(void *self, void *event) {
-    cuda_gpu *gpu = self;
-    cuda_guard guard;
-    if (event != NULL && cuda_enter(gpu, &guard) == DDL_OK) {
-        cuda_event_give(gpu, (CUevent)event);
-        cuda_leave(&guard);
+    if (event != NULL) {
+        cuda_event_give(self, (CUevent)event); /* needs no context */
     }
 }
 

@@ -276,7 +276,8 @@ static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu 
 /* What is on the plugin's stream ends first. The primary context goes when nobody in the process holds it. */
 static void cuda_gpu_close(cuda_gpu *gpu) {
     cuda_guard guard;
-    if (atomic_load_explicit(&gpu->context, memory_order_acquire) != NULL && cuda_enter(gpu, &guard) == DDL_OK) {
+    if (atomic_load_explicit(&gpu->context, memory_order_acquire) != NULL) {
+        bool inside = cuda_enter(gpu, &guard) == DDL_OK;
         gpu->cu.cuStreamSynchronize(gpu->stream);
         gpu->cu.cuStreamDestroy(gpu->stream);
         while (gpu->spare_count > 0) {
@@ -285,7 +286,9 @@ static void cuda_gpu_close(cuda_gpu *gpu) {
         if (gpu->module != NULL) {
             gpu->cu.cuModuleUnload(gpu->module);
         }
-        cuda_leave(&guard);
+        if (inside) {
+            cuda_leave(&guard);
+        }
         gpu->cu.cuDevicePrimaryCtxRelease(gpu->device);
     }
     pthread_mutex_destroy(&gpu->lock);

@@ -1,0 +1,308 @@
+/* cuda_driver_work.h: the part of the stand-in (cuda_driver.c) that does work: streams, events, kernels. */
+#ifndef TEST_CUDA_DRIVER_WORK_H
+#define TEST_CUDA_DRIVER_WORK_H
+
+/* ---- events and streams ---- */
+
+static void event_drop(CUevent event) { /* the lock is held */
+    if (event->ended && event->held == 0) {
+        free(event);
+    }
+}
+
+/* Kernels get the addresses as a GPU would: while one runs they are open to the CPU. */
+static void open_all(bool open) {
+    for (range *r = ranges; r < ranges + RANGES; r++) {
+        if (r->is != NULL) {
+            mprotect((void *)(uintptr_t)r->at, r->bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+        }
+    }
+}
+
+static bool crosses(CUdeviceptr at, int device) { /* peer access: memory of another GPU */
+    range *r = at - space < SPACE ? find(at, 0) : NULL;
+    return r != NULL && r->is != NULL && r->is->device != device;
+}
+
+/* Does it, with the lock held; may let it go meanwhile. */
+static void run(work *w) {
+    uint8_t *dst = w->kind == COPY || w->kind == FILL ? touch(w->dst, w->bytes, w->device) : NULL;
+    const uint8_t *src = w->kind == COPY ? touch(w->src, w->bytes, w->device) : NULL;
+    if (w->kind == COPY && dst != NULL && src != NULL) {
+        if (broken_peers && (crosses(w->src, w->device) || crosses(w->dst, w->device))) {
+            memset(dst, 0xdb, w->bytes);
+        } else {
+            memmove(dst, src, w->bytes);
+        }
+    } else if (w->kind == FILL && dst != NULL) {
+        memset(dst, (int)w->value, w->bytes);
+    } else if (w->kind == COPY || w->kind == FILL) {
+        fprintf(stderr, "stand-in: memory went while work on it was under way\n");
+        abort();
+    } else if (w->kind == KERNEL) {
+        kernels_running++;
+        open_all(true);
+        pthread_mutex_unlock(&lock);
+        void *args[] = {w->args};
+        cuda_cpu_run(w->kernel, w->grid, w->block, args);
+        pthread_mutex_lock(&lock);
+        if (--kernels_running == 0) {
+            open_all(false);
+        }
+    } else if (w->kind == HOST) {
+        pthread_mutex_unlock(&lock);
+        w->function(w->user);
+        pthread_mutex_lock(&lock);
+    } else if (w->kind == RECORD) {
+        w->event->happened = w->event->happened < w->turn ? w->turn : w->event->happened;
+    } else if (w->kind == WAIT) {
+        while (w->event->happened < w->turn) {
+            pthread_cond_wait(&changed, &lock);
+        }
+    } else {
+        _Atomic uint32_t *word = (_Atomic uint32_t *)(uintptr_t)w->dst;
+        struct timespec nap = {0, 50000};
+        if (w->kind == WRITE_WORD) {
+            atomic_store(word, w->value);
+        }
+        while (w->kind == WAIT_WORD && (int32_t)(atomic_load(word) - w->value) < 0) {
+            pthread_mutex_unlock(&lock);
+            nanosleep(&nap, NULL);
+            pthread_mutex_lock(&lock);
+        }
+    }
+    if (w->event != NULL) {
+        w->event->held--;
+        event_drop(w->event);
+    }
+    pthread_cond_broadcast(&changed);
+}
+
+static void *runner(void *user) {
+    CUstream s = user;
+    pthread_mutex_lock(&lock);
+    while (!s->ending || s->first != NULL) {
+        work *w = s->first;
+        if (w == NULL) {
+            pthread_cond_wait(&s->more, &lock);
+            continue;
+        }
+        run(w);
+        s->first = w->next;
+        s->last = s->first == NULL ? &s->first : s->last;
+        free(w);
+        pthread_cond_broadcast(&changed);
+    }
+    live.streams--;
+    pthread_cond_broadcast(&changed);
+    pthread_cond_destroy(&s->more);
+    free(s);
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static CUstream actual(CUstream s) { return s == NULL || s == (CUstream)1 ? &null_stream[here()] : s; }
+
+/* Takes the work; the thread that does it starts with the first. */
+static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *args) {
+    NEED_CONTEXT
+    work *copy = make(sizeof *copy + args_bytes);
+    pthread_mutex_lock(&lock);
+    CUstream s = actual(stream);
+    *copy = w;
+    copy->device = s->device;
+    if (args_bytes > 0) {
+        memcpy(copy->args, args, args_bytes);
+    }
+    bool moves = w.kind == COPY || w.kind == FILL;
+    if (moves && (touch(w.dst, w.bytes, s->device) == NULL ||
+                  (w.kind == COPY && touch(w.src, w.bytes, s->device) == NULL))) {
+        free(copy);
+        return unlocked(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (!s->running) {
+        pthread_t id;
+        if (pthread_create(&id, NULL, runner, s) != 0) {
+            abort();
+        }
+        pthread_detach(id);
+        s->running = true;
+    }
+    if (copy->event != NULL) {
+        copy->event->held++;
+        copy->turn = w.kind == RECORD ? ++copy->event->recorded : copy->event->recorded;
+    }
+    *s->last = copy;
+    s->last = &copy->next;
+    pthread_cond_signal(&s->more);
+    return unlocked(CUDA_SUCCESS);
+}
+
+CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    ENTER(cuStreamCreate)
+    NEED_CONTEXT
+    CUstream s = make(sizeof *s);
+    s->device = here();
+    s->last = &s->first;
+    pthread_cond_init(&s->more, NULL);
+    pthread_mutex_lock(&lock);
+    live.streams++;
+    *out = s;
+    return unlocked(flags == CU_STREAM_NON_BLOCKING ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+static CUresult drain(CUstream s) {
+    pthread_mutex_lock(&lock);
+    while (s->first != NULL) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    return unlocked(CUDA_SUCCESS);
+}
+CUresult cuStreamDestroy_v2(CUstream s) {
+    ENTER(cuStreamDestroy_v2)
+    pthread_mutex_lock(&lock);
+    s->ending = true;
+    if (!s->running) {
+        live.streams--;
+        pthread_cond_destroy(&s->more);
+        free(s);
+    } else {
+        int before = live.streams;
+        pthread_cond_signal(&s->more);
+        /* so that a test can count: this driver waits, a real one does not */
+        while (live.streams == before) {
+            pthread_cond_wait(&changed, &lock);
+        }
+    }
+    return unlocked(CUDA_SUCCESS);
+}
+CUresult cuStreamSynchronize(CUstream s) {
+    ENTER(cuStreamSynchronize)
+    NEED_CONTEXT
+    return drain(actual(s));
+}
+CUresult cuCtxSynchronize(void) {
+    ENTER(cuCtxSynchronize)
+    NEED_CONTEXT
+    return drain(&null_stream[here()]);
+}
+CUresult cuStreamGetCtx(CUstream s, CUcontext *context) {
+    ENTER(cuStreamGetCtx)
+    NEED_CONTEXT
+    *context = &contexts[actual(s)->device];
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream s, int *status) {
+    ENTER(cuStreamIsCapturing)
+    NEED_CONTEXT
+    *status = actual(s)->capturing;
+    return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    static _Thread_local int now;
+    int was = now;
+    now = *mode;
+    *mode = was;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s) {
+    ENTER(cuMemcpyAsync)
+    return enqueue(s, (work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes}, 0, NULL);
+}
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream s) {
+    ENTER(cuMemsetD8Async)
+    return enqueue(s, (work){.kind = FILL, .dst = dst, .value = value, .bytes = bytes}, 0, NULL);
+}
+CUresult cuLaunchHostFunc(CUstream s, CUhostFn function, void *user) {
+    ENTER(cuLaunchHostFunc)
+    return enqueue(s, (work){.kind = HOST, .function = function, .user = user}, 0, NULL);
+}
+CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
+    ENTER(cuStreamWaitValue32_v2)
+    return no_words ? CUDA_ERROR_NOT_SUPPORTED
+                    : flags != CU_STREAM_WAIT_VALUE_GEQ ? CUDA_ERROR_INVALID_VALUE
+                    : enqueue(s, (work){.kind = WAIT_WORD, .dst = word, .value = value}, 0, NULL);
+}
+CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
+    ENTER(cuStreamWriteValue32_v2)
+    (void)flags;
+    return enqueue(s, (work){.kind = WRITE_WORD, .dst = word, .value = value}, 0, NULL);
+}
+CUresult cuEventCreate(CUevent *out, unsigned int flags) {
+    ENTER(cuEventCreate)
+    NEED_CONTEXT
+    (void)flags;
+    *out = make(sizeof **out);
+    pthread_mutex_lock(&lock);
+    live.events++;
+    return unlocked(CUDA_SUCCESS);
+}
+CUresult cuEventDestroy_v2(CUevent event) {
+    ENTER(cuEventDestroy_v2)
+    pthread_mutex_lock(&lock);
+    live.events--;
+    event->ended = true;
+    event_drop(event);
+    return unlocked(CUDA_SUCCESS);
+}
+CUresult cuEventRecord(CUevent event, CUstream s) {
+    ENTER(cuEventRecord)
+    return enqueue(s, (work){.kind = RECORD, .event = event}, 0, NULL);
+}
+CUresult cuStreamWaitEvent(CUstream s, CUevent event, unsigned int flags) {
+    ENTER(cuStreamWaitEvent)
+    (void)flags;
+    return enqueue(s, (work){.kind = WAIT, .event = event}, 0, NULL);
+}
+CUresult cuEventQuery(CUevent event) {
+    ENTER(cuEventQuery)
+    pthread_mutex_lock(&lock);
+    return unlocked(event->happened >= event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+/* ---- kernels ---- */
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    ENTER(cuModuleLoadData)
+    NEED_CONTEXT
+    *module = (CUmodule)&live;
+    live.modules += image != NULL;
+    return image != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+}
+CUresult cuModuleUnload(CUmodule module) {
+    ENTER(cuModuleUnload)
+    live.modules--;
+    return module != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
+    ENTER(cuModuleGetFunction)
+    static struct CUfunc_st functions[1024];
+    int kernel = cuda_cpu_find != NULL && module != NULL ? cuda_cpu_find(name) : -1;
+    if (kernel < 0 || kernel >= 1024) {
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    functions[kernel].kernel = kernel;
+    *out = &functions[kernel];
+    return CUDA_SUCCESS;
+}
+CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
+    ENTER(cuFuncSetAttribute)
+    (void)function, (void)attribute, (void)value;
+    return CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
+    ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+    (void)f, (void)threads, (void)shared;
+    *blocks = 2;
+    return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream s, void **params, void **extra) {
+    ENTER(cuLaunchKernel)
+    if (shared != 0 || extra != NULL || gx == 0 || gy == 0 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    work w = {.kind = KERNEL, .kernel = f->kernel, .grid = {gx, gy, gz}, .block = {bx, by, bz}};
+    return enqueue(s, w, cuda_cpu_args_bytes(f->kernel), params[0]);
+}
+
+#endif /* TEST_CUDA_DRIVER_WORK_H */

@@ -1,0 +1,404 @@
+/* The device table of plugins/cuda over a stand-in for the driver (cuda_driver.c): no GPU is looked at. Copies, streams,
+ * events and gates in order, memory that is pooled and given back, pointers told apart, contexts left as they were, and
+ * each call of the driver failing once.
+ * tests/run: variants=gcc,asan timeout=120 */
+#include "cuda_standin.h"
+
+#include "ranks.h"
+
+static const ddl_device *device(void) { return &cuda_device; }
+
+static void settle(void *self, void *stream) { /* all that is on stream */
+    void *event = NULL;
+    CHECK_EQ(device()->event_record(self, stream, &event), DDL_OK);
+    while (event != NULL && device()->event_test(self, event) == DDL_IN_PROGRESS) {
+        usleep(100);
+    }
+    device()->event_free(self, event);
+}
+
+TEST(declines_without_a_driver) {
+    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL) {
+        SKIP("this machine has an NVIDIA driver");
+    }
+    small_host h;
+    small_host_make(&h);
+    CHECK(ddl_plugin_cuda_v1(&h.host) == NULL);
+    CHECK_STR(h.said, "there is no NVIDIA driver here: libcuda.so.1 cannot be loaded");
+    CHECK_EQ(cuda_device_count(), 0);
+    CHECK_EQ(h.blocks, 0);
+}
+
+typedef struct decline {
+    const char *gpus, *version, *says;
+} decline;
+
+static void decline_in_a_child(int rank, int n, void *arg) {
+    const decline *d = (const decline *)arg + rank;
+    small_host h;
+    (void)n;
+    setenv("STANDIN_GPUS", d->gpus, 1);
+    setenv("STANDIN_VERSION", d->version, 1);
+    small_host_make(&h);
+    const ddl_plugin *plugin = ddl_plugin_cuda_v1(&h.host);
+    CHECK_EQ(plugin == NULL, d->says != NULL);
+    if (d->says != NULL) {
+        CHECK_STR(h.said, d->says);
+    } else {
+        CHECK_EQ(h.warnings, 0);
+    }
+}
+
+TEST(declines_with_the_reason) {
+    static const decline declines[] = {{"0", "13000", "no GPU that this process may use; CUDA_VISIBLE_DEVICES"},
+                                       {"2", "11040", "is for CUDA 11.4; 11.8 is the oldest that serves"},
+                                       {"2", "11080", NULL}};
+    REQUIRE(standin_need(0));
+    ranks_fork(3, decline_in_a_child, (void *)(uintptr_t)declines, 20);
+}
+
+TEST(count_and_open) {
+    small_host h;
+    void *self = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    CHECK_EQ(cuda_device_count(), 2);
+    CHECK_EQ(device()->open(&h.host, 2, &self), DDL_ERR_ARG);
+    CHECK_STR(h.said, "there is no GPU 2: this process sees 2");
+    CHECK_EQ(device()->open(&h.host, -1, &self), DDL_ERR_ARG);
+    REQUIRE(device()->open(&h.host, 1, &self) == DDL_OK);
+    CHECK_STR(((cuda_gpu *)self)->name, "stand-in"); /* it says what it is */
+    char left[300];
+    CHECK_EQ(standin.live(left, sizeof left), 0); /* no context before one is needed */
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+TEST(copies_go_in_order) {
+    small_host h;
+    void *self = NULL, *stream = NULL, *a = NULL, *b = NULL, *pinned = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    CHECK_EQ(device()->stream_make(self, &stream), DDL_OK);
+    CHECK_EQ(device()->alloc(self, 3001, &a), DDL_OK);
+    CHECK_EQ(device()->alloc(self, 3 << 20, &b), DDL_OK);
+    CHECK_EQ(device()->host_alloc(self, 6000, &pinned), DDL_OK);
+    uint8_t *host = pinned, plain[3001];
+    for (int i = 0; i < 6000; i++) {
+        host[i] = (uint8_t)(i * 7 + 3);
+    }
+    memset(plain, 0xee, sizeof plain);
+    CHECK_EQ(device()->fill(self, b, 0x11, 3 << 20, stream), DDL_OK);
+    CHECK_EQ(device()->copy(self, a, host, 3001, stream), DDL_OK);          /* to the GPU */
+    CHECK_EQ(device()->copy(self, (char *)b + 5, a, 3000, stream), DDL_OK); /* within it */
+    CHECK_EQ(device()->copy(self, plain, (char *)b + 4, 3001, stream), DDL_OK);
+    settle(self, stream);
+    CHECK_EQ(plain[0], 0x11);
+    CHECK_EQ(memcmp(plain + 1, host, 3000), 0);
+    CHECK_EQ(device()->copy(self, (void *)16, a, 0, NULL), DDL_OK); /* nothing is nothing */
+    /* of no memory at all */
+    CHECK_EQ(device()->fill(self, (char *)b + (200 << 20), 0, 16, stream), DDL_ERR_ARG);
+    CHECK_STR(h.said, "filling 16 bytes");
+    device()->host_free(self, pinned);
+    device()->free(self, a);
+    device()->free(self, b);
+    device()->stream_free(self, stream);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+TEST(pointers_are_told_apart) {
+    small_host h;
+    void *one = NULL, *two = NULL, *a = NULL, *b = NULL, *pinned = NULL;
+    int local = 0;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &one) == DDL_OK && device()->open(&h.host, 1, &two) == DDL_OK);
+    device()->alloc(one, 100, &a);
+    device()->alloc(two, 100, &b);
+    device()->host_alloc(one, 100, &pinned);
+    CHECK_EQ(device()->owner(one, a), 1);
+    CHECK_EQ(device()->owner(one, b), 2);
+    CHECK_EQ(device()->owner(two, (char *)a + 99), 1);
+    CHECK_EQ(device()->owner(one, pinned), 0);
+    CHECK_EQ(device()->owner(one, &local), 0);
+    CHECK_EQ(device()->owner(one, NULL), 0);
+    device()->host_free(one, pinned);
+    device()->free(one, a);
+    device()->free(two, b);
+    device()->close(two);
+    device()->close(one);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+/* Any order of allocations and ends: no two overlap, contents stay, and at the end there are few blocks. */
+TEST(pool_gives_and_takes) {
+    enum { SLOTS = 40, TURNS = 1500 };
+    static struct {
+        void *at;
+        size_t bytes;
+    } slot[SLOTS];
+    small_host h;
+    void *self = NULL;
+    unsigned seed = 12345;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    for (int turn = 0; turn < TURNS; turn++) {
+        seed = seed * 1103515245u + 12345;
+        int i = (int)(seed >> 16) % SLOTS;
+        if (slot[i].at != NULL) {
+            device()->free(self, slot[i].at);
+            slot[i].at = NULL;
+            continue;
+        }
+        slot[i].bytes = (seed >> 8) % 5 == 0 ? (seed >> 4) % (3u << 20) : (seed >> 4) % 5000;
+        REQUIRE(device()->alloc(self, slot[i].bytes, &slot[i].at) == DDL_OK);
+        CHECK_EQ((uintptr_t)slot[i].at % 256, 0);
+        for (int k = 0; k < SLOTS; k++) {
+            char *x = slot[i].at, *y = slot[k].at;
+            CHECK(k == i || y == NULL || x + slot[i].bytes <= y || y + slot[k].bytes <= x);
+        }
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        device()->free(self, slot[i].at);
+        slot[i].at = NULL;
+    }
+    int warnings = h.warnings;
+    device()->free(self, &h);
+    CHECK_EQ(h.warnings, warnings + 1);
+    CHECK_STR(h.said, "it is not the start of memory that was allocated there");
+    CHECK(((cuda_gpu *)self)->pool->kept <= CUDA_POOL_KEEP);
+    for (const cuda_block *b = ((cuda_gpu *)self)->pool->blocks; b != NULL; b = b->next) {
+        CHECK(b->used == 0 && b->parts->next == NULL && b->parts->bytes == b->bytes);
+    }
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+TEST(out_of_memory_fails_and_the_context_lives) {
+    small_host h;
+    void *self = NULL, *a = NULL, *b = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    standin.memory((size_t)100 << 20);
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    CHECK_EQ(device()->alloc(self, 60 << 20, &a), DDL_OK);
+    CHECK_EQ(device()->alloc(self, 60 << 20, &b), DDL_ERR_NOMEM);
+    CHECK_STR(h.said, "CUDA_ERROR_OUT_OF_MEMORY");
+    CHECK_STR(h.said, "other programs may use this GPU");
+    device()->free(self, a); /* kept for later ... */
+    CHECK_EQ(device()->alloc(self, 90 << 20, &b), DDL_OK); /* ... and given up for this */
+    device()->free(self, b);
+    device()->close(self);
+    standin.memory((size_t)1 << 32);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+static void work_waits_for(void *self, void *stream, uint8_t *pinned, void *memory, void *gate) {
+    CHECK_EQ(device()->copy(self, memory, pinned, 100, stream), DDL_OK);
+    CHECK_EQ(device()->copy(self, pinned + 100, memory, 100, stream), DDL_OK);
+    void *event = NULL;
+    CHECK_EQ(device()->event_record(self, stream, &event), DDL_OK);
+    usleep(20000);
+    CHECK_EQ(device()->event_test(self, event), DDL_IN_PROGRESS);
+    memset(pinned, 0x77, 100); /* what the host does before it opens is seen */
+    device()->gate_open(self, gate);
+    while (device()->event_test(self, event) == DDL_IN_PROGRESS) {
+        usleep(100);
+    }
+    CHECK_EQ(pinned[100], 0x77);
+    CHECK_EQ(pinned[199], 0x77);
+    device()->event_free(self, event);
+}
+
+static void gates_hold(int words) {
+    small_host h;
+    void *self = NULL, *stream = NULL, *memory = NULL, *pinned = NULL, *gate[3] = {NULL};
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    standin.without(0, 0, !words);
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    CHECK_EQ(device()->stream_make(self, &stream), DDL_OK);
+    CHECK_EQ(device()->alloc(self, 100, &memory), DDL_OK);
+    CHECK_EQ(device()->host_alloc(self, 200, &pinned), DDL_OK);
+    for (int i = 0; i < 5; i++) { /* the same word again and again */
+        memset(pinned, 0, 200);
+        REQUIRE(device()->gate_put(self, stream, &gate[0]) == DDL_OK);
+        work_waits_for(self, stream, pinned, memory, gate[0]);
+    }
+    for (int i = 0; i < 3; i++) { /* several at once, opened in any order */
+        REQUIRE(device()->gate_put(self, stream, &gate[i]) == DDL_OK);
+    }
+    device()->gate_open(self, gate[2]);
+    device()->gate_open(self, gate[0]);
+    memset(pinned, 0, 200);
+    work_waits_for(self, stream, pinned, memory, gate[1]);
+    CHECK_EQ(device()->gate_put(self, stream, &gate[0]), DDL_OK); /* open at the end: nothing waits for ever */
+    standin.capture(stream, 1);
+    CHECK_EQ(device()->capturing(self, stream), 1);
+    CHECK_EQ(device()->gate_put(self, stream, &gate[1]), DDL_ERR_UNSUPPORTED);
+    CHECK_STR(h.said, "captured into a graph cannot wait for the host");
+    standin.capture(stream, 0);
+    CHECK_EQ(device()->capturing(self, stream), 0);
+    device()->gate_open(self, gate[0]);
+    settle(self, stream);
+    device()->host_free(self, pinned);
+    device()->free(self, memory);
+    device()->stream_free(self, stream);
+    device()->close(self);
+    standin.without(0, 0, 0);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+TEST(gates_of_words) { gates_hold(1); }
+TEST(gates_by_the_host) { gates_hold(0); }
+
+TEST(a_stream_waits_for_another) {
+    small_host h;
+    void *self = NULL, *one = NULL, *two = NULL, *gate = NULL, *event = NULL, *after = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    CHECK_EQ(device()->stream_make(self, &one), DDL_OK);
+    CHECK_EQ(device()->stream_make(self, &two), DDL_OK);
+    CHECK_EQ(device()->gate_put(self, one, &gate), DDL_OK);
+    CHECK_EQ(device()->event_record(self, one, &event), DDL_OK);
+    CHECK_EQ(device()->stream_wait(self, two, event), DDL_OK);
+    CHECK_EQ(device()->event_record(self, two, &after), DDL_OK);
+    usleep(20000);
+    CHECK_EQ(device()->event_test(self, after), DDL_IN_PROGRESS);
+    device()->gate_open(self, gate);
+    settle(self, two);
+    CHECK_EQ(device()->event_test(self, after), DDL_OK);
+    device()->event_free(self, event);
+    device()->event_free(self, after);
+    device()->stream_free(self, one);
+    device()->stream_free(self, two);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+/* A whole life of a device, whatever fails in it. Returns how many of its calls failed. */
+static int life(small_host *h) {
+    void *self = NULL, *stream = NULL, *a = NULL, *b = NULL, *pinned = NULL, *event = NULL, *gate = NULL;
+    int failed = 0;
+    if (device()->open(&h->host, 0, &self) != DDL_OK) {
+        return 1;
+    }
+#define TRY(call) (failed += (call) < 0)
+    TRY(device()->stream_make(self, &stream));
+    TRY(device()->alloc(self, 1000, &a));
+    TRY(device()->alloc(self, 2 << 20, &b));
+    TRY(device()->host_alloc(self, 1000, &pinned));
+    TRY(device()->owner(self, a));
+    if (a != NULL && b != NULL && pinned != NULL && stream != NULL) {
+        TRY(device()->fill(self, a, 1, 1000, stream));
+        TRY(device()->gate_put(self, stream, &gate));
+        TRY(device()->copy(self, b, a, 1000, stream));
+        TRY(device()->event_record(self, stream, &event));
+        if (event != NULL) {
+            TRY(device()->stream_wait(self, NULL, event));
+        }
+        if (gate != NULL) {
+            device()->gate_open(self, gate);
+        }
+        while (event != NULL && device()->event_test(self, event) == DDL_IN_PROGRESS) {
+            usleep(100);
+        }
+    }
+    device()->event_free(self, event);
+    device()->host_free(self, pinned);
+    device()->free(self, a);
+    device()->free(self, b);
+    device()->stream_free(self, stream);
+    device()->close(self);
+    return failed;
+}
+
+static void *other_thread(void *arg) {
+    void *memory = NULL;
+    for (int i = 0; i < 200; i++) {
+        CHECK_EQ(device()->alloc(arg, 100 + (size_t)i, &memory), DDL_OK);
+        CHECK_EQ(device()->fill(arg, memory, i, 100, NULL), DDL_OK);
+        settle(arg, NULL);
+        device()->free(arg, memory);
+    }
+    CHECK_EQ(standin.depth(), 0);
+    return NULL;
+}
+
+TEST(threads_share_a_device) {
+    small_host h;
+    void *self = NULL;
+    pthread_t id[4];
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    for (int i = 0; i < 4; i++) {
+        pthread_create(&id[i], NULL, other_thread, self);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(id[i], NULL);
+    }
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+TEST(memory_without_descriptors) {
+    small_host h;
+    void *self = NULL, *a = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    standin.without(1, 0, 0);
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    CHECK_EQ(device()->alloc(self, 5000, &a), DDL_OK);
+    CHECK_EQ(((cuda_gpu *)self)->pool->blocks->vmm, 0);
+    device()->free(self, a);
+    device()->close(self);
+    standin.without(0, 0, 0);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+static void forked_rank(int rank, int n, void *arg) {
+    (void)rank, (void)n;
+    void *memory = NULL;
+    small_host *h = (small_host *)((cuda_gpu *)arg)->host->core;
+    CHECK_EQ(device()->alloc(arg, 100, &memory), DDL_ERR_SYSTEM);
+    CHECK_STR(h->said, "a process that was forked from one that used CUDA cannot use it");
+}
+
+TEST(a_forked_process_is_told) {
+    small_host h;
+    void *self = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    ranks_fork(1, forked_rank, self, 20);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+/* The last test: a call that fails to end something leaves it behind inside the driver. */
+TEST(each_call_of_the_driver_fails_once) {
+    small_host h;
+    REQUIRE(standin_need(0));
+    small_host_make(&h);
+    standin.fail(NULL, 0, 0);
+    CHECK_EQ(life(&h), 0);
+    long calls = standin.calls();
+    CHECK(calls > 60);
+    CHECK_NOTHING_LEFT(&h);
+    int said = 0;
+    for (long i = 1; i <= calls; i++) {
+        int before = h.warnings;
+        standin.fail(NULL, i, i % 3 == 0 ? CUDA_ERROR_OUT_OF_MEMORY : i % 3 == 1 ? CUDA_ERROR_UNKNOWN
+                                                                                : CUDA_ERROR_INVALID_VALUE);
+        (void)life(&h);
+        said += h.warnings > before;
+        CHECK_EQ(standin.depth(), 0);
+        CHECK_EQ(h.blocks, 0);
+    }
+    CHECK(said > calls / 3); /* the others are attributes, and ends of what goes anyway */
+}
