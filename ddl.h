@@ -962,6 +962,8 @@ typedef struct ddl_optimizer {
  *     DDL_COMPRESS_GTOP_K    8k                the k largest of the sum, merged in a tree; arXiv 1901.04359
  *     DDL_COMPRESS_POWER     4r(rows + cols)   a matrix of rank r by one power iteration; PowerSGD, arXiv 1905.13727.
  *                                              Tensors that it would not halve (vectors) go as they are
+ *     DDL_COMPRESS_ADAPTIVE  4n or less        as it is, F16, INT8, SIGN or the 1 % of TOP_K, with error feedback: what
+ *                                              has the least error in the time that backward hides; of trainers only
  *
  * A NaN or infinity arrives as one (a mixture of them in 512 signs as NaN; in POWER its whole row is NaN) and is not
  * kept in the residual; finite neighbours are unharmed. It is counted. */
@@ -976,7 +978,8 @@ typedef enum ddl_compression_kind {
     DDL_COMPRESS_TOP_K = 7,
     DDL_COMPRESS_RANDOM_K = 8,
     DDL_COMPRESS_GTOP_K = 9,
-    DDL_COMPRESS_POWER = 10
+    DDL_COMPRESS_POWER = 10,
+    DDL_COMPRESS_ADAPTIVE = 11
 } ddl_compression_kind;
 /* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
 typedef struct ddl_compression {
@@ -1228,6 +1231,7 @@ typedef struct ddl_trainer_config {
     int64_t credit_bytes;    /* of DDL_SCHEDULE_PRIORITY: what may be under way; default 4 pieces */
     double latency_s;        /* of an operation, and its time per byte, for merged, priority and auto; */
     double seconds_per_byte; /* 0: measured */
+    double exposed_s; /* of DDL_COMPRESS_ADAPTIVE: the communication of a step that may stay exposed; default 0 */
     int32_t replan_steps;    /* how often those look whether another plan is better; default 50, -1: never */
     int32_t local_steps;     /* of DDL_SYNC_LOCAL; default 8 */
     int64_t local_after;     /* the first so many steps are BSP (post-local SGD) */
@@ -25259,8 +25263,8 @@ static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_p
 #define DDL__CODE_BLOCK 512
 
 static inline const char *ddl__compress_name(ddl_compression_kind kind) {
-    static const char *const names[] = {"none",     "f16",   "bf16",     "int8",    "QSGD",    "sign",
-                                        "majority", "top-k", "random-k", "gTop-k", "PowerSGD"};
+    static const char *const names[] = {"none",     "f16",   "bf16",     "int8",   "QSGD",     "sign",
+                                        "majority", "top-k", "random-k", "gTop-k", "PowerSGD", "adaptive"};
     return (unsigned)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
 }
 
@@ -25328,7 +25332,7 @@ static inline ddl_status ddl__compress_check_feedback(ddl__sentence *sentence, c
 static inline ddl_status ddl__compress_init(ddl__sentence *sentence, const ddl_compression *config,
                                             ddl_compression *out) {
     ddl_compression c = *config;
-    if ((unsigned)c.kind > DDL_COMPRESS_POWER) {
+    if ((unsigned)c.kind > DDL_COMPRESS_ADAPTIVE) {
         return ddl__fail(sentence, DDL_ERR_ARG, "%d is not a kind of compression; see ddl_compression_kind",
                          (int)c.kind);
     }
@@ -25367,6 +25371,7 @@ static inline size_t ddl__code_bytes(const ddl_compression *c, int64_t n) {
         return (size_t)(n / DDL__CODE_BLOCK) * ddl__code_block_bytes(bits, DDL__CODE_BLOCK) + last;
     }
     switch (c->kind) {
+    case DDL_COMPRESS_ADAPTIVE: /* until one is chosen */
     case DDL_COMPRESS_NONE: return (size_t)n * 4;
     case DDL_COMPRESS_F16:
     case DDL_COMPRESS_BF16: return (size_t)n * 2;
@@ -25375,6 +25380,19 @@ static inline size_t ddl__code_bytes(const ddl_compression *c, int64_t n) {
     case DDL_COMPRESS_RANDOM_K: return (size_t)ddl__compress_kept(c, n) * 4;
     default: return 0;
     }
+}
+
+/* What DDL_COMPRESS_ADAPTIVE chooses from: exact, then fewer and fewer bytes. */
+enum { DDL__OFFERS = 5 };
+static inline ddl_compression ddl__compress_offer(int32_t number) {
+    static const ddl_compression offers[DDL__OFFERS] = {
+        {.kind = DDL_COMPRESS_NONE},
+        {.kind = DDL_COMPRESS_F16, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_INT8, .error_feedback = 1, .levels = 127},
+        {.kind = DDL_COMPRESS_SIGN, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_TOP_K, .error_feedback = 1, .ratio = 0.01},
+    };
+    return offers[number];
 }
 
 /* What a random stream depends on, and nothing else, so that a replay gives the same bits. */
@@ -26413,8 +26431,9 @@ typedef struct ddl__compressor {
     ddl_compression config;
     int32_t tensor, size, rank; /* ranks of the group, and the own one once started */
     int64_t rows, cols, count, kept;
-    bool dense; /* goes as it is: no compression, or PowerSGD that does not pay */
-    size_t code_bytes;
+    bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
+    bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
+    size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
     float *q;        /* PowerSGD: q_count floats, warm from the last step */
@@ -26436,6 +26455,14 @@ static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
 
 /* Bytes of the second buffer: the codes of all ranks, or for gTop-k the partner's and the union of both. */
 static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
+    if (c->adaptive) {
+        size_t most = 0;
+        for (int32_t i = 0; i < DDL__OFFERS; i++) {
+            ddl_compression offer = ddl__compress_offer(i);
+            most = ddl__compress_gathers(offer.kind) ? DDL__MAX(most, ddl__code_bytes(&offer, c->count)) : most;
+        }
+        return most * (size_t)c->size;
+    }
     if (c->config.kind == DDL_COMPRESS_GTOP_K) {
         return 3 * c->code_bytes;
     }
@@ -26456,14 +26483,17 @@ static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__comp
                          ddl__compress_name(c.config.kind), tensor, (long long)rows, (long long)cols);
     }
     bool power = c.config.kind == DDL_COMPRESS_POWER;
-    c.dense = c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
+    c.adaptive = c.config.kind == DDL_COMPRESS_ADAPTIVE;
+    c.dense =
+        c.adaptive || c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
     c.kept = ddl__compress_is_sparse(c.config.kind) ? ddl__compress_kept(&c.config, c.count) : 0;
     c.code_bytes = c.dense ? 0 : ddl__code_bytes(&c.config, c.count);
-    c.residual_count = c.config.error_feedback && !c.dense ? c.count : 0;
+    c.code_room = c.adaptive ? (size_t)c.count * 2 + 64 : c.code_bytes; /* f16 is the largest code */
+    c.residual_count = c.adaptive || (c.config.error_feedback && !c.dense) ? c.count : 0;
     c.q_count = power && !c.dense ? cols * c.config.rank : 0;
     size_t p_bytes = c.q_count > 0 ? (size_t)(rows * c.config.rank) * sizeof(float) : 0;
     c.bytes = ddl__round_64((size_t)c.residual_count * sizeof(float)) +
-              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_bytes) +
+              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_room) +
               ddl__round_64(ddl__compressor_gathered(&c)) + ddl__round_64(p_bytes);
     *out = c;
     return DDL_OK;
@@ -26477,7 +26507,7 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
     c->q = (float *)(void *)at;
     at += ddl__round_64((size_t)c->q_count * sizeof(float));
     c->code = at;
-    at += ddl__round_64(c->code_bytes);
+    at += ddl__round_64(c->code_room);
     c->gathered = at;
     at += ddl__round_64(ddl__compressor_gathered(c));
     c->p = (float *)(void *)at;
@@ -26485,6 +26515,15 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
         ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
     }
+}
+
+/* Changes the code of an adaptive compressor between two runs, on all ranks alike. The residual stays; one that goes as
+ * it is takes it along. */
+static inline void ddl__compressor_choose(ddl__compressor *c, int32_t offer) {
+    c->config = ddl__compress_offer(offer);
+    c->dense = c->config.kind == DDL_COMPRESS_NONE;
+    c->kept = ddl__compress_is_sparse(c->config.kind) ? ddl__compress_kept(&c->config, c->count) : 0;
+    c->code_bytes = c->dense ? 0 : ddl__code_bytes(&c->config, c->count);
 }
 
 static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
@@ -26618,6 +26657,10 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
     ddl__cpu level = ddl__cpu_level();
     if (c->dense) {
+        if (c->residual != NULL) {
+            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
+            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+        }
         c->odd = ddl__count_odd(c->grad, c->count);
         return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
     }
@@ -30579,10 +30622,15 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
  * large operations do not drown what small ones say about the latency. */
 typedef struct ddl__fit {
     double w, x, y, xx, xy;
+    double most; /* bytes of the largest operation */
 } ddl__fit;
+
+/* Operations that are all smaller say nothing about the time of a byte. */
+#define DDL__FIT_LEAST (128 << 10)
 
 static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
     double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
+    f->most = DDL__MAX(f->most, x);
     f->w += w;
     f->x += w * x;
     f->y += w * seconds;
@@ -30593,6 +30641,9 @@ static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
 /* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
 static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
     double spread = f->w * f->xx - f->x * f->x;
+    if (f->most < DDL__FIT_LEAST) {
+        return;
+    }
     if (spread > 1e-3 * f->w * f->xx) {
         double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
         if (slope > 0 && at_zero > 0) {
@@ -30643,6 +30694,75 @@ static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl
         out_first[from[j]] = true;
     }
     return end[count];
+}
+
+/* ---- adaptive compression: one of several codes for each tensor ---- */
+
+typedef struct ddl__bid {
+    double time_s, error; /* of a tensor in one code: on the link, and how much its gradient loses */
+} ddl__bid;
+
+/* Codes of the first tensors that no others beat in both: when the last one of them ends, and what all lose. */
+typedef struct ddl__front {
+    double end_s, error;
+    int32_t from, offer; /* the front before it, and the code of the last tensor */
+} ddl__front;
+enum { DDL__FRONT = 256 };
+
+/* The next front: all of `before`, each with all offers, in ascending order of their ends; what is no better than
+ * one that ends before it is left out. out has room for DDL__FRONT * offers entries, and keeps at most DDL__FRONT: the
+ * first, the last, and some between. */
+static int32_t ddl__plan_front(const ddl__front *before, int32_t before_count, double ready_s, const ddl__bid *offers,
+                               int32_t offer_count, ddl__front *out) {
+    int32_t at[16] = {0}, made = 0; /* at: by offer, in `before`, which ascends, and with it the ends */
+    for (int32_t step = 0; step < before_count * offer_count; step++) {
+        int32_t best = -1;
+        ddl__front next = {0};
+        for (int32_t o = 0; o < offer_count; o++) {
+            if (at[o] < before_count) {
+                const ddl__front *b = &before[at[o]];
+                ddl__front one = {DDL__MAX(b->end_s, ready_s) + offers[o].time_s, b->error + offers[o].error, at[o], o};
+                bool first = best < 0 || one.end_s < next.end_s || (one.end_s == next.end_s && one.error < next.error);
+                best = first ? o : best;
+                next = first ? one : next;
+            }
+        }
+        at[best]++;
+        if (made == 0 || next.error < out[made - 1].error) {
+            made -= made > 0 && out[made - 1].end_s == next.end_s;
+            out[made++] = next;
+        }
+    }
+    for (int32_t i = 0; made > DDL__FRONT && i < DDL__FRONT; i++) {
+        out[i] = out[(int64_t)i * (made - 1) / (DDL__FRONT - 1)];
+    }
+    return DDL__MIN(made, DDL__FRONT);
+}
+
+/* Chooses a code for each of count tensors, which become ready in this order and travel one after the other, so that
+ * the sum of errors is least among all choices whose last tensor ends by limit_s; where none does, among those that end
+ * first. Exact as long as no front has more than DDL__FRONT entries. offers: offer_count (at most 16) for each tensor;
+ * fronts: room for (count + offer_count) * DDL__FRONT entries, made: for count + 1. Returns the sum of errors. */
+static double ddl__plan_offers(const double *ready_s, const ddl__bid *offers, int32_t count, int32_t offer_count,
+                               double limit_s, ddl__front *fronts, int32_t *made, int32_t *out_offer) {
+    fronts[0] = (ddl__front){0, 0, 0, 0};
+    made[0] = 1;
+    for (int32_t i = 0; i < count; i++) {
+        made[i + 1] = ddl__plan_front(fronts + (int64_t)i * DDL__FRONT, made[i], ready_s[i], offers + i * offer_count,
+                                      offer_count, fronts + (int64_t)(i + 1) * DDL__FRONT);
+    }
+    const ddl__front *last = fronts + (int64_t)count * DDL__FRONT;
+    int32_t at = 0; /* errors fall as ends rise */
+    while (at + 1 < made[count] && last[at + 1].end_s <= limit_s) {
+        at++;
+    }
+    double error = last[at].error;
+    for (int32_t i = count; i > 0; i--) {
+        const ddl__front *f = &fronts[(int64_t)i * DDL__FRONT + at];
+        out_offer[i - 1] = f->offer;
+        at = f->from;
+    }
+    return error;
 }
 
 /* Buckets of at least `bytes` each, but for the last: a bucket that has them is closed. */
@@ -30793,7 +30913,8 @@ enum {
     DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1, /* by type */
     DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
-    DDL__WAYS = 8              /* plans that auto tries: see auto.h */
+    DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
+    DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
@@ -30898,6 +31019,7 @@ struct ddl_trainer {
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
     bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
+    int32_t adaptive;     /* tensors whose code is chosen */
     int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
@@ -30960,6 +31082,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"replan_steps", o->replan_steps, -1, 1 << 30},
         {"local_steps", o->local_steps, 0, 1 << 30},
         {"local_after", (double)o->local_after, 0, 1e15},
+        {"exposed_s", o->exposed_s, 0, 1e6},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
         {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
@@ -31224,6 +31347,9 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
     ddl_compression code = ddl__weight_code(t, options);
+    if (code.kind == DDL_COMPRESS_ADAPTIVE && ddl_tensor_count(grad) < DDL__ADAPTIVE_LEAST) {
+        code = (ddl_compression){.kind = DDL_COMPRESS_NONE}; /* it costs its latency: merged with others it does not */
+    }
     DDL__TRY(ddl__weight_check(t, given, param, grad));
     DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
@@ -31243,6 +31369,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     }
     t->count++;
     t->waited_count++;
+    t->adaptive += code.kind == DDL_COMPRESS_ADAPTIVE;
     return DDL_OK;
 }
 
@@ -32026,7 +32153,7 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
                              o->staleness_max};
     const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
                            m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
-                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
+                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum, o->exposed_s};
     uint64_t hash = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
         hash = ddl__mix(hash, (uint64_t)whole[i]);
@@ -32191,7 +32318,7 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
 static ddl_status ddl__line_measure(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
     t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
-    if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
+    if ((!ddl__trainer_plans(t) && t->adaptive == 0) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
         return DDL_OK;
     }
     if (t->served.ps != NULL) {
@@ -32750,6 +32877,117 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     return DDL_OK;
 }
 
+/* >>train/adapt */
+/* train, part of a step: adaptive compression. Between two steps all ranks choose a code for each tensor again: the
+ * errors that they measure on the last averaged gradient, and the times of the agreed line, go through plan.h's
+ * search. */
+
+enum { DDL__ADAPT_SAMPLE = 65536 }; /* elements of a tensor that its errors are measured on */
+
+/* Seconds that coding and adding one code take for an element: docs/training.md, Compression. They matter on fast links
+ * only, so that figures of one machine do. */
+static const double ddl__offer_code_s[DDL__OFFERS] = {0, 0.8e-9, 0.8e-9, 0.8e-9, 1.2e-9};
+static const double ddl__offer_add_s[DDL__OFFERS] = {0, 0, 0.4e-9, 0.3e-9, 0};
+
+/* How long a code of n elements keeps the link: all-reduced, or gathered from all (an all-reduce of m bytes sends
+ * 2 m (size - 1) / size, a gather of m bytes m (size - 1)). */
+static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
+    ddl_compression code = ddl__compress_offer(offer);
+    double bytes = (double)ddl__code_bytes(&code, n);
+    bytes *= ddl__compress_gathers(code.kind) ? (double)t->size / 2 : 1;
+    return t->line.latency_s + bytes * t->line.seconds_per_byte +
+           (double)n * (ddl__offer_code_s[offer] + t->size * ddl__offer_add_s[offer]);
+}
+
+/* Sums of squares of what each code loses of the last average; more than a sample is taken to be like the sample.
+ * scratch: twice the sample in floats. */
+static void ddl__offer_errors(const ddl_trainer *t, const ddl__weight *w, float *scratch, double *out_errors) {
+    int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
+    const float *grad = (const float *)(void *)ddl__weight_wire(t, w) + (w->count - n) / 2;
+    for (int32_t o = 0; o < DDL__OFFERS; o++) {
+        ddl_compression code = ddl__compress_offer(o);
+        out_errors[o] = 0;
+        if (code.kind != DDL_COMPRESS_NONE) {
+            memset(scratch, 0, (size_t)n * sizeof(float));
+            ddl__encode(&code, (ddl__code_key){0, 0, 0}, grad, scratch, n, scratch + DDL__ADAPT_SAMPLE);
+            out_errors[o] = ddl__sum_squares(scratch, n) * (double)w->count / (double)n;
+        }
+    }
+}
+
+/* Arrays of one allocation. By tensor in backward's order, offers by tensor and number. */
+typedef struct ddl__adapt {
+    ddl__front *fronts;
+    ddl__bid *offers;
+    double *ready_s, *errors;
+    int32_t *made, *chosen;
+    float *scratch;
+} ddl__adapt;
+
+static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
+    size_t n = (size_t)count + 1, all = n * DDL__OFFERS;
+    char *memory = malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
+                          (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) +
+                          2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
+    if (memory != NULL) { /* the widest types first */
+        a->fronts = (ddl__front *)(void *)memory;
+        a->offers = (ddl__bid *)(void *)(a->fronts + (n + DDL__OFFERS) * DDL__FRONT);
+        a->ready_s = (double *)(void *)(a->offers + all);
+        a->errors = a->ready_s + n;
+        a->made = (int32_t *)(void *)(a->errors + all);
+        a->chosen = a->made + n;
+        a->scratch = (float *)(void *)(a->chosen + n);
+    }
+    return memory;
+}
+
+/* What each tensor may choose from. One whose code is fixed has its time whatever is chosen. */
+static void ddl__adapt_offer(const ddl_trainer *t, ddl__adapt *a) {
+    for (int32_t k = 0; k < t->count; k++) {
+        const ddl__weight *w = &t->weights[t->count - 1 - k];
+        a->ready_s[k] = DDL__MAX(w->agreed_s, k > 0 ? a->ready_s[k - 1] : 0);
+        double fixed_s = (double)(w->squeezer != NULL ? ddl__squeezer_bytes(w->squeezer)
+                                                      : w->count * (int64_t)ddl_dtype_bytes(w->wire)) *
+                         t->line.seconds_per_byte;
+        for (int32_t o = 0; o < DDL__OFFERS; o++) {
+            bool open = w->squeezer != NULL && w->squeezer->adaptive;
+            ddl__bid *bid = &a->offers[k * DDL__OFFERS + o];
+            bid->time_s = open ? ddl__offer_time(t, o, w->count) : fixed_s;
+            bid->error = open ? a->errors[k * DDL__OFFERS + o] : 0;
+        }
+    }
+}
+
+/* Chooses. Figures have been agreed on; nothing is under way; the lock is not held. */
+static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
+    ddl__adapt a;
+    void *memory = ddl__adapt_make(&a, t->count);
+    if (memory == NULL) {
+        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to choose compression anew");
+    }
+    for (int32_t k = 0; k < t->count; k++) {
+        const ddl__weight *w = &t->weights[t->count - 1 - k];
+        memset(a.errors + k * DDL__OFFERS, 0, DDL__OFFERS * sizeof(double));
+        if (w->squeezer != NULL && w->squeezer->adaptive) {
+            ddl__offer_errors(t, w, a.scratch, a.errors + k * DDL__OFFERS);
+        }
+    }
+    ddl_status status = ddl__figures_share(t, DDL_VIEW(a.errors, (int64_t)t->count * DDL__OFFERS), DDL_MAX);
+    if (status == DDL_OK) {
+        ddl__adapt_offer(t, &a);
+        double limit_s = (t->count > 0 ? a.ready_s[t->count - 1] : 0) + t->config.exposed_s;
+        ddl__plan_offers(a.ready_s, a.offers, t->count, DDL__OFFERS, limit_s, a.fronts, a.made, a.chosen);
+        for (int32_t k = 0; k < t->count; k++) {
+            ddl__compressor *c = t->weights[t->count - 1 - k].squeezer;
+            if (c != NULL && c->adaptive) {
+                ddl__compressor_choose(c, a.chosen[k]);
+            }
+        }
+    }
+    free(memory);
+    return status;
+}
+
 /* >>train/auto */
 /* train, part of a step: when to plan anew, and schedule auto. The model of plan.h says which plans may be the best;
  * which is, a few steps with each say: what operations cost beside each other, and beside the program, no model knows.
@@ -32874,15 +33112,25 @@ static bool ddl__trial_is_stale(const ddl_trainer *t) {
 /* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
 static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     int64_t since = t->steps_tried - DDL__WARM_STEPS;
-    bool first = since == 0;
+    bool first = since == 0, plans = ddl__trainer_plans(t);
     bool due = first || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
-    if (!ddl__trainer_plans(t) || t->config.replan_steps < 0) {
+    if ((!plans && t->adaptive == 0) || t->config.replan_steps < 0) {
         return DDL_OK;
     }
     if (t->trial.on) {
         return ddl__trial_step(t);
     }
     if (!due) {
+        return DDL_OK;
+    }
+    if (t->adaptive > 0) {
+        ddl_status adapted = ddl__figures_agree(t);
+        adapted = adapted < 0 ? adapted : ddl__trainer_adapt(t);
+        if (adapted < 0) {
+            return ddl__trainer_install(t, adapted);
+        }
+    }
+    if (!plans) {
         return DDL_OK;
     }
     if (first && t->config.schedule == DDL_SCHEDULE_AUTO) {
@@ -33440,6 +33688,24 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
     ddl__text_add(text, " on %d rank%s", t->size, t->size == 1 ? "" : "s");
 }
 
+/* What adaptive compression has chosen. */
+static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
+    const char *before = " (";
+    for (int32_t o = 0; o < DDL__OFFERS && t->adaptive > 0; o++) {
+        ddl_compression_kind kind = ddl__compress_offer(o).kind;
+        int32_t tensors = 0;
+        for (int32_t i = 0; i < t->count; i++) {
+            const ddl__compressor *c = t->weights[i].squeezer;
+            tensors += c != NULL && c->adaptive && (c->dense ? DDL_COMPRESS_NONE : c->config.kind) == kind;
+        }
+        if (tensors > 0) {
+            ddl__text_add(text, "%s%d %s", before, tensors, o == 0 ? "as they are" : ddl__compress_name(kind));
+            before = ", ";
+        }
+    }
+    ddl__text_add(text, "%s", t->adaptive > 0 ? ")" : "");
+}
+
 DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
     const ddl_trainer *t = trainer;
     if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
@@ -33464,6 +33730,7 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
     }
     if (squeezed > 0) {
         ddl__text_add(&text, ", %d of them compressed", squeezed);
+        ddl__trainer_tell_codes(t, &text);
     }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {
@@ -34439,6 +34706,7 @@ typedef struct ddl__preset {
  * Horovod's tensor fusion; 4 MB pieces in BytePS. */
 static const ddl__preset ddl__presets[] = {
     {"auto", {.schedule = DDL_SCHEDULE_AUTO}},
+    {"adaptive-compression", {.schedule = DDL_SCHEDULE_AUTO, .compression = {.kind = DDL_COMPRESS_ADAPTIVE}}},
     {"BSP-A2A", {.schedule = DDL_SCHEDULE_NONE}},
     {"WFBP-A2A", {.schedule = DDL_SCHEDULE_WAIT_FREE}},
     {"BSP-PS", {.schedule = DDL_SCHEDULE_NONE, .architecture = DDL_ARCHITECTURE_PS}},

@@ -674,6 +674,8 @@ typedef struct ddl_optimizer {
  *     DDL_COMPRESS_GTOP_K    8k                the k largest of the sum, merged in a tree; arXiv 1901.04359
  *     DDL_COMPRESS_POWER     4r(rows + cols)   a matrix of rank r by one power iteration; PowerSGD, arXiv 1905.13727.
  *                                              Tensors that it would not halve (vectors) go as they are
+ *     DDL_COMPRESS_ADAPTIVE  4n or less        as it is, F16, INT8, SIGN or the 1 % of TOP_K, with error feedback: what
+ *                                              has the least error in the time that backward hides; of trainers only
  *
  * A NaN or infinity arrives as one (a mixture of them in 512 signs as NaN; in POWER its whole row is NaN) and is not
  * kept in the residual; finite neighbours are unharmed. It is counted. */
@@ -688,7 +690,8 @@ typedef enum ddl_compression_kind {
     DDL_COMPRESS_TOP_K = 7,
     DDL_COMPRESS_RANDOM_K = 8,
     DDL_COMPRESS_GTOP_K = 9,
-    DDL_COMPRESS_POWER = 10
+    DDL_COMPRESS_POWER = 10,
+    DDL_COMPRESS_ADAPTIVE = 11
 } ddl_compression_kind;
 /* All zero is no compression. The same on all ranks. A member that its kind does not use must be 0. */
 typedef struct ddl_compression {

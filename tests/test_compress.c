@@ -595,7 +595,7 @@ TEST(configs_without_sense_are_refused_and_nothing_is_written) {
         ddl_compression config;
         const char *word;
     } bad[] = {
-        {{.kind = (ddl_compression_kind)11}, "11 is not a kind"},
+        {{.kind = (ddl_compression_kind)12}, "12 is not a kind"},
         {{.kind = DDL_COMPRESS_F16, .k = 5}, "f16 has no ratio and no k"},
         {{.kind = DDL_COMPRESS_POWER, .ratio = 0.1}, "PowerSGD has no ratio"},
         {{.kind = DDL_COMPRESS_TOP_K, .ratio = 1.5}, "ratio is 1.5"},

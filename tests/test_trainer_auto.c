@@ -92,6 +92,91 @@ TEST(plans_are_tried_and_change_nothing) {
     }
 }
 
+/* ---- adaptive compression ---- */
+
+enum { ROWS = 3, WIDTH = 8192, LITTLE = 40 };
+
+/* What the trainer says that it has chosen, and the distance to the target at the end, of 1 at the begin. */
+typedef struct adaptive {
+    double exposed_s, seconds_per_byte, left, error;
+    char text[256];
+    float params[2][ROWS][WIDTH];
+} adaptive;
+
+/* Pulls parameters to a target, a little differently on each rank and in each step. Large and small values are mixed, so
+ * that codes lose something. */
+static void descend(ddl_group *w, void *arg) {
+    adaptive *a = arg;
+    int rank = ddl_rank(w);
+    float(*params)[WIDTH] = a->params[rank], little[LITTLE] = {0}, little_grad[LITTLE] = {0};
+    float(*grads)[WIDTH] = malloc(ROWS * sizeof *grads);
+    ddl_trainer_config config;
+    ddl_trainer *t;
+    CHECK_EQ(ddl_trainer_preset("adaptive-compression", &config), DDL_OK);
+    config.optimizer.learning_rate = 0.1;
+    config.exposed_s = a->exposed_s;
+    config.latency_s = 1e-6;
+    config.seconds_per_byte = a->seconds_per_byte;
+    config.replan_steps = 20;
+    OK(ddl_trainer_create(w, &config, &t));
+    for (int i = 0; i < ROWS; i++) {
+        memset(params[i], 0, sizeof params[i]);
+        OK(ddl_trainer_add(t, NULL, DDL_VIEW(params[i], WIDTH), DDL_VIEW(grads[i], WIDTH), NULL, NULL));
+    }
+    OK(ddl_trainer_add(t, "little", DDL_ARRAY(little), DDL_ARRAY(little_grad), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    CHECK(ddl__weight_is_squeezed(&t->weights[0]) && !ddl__weight_is_squeezed(&t->weights[ROWS]));
+    double first = 0, last = 0;
+    for (int s = 0; s < 400; s++) {
+        double loss = 0;
+        for (int i = ROWS - 1; i >= 0; i--) {
+            for (int k = 0; k < WIDTH; k++) {
+                double target = (k % 97 == 0 ? 30 : 1) * ((k * 7 + i) % 11 - 5) / 5.0, off = params[i][k] - target;
+                grads[i][k] = (float)(off + 0.05 * ((s * 31 + k * 13 + rank * 5) % 7 - 3));
+                loss += off * off;
+            }
+        }
+        first = s == 0 ? loss : first;
+        last = loss;
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+    }
+    if (rank == 0) {
+        a->left = last / first;
+        ddl_trainer_describe(t, a->text, sizeof a->text);
+    }
+    OK(ddl_trainer_free(&t));
+    free(grads);
+}
+
+/* The less time there is, the fewer bytes; ranks have the same bits; training arrives with all of it. */
+TEST(adaptive_compression_takes_what_time_allows) {
+    static adaptive a;
+    const double all_s = 4.0 * ROWS * WIDTH * 1e-6; /* of all tensors as they are, at 1 us for a byte */
+    const struct {
+        double exposed_s;
+        const char *says, *not;
+        double left; /* 1 % of a gradient at a time takes 100 times the steps for the small ones */
+    } cases[] = {{2 * all_s, "(3 as they are)", "f16", 1e-3},
+                 {0.55 * all_s, "f16", "top-k", 1e-3},
+                 {0.26 * all_s, "int8", "as they are", 1e-3},
+                 {0.001 * all_s, "(3 top-k)", "int8", 0.15}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        a = (adaptive){.exposed_s = cases[i].exposed_s, .seconds_per_byte = 1e-6};
+        ddl_config config = {.deterministic = 1};
+        world_config = &config;
+        world_threads(2, descend, &a);
+        world_config = NULL;
+        CHECK(memcmp(a.params[0], a.params[1], sizeof a.params[0]) == 0);
+        if (strstr(a.text, cases[i].says) == NULL || strstr(a.text, cases[i].not) != NULL ||
+            a.left > cases[i].left) {
+            printf("case %zu: %s; left %g\n", i, a.text, a.left);
+        }
+        CHECK(strstr(a.text, cases[i].says) != NULL && strstr(a.text, cases[i].not) == NULL);
+        CHECK(a.left < cases[i].left);
+    }
+}
+
 /* Times on a line give the line, for any sizes; one size alone leaves the latency as it was known. */
 TEST(the_fit_finds_the_line) {
     const ddl__line truth = {40e-6, 2e-9};

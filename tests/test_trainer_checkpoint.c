@@ -421,7 +421,7 @@ static void switches(ddl_group *w, void *arg) {
     };
     net *m = calloc(1, sizeof *m), *plain = calloc(1, sizeof *m);
     ddl_trainer *t = make(w, NULL, m), *u = make(w, &ways[0], plain);
-    FAILS(ddl_trainer_switch(t, &ways[0]), DDL_ERR_UNSUPPORTED, "optimizer, step, compression, shard and uneven cannot change");
+    FAILS(ddl_trainer_switch(t, &ways[0]), DDL_ERR_UNSUPPORTED, "shard, uneven and servers cannot change");
     OK(ddl_trainer_free(&t));
     t = make(w, &ways[0], m);
     FAILS(ddl_trainer_switch(t, &(ddl_trainer_config){ADAM, .accumulate = -1}), DDL_ERR_ARG, "accumulate is -1");

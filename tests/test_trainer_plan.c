@@ -65,6 +65,46 @@ TEST(the_best_merge_is_the_best_of_all) {
     }
 }
 
+/* The choice of codes loses as little as the best of all choices that end in time; where none does, it ends first. */
+TEST(the_best_codes_are_the_best_of_all) {
+    enum { MOST = 6, OFFERS = 4 };
+    unsigned state = 5;
+    ddl__front *fronts = malloc((MOST + 1 + OFFERS) * DDL__FRONT * sizeof *fronts);
+    for (int round = 0; round < 400; round++) {
+        double ready[MOST], now = 0, limit = (double)(draw(&state) % 4000) * 1e-6;
+        ddl__bid offers[MOST * OFFERS];
+        int32_t made[MOST + 1], chosen[MOST];
+        int count = 1 + round % MOST;
+        for (int i = 0; i < count; i++) {
+            ready[i] = now += (double)(draw(&state) % 500) * 1e-6;
+            for (int o = 0; o < OFFERS; o++) { /* any times and errors: a code may be worse than another in both */
+                offers[i * OFFERS + o] = (ddl__bid){(double)(draw(&state) % 1000) * 1e-6, (double)(draw(&state) % 1000)};
+            }
+        }
+        double got = ddl__plan_offers(ready, offers, count, OFFERS, limit, fronts, made, chosen);
+        double best_end = 1e9, best_late_error = 1e9, best = 1e9, end = 0, error = 0;
+        for (int i = 0; i < count; i++) {
+            CHECK(chosen[i] >= 0 && chosen[i] < OFFERS);
+            end = (end > ready[i] ? end : ready[i]) + offers[i * OFFERS + chosen[i]].time_s;
+            error += offers[i * OFFERS + chosen[i]].error;
+        }
+        for (int code = 0; code < 1 << (2 * count); code++) {
+            double at = 0, lost = 0;
+            for (int i = 0; i < count; i++) {
+                const ddl__bid *o = &offers[i * OFFERS + (code >> (2 * i) & 3)];
+                at = (at > ready[i] ? at : ready[i]) + o->time_s;
+                lost += o->error;
+            }
+            best = at <= limit && lost < best ? lost : best;
+            best_late_error = at < best_end || (at == best_end && lost < best_late_error) ? lost : best_late_error;
+            best_end = at < best_end ? at : best_end;
+        }
+        CHECK(got == error);
+        CHECK(best < 1e9 ? error == best && end <= limit : end == best_end && error == best_late_error);
+    }
+    free(fronts);
+}
+
 /* Every byte of every range is in one piece, pieces are in order and no larger than asked, and cover what they touch. */
 TEST(cutting_covers_every_byte_once) {
     unsigned state = 3;

@@ -67,6 +67,7 @@ typedef struct ddl_trainer_config {
     int64_t credit_bytes;    /* of DDL_SCHEDULE_PRIORITY: what may be under way; default 4 pieces */
     double latency_s;        /* of an operation, and its time per byte, for merged, priority and auto; */
     double seconds_per_byte; /* 0: measured */
+    double exposed_s; /* of DDL_COMPRESS_ADAPTIVE: the communication of a step that may stay exposed; default 0 */
     int32_t replan_steps;    /* how often those look whether another plan is better; default 50, -1: never */
     int32_t local_steps;     /* of DDL_SYNC_LOCAL; default 8 */
     int64_t local_after;     /* the first so many steps are BSP (post-local SGD) */

@@ -9,8 +9,8 @@
 #define DDL__CODE_BLOCK 512
 
 static inline const char *ddl__compress_name(ddl_compression_kind kind) {
-    static const char *const names[] = {"none",     "f16",   "bf16",     "int8",    "QSGD",    "sign",
-                                        "majority", "top-k", "random-k", "gTop-k", "PowerSGD"};
+    static const char *const names[] = {"none",     "f16",   "bf16",     "int8",   "QSGD",     "sign",
+                                        "majority", "top-k", "random-k", "gTop-k", "PowerSGD", "adaptive"};
     return (unsigned)kind < DDL__COUNT_OF(names) ? names[kind] : "?";
 }
 
@@ -78,7 +78,7 @@ static inline ddl_status ddl__compress_check_feedback(ddl__sentence *sentence, c
 static inline ddl_status ddl__compress_init(ddl__sentence *sentence, const ddl_compression *config,
                                             ddl_compression *out) {
     ddl_compression c = *config;
-    if ((unsigned)c.kind > DDL_COMPRESS_POWER) {
+    if ((unsigned)c.kind > DDL_COMPRESS_ADAPTIVE) {
         return ddl__fail(sentence, DDL_ERR_ARG, "%d is not a kind of compression; see ddl_compression_kind",
                          (int)c.kind);
     }
@@ -117,6 +117,7 @@ static inline size_t ddl__code_bytes(const ddl_compression *c, int64_t n) {
         return (size_t)(n / DDL__CODE_BLOCK) * ddl__code_block_bytes(bits, DDL__CODE_BLOCK) + last;
     }
     switch (c->kind) {
+    case DDL_COMPRESS_ADAPTIVE: /* until one is chosen */
     case DDL_COMPRESS_NONE: return (size_t)n * 4;
     case DDL_COMPRESS_F16:
     case DDL_COMPRESS_BF16: return (size_t)n * 2;
@@ -125,6 +126,19 @@ static inline size_t ddl__code_bytes(const ddl_compression *c, int64_t n) {
     case DDL_COMPRESS_RANDOM_K: return (size_t)ddl__compress_kept(c, n) * 4;
     default: return 0;
     }
+}
+
+/* What DDL_COMPRESS_ADAPTIVE chooses from: exact, then fewer and fewer bytes. */
+enum { DDL__OFFERS = 5 };
+static inline ddl_compression ddl__compress_offer(int32_t number) {
+    static const ddl_compression offers[DDL__OFFERS] = {
+        {.kind = DDL_COMPRESS_NONE},
+        {.kind = DDL_COMPRESS_F16, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_INT8, .error_feedback = 1, .levels = 127},
+        {.kind = DDL_COMPRESS_SIGN, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_TOP_K, .error_feedback = 1, .ratio = 0.01},
+    };
+    return offers[number];
 }
 
 /* What a random stream depends on, and nothing else, so that a replay gives the same bits. */

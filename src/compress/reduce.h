@@ -29,8 +29,9 @@ typedef struct ddl__compressor {
     ddl_compression config;
     int32_t tensor, size, rank; /* ranks of the group, and the own one once started */
     int64_t rows, cols, count, kept;
-    bool dense; /* goes as it is: no compression, or PowerSGD that does not pay */
-    size_t code_bytes;
+    bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
+    bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
+    size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
     float *q;        /* PowerSGD: q_count floats, warm from the last step */
@@ -52,6 +53,14 @@ static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
 
 /* Bytes of the second buffer: the codes of all ranks, or for gTop-k the partner's and the union of both. */
 static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
+    if (c->adaptive) {
+        size_t most = 0;
+        for (int32_t i = 0; i < DDL__OFFERS; i++) {
+            ddl_compression offer = ddl__compress_offer(i);
+            most = ddl__compress_gathers(offer.kind) ? DDL__MAX(most, ddl__code_bytes(&offer, c->count)) : most;
+        }
+        return most * (size_t)c->size;
+    }
     if (c->config.kind == DDL_COMPRESS_GTOP_K) {
         return 3 * c->code_bytes;
     }
@@ -72,14 +81,17 @@ static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__comp
                          ddl__compress_name(c.config.kind), tensor, (long long)rows, (long long)cols);
     }
     bool power = c.config.kind == DDL_COMPRESS_POWER;
-    c.dense = c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
+    c.adaptive = c.config.kind == DDL_COMPRESS_ADAPTIVE;
+    c.dense =
+        c.adaptive || c.config.kind == DDL_COMPRESS_NONE || (power && !ddl__power_pays(rows, cols, c.config.rank));
     c.kept = ddl__compress_is_sparse(c.config.kind) ? ddl__compress_kept(&c.config, c.count) : 0;
     c.code_bytes = c.dense ? 0 : ddl__code_bytes(&c.config, c.count);
-    c.residual_count = c.config.error_feedback && !c.dense ? c.count : 0;
+    c.code_room = c.adaptive ? (size_t)c.count * 2 + 64 : c.code_bytes; /* f16 is the largest code */
+    c.residual_count = c.adaptive || (c.config.error_feedback && !c.dense) ? c.count : 0;
     c.q_count = power && !c.dense ? cols * c.config.rank : 0;
     size_t p_bytes = c.q_count > 0 ? (size_t)(rows * c.config.rank) * sizeof(float) : 0;
     c.bytes = ddl__round_64((size_t)c.residual_count * sizeof(float)) +
-              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_bytes) +
+              ddl__round_64((size_t)c.q_count * sizeof(float)) + ddl__round_64(c.code_room) +
               ddl__round_64(ddl__compressor_gathered(&c)) + ddl__round_64(p_bytes);
     *out = c;
     return DDL_OK;
@@ -93,7 +105,7 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
     c->q = (float *)(void *)at;
     at += ddl__round_64((size_t)c->q_count * sizeof(float));
     c->code = at;
-    at += ddl__round_64(c->code_bytes);
+    at += ddl__round_64(c->code_room);
     c->gathered = at;
     at += ddl__round_64(ddl__compressor_gathered(c));
     c->p = (float *)(void *)at;
@@ -101,6 +113,15 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
         ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
     }
+}
+
+/* Changes the code of an adaptive compressor between two runs, on all ranks alike. The residual stays; one that goes as
+ * it is takes it along. */
+static inline void ddl__compressor_choose(ddl__compressor *c, int32_t offer) {
+    c->config = ddl__compress_offer(offer);
+    c->dense = c->config.kind == DDL_COMPRESS_NONE;
+    c->kept = ddl__compress_is_sparse(c->config.kind) ? ddl__compress_kept(&c->config, c->count) : 0;
+    c->code_bytes = c->dense ? 0 : ddl__code_bytes(&c->config, c->count);
 }
 
 static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
@@ -234,6 +255,10 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
     ddl__cpu level = ddl__cpu_level();
     if (c->dense) {
+        if (c->residual != NULL) {
+            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
+            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+        }
         c->odd = ddl__count_odd(c->grad, c->count);
         return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
     }

@@ -26,7 +26,7 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
                              o->staleness_max};
     const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
                            m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
-                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum};
+                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum, o->exposed_s};
     uint64_t hash = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
         hash = ddl__mix(hash, (uint64_t)whole[i]);
@@ -191,7 +191,7 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
 static ddl_status ddl__line_measure(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
     t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
-    if (!ddl__trainer_plans(t) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
+    if ((!ddl__trainer_plans(t) && t->adaptive == 0) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
         return DDL_OK;
     }
     if (t->served.ps != NULL) {

@@ -4,7 +4,7 @@
 #ifndef DDL_TRAIN_AUTO_H
 #define DDL_TRAIN_AUTO_H
 
-#include "agree.h"
+#include "adapt.h"
 
 enum { DDL__TRIAL_STEPS = 4 }; /* with each plan; the first is not measured: it still has the end of the plan before */
 
@@ -125,15 +125,25 @@ static bool ddl__trial_is_stale(const ddl_trainer *t) {
 /* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
 static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     int64_t since = t->steps_tried - DDL__WARM_STEPS;
-    bool first = since == 0;
+    bool first = since == 0, plans = ddl__trainer_plans(t);
     bool due = first || (since > 0 && t->config.replan_steps > 0 && since % t->config.replan_steps == 0);
-    if (!ddl__trainer_plans(t) || t->config.replan_steps < 0) {
+    if ((!plans && t->adaptive == 0) || t->config.replan_steps < 0) {
         return DDL_OK;
     }
     if (t->trial.on) {
         return ddl__trial_step(t);
     }
     if (!due) {
+        return DDL_OK;
+    }
+    if (t->adaptive > 0) {
+        ddl_status adapted = ddl__figures_agree(t);
+        adapted = adapted < 0 ? adapted : ddl__trainer_adapt(t);
+        if (adapted < 0) {
+            return ddl__trainer_install(t, adapted);
+        }
+    }
+    if (!plans) {
         return DDL_OK;
     }
     if (first && t->config.schedule == DDL_SCHEDULE_AUTO) {

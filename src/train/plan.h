@@ -18,10 +18,15 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
  * large operations do not drown what small ones say about the latency. */
 typedef struct ddl__fit {
     double w, x, y, xx, xy;
+    double most; /* bytes of the largest operation */
 } ddl__fit;
+
+/* Operations that are all smaller say nothing about the time of a byte. */
+#define DDL__FIT_LEAST (128 << 10)
 
 static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
     double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
+    f->most = DDL__MAX(f->most, x);
     f->w += w;
     f->x += w * x;
     f->y += w * seconds;
@@ -32,6 +37,9 @@ static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
 /* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
 static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
     double spread = f->w * f->xx - f->x * f->x;
+    if (f->most < DDL__FIT_LEAST) {
+        return;
+    }
     if (spread > 1e-3 * f->w * f->xx) {
         double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
         if (slope > 0 && at_zero > 0) {
@@ -82,6 +90,75 @@ static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl
         out_first[from[j]] = true;
     }
     return end[count];
+}
+
+/* ---- adaptive compression: one of several codes for each tensor ---- */
+
+typedef struct ddl__bid {
+    double time_s, error; /* of a tensor in one code: on the link, and how much its gradient loses */
+} ddl__bid;
+
+/* Codes of the first tensors that no others beat in both: when the last one of them ends, and what all lose. */
+typedef struct ddl__front {
+    double end_s, error;
+    int32_t from, offer; /* the front before it, and the code of the last tensor */
+} ddl__front;
+enum { DDL__FRONT = 256 };
+
+/* The next front: all of `before`, each with all offers, in ascending order of their ends; what is no better than
+ * one that ends before it is left out. out has room for DDL__FRONT * offers entries, and keeps at most DDL__FRONT: the
+ * first, the last, and some between. */
+static int32_t ddl__plan_front(const ddl__front *before, int32_t before_count, double ready_s, const ddl__bid *offers,
+                               int32_t offer_count, ddl__front *out) {
+    int32_t at[16] = {0}, made = 0; /* at: by offer, in `before`, which ascends, and with it the ends */
+    for (int32_t step = 0; step < before_count * offer_count; step++) {
+        int32_t best = -1;
+        ddl__front next = {0};
+        for (int32_t o = 0; o < offer_count; o++) {
+            if (at[o] < before_count) {
+                const ddl__front *b = &before[at[o]];
+                ddl__front one = {DDL__MAX(b->end_s, ready_s) + offers[o].time_s, b->error + offers[o].error, at[o], o};
+                bool first = best < 0 || one.end_s < next.end_s || (one.end_s == next.end_s && one.error < next.error);
+                best = first ? o : best;
+                next = first ? one : next;
+            }
+        }
+        at[best]++;
+        if (made == 0 || next.error < out[made - 1].error) {
+            made -= made > 0 && out[made - 1].end_s == next.end_s;
+            out[made++] = next;
+        }
+    }
+    for (int32_t i = 0; made > DDL__FRONT && i < DDL__FRONT; i++) {
+        out[i] = out[(int64_t)i * (made - 1) / (DDL__FRONT - 1)];
+    }
+    return DDL__MIN(made, DDL__FRONT);
+}
+
+/* Chooses a code for each of count tensors, which become ready in this order and travel one after the other, so that
+ * the sum of errors is least among all choices whose last tensor ends by limit_s; where none does, among those that end
+ * first. Exact as long as no front has more than DDL__FRONT entries. offers: offer_count (at most 16) for each tensor;
+ * fronts: room for (count + offer_count) * DDL__FRONT entries, made: for count + 1. Returns the sum of errors. */
+static double ddl__plan_offers(const double *ready_s, const ddl__bid *offers, int32_t count, int32_t offer_count,
+                               double limit_s, ddl__front *fronts, int32_t *made, int32_t *out_offer) {
+    fronts[0] = (ddl__front){0, 0, 0, 0};
+    made[0] = 1;
+    for (int32_t i = 0; i < count; i++) {
+        made[i + 1] = ddl__plan_front(fronts + (int64_t)i * DDL__FRONT, made[i], ready_s[i], offers + i * offer_count,
+                                      offer_count, fronts + (int64_t)(i + 1) * DDL__FRONT);
+    }
+    const ddl__front *last = fronts + (int64_t)count * DDL__FRONT;
+    int32_t at = 0; /* errors fall as ends rise */
+    while (at + 1 < made[count] && last[at + 1].end_s <= limit_s) {
+        at++;
+    }
+    double error = last[at].error;
+    for (int32_t i = count; i > 0; i--) {
+        const ddl__front *f = &fronts[(int64_t)i * DDL__FRONT + at];
+        out_offer[i - 1] = f->offer;
+        at = f->from;
+    }
+    return error;
 }
 
 /* Buckets of at least `bytes` each, but for the last: a bucket that has them is closed. */

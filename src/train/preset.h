@@ -13,6 +13,7 @@ typedef struct ddl__preset {
  * Horovod's tensor fusion; 4 MB pieces in BytePS. */
 static const ddl__preset ddl__presets[] = {
     {"auto", {.schedule = DDL_SCHEDULE_AUTO}},
+    {"adaptive-compression", {.schedule = DDL_SCHEDULE_AUTO, .compression = {.kind = DDL_COMPRESS_ADAPTIVE}}},
     {"BSP-A2A", {.schedule = DDL_SCHEDULE_NONE}},
     {"WFBP-A2A", {.schedule = DDL_SCHEDULE_WAIT_FREE}},
     {"BSP-PS", {.schedule = DDL_SCHEDULE_NONE, .architecture = DDL_ARCHITECTURE_PS}},

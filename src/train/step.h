@@ -546,6 +546,24 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
     ddl__text_add(text, " on %d rank%s", t->size, t->size == 1 ? "" : "s");
 }
 
+/* What adaptive compression has chosen. */
+static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
+    const char *before = " (";
+    for (int32_t o = 0; o < DDL__OFFERS && t->adaptive > 0; o++) {
+        ddl_compression_kind kind = ddl__compress_offer(o).kind;
+        int32_t tensors = 0;
+        for (int32_t i = 0; i < t->count; i++) {
+            const ddl__compressor *c = t->weights[i].squeezer;
+            tensors += c != NULL && c->adaptive && (c->dense ? DDL_COMPRESS_NONE : c->config.kind) == kind;
+        }
+        if (tensors > 0) {
+            ddl__text_add(text, "%s%d %s", before, tensors, o == 0 ? "as they are" : ddl__compress_name(kind));
+            before = ", ";
+        }
+    }
+    ddl__text_add(text, "%s", t->adaptive > 0 ? ")" : "");
+}
+
 DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
     const ddl_trainer *t = trainer;
     if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
@@ -570,6 +588,7 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
     }
     if (squeezed > 0) {
         ddl__text_add(&text, ", %d of them compressed", squeezed);
+        ddl__trainer_tell_codes(t, &text);
     }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {

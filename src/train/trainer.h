@@ -12,7 +12,8 @@ enum {
     DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1, /* by type */
     DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
-    DDL__WAYS = 8              /* plans that auto tries: see auto.h */
+    DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
+    DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
@@ -117,6 +118,7 @@ struct ddl_trainer {
     bool over;      /* overlap_forward: ddl_step was called, updates are taken in ddl_param_wait */
     bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
+    int32_t adaptive;     /* tensors whose code is chosen */
     int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
@@ -179,6 +181,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"replan_steps", o->replan_steps, -1, 1 << 30},
         {"local_steps", o->local_steps, 0, 1 << 30},
         {"local_after", (double)o->local_after, 0, 1e15},
+        {"exposed_s", o->exposed_s, 0, 1e6},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
         {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
@@ -443,6 +446,9 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
     ddl_compression code = ddl__weight_code(t, options);
+    if (code.kind == DDL_COMPRESS_ADAPTIVE && ddl_tensor_count(grad) < DDL__ADAPTIVE_LEAST) {
+        code = (ddl_compression){.kind = DDL_COMPRESS_NONE}; /* it costs its latency: merged with others it does not */
+    }
     DDL__TRY(ddl__weight_check(t, given, param, grad));
     DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
@@ -462,6 +468,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     }
     t->count++;
     t->waited_count++;
+    t->adaptive += code.kind == DDL_COMPRESS_ADAPTIVE;
     return DDL_OK;
 }
 
