@@ -84,6 +84,10 @@ typedef struct ddl_host {
     /* For transports without connections, whose messages must each show where they come from: 32 bytes that follow
      * from the data, the job and its secret, so that only members can make them. DDL_ERR_UNSUPPORTED: no secret. */
     ddl_status (*derive)(const struct ddl_host *host, const void *data, size_t bytes, uint8_t out[32]);
+
+    /* Bytes of memory that the control groups of this process (a container's limit) still allow; UINT64_MAX: no limit.
+     * Who takes more is killed, and not refused. Reads files. */
+    uint64_t (*memory_left)(const struct ddl_host *host);
 } ddl_host;
 
 /* >>transport */

@@ -574,6 +574,34 @@ TEST(cgroup_files_are_understood) {
     CHECK(!ddl__cgroup_path("", ",,", out, sizeof out) && !ddl__cgroup_path("0:x", ",,", out, sizeof out));
 }
 
+TEST(memory_limits_of_control_groups_are_understood) {
+    static const char stat[] = "anon 7\nfile 5000\ninactive_anon 9\nactive_file 1\ninactive_file 1000\ntotal_inactive_file 3000\n";
+    CHECK_EQ(ddl__memory_left_parse("10000\n", "4000\n", ""), 6000u);
+    CHECK_EQ(ddl__memory_left_parse("10000\n", "4000\n", stat), 9000u); /* what is cached goes when it is needed */
+    CHECK_EQ(ddl__memory_left_parse("10000\n", "2000\n", stat), 10000u);
+    CHECK_EQ(ddl__memory_left_parse("10000\n", "14000\n", stat), 0u);
+    CHECK_EQ(ddl__memory_left_parse("0\n", "0\n", ""), 0u);
+    CHECK_EQ(ddl__memory_left_parse("max\n", "4000\n", stat), UINT64_MAX);
+    CHECK_EQ(ddl__memory_left_parse("9223372036854771712\n", "4000\n", stat), UINT64_MAX); /* none, in version 1 */
+    char folder[] = "/tmp/ddl-test-XXXXXX", path[100];
+    static const char *const files[2][2] = {{"memory.limit_in_bytes", "memory.usage_in_bytes"},
+                                            {"memory.max", "memory.current"}};
+    CHECK(mkdtemp(folder) != NULL);
+    CHECK_EQ(ddl__memory_left_of(folder), UINT64_MAX);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, files[i][0]);
+        write_file(path, "50000\n", 0600);
+        CHECK_EQ(ddl__memory_left_of(folder), UINT64_MAX); /* half of the files is no limit */
+        snprintf(path, sizeof path, "%s/%s", folder, files[i][1]);
+        write_file(path, "20000\n", 0600);
+        CHECK_EQ(ddl__memory_left_of(folder), 30000u);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/%s", folder, files[i][0]);
+        unlink(path);
+    }
+    rmdir(folder);
+}
+
 TEST(descriptor_limit_is_raised_or_named) {
     fflush(NULL);
     pid_t pid = fork(); /* limits go down only */

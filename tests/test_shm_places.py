@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Shared memory where ranks share less than usual: a /dev/shm of 64 KiB or none that can be written, one of its own for
-each rank, process numbers of its own for each rank, as containers have. And what it takes: memory, time to start.
+each rank, process numbers of its own for each rank, a limit of memory, as containers have. And what it takes.
 tests/run: timeout=240 alone=yes"""
+import contextlib
 import os
+import pathlib
 import re
 import select
 import signal
@@ -114,6 +116,47 @@ def a_death_is_seen_where_numbers_differ():
                       f"rank {rank} over {transport} ended with {status}:\n{text[-1500:]}")
         took = time.monotonic() - killed
         check(took < 2 * SLOW, f"over {transport} it took {took:.1f} s")
+
+
+@contextlib.contextmanager
+def limited_group(megabytes):
+    """The folder of a control group with a limit of memory, as a container has one."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        folder = pathlib.Path(root, f"ddl-test-{os.getpid()}")
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if (folder / limit).exists():
+                (folder / limit).write_text(str(megabytes << 20))
+                yield folder
+                return
+        except PermissionError:
+            pass
+        finally:
+            for _ in range(50):
+                try:
+                    folder.rmdir()
+                    break
+                except OSError:  # the last process is still on its way out
+                    time.sleep(0.1)
+    skip("no control group with a limit of memory can be made here (root, and a writable /sys/fs/cgroup)")
+
+
+@test
+def a_limit_of_memory_is_no_death():
+    """What the segment could take is more than the container allows: taking it would be the end by SIGKILL."""
+    with limited_group(160) as group:
+        def join(rank):
+            return f"echo $$ > {group}/cgroup.procs; exec "
+        large = {"DDL_SHM_STAGING_BYTES": "128M"}
+        for named in ("shm", ""):
+            ended = Ranks(2, [], join, DDL_TRANSPORTS=named, **large).finish()
+            check(all(0 < status < 128 if named else status == 0 for status, _ in ended), f"{named} ended with {ended}")
+            check(any("the control group" in text and "raise its memory limit" in text for _, text in ended),
+                  f"nobody names the limit: {ended}")
+        Ranks(2, [], join).succeed()
 
 
 def segment_bytes(pids):

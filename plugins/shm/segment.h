@@ -49,6 +49,7 @@
 #define SHM_STAGING_BYTES (4u << 20)
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
+#define SHM_ASK_BYTES (1u << 20)             /* from here on what a control group allows is asked before memory is taken */
 #define SHM_SETS 32                          /* entries of a rank's directory: sets of native collectives */
 #define SHM_HEADER_BYTES ((SHM_LOCAL_MAX * 4u + 2 * SHM_PAGE - 1) / SHM_PAGE * SHM_PAGE)
 
@@ -184,8 +185,16 @@ static uint32_t shm_state(const shm *t, int32_t i) {
     return atomic_load_explicit(&shm_head(t)->state[i], memory_order_acquire);
 }
 
+/* What the limit of a container still allows: whoever goes beyond is killed, and not refused. */
+static uint64_t shm_memory_left(const shm *t) {
+    return DDL_HAS(t->host, memory_left) ? t->host->memory_left(t->host) : UINT64_MAX;
+}
+
 /* Allocates part of the segment, so that touching it cannot fail. Twice is fine. */
 static ddl_status shm_commit(const shm *t, uint64_t offset, uint64_t bytes) {
+    if (bytes >= SHM_ASK_BYTES && shm_memory_left(t) < bytes + SHM_ASK_BYTES) {
+        return DDL_ERR_NOMEM;
+    }
     while (bytes > 0) {
         uint64_t step = bytes < SHM_COMMIT_STEP ? bytes : SHM_COMMIT_STEP;
         if (fallocate(t->fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)step) == 0) {
@@ -386,9 +395,25 @@ static void shm_unmap(shm *t) {
 
 /* ---- who is in ---- */
 
+/* Whether there is room for what all ranks here take sooner or later, as they may be in one container. */
+static bool shm_may_take_memory(const shm *t) {
+    uint64_t each = t->address.staging_bytes + (uint64_t)t->local_count * t->address.ring_bytes, left = shm_memory_left(t);
+    bool enough = left / (uint64_t)t->local_count >= each;
+    if (!enough) {
+        shm_log(t, DDL_LOG_WARN,
+                "no shared memory: the control group (container) of this process allows %" PRIu64 " MiB more, and %d ranks "
+                "may take %" PRIu64 " MiB; raise its memory limit, or lower DDL_SHM_STAGING_BYTES on all ranks",
+                left >> 20, (int)t->local_count, ((uint64_t)t->local_count * each) >> 20);
+    }
+    return enough;
+}
+
 /* Says IN, unless the leader has given this rank up. What `prepared` wrote is seen by whoever sees IN. */
 static ddl_status shm_enter(shm *t, ddl_status (*prepare)(shm *t)) {
     uint32_t waiting = SHM_WAITING;
+    if (!shm_may_take_memory(t)) {
+        return DDL_ERR_NOMEM;
+    }
     ddl_status status = shm_commit(t, shm_controls_at() + (uint64_t)t->local_index * SHM_PAGE, SHM_PAGE);
     if (status != DDL_OK) {
         shm_log(t, DDL_LOG_WARN, "no memory for this rank's page of the segment");

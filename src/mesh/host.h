@@ -414,6 +414,11 @@ static void ddl__host_transferred(const ddl_host *host, void *cookie, ddl_status
     ddl__host_sent(host, cookie, status);
 }
 
+static uint64_t ddl__host_memory_left(const ddl_host *host) {
+    (void)host;
+    return ddl__memory_left();
+}
+
 static ddl_host ddl__host_table(ddl_context *c) {
     return (ddl_host){
         .size = sizeof(ddl_host),
@@ -435,6 +440,7 @@ static ddl_host ddl__host_table(ddl_context *c) {
         .take_fd = ddl__host_take_fd,
         .measure = ddl__host_measure,
         .derive = ddl__host_derive,
+        .memory_left = ddl__host_memory_left,
     };
 }
 

@@ -107,22 +107,22 @@ static bool ddl__cgroup_path(const char *list, const char *controller, char *out
     return false;
 }
 
-/* Every group above counts as well: the tightest quota wins. */
-static int32_t ddl__cgroup_cores(void) {
-    static const char *const roots[2] = {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu"};
-    static const char *const controllers[2] = {",,", ",cpu,"};
-    char list[4096], path[2048], folder[4096];
-    int32_t cores = INT32_MAX;
-    if (ddl__read_text("/proc/self/cgroup", list, sizeof list) < 0) {
-        list[0] = 0;
+/* Looks at the control groups of this process that have a controller, of version 2 and then of version 1: its own, and
+ * all above it, which bind it as well. `list` is the name in version 1 between commas, `root` where that is mounted. */
+static void ddl__cgroups_visit(const char *list, const char *root, void (*look)(const char *folder, void *arg),
+                               void *arg) {
+    const char *const roots[2] = {"/sys/fs/cgroup", root}, *const controllers[2] = {",,", list};
+    char groups[4096], path[2048], folder[4096];
+    if (ddl__read_text("/proc/self/cgroup", groups, sizeof groups) < 0) {
+        groups[0] = 0;
     }
     for (int version = 0; version < 2; version++) {
-        if (!ddl__cgroup_path(list, controllers[version], path, sizeof path)) {
+        if (!ddl__cgroup_path(groups, controllers[version], path, sizeof path)) {
             path[0] = 0;
         }
         for (;;) {
             snprintf(folder, sizeof folder, "%s%s", roots[version], path);
-            cores = DDL__MIN(cores, ddl__quota_of(folder));
+            look(folder, arg);
             char *slash = strrchr(path, '/');
             if (slash == NULL) {
                 break;
@@ -130,7 +130,64 @@ static int32_t ddl__cgroup_cores(void) {
             *slash = 0;
         }
     }
+}
+
+static void ddl__cgroup_look_cores(const char *folder, void *arg) {
+    int32_t *cores = arg;
+    *cores = DDL__MIN(*cores, ddl__quota_of(folder));
+}
+
+static int32_t ddl__cgroup_cores(void) {
+    int32_t cores = INT32_MAX;
+    ddl__cgroups_visit(",cpu,", "/sys/fs/cgroup/cpu", ddl__cgroup_look_cores, &cores);
     return cores;
+}
+
+/* Bytes that a limit still allows. What files left in the cache (inactive_file in memory.stat) goes when it is needed.
+ * UINT64_MAX: there is no limit; version 1 says that by a number beyond all memory. */
+static uint64_t ddl__memory_left_parse(const char *limit_text, const char *used_text, const char *stat_text) {
+    static const char cached[] = "inactive_file ";
+    bool none = limit_text[0] < '0' || limit_text[0] > '9'; /* "max" */
+    uint64_t limit = strtoull(limit_text, NULL, 10), used = strtoull(used_text, NULL, 10), back = 0;
+    for (const char *at = strstr(stat_text, cached); at != NULL; at = strstr(at + 1, cached)) {
+        uint64_t bytes = strtoull(at + sizeof cached - 1, NULL, 10); /* version 1: its own, then with those below */
+        back = DDL__MAX(back, bytes);
+    }
+    used -= DDL__MIN(used, back);
+    return none || limit >= (uint64_t)1 << 60 ? UINT64_MAX : limit - DDL__MIN(limit, used);
+}
+
+static uint64_t ddl__memory_left_of(const char *folder) {
+    static const char *const files[2][2] = {{"memory.max", "memory.current"},
+                                            {"memory.limit_in_bytes", "memory.usage_in_bytes"}};
+    char path[4300], limit[64], used[64], stat[4096];
+    for (int version = 0; version < 2; version++) {
+        snprintf(path, sizeof path, "%s/%s", folder, files[version][0]);
+        if (ddl__read_text(path, limit, sizeof limit) <= 0) {
+            continue;
+        }
+        snprintf(path, sizeof path, "%s/%s", folder, files[version][1]);
+        if (ddl__read_text(path, used, sizeof used) <= 0) {
+            continue;
+        }
+        snprintf(path, sizeof path, "%s/memory.stat", folder);
+        stat[0] = 0;
+        ddl__read_text(path, stat, sizeof stat);
+        return ddl__memory_left_parse(limit, used, stat);
+    }
+    return UINT64_MAX;
+}
+
+static void ddl__cgroup_look_memory(const char *folder, void *arg) {
+    uint64_t *left = arg, here = ddl__memory_left_of(folder);
+    *left = DDL__MIN(*left, here);
+}
+
+/* Bytes of memory that the control groups of this process still allow; UINT64_MAX where none has a limit. */
+static uint64_t ddl__memory_left(void) {
+    uint64_t left = UINT64_MAX;
+    ddl__cgroups_visit(",memory,", "/sys/fs/cgroup/memory", ddl__cgroup_look_memory, &left);
+    return left;
 }
 
 /* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */

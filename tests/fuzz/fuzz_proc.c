@@ -1,4 +1,4 @@
-/* libFuzzer target: what the kernel tells as text: processes, quotas and control groups, who listens on a port.
+/* libFuzzer target: what the kernel tells as text: processes, quotas and limits of control groups, who listens on a port.
  * Input: byte 0 says which of them; then the text.
  * campaign: parser max_len=512 */
 #include "fuzz.h"
@@ -40,6 +40,13 @@ static void fuzz_group(char *text) {
     }
 }
 
+/* Of a line limit, used, and the rest of memory.stat. */
+static void fuzz_memory(char *text) {
+    char *used = text + strcspn(text, " ");
+    uint64_t left = ddl__memory_left_parse(text, used, used + strcspn(used, "\n"));
+    REQUIRE(left == UINT64_MAX || left < (uint64_t)1 << 60);
+}
+
 static void fuzz_listener(char *text) {
     unsigned long inode = 0;
     unsigned uid = 0;
@@ -49,9 +56,9 @@ static void fuzz_listener(char *text) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static void (*const parse[4])(char *) = {fuzz_process, fuzz_quota, fuzz_group, fuzz_listener};
+    static void (*const parse[5])(char *) = {fuzz_process, fuzz_quota, fuzz_group, fuzz_listener, fuzz_memory};
     if (size > 0) {
-        parse[data[0] & 3](fuzz_text(data + 1, size - 1));
+        parse[data[0] & 4 ? 4 : data[0] & 3](fuzz_text(data + 1, size - 1));
     }
     return 0;
 }
