@@ -12817,6 +12817,11 @@ struct ddl_context {
     bool spread, place_pinned;
     int32_t place_core, crowd_looks;
     uint64_t place_ns, moved_ns, move_pause_ns;
+    struct ddl__page *page; /* what ddl-info --attach reads: see page.h; NULL: there is none */
+    int32_t page_fd;
+    uint64_t page_slots;   /* that groups have, a bit each */
+    const void *page_told; /* the request whose wait it tells */
+    const char *page_doing;
     int32_t pass_fd; /* listens for passed descriptors */
     int32_t passing_count;
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
@@ -13097,6 +13102,282 @@ static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
     c->landings = l;
 }
 
+/* >>mesh/page */
+/* mesh: the page, memory of this rank in which ddl-info --attach reads what the rank does, also while it computes or
+ * is stopped: nobody has to answer. A memfd that a process of the same user opens by /proc/PID/fd, only to read.
+ * The flight recorders of the groups lie in it, where they are written anyway; what else it tells is written when a
+ * wait has become long, before a sleep, or when a link changes. So it costs nothing while work goes on. It has no data
+ * of tensors, and no secret. Where it cannot be made, recorders are in ordinary memory, and nobody can attach.
+ *
+ * Layout: the head; the links, by world rank; from groups_at a slot of group_bytes for each group. Who reads it may not
+ * trust it: the writer goes on meanwhile. */
+
+enum {
+    DDL__PAGE_VERSION = 1, /* of this layout */
+    DDL__PAGE_GROUPS = 64, /* that can be seen */
+    DDL__PAGE_NAMES = 64,
+    DDL__RECORDS = 256
+};
+#define DDL__PAGE_MAGIC "ddlpage"
+#define DDL__PAGE_TOLD_NS (100 * DDL__NS_PER_MS) /* a wait that is shorter is not told */
+#define DDL__PAGE_AGAIN_NS (500 * DDL__NS_PER_MS)
+
+/* One line of the flight recorder. */
+typedef struct ddl__flight {
+    uint64_t order; /* among the collectives of all groups of this rank */
+    uint32_t sequence;
+    int32_t root;
+    ddl_op op;
+    uint8_t kind, dtype;
+    int16_t status; /* DDL_IN_PROGRESS while it runs */
+    uint8_t nature; /* as in ddl__call */
+    int32_t tensors;
+    int64_t count; /* of a v-form the elements of all ranks */
+    uint64_t detail;
+    uint64_t call_hash; /* of this call */
+    uint64_t signature; /* of this call and all before it: what its frames carry */
+    uint64_t start_ns, end_ns;
+    const char *algorithm;
+} ddl__flight;
+
+typedef struct ddl__page_link {
+    int32_t pid, host;
+    uint8_t life, connected, transport; /* transport: among the head's; 255: this rank itself */
+    char host_name[32];
+    uint64_t last, late_ns; /* as in ddl_rank_stats */
+} ddl__page_link;
+
+/* A slot; records[DDL__RECORDS] and the members' world ranks follow. */
+typedef struct ddl__page_group {
+    uint32_t used, slot, id, epoch;
+    int32_t rank, size, broken;
+    char name[64];
+    ddl__flight records[DDL__RECORDS];
+    int32_t ranks[];
+} ddl__page_group;
+
+/* What this rank waits for, by the request that waits longest. */
+typedef struct ddl__page_wait {
+    uint64_t since_ns, told_ns; /* since 0: for nothing, or not for long */
+    int32_t rank;               /* of the world, -1: not known */
+    char text[600];
+} ddl__page_wait;
+
+typedef enum ddl__page_stage {
+    DDL__PAGE_JOINING = 0,
+    DDL__PAGE_JOINED = 1,
+    DDL__PAGE_LEAVING = 2
+} ddl__page_stage;
+
+typedef struct ddl__page {
+    char magic[8];
+    uint32_t version, flight_bytes, link_bytes, group_bytes, groups_at, group_count; /* count: that have had a slot */
+    int32_t pid, rank, world_size, stage;
+    uint64_t job, start_ns;
+    char job_name[64];
+    char transports[DDL__ENDPOINTS_MAX][16];
+    struct {
+        uint64_t at; /* the address that records give */
+        char text[24];
+    } names[DDL__PAGE_NAMES];
+    uint32_t sleeps;       /* the thread that polls is in the kernel */
+    _Atomic uint32_t turn; /* odd while what follows is written */
+    char doing[48];        /* the call that slept last; "" for none, or a progress thread */
+    ddl__page_wait wait;
+    ddl__page_link links[];
+} ddl__page;
+
+/* >>making */
+
+static size_t ddl__page_up(size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static size_t ddl__page_head_bytes(int32_t world_size) {
+    return ddl__page_up(sizeof(ddl__page) + (size_t)world_size * sizeof(ddl__page_link));
+}
+
+static size_t ddl__page_group_bytes(int32_t world_size) {
+    return ddl__page_up(sizeof(ddl__page_group) + (size_t)world_size * sizeof(int32_t));
+}
+
+/* Maps a part of the file, which gets its memory now: a full system would say so later by a signal. */
+static void *ddl__page_map(int fd, size_t at, size_t bytes) {
+    if (posix_fallocate(fd, (off_t)at, (off_t)bytes) != 0) {
+        return NULL;
+    }
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
+    return memory != MAP_FAILED ? memory : NULL;
+}
+
+static void ddl__page_close(ddl_context *c) {
+    if (c->page != NULL) {
+        munmap(c->page, ddl__page_head_bytes(c->world_size));
+        c->page = NULL;
+    }
+    if (c->page_fd >= 0) {
+        close(c->page_fd);
+        c->page_fd = -1;
+    }
+    c->page_told = NULL;
+}
+
+static void ddl__page_open(ddl_context *c) {
+    size_t head = ddl__page_head_bytes(c->world_size);
+    c->page_fd = memfd_create("ddl-page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ddl__page *p = c->page_fd >= 0 ? ddl__page_map(c->page_fd, 0, head) : NULL;
+    if (p == NULL || fcntl(c->page_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+        c->page = p;
+        ddl__page_close(c);
+        ddl__log(&c->base, DDL_LOG_DEBUG, "no page for ddl-info --attach: %s", strerror(errno));
+        return;
+    }
+    p->version = DDL__PAGE_VERSION;
+    p->flight_bytes = sizeof(ddl__flight);
+    p->link_bytes = sizeof(ddl__page_link);
+    p->group_bytes = (uint32_t)ddl__page_group_bytes(c->world_size);
+    p->groups_at = (uint32_t)head;
+    p->pid = c->pid;
+    p->rank = c->rank;
+    p->world_size = c->world_size;
+    p->job = c->job;
+    p->start_ns = ddl__now_ns();
+    snprintf(p->job_name, sizeof p->job_name, "%s", c->settings.job != NULL ? c->settings.job : "");
+    memcpy(p->magic, DDL__PAGE_MAGIC, sizeof p->magic);
+    c->page = p;
+}
+
+/* A slot for a group, zeroed. NULL: there is none. */
+static ddl__page_group *ddl__page_group_open(ddl_context *c) {
+    if (c->page == NULL) {
+        return NULL;
+    }
+    uint32_t slot = 0;
+    while (slot < DDL__PAGE_GROUPS && (c->page_slots >> slot & 1) != 0) {
+        slot++;
+    }
+    if (slot == DDL__PAGE_GROUPS) {
+        return NULL;
+    }
+    size_t bytes = c->page->group_bytes;
+    ddl__page_group *s = ddl__page_map(c->page_fd, c->page->groups_at + slot * bytes, bytes);
+    if (s != NULL) {
+        memset(s, 0, bytes); /* a group that is gone was there */
+        c->page_slots |= 1ull << slot;
+        c->page->group_count = DDL__MAX(c->page->group_count, slot + 1);
+        s->slot = slot;
+    }
+    return s;
+}
+
+static void ddl__page_group_close(ddl_context *c, ddl__page_group *s) {
+    c->page_slots &= ~(1ull << s->slot);
+    s->used = 0;
+    munmap(s, ddl__page_group_bytes(c->world_size));
+}
+
+/* >>telling */
+
+/* The name of an algorithm: records have only its address. */
+static void ddl__page_algorithm(ddl_context *c, const char *name) {
+    for (int32_t i = 0; c->page != NULL && i < DDL__PAGE_NAMES; i++) {
+        uint64_t at = (uint64_t)(uintptr_t)name;
+        if (c->page->names[i].at == 0) {
+            snprintf(c->page->names[i].text, sizeof c->page->names[i].text, "%s", name);
+            c->page->names[i].at = at;
+        }
+        if (c->page->names[i].at == at) {
+            return;
+        }
+    }
+}
+
+static void ddl__page_link_tell(ddl_context *c, int32_t rank) {
+    if (c->page == NULL) {
+        return;
+    }
+    const ddl__link *l = &c->links[rank];
+    ddl__page_link *p = &c->page->links[rank];
+    p->pid = l->pid;
+    p->host = l->host;
+    p->life = (uint8_t)l->life;
+    p->connected = l->connected;
+    p->transport = l->endpoint != NULL ? (uint8_t)(l->endpoint - c->endpoints) : 255;
+    p->last = l->stats.last;
+    p->late_ns = l->stats.late_ns;
+    snprintf(p->host_name, sizeof p->host_name, "%.31s", l->host_name);
+}
+
+static void ddl__page_stage_tell(ddl_context *c, ddl__page_stage stage) {
+    for (int32_t i = 0; c->page != NULL && i < c->endpoint_count; i++) {
+        snprintf(c->page->transports[i], sizeof c->page->transports[i], "%s", c->endpoints[i].plugin->name);
+    }
+    for (int32_t i = 0; c->page != NULL && stage == DDL__PAGE_JOINED && i < c->world_size; i++) {
+        ddl__page_link_tell(c, i);
+    }
+    if (c->page != NULL) {
+        c->page->stage = stage;
+    }
+}
+
+/* Between the two the reader does not believe what it reads. One writer: the lock is held. */
+static void ddl__page_begin(ddl__page *p) {
+    /* relaxed, then a release fence: whoever sees a new byte sees the odd number too */
+    atomic_store_explicit(&p->turn, atomic_load_explicit(&p->turn, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+}
+
+static void ddl__page_end(ddl__page *p) {
+    /* release: all that was written is there before the even number */
+    atomic_store_explicit(&p->turn, atomic_load_explicit(&p->turn, memory_order_relaxed) + 1, memory_order_release);
+}
+
+/* Whether a request that has waited so long is to be told: the one that is told already, or the only one. */
+static bool ddl__page_wants(const ddl_context *c, const void *request, uint64_t waited_ns, uint64_t now) {
+    const ddl__page *p = c->page;
+    return p != NULL && waited_ns >= DDL__PAGE_TOLD_NS && (c->page_told == NULL || c->page_told == request) &&
+           (c->page_told == NULL || now - p->wait.told_ns >= DDL__PAGE_AGAIN_NS);
+}
+
+static void ddl__page_wait_tell(ddl_context *c, const void *request, uint64_t waited_ns, uint64_t now, int32_t rank,
+                                const char *text) {
+    ddl__page *p = c->page;
+    c->page_told = request;
+    ddl__page_begin(p);
+    p->wait.since_ns = now - DDL__MIN(waited_ns, now - 1);
+    p->wait.told_ns = now;
+    p->wait.rank = rank;
+    snprintf(p->wait.text, sizeof p->wait.text, "%s", text);
+    ddl__page_end(p);
+    for (int32_t i = 0; i < c->world_size; i++) {
+        ddl__page_link_tell(c, i);
+    }
+}
+
+/* The request has ended. */
+static inline void ddl__page_wait_over(ddl_context *c, const void *request) {
+    if (c->page_told == request && request != NULL) {
+        ddl__page_begin(c->page);
+        c->page->wait.since_ns = 0;
+        ddl__page_end(c->page);
+        c->page_told = NULL;
+    }
+}
+
+/* Before and after a sleep in the kernel. */
+static void ddl__page_sleep_tell(ddl_context *c, bool sleeps) {
+    if (c->page != NULL && sleeps && c->page_doing != c->doing) { /* names of calls are literals */
+        ddl__page_begin(c->page);
+        snprintf(c->page->doing, sizeof c->page->doing, "%s", c->doing != NULL ? c->doing : "");
+        ddl__page_end(c->page);
+        c->page_doing = c->doing;
+    }
+    if (c->page != NULL) {
+        c->page->sleeps = sleeps;
+    }
+}
+
 /* >>mesh/host */
 /* mesh, second part: what transports call. Messages leave and arrive here; frames are checked once and handed to the
  * room that registered for their type. */
@@ -13174,7 +13455,10 @@ static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const ui
 /* A link is used for the first time. Where its transport is blind, the other host is watched from now on. */
 static void ddl__link_used(ddl_context *c, int32_t peer) {
     ddl__link *l = &c->links[peer];
-    l->connected = true;
+    if (!l->connected) {
+        l->connected = true;
+        ddl__page_link_tell(c, peer);
+    }
     if (l->watch != NULL && !l->watching) {
         l->watching = true;
         l->watch->table->connect(l->watch->self, peer);
@@ -14136,6 +14420,7 @@ static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     c->missed_count -= l->life == DDL__MISSED;
     l->life = life;
     l->missed_ns = ddl__now_ns();
+    ddl__page_link_tell(c, (int32_t)(l - c->links));
     if (l->pidfd >= 0) {
         close(l->pidfd); /* leaves the epoll set with it */
         l->pidfd = -1;
@@ -14170,6 +14455,7 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
         l->missed_ns = ddl__now_ns();
         l->missed_how = how;
         c->missed_count++;
+        ddl__page_link_tell(c, peer);
         c->next_look_ns = 0;
     } else if (l->life == DDL__MISSED && l->missed_how == NULL) {
         l->missed_how = how;
@@ -15004,6 +15290,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
     ddl__place_sleep(c);
     c->sleeping = true;
+    ddl__page_sleep_tell(c, true);
     ddl__unlock(c);
     if (own_way) {
         only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
@@ -15013,6 +15300,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
     ddl__lock(c);
     c->sleeping = false;
+    ddl__page_sleep_tell(c, false);
     if (fds[0].revents != 0) {
         ddl__drain_wakes(c);
     }
@@ -16286,7 +16574,6 @@ DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpa
 enum {
     DDL__GROUP_MAGIC = 0x67726f75,
     DDL__GROUP_FREED = 0x66726565,
-    DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
     DDL__WINDOW_BYTES = 128 * 1024, /* of eager data to one peer that it has not taken, per group and kind */
     /* An eager part of a collective counts as its bytes and this: so that a peer is at most half as many collectives
@@ -16315,24 +16602,6 @@ enum { DDL__CHECKS = 0 };
 #else
 enum { DDL__CHECKS = 1 };
 #endif
-
-/* One line of the flight recorder. */
-typedef struct ddl__flight {
-    uint64_t order; /* among the collectives of all groups of this rank */
-    uint32_t sequence;
-    int32_t root;
-    ddl_op op;
-    uint8_t kind, dtype;
-    int16_t status; /* DDL_IN_PROGRESS while it runs */
-    uint8_t nature; /* as in ddl__call */
-    int32_t tensors;
-    int64_t count; /* of a v-form the elements of all ranks */
-    uint64_t detail;
-    uint64_t call_hash; /* of this call */
-    uint64_t signature; /* of this call and all before it: what its frames carry */
-    uint64_t start_ns, end_ns;
-    const char *algorithm;
-} ddl__flight;
 
 /* What runs collectives of the group by itself: see engine/native.h. */
 typedef struct ddl__native {
@@ -16399,7 +16668,8 @@ struct ddl_group {
     uint32_t doubt_sequence; /* which call */
     uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
     uint64_t fast_ns;        /* when the last one that went the short way began */
-    ddl__flight records[DDL__RECORDS];
+    ddl__flight *records; /* DDL__RECORDS */
+    ddl__page_group *page; /* in which they are; NULL: in memory of their own */
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
@@ -16441,6 +16711,13 @@ static void ddl__group_release(ddl_group *g) {
     ddl__free(base, g->host_of);
     ddl__free(base, g->flows);
     ddl__free(base, g->packed);
+    if (g->page != NULL) {
+        ddl__page_group_close(g->context, g->page);
+    } else {
+        ddl__free(base, g->records);
+    }
+    g->page = NULL;
+    g->records = NULL;
     g->packed = NULL;
     g->ranks = g->rank_of = g->host_of = NULL;
     g->flows = NULL;
@@ -16455,6 +16732,18 @@ static void ddl__group_number_hosts(ddl_group *g) {
             j++;
         }
         g->host_of[i] = j < i ? g->host_of[j] : hosts++;
+    }
+}
+
+/* The flight recorder, on the page where that is possible. */
+static void ddl__group_records_make(ddl_context *c, ddl_group *g, const int32_t *ranks) {
+    ddl__page_group *s = g->page = ddl__page_group_open(c);
+    g->records = s != NULL ? s->records : ddl__alloc_array(&c->base, DDL__RECORDS, sizeof *g->records);
+    if (s != NULL) {
+        s->id = g->id;
+        s->epoch = g->epoch;
+        s->size = g->size;
+        memcpy(s->ranks, ranks, (size_t)g->size * sizeof *ranks);
     }
 }
 
@@ -16474,7 +16763,9 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
     g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
     g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
-    if (g->packed == NULL || g->ranks == NULL || g->rank_of == NULL || g->host_of == NULL || g->flows == NULL) {
+    ddl__group_records_make(c, g, ranks);
+    if (g->records == NULL || g->packed == NULL || g->ranks == NULL || g->rank_of == NULL ||
+        g->host_of == NULL || g->flows == NULL) {
         ddl__group_release(g);
         ddl__free(&c->base, g);
         return NULL;
@@ -16489,6 +16780,11 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->rank = g->rank_of[c->rank];
     ddl__group_number_hosts(g);
     snprintf(g->name, sizeof g->name, "%s", name);
+    if (g->page != NULL) {
+        g->page->rank = g->rank;
+        memcpy(g->page->name, g->name, sizeof g->page->name);
+        g->page->used = 1;
+    }
     g->timeout_ms = c->settings.timeout_ms;
     g->stall_ms = c->settings.stall_ms;
     g->tuning = c->tuning;
@@ -16564,6 +16860,9 @@ static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g,
         return;
     }
     g->broken = status;
+    if (g->page != NULL) {
+        g->page->broken = status;
+    }
     va_list args;
     va_start(args, format);
     vsnprintf(g->broken_text, sizeof g->broken_text, format, args);
@@ -16860,6 +17159,7 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
     }
+    ddl__page_wait_over(c, r);
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
@@ -16966,6 +17266,15 @@ static void ddl__request_expire(ddl_context *c, ddl_request *r) {
     }
 }
 
+/* For ddl-info --attach. */
+static void ddl__request_tell(ddl_context *c, ddl_request *r, uint64_t now) {
+    char line[sizeof c->page->wait.text];
+    ddl__text text = {line, sizeof line, 0};
+    line[0] = 0;
+    r->ops->explain(c, r, &text);
+    ddl__page_wait_tell(c, r, r->waited_ns, now, r->ops->expect(c, r), line);
+}
+
 /* Somebody waits for the request, asks for it again and again, or a progress thread watches it: only that time counts
  * for reports and deadlines, not the time in which nobody looks, or the program is stopped. */
 static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bool may_expire) {
@@ -16973,6 +17282,9 @@ static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bo
     r->waited_ns += gap < DDL__ABSENT_NS ? gap : 0;
     r->attended_ns = now;
     r->ops->tick(c, r, r->waited_ns);
+    if (ddl__is_pending(r) && ddl__page_wants(c, r, r->waited_ns, now)) {
+        ddl__request_tell(c, r, now);
+    }
     int64_t stall_ms = r->group->stall_ms, timeout_ms = r->group->timeout_ms;
     uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
     if (ddl__is_pending(r) && stall_ms > 0 && r->waited_ns >= stall && now >= r->next_report_ns) {
@@ -18927,6 +19239,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         return status;
     }
     const char *name = e->plan.algorithm;
+    ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
     e->next = g->cache;
     g->cache = e;
@@ -20070,10 +20383,11 @@ static void ddl__engine_group_free(ddl_group *g) {
 #define DDL__MISMATCH_NS (500 * DDL__NS_PER_MS) /* for the other side to spell out its call */
 
 typedef enum ddl__answer_code {
-    DDL__SILENT = 0,      /* was asked, has not answered: computing, or stopped */
+    DDL__NOT_ASKED = 0,
     DDL__NOT_ARRIVED = 1, /* is in ddl, but has not called this collective */
     DDL__ARRIVED = 2,
-    DDL__PASSED = 3 /* has finished it */
+    DDL__PASSED = 3, /* has finished it */
+    DDL__SILENT = 4  /* was asked, has not answered: computing, or stopped; is never sent */
 } ddl__answer_code;
 
 typedef struct ddl__answer {
@@ -20167,6 +20481,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
         if (i != op->group->rank && (all || op->is_native || ddl__op_waits_for(op, i))) {
+            op->answers[i].code = op->answers[i].code == DDL__NOT_ASKED ? DDL__SILENT : op->answers[i].code;
             ddl__ask(c, op->group, i, op->sequence);
         }
     }
@@ -20291,7 +20606,9 @@ static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op
 
 static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text) {
     const ddl__answer *a = op->answers != NULL ? &op->answers[rank] : NULL;
-    if (a == NULL || a->code == DDL__SILENT) {
+    if (a == NULL || a->code == DDL__NOT_ASKED) {
+        ddl__text_add(text, " rank %d", rank);
+    } else if (a->code == DDL__SILENT) {
         ddl__text_add(text, " rank %d (does not answer: it computes outside ddl, or is stopped)", rank);
     } else if (a->code == DDL__NOT_ARRIVED) {
         ddl__text_add(text, " rank %d (has not arrived; its last collective here was operation %u; now in %s)", rank,
@@ -20312,19 +20629,21 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
     ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
                   g->rank);
-    int32_t arrived = 1, named = 0;
+    int32_t arrived = 1, named = 0, unknown = 0;
     for (int32_t i = 0; i < g->size; i++) {
-        bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
+        uint8_t code = op->answers != NULL ? op->answers[i].code : (uint8_t)DDL__NOT_ASKED;
+        bool here = code == DDL__ARRIVED || code == DDL__PASSED, asked = code != DDL__NOT_ASKED;
         arrived += i != g->rank && here;
-        if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+        unknown += i != g->rank && !asked;
+        if (i != g->rank && !here && (asked || ddl__op_waits_for(op, i)) && named++ < 8) {
             ddl__text_add(text, "%s", named > 1 ? "," : "");
             ddl__explain_answer(op, i, text);
         }
     }
     if (named == 0) {
-        ddl__text_add(text, " data of ranks that have all arrived");
+        ddl__text_add(text, " data of ranks that have arrived");
     }
-    ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
+    ddl__text_add(text, "; %d of %d %s arrived", arrived, g->size, unknown > 0 ? "are known to have" : "have");
 }
 
 /* Often enough that everybody has answered before a report or a deadline, however soon that is. */
@@ -24404,6 +24723,7 @@ static ddl_status ddl__join(ddl_context *c) {
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);
     c->job = c->settings.job_id;
+    ddl__page_open(c);
     DDL__TRY(ddl__timeline_make(c));
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
@@ -24422,6 +24742,7 @@ static ddl_status ddl__join(ddl_context *c) {
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
     DDL__TRY(ddl__greet(c));
+    ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);
 }
 
@@ -24512,6 +24833,7 @@ static void ddl__context_close(ddl_context *c) {
     ddl__free(&c->base, c->links);
     c->links = NULL;
     ddl__board_close(c);
+    ddl__page_close(c);
     while (c->notes != NULL) {
         ddl__note *n = c->notes;
         c->notes = n->next;
@@ -24586,7 +24908,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->clock = (ddl__clock){ddl__ticks(), ddl__now_ns(), 0};
     ddl__own_page_make(c);
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = c->page_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -24651,6 +24973,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    ddl__page_stage_tell(c, DDL__PAGE_LEAVING);
     ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");

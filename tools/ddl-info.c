@@ -8,11 +8,12 @@
 
 #include <getopt.h>
 
+#include "attach.h"
 #include "doctor.h"
 #include "nearest.h"
 
 static const char info_usage[] =
-    "usage: ddl-info [--doctor [--json]]\n"
+    "usage: ddl-info [--doctor [--json] | --attach PID]\n"
     "       ddlrun -n 4 ddl-info      the same, and how the ranks reach each other\n"
     "\n"
     "Shows settings and where they come from, cores, interfaces, plugins that were loaded or refused and why; as the\n"
@@ -22,6 +23,9 @@ static const char info_usage[] =
     "  --doctor   look for what commonly goes wrong instead, on every rank: limits of descriptors, locked memory and\n"
     "             memory, cores, the secret, plugins, messages between every two ranks; each finding with what fixes it\n"
     "  --json     the doctor's findings for machines\n"
+    "  --attach   of the job that process PID is a rank of, or has started, or that is called so: what each rank on\n"
+    "             this host does, its last collectives, its links, and who waits for whom. The ranks do not notice, and\n"
+    "             need not answer. Only processes of the same user\n"
     "  --help     show this\n"
     "\n"
     "Exit code: 0; 1 when ddl_init fails or the doctor finds something wrong; 2 when an argument is.\n";
@@ -196,21 +200,27 @@ static ddl_log_level info_level(notes *n) {
 }
 
 /* -1: go on; else the exit code. */
-static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_json) {
+static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_json, const char **out_attach) {
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"doctor", no_argument, NULL, 'd'},
                                             {"json", no_argument, NULL, 'j'},
+                                            {"attach", required_argument, NULL, 'a'},
                                             {NULL, 0, NULL, 0}};
     char text[400];
     opterr = 0;
     int option;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    while ((option = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
         if (option == 'h') {
             fputs(info_usage, stdout);
             return 0;
         }
         *out_doctor |= option == 'd';
         *out_json |= option == 'j';
+        *out_attach = option == 'a' ? optarg : *out_attach;
+        if (option == ':') {
+            fprintf(stderr, "ddl-info: --attach needs the number of a process, or the name of a job.\n");
+            return 2;
+        }
         if (option == '?') {
             fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind - 1], text, sizeof text));
             return 2;
@@ -220,8 +230,9 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
         fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind], text, sizeof text));
         return 2;
     }
-    if (*out_json && !*out_doctor) {
-        fprintf(stderr, "ddl-info: --json is a form of --doctor; give both.\n");
+    if ((*out_json && !*out_doctor) || (*out_doctor && *out_attach != NULL)) {
+        fprintf(stderr, "ddl-info: %s\n", *out_attach != NULL ? "--attach looks at a job that runs, --doctor is one; give one."
+                                                              : "--json is a form of --doctor; give both.");
         return 2;
     }
     return -1;
@@ -229,9 +240,13 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
 
 int main(int argc, char **argv) {
     bool ask_doctor = false, json = false;
-    int usage = read_arguments(argc, argv, &ask_doctor, &json);
+    const char *job_to_see = NULL;
+    int usage = read_arguments(argc, argv, &ask_doctor, &json, &job_to_see);
     if (usage >= 0) {
         return usage;
+    }
+    if (job_to_see != NULL) {
+        return attach(job_to_see);
     }
     char why[DDL__SENTENCE_BYTES] = "";
     static notes said;

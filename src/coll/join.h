@@ -511,6 +511,7 @@ static ddl_status ddl__join(ddl_context *c) {
     c->world_size = c->settings.launch.world;
     c->cores = DDL__MAX(c->settings.cores, 1);
     c->job = c->settings.job_id;
+    ddl__page_open(c);
     DDL__TRY(ddl__timeline_make(c));
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
@@ -529,6 +530,7 @@ static ddl_status ddl__join(ddl_context *c) {
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
     DDL__TRY(ddl__greet(c));
+    ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);
 }
 
@@ -619,6 +621,7 @@ static void ddl__context_close(ddl_context *c) {
     ddl__free(&c->base, c->links);
     c->links = NULL;
     ddl__board_close(c);
+    ddl__page_close(c);
     while (c->notes != NULL) {
         ddl__note *n = c->notes;
         c->notes = n->next;
@@ -693,7 +696,7 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     c->clock = (ddl__clock){ddl__ticks(), ddl__now_ns(), 0};
     ddl__own_page_make(c);
     c->refs = 1;
-    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = -1;
+    c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = c->page_fd = -1;
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
@@ -758,6 +761,7 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
     *context = NULL;
+    ddl__page_stage_tell(c, DDL__PAGE_LEAVING);
     ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
     ddl__end_requests(c, DDL_ERR_STATE, "the context was finalized while the operation was running");

@@ -374,6 +374,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         return status;
     }
     const char *name = e->plan.algorithm;
+    ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
     e->next = g->cache;
     g->cache = e;

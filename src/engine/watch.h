@@ -14,10 +14,11 @@
 #define DDL__MISMATCH_NS (500 * DDL__NS_PER_MS) /* for the other side to spell out its call */
 
 typedef enum ddl__answer_code {
-    DDL__SILENT = 0,      /* was asked, has not answered: computing, or stopped */
+    DDL__NOT_ASKED = 0,
     DDL__NOT_ARRIVED = 1, /* is in ddl, but has not called this collective */
     DDL__ARRIVED = 2,
-    DDL__PASSED = 3 /* has finished it */
+    DDL__PASSED = 3, /* has finished it */
+    DDL__SILENT = 4  /* was asked, has not answered: computing, or stopped; is never sent */
 } ddl__answer_code;
 
 typedef struct ddl__answer {
@@ -111,6 +112,7 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
     for (int32_t i = 0; i < op->group->size && op->answers != NULL; i++) {
         if (i != op->group->rank && (all || op->is_native || ddl__op_waits_for(op, i))) {
+            op->answers[i].code = op->answers[i].code == DDL__NOT_ASKED ? DDL__SILENT : op->answers[i].code;
             ddl__ask(c, op->group, i, op->sequence);
         }
     }
@@ -235,7 +237,9 @@ static void ddl__announced_check(ddl_context *c, ddl_group *g, const ddl__op *op
 
 static void ddl__explain_answer(const ddl__op *op, int32_t rank, ddl__text *text) {
     const ddl__answer *a = op->answers != NULL ? &op->answers[rank] : NULL;
-    if (a == NULL || a->code == DDL__SILENT) {
+    if (a == NULL || a->code == DDL__NOT_ASKED) {
+        ddl__text_add(text, " rank %d", rank);
+    } else if (a->code == DDL__SILENT) {
         ddl__text_add(text, " rank %d (does not answer: it computes outside ddl, or is stopped)", rank);
     } else if (a->code == DDL__NOT_ARRIVED) {
         ddl__text_add(text, " rank %d (has not arrived; its last collective here was operation %u; now in %s)", rank,
@@ -256,19 +260,21 @@ static void ddl__coll_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     ddl__describe_call(g, &op->call, op->cached->plan.algorithm, text);
     ddl__text_add(text, ", operation %u of group \"%s\" (%d ranks), rank %d waits for", op->sequence, g->name, g->size,
                   g->rank);
-    int32_t arrived = 1, named = 0;
+    int32_t arrived = 1, named = 0, unknown = 0;
     for (int32_t i = 0; i < g->size; i++) {
-        bool here = op->answers != NULL && op->answers[i].code >= DDL__ARRIVED;
+        uint8_t code = op->answers != NULL ? op->answers[i].code : (uint8_t)DDL__NOT_ASKED;
+        bool here = code == DDL__ARRIVED || code == DDL__PASSED, asked = code != DDL__NOT_ASKED;
         arrived += i != g->rank && here;
-        if (i != g->rank && !here && (op->answers != NULL || ddl__op_waits_for(op, i)) && named++ < 8) {
+        unknown += i != g->rank && !asked;
+        if (i != g->rank && !here && (asked || ddl__op_waits_for(op, i)) && named++ < 8) {
             ddl__text_add(text, "%s", named > 1 ? "," : "");
             ddl__explain_answer(op, i, text);
         }
     }
     if (named == 0) {
-        ddl__text_add(text, " data of ranks that have all arrived");
+        ddl__text_add(text, " data of ranks that have arrived");
     }
-    ddl__text_add(text, "; %d of %d have arrived", arrived, g->size);
+    ddl__text_add(text, "; %d of %d %s arrived", arrived, g->size, unknown > 0 ? "are known to have" : "have");
 }
 
 /* Often enough that everybody has answered before a report or a deadline, however soon that is. */

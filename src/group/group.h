@@ -8,7 +8,6 @@
 enum {
     DDL__GROUP_MAGIC = 0x67726f75,
     DDL__GROUP_FREED = 0x66726565,
-    DDL__RECORDS = 256,
     DDL__TOMBSTONES = 64,         /* freed handles that are still known as such */
     DDL__WINDOW_BYTES = 128 * 1024, /* of eager data to one peer that it has not taken, per group and kind */
     /* An eager part of a collective counts as its bytes and this: so that a peer is at most half as many collectives
@@ -37,24 +36,6 @@ enum { DDL__CHECKS = 0 };
 #else
 enum { DDL__CHECKS = 1 };
 #endif
-
-/* One line of the flight recorder. */
-typedef struct ddl__flight {
-    uint64_t order; /* among the collectives of all groups of this rank */
-    uint32_t sequence;
-    int32_t root;
-    ddl_op op;
-    uint8_t kind, dtype;
-    int16_t status; /* DDL_IN_PROGRESS while it runs */
-    uint8_t nature; /* as in ddl__call */
-    int32_t tensors;
-    int64_t count; /* of a v-form the elements of all ranks */
-    uint64_t detail;
-    uint64_t call_hash; /* of this call */
-    uint64_t signature; /* of this call and all before it: what its frames carry */
-    uint64_t start_ns, end_ns;
-    const char *algorithm;
-} ddl__flight;
 
 /* What runs collectives of the group by itself: see engine/native.h. */
 typedef struct ddl__native {
@@ -121,7 +102,8 @@ struct ddl_group {
     uint32_t doubt_sequence; /* which call */
     uint64_t glanced_ns;     /* when a call on this group last looked for what had come */
     uint64_t fast_ns;        /* when the last one that went the short way began */
-    ddl__flight records[DDL__RECORDS];
+    ddl__flight *records; /* DDL__RECORDS */
+    ddl__page_group *page; /* in which they are; NULL: in memory of their own */
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
@@ -163,6 +145,13 @@ static void ddl__group_release(ddl_group *g) {
     ddl__free(base, g->host_of);
     ddl__free(base, g->flows);
     ddl__free(base, g->packed);
+    if (g->page != NULL) {
+        ddl__page_group_close(g->context, g->page);
+    } else {
+        ddl__free(base, g->records);
+    }
+    g->page = NULL;
+    g->records = NULL;
     g->packed = NULL;
     g->ranks = g->rank_of = g->host_of = NULL;
     g->flows = NULL;
@@ -177,6 +166,18 @@ static void ddl__group_number_hosts(ddl_group *g) {
             j++;
         }
         g->host_of[i] = j < i ? g->host_of[j] : hosts++;
+    }
+}
+
+/* The flight recorder, on the page where that is possible. */
+static void ddl__group_records_make(ddl_context *c, ddl_group *g, const int32_t *ranks) {
+    ddl__page_group *s = g->page = ddl__page_group_open(c);
+    g->records = s != NULL ? s->records : ddl__alloc_array(&c->base, DDL__RECORDS, sizeof *g->records);
+    if (s != NULL) {
+        s->id = g->id;
+        s->epoch = g->epoch;
+        s->size = g->size;
+        memcpy(s->ranks, ranks, (size_t)g->size * sizeof *ranks);
     }
 }
 
@@ -196,7 +197,9 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
     g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
     g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
-    if (g->packed == NULL || g->ranks == NULL || g->rank_of == NULL || g->host_of == NULL || g->flows == NULL) {
+    ddl__group_records_make(c, g, ranks);
+    if (g->records == NULL || g->packed == NULL || g->ranks == NULL || g->rank_of == NULL ||
+        g->host_of == NULL || g->flows == NULL) {
         ddl__group_release(g);
         ddl__free(&c->base, g);
         return NULL;
@@ -211,6 +214,11 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->rank = g->rank_of[c->rank];
     ddl__group_number_hosts(g);
     snprintf(g->name, sizeof g->name, "%s", name);
+    if (g->page != NULL) {
+        g->page->rank = g->rank;
+        memcpy(g->page->name, g->name, sizeof g->page->name);
+        g->page->used = 1;
+    }
     g->timeout_ms = c->settings.timeout_ms;
     g->stall_ms = c->settings.stall_ms;
     g->tuning = c->tuning;
@@ -286,6 +294,9 @@ static void __attribute__((format(printf, 3, 4))) ddl__group_break(ddl_group *g,
         return;
     }
     g->broken = status;
+    if (g->page != NULL) {
+        g->page->broken = status;
+    }
     va_list args;
     va_start(args, format);
     vsnprintf(g->broken_text, sizeof g->broken_text, format, args);

@@ -175,6 +175,11 @@ struct ddl_context {
     bool spread, place_pinned;
     int32_t place_core, crowd_looks;
     uint64_t place_ns, moved_ns, move_pause_ns;
+    struct ddl__page *page; /* what ddl-info --attach reads: see page.h; NULL: there is none */
+    int32_t page_fd;
+    uint64_t page_slots;   /* that groups have, a bit each */
+    const void *page_told; /* the request whose wait it tells */
+    const char *page_doing;
     int32_t pass_fd; /* listens for passed descriptors */
     int32_t passing_count;
     uint8_t pass_name[DDL__PASS_NAME_BYTES];

@@ -81,6 +81,7 @@ static void ddl__settle(ddl_context *c, ddl__link *l, ddl__life life) {
     c->missed_count -= l->life == DDL__MISSED;
     l->life = life;
     l->missed_ns = ddl__now_ns();
+    ddl__page_link_tell(c, (int32_t)(l - c->links));
     if (l->pidfd >= 0) {
         close(l->pidfd); /* leaves the epoll set with it */
         l->pidfd = -1;
@@ -115,6 +116,7 @@ static void ddl__missed(ddl_context *c, int32_t peer, const char *how) {
         l->missed_ns = ddl__now_ns();
         l->missed_how = how;
         c->missed_count++;
+        ddl__page_link_tell(c, peer);
         c->next_look_ns = 0;
     } else if (l->life == DDL__MISSED && l->missed_how == NULL) {
         l->missed_how = how;

@@ -3,7 +3,7 @@
 #ifndef DDL_MESH_HOST_H
 #define DDL_MESH_HOST_H
 
-#include "context.h"
+#include "page.h"
 
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
 static ddl_status ddl__host_send_fd(const ddl_host *host, int32_t peer, uint64_t tag, int fd);
@@ -78,7 +78,10 @@ static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const ui
 /* A link is used for the first time. Where its transport is blind, the other host is watched from now on. */
 static void ddl__link_used(ddl_context *c, int32_t peer) {
     ddl__link *l = &c->links[peer];
-    l->connected = true;
+    if (!l->connected) {
+        l->connected = true;
+        ddl__page_link_tell(c, peer);
+    }
     if (l->watch != NULL && !l->watching) {
         l->watching = true;
         l->watch->table->connect(l->watch->self, peer);

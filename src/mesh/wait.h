@@ -147,6 +147,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
     ddl__place_sleep(c);
     c->sleeping = true;
+    ddl__page_sleep_tell(c, true);
     ddl__unlock(c);
     if (own_way) {
         only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
@@ -156,6 +157,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
     ddl__lock(c);
     c->sleeping = false;
+    ddl__page_sleep_tell(c, false);
     if (fds[0].revents != 0) {
         ddl__drain_wakes(c);
     }

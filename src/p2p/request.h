@@ -215,6 +215,7 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
     }
+    ddl__page_wait_over(c, r);
     r->status = status;
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
@@ -321,6 +322,15 @@ static void ddl__request_expire(ddl_context *c, ddl_request *r) {
     }
 }
 
+/* For ddl-info --attach. */
+static void ddl__request_tell(ddl_context *c, ddl_request *r, uint64_t now) {
+    char line[sizeof c->page->wait.text];
+    ddl__text text = {line, sizeof line, 0};
+    line[0] = 0;
+    r->ops->explain(c, r, &text);
+    ddl__page_wait_tell(c, r, r->waited_ns, now, r->ops->expect(c, r), line);
+}
+
 /* Somebody waits for the request, asks for it again and again, or a progress thread watches it: only that time counts
  * for reports and deadlines, not the time in which nobody looks, or the program is stopped. */
 static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bool may_expire) {
@@ -328,6 +338,9 @@ static void ddl__request_attend(ddl_context *c, ddl_request *r, uint64_t now, bo
     r->waited_ns += gap < DDL__ABSENT_NS ? gap : 0;
     r->attended_ns = now;
     r->ops->tick(c, r, r->waited_ns);
+    if (ddl__is_pending(r) && ddl__page_wants(c, r, r->waited_ns, now)) {
+        ddl__request_tell(c, r, now);
+    }
     int64_t stall_ms = r->group->stall_ms, timeout_ms = r->group->timeout_ms;
     uint64_t stall = (uint64_t)stall_ms * DDL__NS_PER_MS;
     if (ddl__is_pending(r) && stall_ms > 0 && r->waited_ns >= stall && now >= r->next_report_ns) {

@@ -1,0 +1,61 @@
+/* A rank for test_attach.py: 300 collectives, then "ready", then what its first argument says: `late R` rank R computes
+ * while the others wait in a barrier; `message R` it computes while rank 0 waits for a message of it; `busy` collectives
+ * for ever. The second argument is for how many seconds. */
+#include "ddl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int fail(ddl_context *c) {
+    printf("error %s\n", ddl_error(c));
+    return 1;
+}
+
+static void compute(double seconds) {
+    time_t end = time(NULL) + (time_t)seconds;
+    while (time(NULL) < end) {
+    }
+}
+
+int main(int argc, char **argv) {
+    ddl_context *c;
+    char why[1024] = "";
+    ddl_config config = {.error_text = why, .error_bytes = sizeof why};
+    if (argc < 4 || ddl_init(&config, &c) != DDL_OK) {
+        printf("error %s\n", why);
+        return 1;
+    }
+    ddl_group *world = ddl_world(c), *pair = NULL;
+    float x[5] = {0};
+    int rank = ddl_rank(world), slow = atoi(argv[2]), pairs[2] = {0, 1};
+    for (int i = 0; i < 300; i++) {
+        if (ddl_all_reduce(world, DDL_VIEW(x, 5), DDL_VIEW(x, 5), DDL_MAX) != DDL_OK) {
+            return fail(c);
+        }
+    }
+    if (rank < 2 && ddl_group_create(world, pairs, 2, "pair", &pair) != DDL_OK) {
+        return fail(c);
+    }
+    printf("ready\n");
+    fflush(stdout);
+    for (int i = 0; strcmp(argv[1], "busy") == 0; i++) {
+        if (ddl_all_reduce(world, DDL_VIEW(x, 5), DDL_VIEW(x, 5), DDL_MAX) != DDL_OK) {
+            return fail(c);
+        }
+    }
+    if (rank == slow) {
+        compute(atof(argv[3]));
+    }
+    if (strcmp(argv[1], "message") == 0 && rank == 0 && ddl_recv(world, DDL_VIEW(x, 5), slow, 7, NULL) != DDL_OK) {
+        return fail(c);
+    }
+    if (strcmp(argv[1], "message") == 0 && rank == slow && ddl_send(world, DDL_VIEW(x, 5), 0, 7) != DDL_OK) {
+        return fail(c);
+    }
+    ddl_barrier(world);
+    ddl_group_free(&pair);
+    ddl_finalize(&c);
+    return 0;
+}
