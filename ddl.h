@@ -462,7 +462,10 @@ typedef struct ddl_dlpack {
  * plugin "cuda" first: CUDA device i is number i + 1. A tensor on one (ddl_tensor.device) may be used in every
  * operation of this file but those of the trainer and of parameter servers, mixed with tensors in ordinary memory; what
  * a device or a transport cannot do by itself goes by way of pinned memory. Its elements must be ready, and must stay,
- * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use.
+ * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use. Where
+ * devices reach each other by a transport of their own, a collective runs there when a rank passes a tensor on one:
+ * then each rank passes at least one such tensor, or the call is DDL_ERR_MISMATCH (a forced algorithm, DDL_ALGO,
+ * avoids it).
  * Counts the devices; 0 for NULL. [any thread] */
 DDL_API int32_t ddl_device_count(ddl_context *context);
 typedef struct ddl_device_info {
@@ -1465,7 +1468,8 @@ typedef struct ddl_memory_key {
 } ddl_memory_key;
 
 /* A collective that a transport runs by itself, by load and store, for a set of ranks (native_open). Buffers are
- * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor. */
+ * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor, of
+ * all_to_all those of one part. */
 typedef struct ddl_native_call {
     uint32_t size;
     int32_t kind; /* ddl_kind, none of the v-forms */
@@ -1480,10 +1484,11 @@ typedef struct ddl_native_call {
     void (*reduce)(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes);
     void *reduce_arg;
     /* Of a set whose memory is a device's (DDL_TRANSPORT_DEVICE), where reduce is NULL: the kernel is the plugin's. */
-    int32_t dtype, op;
-    int32_t device; /* DDL_HOST, or where in and out are */
-    void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: both are at once */
-    double factor;  /* of an average or a pre-multiplied sum: what the sum, or each input, is multiplied by */
+    int32_t dtype, op; /* ddl_dtype; ddl_op, never a program's own */
+    int32_t device; /* where in and out are, as owner says: the plugin's own device + 1 */
+    void *stream;   /* in is ready, and out may be written, when this stream comes here; what is put on it after
+                       native_start waits there until out is. NULL: both are at once, native_test says when out is */
+    double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
 } ddl_native_call;
 
 typedef struct ddl_transport {
@@ -12729,6 +12734,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *device;   /* what shares device memory with it (DDL_TRANSPORT_DEVICE); or NULL */
     ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */
     ddl__life life;
@@ -12842,6 +12848,7 @@ struct ddl_context {
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
+    int32_t device_natives;  /* of those, on devices */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
@@ -15061,7 +15068,8 @@ static bool ddl__selftest_once(ddl_context *c, const ddl_transport *table, const
  * Returns false when it is not to be used; *why says how it failed. */
 static bool ddl__selftest(ddl_context *c, const ddl_transport *table, const ddl_transport_params *params,
                           ddl__text *why) {
-    if (!c->settings.self_test || (table->flags & DDL_TRANSPORT_ON_REQUEST) != 0 || DDL_HAS(table, clock_ns)) {
+    uint32_t untried = DDL_TRANSPORT_ON_REQUEST | DDL_TRANSPORT_DEVICE; /* the latter carries no messages */
+    if (!c->settings.self_test || (table->flags & untried) != 0 || DDL_HAS(table, clock_ns)) {
         return true;
     }
     uint64_t start_ns = ddl__now_ns();
@@ -15284,7 +15292,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (unarmed && !own_way) {
         ns = DDL__MIN(ns, DDL__NS_PER_MS);
     }
-    if (c->stages != NULL) { /* a device wakes nobody */
+    if (c->stages != NULL || c->device_natives > 0) { /* a device wakes nobody */
         ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
     }
     struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
@@ -15509,13 +15517,15 @@ enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /
 #define DDL__PINNED_KEPT ((uint64_t)256 << 20) /* of each device, for the next operations */
 #define DDL__DEVICE_END_NS (5 * DDL__NS_PER_S) /* for copies that are under way when the context ends */
 
-/* Ordinary memory at the device's full speed. To pin costs a millisecond, so that blocks (powers of two) are kept. */
+/* Ordinary memory at the device's full speed, or memory of the device for tensors that have to be packed there. To get
+ * either costs a millisecond, so that blocks (powers of two) are kept. */
 typedef struct ddl__pinned {
     struct ddl__pinned *next;
     struct ddl__device *device;
     char *data;
     int32_t size_class; /* log2 of the bytes */
-    bool own;         /* of host_alloc; else it follows this record */
+    bool own;  /* of host_alloc; else it follows this record */
+    bool there; /* in the device's memory, of alloc */
 } ddl__pinned;
 
 typedef struct ddl__device {
@@ -15527,7 +15537,7 @@ typedef struct ddl__device {
     void *self;
     void *stream; /* of our copies; NULL: the plugin's own */
     ddl_host host;
-    ddl__pinned *pinned[DDL__PINNED_CLASSES];
+    ddl__pinned *pinned[2][DDL__PINNED_CLASSES]; /* that are kept: pinned, there */
     uint64_t pinned_bytes; /* kept */
 } ddl__device;
 
@@ -15614,7 +15624,7 @@ static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d
                           "device %d", what, which, d->number, pointer, owner);
     }
     return owner == 0 ? ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p "
-                                   "is ordinary memory (DDL_HOST)", what, which, d->number, pointer)
+                                   "is ordinary memory (DDL_HOST), or was freed", what, which, d->number, pointer)
                       : ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, which does not know "
                                    "its memory at %p: it was freed, or never allocated", what, which, d->number,
                                    pointer);
@@ -15651,32 +15661,48 @@ static int32_t ddl__pinned_class(uint64_t bytes) {
     return n;
 }
 
-static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, uint64_t bytes) {
+static ddl_status ddl__pinned_make(ddl_context *c, ddl__device *d, size_t size, ddl__pinned *p) {
+    p->own = !p->there && DDL_HAS(d->table, host_alloc);
+    void *data = (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63);
+    ddl_status status = p->there ? d->table->alloc(d->self, size, &data)
+                        : p->own ? d->table->host_alloc(d->self, size, &data)
+                                 : DDL_OK;
+    (void)c;
+    p->data = data;
+    return status;
+}
+
+static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, bool there, uint64_t bytes) {
     int32_t n = ddl__pinned_class(bytes);
-    ddl__pinned *p = d->pinned[n];
+    ddl__pinned *p = d->pinned[there][n];
     size_t size = (size_t)1 << n;
     if (size < bytes) {
         return NULL;
     }
     if (p != NULL) {
-        d->pinned[n] = p->next;
+        d->pinned[there][n] = p->next;
         d->pinned_bytes -= size;
         return p;
     }
-    bool own = DDL_HAS(d->table, host_alloc);
-    p = ddl__alloc(&c->base, sizeof *p + (own ? 0 : size + 64));
-    void *data = p != NULL ? (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63) : NULL;
-    if (p == NULL || (own && d->table->host_alloc(d->self, size, &data) < 0)) {
+    bool elsewhere = there || DDL_HAS(d->table, host_alloc);
+    p = ddl__alloc(&c->base, sizeof *p + (elsewhere ? 0 : size + 64));
+    if (p == NULL) {
+        return NULL;
+    }
+    *p = (ddl__pinned){.device = d, .size_class = n, .there = there};
+    if (ddl__pinned_make(c, d, size, p) < 0) {
         ddl__free(&c->base, p);
         return NULL;
     }
-    *p = (ddl__pinned){.device = d, .data = data, .size_class = n, .own = own};
     return p;
 }
 
 static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
-    if (p->own) {
-        p->device->table->host_free(p->device->self, p->data);
+    const ddl__device *d = p->device;
+    if (p->there) {
+        d->table->free(d->self, p->data);
+    } else if (p->own) {
+        d->table->host_free(d->self, p->data);
     }
     ddl__free(&c->base, p);
 }
@@ -15691,14 +15717,14 @@ static void ddl__pinned_put(ddl_context *c, ddl__pinned *p) {
         ddl__pinned_free(c, p);
         return;
     }
-    p->next = d->pinned[p->size_class];
-    d->pinned[p->size_class] = p;
+    p->next = d->pinned[p->there][p->size_class];
+    d->pinned[p->there][p->size_class] = p;
     d->pinned_bytes += bytes;
 }
 
 /* >>stage */
 
-/* One tensor on a device, and where it is in ordinary memory. */
+/* One tensor, and where it is packed: in pinned memory of its device or, where an operation runs on one, there. */
 typedef struct ddl__staged {
     ddl_tensor tensor;
     ddl__device *device;
@@ -15742,18 +15768,19 @@ static void ddl__stage_free(ddl_context *c, ddl__stage *s) {
     ddl__free(&c->base, s);
 }
 
-/* Adds a tensor that was checked; host NULL: it gets memory of its own. */
+/* Adds a tensor that was checked. host NULL: it gets memory of its own, pinned or, where `there` is a device, that
+ * one's. */
 static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor *t, uint64_t bytes, char *host,
-                                 const char *what) {
+                                 int32_t there, const char *what) {
     ddl__staged *item = &s->items[s->count];
     ddl__device *d;
-    DDL__TRY(ddl__device_get(c, t->device, what, &d));
+    DDL__TRY(ddl__device_get(c, there != DDL_HOST ? there : t->device, what, &d));
     *item = (ddl__staged){.tensor = *t, .device = d, .host = host, .bytes = bytes};
     if (host == NULL) {
-        item->pinned = ddl__pinned_get(c, d, bytes);
+        item->pinned = ddl__pinned_get(c, d, there != DDL_HOST, bytes);
         if (item->pinned == NULL) {
-            return ddl__error(c, DDL_ERR_NOMEM, "%s: no ordinary memory to stage %llu bytes of device %d", what,
-                              (unsigned long long)bytes, t->device);
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no %s memory to stage a tensor of %llu bytes of device %d", what,
+                              there != DDL_HOST ? "device" : "pinned", (unsigned long long)bytes, t->device);
         }
         item->host = item->pinned->data;
     }
@@ -15832,7 +15859,9 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
         if ((back ? item->goes : item->comes) && part > 0) {
             status = ddl__staged_copy(item, back, part);
             used[item->device->number - 1] = true;
-            *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+            if (item->pinned == NULL || !item->pinned->there) {
+                *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+            }
         }
     }
     ddl_status events = ddl__stage_events(c, s, used, &any);
@@ -15927,10 +15956,11 @@ static int32_t ddl__stages_poll(ddl_context *c) {
 /* >>end */
 
 static void ddl__device_close(ddl_context *c, ddl__device *d) {
-    for (int32_t n = 0; n < DDL__PINNED_CLASSES; n++) {
-        while (d->pinned[n] != NULL) {
-            ddl__pinned *p = d->pinned[n];
-            d->pinned[n] = p->next;
+    for (int32_t n = 0; n < 2 * DDL__PINNED_CLASSES; n++) {
+        ddl__pinned **first = &d->pinned[n % 2][n / 2];
+        while (*first != NULL) {
+            ddl__pinned *p = *first;
+            *first = p->next;
             ddl__pinned_free(c, p);
         }
     }
@@ -16380,12 +16410,12 @@ static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst,
     const char *what = "ddl_tensor_copy";
     ddl__pinned *packed = NULL;
     const ddl_tensor *on = ddl__is_staged(src) ? src : dst;
-    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, what));
+    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, DDL_HOST, what));
     packed = s->items[0].pinned;
     s->items[0].comes = on == src;
     s->items[0].goes = on == dst;
     if (on == src && ddl__is_staged(dst)) {
-        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, what));
+        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, DDL_HOST, what));
         s->items[1].goes = true;
     }
     if (on == dst) {
@@ -16660,7 +16690,7 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
-    ddl__native native;
+    ddl__native native, device_native; /* the latter for tensors on devices */
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;
     ddl__announced announced;
@@ -16690,7 +16720,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
-static void ddl__native_close(ddl_group *g);
+static void ddl__native_close(ddl_group *g, int32_t keep);
 static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */
@@ -18383,7 +18413,7 @@ static ddl_status ddl__p2p_stage(ddl_request *r) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
     }
     r->stage->owner = r;
-    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, r->is_recv ? "receive" : "send"));
+    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
     r->stage->items[0].comes = !r->is_recv;
     r->stage->items[0].goes = r->is_recv;
     r->data = r->stage->items[0].host;
@@ -18885,6 +18915,7 @@ typedef struct ddl__call {
     ddl_tensor in, out;
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
+    int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -18915,7 +18946,9 @@ typedef struct ddl__op {
     uint32_t left; /* steps that have not finished */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
-    ddl__stage *stage; /* of tensors on devices; NULL: all are in ordinary memory */
+    ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
+    ddl__device *device; /* that it runs on; NULL: on none */
+    void *stream;        /* of that device, on which it is ordered; NULL: on none */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;
@@ -18928,6 +18961,7 @@ typedef struct ddl__op {
     uint64_t late_ns; /* when; 0: at the end */
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
     struct ddl__op *native_next; /* of the context's natives */
+    ddl__native *runner;       /* who runs its native steps */
     void *native;              /* what a transport runs for the step native_step ... */
     ddl_status native_refused; /* ... NULL: it could not begin, and why */
     uint32_t native_step;
@@ -18944,7 +18978,7 @@ typedef struct ddl__cached {
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
-    bool in_place, commutative;
+    bool in_place, commutative, on_device;
     uint32_t settings_version;
     int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
     int32_t array_count;
@@ -19103,9 +19137,11 @@ static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
 }
 
 static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl__call *call) {
+    bool on_device = call->on_device != DDL_HOST;
     if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
-        e->commutative != call->commutative || e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) ||
-        e->settings_version != g->settings_version || e->array_count != ddl__call_arrays(call)) {
+        e->commutative != call->commutative || e->on_device != on_device ||
+        e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) || e->settings_version != g->settings_version ||
+        e->array_count != ddl__call_arrays(call)) {
         return false;
     }
     for (int32_t i = 0; i < e->array_count; i++) {
@@ -19171,7 +19207,7 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
-    const ddl__native *n = &g->native;
+    const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
     if (n->set == NULL || ddl__kind_is_v(call->kind)) {
         return 0;
     }
@@ -19220,6 +19256,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->root = call->root;
     e->in_place = call->in_place;
     e->commutative = call->commutative;
+    e->on_device = call->on_device != DDL_HOST;
     e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
     e->settings_version = g->settings_version;
     ddl__plan_args args = ddl__call_args(g, call);
@@ -19238,6 +19275,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__cached_free(c, e);
         return status;
     }
+    e->plan.algorithm = e->on_device ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
@@ -19295,9 +19333,10 @@ static void ddl__account_calls(const ddl_group *g, const char *algorithm, uint64
         a->bytes += bytes;
         a->time_ns += ns;
     }
-    bool native = g->native.set != NULL && strncmp(algorithm, "native", 6) == 0;
+    const ddl__native *n = strcmp(algorithm, "native_device") == 0 ? &g->device_native : &g->native;
+    bool native = n->set != NULL && strncmp(algorithm, "native", 6) == 0;
     for (int32_t i = 0; native && i < c->endpoint_count; i++) {
-        if (c->endpoints[i].self == g->native.self) {
+        if (c->endpoints[i].self == n->self) {
             c->endpoints[i].stats.native_operations += calls;
             c->endpoints[i].stats.native_bytes += bytes;
             c->endpoints[i].stats.native_ns += ns;
@@ -19385,10 +19424,11 @@ static int32_t ddl__native_ranks(const ddl_group *g, int32_t *out, int32_t *out_
 }
 
 /* The endpoint through which this rank reaches all of them, if it can run collectives; else NULL. */
-static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count) {
+static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count, bool device) {
     ddl__endpoint *all = NULL;
     for (int32_t i = 0; i < count; i++) {
-        ddl__endpoint *e = c->links[ranks[i]].endpoint;
+        const ddl__link *l = &c->links[ranks[i]];
+        ddl__endpoint *e = device ? l->device : l->endpoint;
         if (ranks[i] == c->rank) {
             continue;
         }
@@ -19400,27 +19440,45 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
     return all != NULL && DDL_HAS(all->table, native_open) ? all : NULL;
 }
 
-/* Opens this rank's part. False: plans are used; that all ranks do the same is for the caller to see to. */
-static bool ddl__native_open(ddl_group *g) {
+/* What can run collectives of a group by itself. */
+enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
+
+/* Opens this rank's parts: those for ordinary memory, and for devices where all members are on one host. Returns which
+ * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
+static int32_t ddl__native_open(ddl_group *g) {
     ddl_context *c = g->context;
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
-    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0;
-    ddl__endpoint *e = ddl__native_endpoint(c, ranks, count);
+    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0, opened = 0;
     uint64_t id = (uint64_t)g->epoch << 32 | g->id;
-    void *set = NULL;
-    if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
-        g->native = (ddl__native){.table = e->table, .self = e->self, .set = set};
-        g->settings_version++;
+    for (int32_t device = 0; device < (count == g->size ? 2 : 1); device++) {
+        ddl__endpoint *e = ddl__native_endpoint(c, ranks, count, device);
+        void *set = NULL;
+        if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
+            *(device ? &g->device_native : &g->native) =
+                (ddl__native){.table = e->table, .self = e->self, .set = set};
+            g->settings_version++;
+            opened |= device ? DDL__NATIVE_DEVICE : DDL__NATIVE_HOST;
+        }
     }
     ddl__free(&c->base, ranks);
-    return set != NULL;
+    return opened;
 }
 
-static void ddl__native_close(ddl_group *g) {
-    if (g->native.set != NULL) {
-        g->native.table->native_close(g->native.self, g->native.set);
-        g->native.set = NULL;
+static void ddl__native_close_one(ddl_group *g, ddl__native *n) {
+    if (n->set != NULL) {
+        n->table->native_close(n->self, n->set);
+        n->set = NULL;
         g->settings_version++;
+    }
+}
+
+/* Closes all but what is to be kept. */
+static void ddl__native_close(ddl_group *g, int32_t keep) {
+    if ((keep & DDL__NATIVE_HOST) == 0) {
+        ddl__native_close_one(g, &g->native);
+    }
+    if ((keep & DDL__NATIVE_DEVICE) == 0) {
+        ddl__native_close_one(g, &g->device_native);
     }
 }
 
@@ -19441,6 +19499,7 @@ static void ddl__native_unlist(ddl_context *c, ddl__op *op) {
         at = &(*at)->native_next;
     }
     *at = op->native_next;
+    c->device_natives -= op->call.on_device != DDL_HOST;
     op->native = NULL;
     op->is_native = false;
 }
@@ -19473,8 +19532,8 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
         return false; /* it cannot end any more: the group breaks as soon as the other call is spelled out */
     }
     ddl_status status = op->native == NULL ? op->native_refused
-                                           : g->native.table->native_test(g->native.self, g->native.set, op->native,
-                                                                          looks, &rank);
+                                           : op->runner->table->native_test(op->runner->self, op->runner->set,
+                                                                            op->native, looks, &rank);
     op->native_waits = ddl__native_rank(g, rank);
     if (status == DDL_IN_PROGRESS) {
         op->late = op->native_waits >= 0 ? op->native_waits : op->late;
@@ -19514,6 +19573,7 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
+    c->device_natives += op->call.on_device != DDL_HOST;
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;
@@ -19521,15 +19581,26 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     *end = op;
 }
 
+/* The plugin's kernels reduce: they are told how. */
+static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
+    bool scaled = op->user != NULL; /* a program's function does not come here */
+    call->reduce = NULL;
+    call->reduce_arg = NULL;
+    call->dtype = (int32_t)op->call.dtype;
+    call->op = scaled ? DDL_SUM : op->call.op;
+    call->device = op->device->index + 1;
+    call->stream = op->stream;
+    call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
+}
+
 static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = &op->cached->plan.steps[i];
-    ddl_group *g = op->group;
     char *in = op->base[s->src_space], *out = op->base[s->dst_space];
     ddl_native_call call = {.size = sizeof call,
                             .kind = (int32_t)s->slot,
                             .root = s->peer,
                             .element_bytes = op->cached->element_bytes,
-                            .sequence = ++g->native.sequence,
+                            .sequence = ++op->runner->sequence,
                             .signature = op->call.signature + i,
                             .in = in != NULL ? in + s->src : NULL,
                             .out = out != NULL ? out + s->dst : NULL,
@@ -19537,7 +19608,10 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
                             .reduce = ddl__native_reduce,
                             .reduce_arg = &op->reduction};
     void *native = NULL;
-    ddl_status status = g->native.table->native_start(g->native.self, g->native.set, &call, &native);
+    if (op->call.on_device != DDL_HOST) {
+        ddl__native_on_device(op, &call);
+    }
+    ddl_status status = op->runner->table->native_start(op->runner->self, op->runner->set, &call, &native);
     ddl__native_list(c, op, i, status, native);
     op->natives_left--;
 }
@@ -19576,7 +19650,7 @@ static void ddl__step_native(ddl_context *c, ddl__op *op, uint32_t i) {
 /* Takes an operation's memory back from the transport and from all ranks. */
 static void ddl__native_abandon(ddl_context *c, ddl__op *op) {
     if (op->native != NULL) {
-        op->group->native.table->native_cancel(op->group->native.self, op->group->native.set, op->native);
+        op->runner->table->native_cancel(op->runner->self, op->runner->set, op->native);
     }
     if (op->is_native) {
         ddl__native_unlist(c, op);
@@ -20215,7 +20289,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl__stage *stage = op->stage;
     op->stage = NULL;
     if (ddl__writes_out(op)) {
-        if (op->call.op == DDL_AVG) {
+        if (op->call.op == DDL_AVG && op->call.on_device == DDL_HOST) {
             ddl__op_average(op);
         }
         if (op->packed_out != NULL) {
@@ -20354,7 +20428,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
     ddl__account_pending(g);
-    ddl__native_close(g);
+    ddl__native_close(g, 0);
     ddl__free(&c->base, g->fast);
     g->fast = NULL;
     while (g->early != NULL) {
@@ -20922,7 +20996,7 @@ static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached)
     h = ddl__mix(h, (uint64_t)call->count);
     h = ddl__mix(h, call->detail);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->tensors << 8 | call->nature);
-    h = ddl__mix(h, cached->algorithm_hash);
+    h = ddl__mix(h, cached->algorithm_hash); /* which also says whether it runs on devices */
     return h != 0 ? h : 1; /* 0 means none */
 }
 
@@ -21027,41 +21101,60 @@ static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
                               op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
         return;
     }
-    if (s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+    if (op->call.on_device == DDL_HOST && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
         ddl__op_scale(op, op->base[DDL__IN]);
     }
     ddl__op_release(c, op);
 }
 
-/* Tensors on devices: the steps work on their stages. What the operation leaves of an output as it is (gaps of v-forms)
- * is read too. in_goes: `in` is what is received. */
-static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
-    const ddl__call *call = &op->call;
-    const char *what = ddl__kind_name(call->kind);
-    ddl__stage *s = op->stage = ddl__stage_make(c, 2);
-    if (s == NULL) {
+/* Adds one tensor to the stage, unless it is where the operation runs already. Returns its memory in *out. */
+static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tensor *t, int64_t bytes, bool comes,
+                                    bool goes, char **out) {
+    const char *what = ddl__kind_name(op->call.kind);
+    int32_t there = op->call.on_device;
+    if (there != DDL_HOST && t->device == there && ddl__is_contiguous(t)) {
+        *out = t->data;
+        return DDL_OK;
+    }
+    if (op->stage == NULL) {
+        op->stage = ddl__stage_make(c, 2);
+    }
+    if (op->stage == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
     }
-    s->owner = op;
-    s->done = ddl__op_filled;
+    ddl__staged *item = &op->stage->items[op->stage->count];
+    DDL__TRY(ddl__stage_add(c, op->stage, t, (uint64_t)bytes, NULL, there, what));
+    item->comes = comes;
+    item->goes = goes;
+    *out = item->host;
+    return DDL_OK;
+}
+
+/* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
+ * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
+static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
+    const ddl__call *call = &op->call;
+    if (call->on_device != DDL_HOST) {
+        DDL__TRY(ddl__device_get(c, call->on_device, ddl__kind_name(call->kind), &op->device));
+        op->runner = &op->group->device_native;
+    }
     if (in) {
-        DDL__TRY(ddl__stage_add(c, s, &call->in, (uint64_t)call->in_bytes, NULL, what));
-        s->items[0].comes = !in_goes;
-        s->items[0].goes = in_goes;
-        op->base[DDL__IN] = s->items[0].host;
+        DDL__TRY(ddl__op_stage_add(c, op, &call->in, call->in_bytes, !in_goes, in_goes, &op->base[DDL__IN]));
     }
     if (out) {
-        ddl__staged *item = &s->items[s->count];
-        DDL__TRY(ddl__stage_add(c, s, &call->out, (uint64_t)call->out_bytes, NULL, what));
-        item->comes = ddl__kind_is_v(call->kind);
-        item->goes = true;
-        op->base[DDL__OUT] = item->host;
+        bool reads = ddl__kind_is_v(call->kind);
+        DDL__TRY(ddl__op_stage_add(c, op, &call->out, call->out_bytes, reads, true, &op->base[DDL__OUT]));
     }
-    ddl_status status = ddl__stage_fill(c, s);
+    if (op->stage == NULL) {
+        return DDL_OK;
+    }
+    op->stage->owner = op;
+    op->stage->done = ddl__op_filled;
+    ddl_status status = ddl__stage_fill(c, op->stage);
     op->held = op->held || status == DDL_IN_PROGRESS;
     return status >= 0 ? DDL_OK
-                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                       : ddl__error(c, status, "%s: a device did not copy a tensor: %s", ddl__kind_name(call->kind),
                                     ddl_status_text(status));
 }
 
@@ -21069,9 +21162,11 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
-    bool scaled = ddl__is_scaled(op->group, call, op->user);
+    bool there = call->on_device != DDL_HOST; /* whose kernels scale */
+    bool scaled = !there && ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
-    bool stage_in = uses_in && ddl__is_staged(&call->in), stage_out = uses_out && ddl__is_staged(&call->out);
+    bool stage_in = uses_in && (there || ddl__is_staged(&call->in));
+    bool stage_out = uses_out && (there || ddl__is_staged(&call->out));
     bool pack_in = uses_in && !takes && !stage_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
     bool pack_out = (uses_out ? !stage_out : takes && !stage_in) && call->out_bytes > 0 &&
                     !ddl__is_contiguous(&call->out);
@@ -21106,13 +21201,31 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* Strided, scaled or on a device: the plan works on copies, which are apart even when the tensors are one. */
+/* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
+ * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
+ * others have, and brings what else it has there. */
+static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__user_op *user) {
+    bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
+    bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
+    bool function = user != NULL && user->fn != NULL;
+    if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
+        call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
+        return DDL_HOST;
+    }
+    call->on_device = in ? call->in.device : call->out.device;
+    return ddl__native_seconds(g, call) > 0 ? call->on_device : DDL_HOST;
+}
+
+/* Strided, scaled or staged: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
-    bool strided =
-        (ddl__uses_in(g, call) && (!ddl__is_contiguous(&call->in) || ddl__is_staged(&call->in))) ||
-        (ddl__uses_out(g, call) && (!ddl__is_contiguous(&call->out) || ddl__is_staged(&call->out)));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
-    if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
+    bool in = ddl__uses_in(g, call), out = ddl__uses_out(g, call);
+    call->on_device = ddl__call_device(g, call, user);
+    bool strided = (in && !ddl__is_contiguous(&call->in)) || (out && !ddl__is_contiguous(&call->out));
+    bool moved = (in && ddl__is_staged(&call->in) && call->in.device != call->on_device) ||
+                 (out && ddl__is_staged(&call->out) && call->out.device != call->on_device);
+    bool scaled = call->on_device == DDL_HOST && ddl__is_scaled(g, call, user);
+    if (call->kind != DDL_BROADCAST && (strided || moved || scaled)) {
         call->in_place = false;
     }
 }
@@ -21164,6 +21277,9 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->user = user;
     op->held = call->held;
     op->stage = NULL;
+    op->device = NULL;
+    op->stream = NULL;
+    op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);
     }
@@ -21876,7 +21992,7 @@ static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype,
         uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * size : 0;
         if (bytes > 0 && ddl__is_staged(t)) {
             ddl__staged *item = &m->stage->items[m->stage->count];
-            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, what));
+            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, DDL_HOST, what));
             item->comes = item->goes = true;
         }
         packed += bytes;
@@ -21893,7 +22009,7 @@ static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype
     }
     if (on_device != NULL) { /* an item that is not copied holds the memory of the others */
         ddl__staged *holder = &m->stage->items[m->stage->count];
-        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, what));
+        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, DDL_HOST, what));
         m->packed[dtype] = holder->host;
         m->pinned[dtype] = true;
         DDL__TRY(ddl__many_stage(c, m, dtype, m->packed[dtype], what));
@@ -22148,6 +22264,7 @@ static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
     if (k->cached != NULL && k->cached->settings_version == g->settings_version) {
         return DDL_OK;
     }
+    ddl__call_settle_place(g, &k->call);
     DDL__TRY(ddl__cached_get(g, &k->call, &cached));
     while (cached->spares <= cached->held) {
         ddl__op *op = ddl__op_make(g->context, cached);
@@ -22278,7 +22395,7 @@ typedef struct ddl__formation {
     uint64_t fingerprint;
     uint32_t id;
     int32_t verdict; /* a ddl_status */
-    int32_t native;  /* 1: a transport can run collectives of the new group by itself; at the end: on all ranks */
+    int32_t native;  /* DDL__NATIVE_...: what can run collectives of the group by itself; at the end: on all ranks */
 } ddl__formation;
 
 /* On the wire: fingerprint u64, id u32, verdict u32, native u32. */
@@ -22357,7 +22474,7 @@ static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag,
     do {
         DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
     } while (f.id != mine->id);
-    mine->native = mine->native != 0 && f.native == 1;
+    mine->native &= f.native;
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
@@ -22407,7 +22524,6 @@ static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32
         g->tuning = parent->tuning;
         g->user_holds = true;
         c->refs++;
-        ddl__native_open(g);
     }
     return g;
 }
@@ -22443,7 +22559,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
         made = ddl__form_local(parent, ranks, count, f.id, name);
-        f.native = made != NULL && made->native.set != NULL;
+        f.native = made != NULL ? ddl__native_open(made) : 0;
         status = ddl__form_lead(parent, ranks, count, tag, &f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
@@ -22456,7 +22572,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
-            f.native = made != NULL && made->native.set != NULL;
+            f.native = made != NULL ? ddl__native_open(made) : 0;
             f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
@@ -22468,9 +22584,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
         ddl__form_undo(made);
         return ddl__form_error(parent, status, name);
     }
-    if (f.native == 0) {
-        ddl__native_close(made); /* one of the ranks cannot */
-    }
+    ddl__native_close(made, f.native); /* but what one of the ranks has not */
     *out = made;
     return DDL_OK;
 }
@@ -23174,7 +23288,7 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
 }
 
 /* What a survivor has of the new group; the agreement keeps what all have. */
-enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 };
+enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */ };
 
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
@@ -23224,11 +23338,11 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
-                         (made != NULL && made->native.set != NULL ? DDL__MADE_NATIVE : 0u);
+                         (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);
         ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
         bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
-        if (made != NULL && status == DDL_OK && (a->value.flag & DDL__MADE_NATIVE) == 0) {
-            ddl__native_close(made);
+        if (made != NULL && status == DDL_OK) {
+            ddl__native_close(made, (int32_t)(a->value.flag / DDL__MADE_NATIVE));
         }
         if (all_have_it && ddl__count_left(g, a->value.gone) == left) {
             *out = made;
@@ -23576,11 +23690,11 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
-/* Whether a transport runs the world's collectives by itself: all ranks, or none. */
+/* Which transports run the world's collectives by themselves: on all ranks, or on none. */
 static ddl_status ddl__native_agree(ddl_group *world) {
     int32_t all = ddl__native_open(world);
     ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_MIN};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_BAND};
     ddl_request *r;
     ddl__native set = world->native;
     world->native.set = NULL; /* not to be used before all are known to have it */
@@ -23591,9 +23705,7 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     }
     world->native = set;
     world->settings_version++;
-    if (status < 0 || all == 0) {
-        ddl__native_close(world);
-    }
+    ddl__native_close(world, status < 0 ? 0 : all);
     return status;
 }
 
@@ -24441,6 +24553,10 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
             (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
         cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
         bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
+        if ((c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) != 0) { /* carries no messages */
+            l->device = l->device == NULL && offers[i].reaches && l->same_host ? &c->endpoints[i] : l->device;
+            continue;
+        }
         if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
             best = cost;
             l->endpoint = &c->endpoints[i];
@@ -24449,7 +24565,7 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
         }
     }
     for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
-        if (offers[i].gave_up) {
+        if (offers[i].gave_up && (c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) == 0) {
             return ddl__error(c, DDL_ERR_SYSTEM,
                               "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
                               "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
@@ -24802,7 +24918,7 @@ static void ddl__context_close(ddl_context *c) {
     ddl__pass_close(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
-            ddl__native_close(g);
+            ddl__native_close(g, 0);
         }
     }
     ddl__devices_settle(c);

@@ -174,7 +174,10 @@ typedef struct ddl_dlpack {
  * plugin "cuda" first: CUDA device i is number i + 1. A tensor on one (ddl_tensor.device) may be used in every
  * operation of this file but those of the trainer and of parameter servers, mixed with tensors in ordinary memory; what
  * a device or a transport cannot do by itself goes by way of pinned memory. Its elements must be ready, and must stay,
- * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use.
+ * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use. Where
+ * devices reach each other by a transport of their own, a collective runs there when a rank passes a tensor on one:
+ * then each rank passes at least one such tensor, or the call is DDL_ERR_MISMATCH (a forced algorithm, DDL_ALGO,
+ * avoids it).
  * Counts the devices; 0 for NULL. [any thread] */
 DDL_API int32_t ddl_device_count(ddl_context *context);
 typedef struct ddl_device_info {

@@ -15,13 +15,15 @@ enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /
 #define DDL__PINNED_KEPT ((uint64_t)256 << 20) /* of each device, for the next operations */
 #define DDL__DEVICE_END_NS (5 * DDL__NS_PER_S) /* for copies that are under way when the context ends */
 
-/* Ordinary memory at the device's full speed. To pin costs a millisecond, so that blocks (powers of two) are kept. */
+/* Ordinary memory at the device's full speed, or memory of the device for tensors that have to be packed there. To get
+ * either costs a millisecond, so that blocks (powers of two) are kept. */
 typedef struct ddl__pinned {
     struct ddl__pinned *next;
     struct ddl__device *device;
     char *data;
     int32_t size_class; /* log2 of the bytes */
-    bool own;         /* of host_alloc; else it follows this record */
+    bool own;  /* of host_alloc; else it follows this record */
+    bool there; /* in the device's memory, of alloc */
 } ddl__pinned;
 
 typedef struct ddl__device {
@@ -33,7 +35,7 @@ typedef struct ddl__device {
     void *self;
     void *stream; /* of our copies; NULL: the plugin's own */
     ddl_host host;
-    ddl__pinned *pinned[DDL__PINNED_CLASSES];
+    ddl__pinned *pinned[2][DDL__PINNED_CLASSES]; /* that are kept: pinned, there */
     uint64_t pinned_bytes; /* kept */
 } ddl__device;
 
@@ -120,7 +122,7 @@ static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d
                           "device %d", what, which, d->number, pointer, owner);
     }
     return owner == 0 ? ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, but its memory at %p "
-                                   "is ordinary memory (DDL_HOST)", what, which, d->number, pointer)
+                                   "is ordinary memory (DDL_HOST), or was freed", what, which, d->number, pointer)
                       : ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be on device %d, which does not know "
                                    "its memory at %p: it was freed, or never allocated", what, which, d->number,
                                    pointer);
@@ -157,32 +159,48 @@ static int32_t ddl__pinned_class(uint64_t bytes) {
     return n;
 }
 
-static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, uint64_t bytes) {
+static ddl_status ddl__pinned_make(ddl_context *c, ddl__device *d, size_t size, ddl__pinned *p) {
+    p->own = !p->there && DDL_HAS(d->table, host_alloc);
+    void *data = (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63);
+    ddl_status status = p->there ? d->table->alloc(d->self, size, &data)
+                        : p->own ? d->table->host_alloc(d->self, size, &data)
+                                 : DDL_OK;
+    (void)c;
+    p->data = data;
+    return status;
+}
+
+static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, bool there, uint64_t bytes) {
     int32_t n = ddl__pinned_class(bytes);
-    ddl__pinned *p = d->pinned[n];
+    ddl__pinned *p = d->pinned[there][n];
     size_t size = (size_t)1 << n;
     if (size < bytes) {
         return NULL;
     }
     if (p != NULL) {
-        d->pinned[n] = p->next;
+        d->pinned[there][n] = p->next;
         d->pinned_bytes -= size;
         return p;
     }
-    bool own = DDL_HAS(d->table, host_alloc);
-    p = ddl__alloc(&c->base, sizeof *p + (own ? 0 : size + 64));
-    void *data = p != NULL ? (void *)(((uintptr_t)(p + 1) + 63) & ~(uintptr_t)63) : NULL;
-    if (p == NULL || (own && d->table->host_alloc(d->self, size, &data) < 0)) {
+    bool elsewhere = there || DDL_HAS(d->table, host_alloc);
+    p = ddl__alloc(&c->base, sizeof *p + (elsewhere ? 0 : size + 64));
+    if (p == NULL) {
+        return NULL;
+    }
+    *p = (ddl__pinned){.device = d, .size_class = n, .there = there};
+    if (ddl__pinned_make(c, d, size, p) < 0) {
         ddl__free(&c->base, p);
         return NULL;
     }
-    *p = (ddl__pinned){.device = d, .data = data, .size_class = n, .own = own};
     return p;
 }
 
 static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
-    if (p->own) {
-        p->device->table->host_free(p->device->self, p->data);
+    const ddl__device *d = p->device;
+    if (p->there) {
+        d->table->free(d->self, p->data);
+    } else if (p->own) {
+        d->table->host_free(d->self, p->data);
     }
     ddl__free(&c->base, p);
 }
@@ -197,14 +215,14 @@ static void ddl__pinned_put(ddl_context *c, ddl__pinned *p) {
         ddl__pinned_free(c, p);
         return;
     }
-    p->next = d->pinned[p->size_class];
-    d->pinned[p->size_class] = p;
+    p->next = d->pinned[p->there][p->size_class];
+    d->pinned[p->there][p->size_class] = p;
     d->pinned_bytes += bytes;
 }
 
 /* >>stage */
 
-/* One tensor on a device, and where it is in ordinary memory. */
+/* One tensor, and where it is packed: in pinned memory of its device or, where an operation runs on one, there. */
 typedef struct ddl__staged {
     ddl_tensor tensor;
     ddl__device *device;
@@ -248,18 +266,19 @@ static void ddl__stage_free(ddl_context *c, ddl__stage *s) {
     ddl__free(&c->base, s);
 }
 
-/* Adds a tensor that was checked; host NULL: it gets memory of its own. */
+/* Adds a tensor that was checked. host NULL: it gets memory of its own, pinned or, where `there` is a device, that
+ * one's. */
 static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor *t, uint64_t bytes, char *host,
-                                 const char *what) {
+                                 int32_t there, const char *what) {
     ddl__staged *item = &s->items[s->count];
     ddl__device *d;
-    DDL__TRY(ddl__device_get(c, t->device, what, &d));
+    DDL__TRY(ddl__device_get(c, there != DDL_HOST ? there : t->device, what, &d));
     *item = (ddl__staged){.tensor = *t, .device = d, .host = host, .bytes = bytes};
     if (host == NULL) {
-        item->pinned = ddl__pinned_get(c, d, bytes);
+        item->pinned = ddl__pinned_get(c, d, there != DDL_HOST, bytes);
         if (item->pinned == NULL) {
-            return ddl__error(c, DDL_ERR_NOMEM, "%s: no ordinary memory to stage %llu bytes of device %d", what,
-                              (unsigned long long)bytes, t->device);
+            return ddl__error(c, DDL_ERR_NOMEM, "%s: no %s memory to stage a tensor of %llu bytes of device %d", what,
+                              there != DDL_HOST ? "device" : "pinned", (unsigned long long)bytes, t->device);
         }
         item->host = item->pinned->data;
     }
@@ -338,7 +357,9 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
         if ((back ? item->goes : item->comes) && part > 0) {
             status = ddl__staged_copy(item, back, part);
             used[item->device->number - 1] = true;
-            *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+            if (item->pinned == NULL || !item->pinned->there) {
+                *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
+            }
         }
     }
     ddl_status events = ddl__stage_events(c, s, used, &any);
@@ -433,10 +454,11 @@ static int32_t ddl__stages_poll(ddl_context *c) {
 /* >>end */
 
 static void ddl__device_close(ddl_context *c, ddl__device *d) {
-    for (int32_t n = 0; n < DDL__PINNED_CLASSES; n++) {
-        while (d->pinned[n] != NULL) {
-            ddl__pinned *p = d->pinned[n];
-            d->pinned[n] = p->next;
+    for (int32_t n = 0; n < 2 * DDL__PINNED_CLASSES; n++) {
+        ddl__pinned **first = &d->pinned[n % 2][n / 2];
+        while (*first != NULL) {
+            ddl__pinned *p = *first;
+            *first = p->next;
             ddl__pinned_free(c, p);
         }
     }

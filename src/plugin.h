@@ -123,7 +123,8 @@ typedef struct ddl_memory_key {
 } ddl_memory_key;
 
 /* A collective that a transport runs by itself, by load and store, for a set of ranks (native_open). Buffers are
- * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor. */
+ * packed; which are looked at and how they may coincide is as in api.h, `bytes` being those of the smaller tensor, of
+ * all_to_all those of one part. */
 typedef struct ddl_native_call {
     uint32_t size;
     int32_t kind; /* ddl_kind, none of the v-forms */
@@ -138,10 +139,11 @@ typedef struct ddl_native_call {
     void (*reduce)(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes);
     void *reduce_arg;
     /* Of a set whose memory is a device's (DDL_TRANSPORT_DEVICE), where reduce is NULL: the kernel is the plugin's. */
-    int32_t dtype, op;
-    int32_t device; /* DDL_HOST, or where in and out are */
-    void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: both are at once */
-    double factor;  /* of an average or a pre-multiplied sum: what the sum, or each input, is multiplied by */
+    int32_t dtype, op; /* ddl_dtype; ddl_op, never a program's own */
+    int32_t device; /* where in and out are, as owner says: the plugin's own device + 1 */
+    void *stream;   /* in is ready, and out may be written, when this stream comes here; what is put on it after
+                       native_start waits there until out is. NULL: both are at once, native_test says when out is */
+    double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
 } ddl_native_call;
 
 typedef struct ddl_transport {

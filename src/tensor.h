@@ -421,12 +421,12 @@ static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst,
     const char *what = "ddl_tensor_copy";
     ddl__pinned *packed = NULL;
     const ddl_tensor *on = ddl__is_staged(src) ? src : dst;
-    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, what));
+    DDL__TRY(ddl__stage_add(c, s, on, bytes, NULL, DDL_HOST, what));
     packed = s->items[0].pinned;
     s->items[0].comes = on == src;
     s->items[0].goes = on == dst;
     if (on == src && ddl__is_staged(dst)) {
-        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, what));
+        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed->data, DDL_HOST, what));
         s->items[1].goes = true;
     }
     if (on == dst) {

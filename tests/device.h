@@ -2,6 +2,7 @@
  *
  *     standin("");                              before ranks start: compiles it, and lets jobs find it
  *     standin("1");                             the same without optional members
+ *     standin("native");                        with collectives of its own, for ranks that are threads
  *     standin_state *s = standin_of();          what tests can do to it, in this process */
 #ifndef TEST_DEVICE_H
 #define TEST_DEVICE_H
@@ -40,6 +41,7 @@ static inline void standin(const char *bare) {
     setenv("DDL_PLUGIN_PATH", standin_folder, 1);
     setenv("DDL_PLUGINS", "standin", 1);
     setenv("DDL_STANDIN_BARE", bare, 1);
+    setenv("DDL_STANDIN_NATIVE", strcmp(bare, "native") == 0 ? "1" : "0", 1);
 }
 
 /* What the stand-in exports for tests. After ddl_init: it is loaded then. */

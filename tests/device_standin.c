@@ -7,6 +7,7 @@
  * and only every other time, by chance: whoever does not wait for an event, or waits for the wrong one, reads poison.
  *
  *     DDL_STANDIN_MB      memory of each device; default 64
+ *     DDL_STANDIN_NATIVE  1: it is a transport too, that runs collectives of ranks which are threads of one process
  *     DDL_STANDIN_BARE    1: without optional members: no pinned memory, no streams, no strided copies
  *
  * All contexts of a process share the devices. standin_control is for tests: it makes copies fail, and counts. */
@@ -17,7 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { DEVICES = 2, BLOCKS = 4096, BLOCK_ALIGN = 256 };
 
@@ -42,7 +45,9 @@ typedef struct gate {
     bool open;
 } gate;
 
-typedef enum task_kind { TASK_COPY, TASK_FILL, TASK_STRIDED, TASK_REDUCE, TASK_EVENT, TASK_WAIT, TASK_GATE } task_kind;
+typedef enum task_kind { TASK_COPY, TASK_FILL, TASK_STRIDED, TASK_REDUCE, TASK_EVENT, TASK_WAIT, TASK_GATE, TASK_ARRIVE } task_kind;
+
+typedef struct native native;
 
 typedef struct task {
     struct task *next;
@@ -54,6 +59,7 @@ typedef struct task {
     ddl_tensor tensor;
     event *event;
     gate *gate;
+    native *native; /* whose rank `value` has come on its stream */
 } task;
 
 typedef struct stream {
@@ -180,8 +186,14 @@ static void strided_run(const task *t, char *packed, char *data) {
     }
 }
 
+static void native_came(native *n, int rank);
+
 /* Does a task. False: it has to wait. */
 static bool task_run(stream *s, task *t) {
+    if (t->kind == TASK_ARRIVE) {
+        native_came(t->native, t->value);
+        return true;
+    }
     size_t bytes = t->kind == TASK_STRIDED ? 1 : t->bytes;
     char *dst = t->dst != NULL ? real_of(t->dst, bytes) : NULL;
     char *src = t->src != NULL ? real_of(t->src, bytes) : NULL;
@@ -464,6 +476,360 @@ static int32_t capturing(void *self, void *s) {
     return s != NULL && s == standin_control.captured;
 }
 
+/* ---- collectives of threads ---- */
+
+enum { RANKS = 8 };
+
+/* One collective: it runs when all have called and their streams have come, by whoever looks then. */
+struct native {
+    struct native *next;
+    uint64_t sequence;
+    ddl_native_call calls[RANKS];
+    bool called[RANKS], came[RANKS], taken[RANKS];
+    bool over, cancelled;
+    event *event; /* what streams wait for that it is ordered on */
+    int refs;
+};
+
+typedef struct native_set {
+    struct native_set *next;
+    const void *leader; /* endpoint of the first rank: jobs of one process have other ones */
+    uint64_t group;
+    int count, users;
+    bool broken;
+    native *natives;
+} native_set;
+
+typedef struct endpoint {
+    const ddl_host *host;
+    void *peers[RANKS]; /* endpoints of threads of this process; NULL: another process's */
+    int32_t rank;
+} endpoint;
+
+typedef struct member { /* of a set */
+    native_set *set;
+    int rank;
+} member;
+
+static native_set *all_sets;
+
+typedef struct address {
+    int64_t pid;
+    void *self;
+} address;
+
+static ddl_status link_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
+    endpoint *e = calloc(1, sizeof *e);
+    e->host = host;
+    e->rank = params->rank;
+    e->peers[params->rank % RANKS] = e;
+    *out_self = e;
+    return params->world_size <= RANKS ? DDL_OK : DDL_ERR_UNSUPPORTED;
+}
+
+static void link_close(void *self) { free(self); }
+
+static ddl_status link_address(void *self, void *out_address, size_t *bytes) {
+    address a = {(int64_t)getpid(), self};
+    memcpy(out_address, &a, sizeof a);
+    *bytes = sizeof a;
+    return DDL_OK;
+}
+
+static ddl_status link_add_peer(void *self, int32_t peer, const void *theirs, size_t bytes, const char *host_id,
+                                uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
+    address a;
+    (void)host_id;
+    memcpy(&a, theirs, sizeof a);
+    *out_latency_ns = 1;
+    *out_bytes_per_s = 1;
+    if (bytes != sizeof a || a.pid != getpid()) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ((endpoint *)self)->peers[peer] = a.self;
+    return DDL_OK;
+}
+
+static ddl_status link_send(void *self, int32_t peer, ddl_message *message) {
+    (void)self, (void)peer, (void)message;
+    return DDL_ERR_UNSUPPORTED;
+}
+
+static int32_t link_progress(void *self, int32_t expect) {
+    (void)self, (void)expect;
+    return 0;
+}
+
+static ddl_status link_arm(void *self, int *out_fd) {
+    (void)self;
+    static int fd = -1;
+    pthread_mutex_lock(&all.lock);
+    fd = fd >= 0 ? fd : eventfd(0, EFD_CLOEXEC);
+    *out_fd = fd;
+    pthread_mutex_unlock(&all.lock);
+    return DDL_OK;
+}
+
+static void link_peer_dead(void *self, int32_t peer) { (void)self, (void)peer; }
+
+static ddl_status native_open(void *self, uint64_t group, const int32_t *ranks, int32_t count, int32_t rank,
+                              void **out_set) {
+    endpoint *e = self;
+    for (int32_t i = 0; i < count; i++) {
+        if (e->peers[ranks[i]] == NULL) {
+            return DDL_ERR_UNSUPPORTED;
+        }
+    }
+    pthread_mutex_lock(&all.lock);
+    native_set *s = all_sets;
+    while (s != NULL && (s->leader != e->peers[ranks[0]] || s->group != group)) {
+        s = s->next;
+    }
+    if (s == NULL) {
+        s = calloc(1, sizeof *s);
+        s->leader = e->peers[ranks[0]];
+        s->group = group;
+        s->count = count;
+        s->next = all_sets;
+        all_sets = s;
+    }
+    s->users++;
+    pthread_mutex_unlock(&all.lock);
+    member *m = calloc(1, sizeof *m);
+    m->set = s;
+    m->rank = rank;
+    *out_set = m;
+    return DDL_OK;
+}
+
+static void native_drop(native_set *s, native *n) {
+    if (n->event != NULL && n->refs == 1) {
+        event_drop(n->event);
+        n->event = NULL;
+    }
+    if (--n->refs == 0) {
+        native **at = &s->natives;
+        while (*at != NULL && *at != n) {
+            at = &(*at)->next;
+        }
+        if (*at == n) {
+            *at = n->next;
+        }
+        free(n);
+    }
+}
+
+static void native_close(void *self, void *set) {
+    member *m = set;
+    native_set *s = m->set;
+    (void)self;
+    pthread_mutex_lock(&all.lock);
+    if (--s->users == 0) {
+        native_set **at = &all_sets;
+        while (*at != s) {
+            at = &(*at)->next;
+        }
+        *at = s->next;
+        while (s->natives != NULL) {
+            native *n = s->natives;
+            s->natives = n->next;
+            if (n->event != NULL) {
+                event_drop(n->event);
+            }
+            free(n);
+        }
+        free(s);
+    }
+    pthread_mutex_unlock(&all.lock);
+    free(m);
+}
+
+static uint64_t native_cost_ns(void *self, void *set, int32_t kind, uint64_t bytes) {
+    (void)self, (void)set;
+    bool served = kind == DDL_BROADCAST || kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER ||
+                  kind == DDL_REDUCE_SCATTER || kind == DDL_REDUCE || kind == DDL_ALL_TO_ALL;
+    return served && bytes > 0 ? 1000 : 0;
+}
+
+static double load(const char *at, int32_t dtype) {
+    float f;
+    double d;
+    int32_t i;
+    int64_t l;
+    switch (dtype) {
+    case DDL_F32: memcpy(&f, at, sizeof f); return f;
+    case DDL_F64: memcpy(&d, at, sizeof d); return d;
+    case DDL_I32: memcpy(&i, at, sizeof i); return i;
+    default: memcpy(&l, at, sizeof l); return (double)l;
+    }
+}
+
+static void store(char *at, int32_t dtype, double value) {
+    float f = (float)value;
+    int32_t i = (int32_t)value;
+    int64_t l = (int64_t)value;
+    switch (dtype) {
+    case DDL_F32: memcpy(at, &f, sizeof f); break;
+    case DDL_F64: memcpy(at, &value, sizeof value); break;
+    case DDL_I32: memcpy(at, &i, sizeof i); break;
+    default: memcpy(at, &l, sizeof l); break;
+    }
+}
+
+static double fold(int32_t op, double a, double b) {
+    return op == DDL_MIN ? (a < b ? a : b) : op == DDL_MAX ? (a > b ? a : b) : op == DDL_PROD ? a * b : a + b;
+}
+
+/* Bytes [from, from + bytes) of all inputs, reduced. */
+static void native_reduce(const native *n, int count, uint64_t from, uint64_t bytes, char *out) {
+    size_t size = (size_t)n->calls[0].element_bytes;
+    for (uint64_t at = 0; at < bytes; at += size) {
+        double sum = 0;
+        for (int r = 0; r < count; r++) {
+            const ddl_native_call *c = &n->calls[r];
+            double x = load(real_of((const char *)c->in + from + at, size), c->dtype);
+            x *= c->op != DDL_AVG ? c->factor : 1;
+            sum = r == 0 ? x : fold(c->op, sum, x);
+        }
+        store(out + at, n->calls[0].dtype, n->calls[0].op == DDL_AVG ? sum * n->calls[0].factor : sum);
+    }
+}
+
+/* All ranks' results are made before any is written: in place is in place. */
+static void native_run(native *n, int count) {
+    const ddl_native_call *c = n->calls;
+    uint64_t bytes = c->bytes, whole = bytes * (uint64_t)count;
+    char *results = calloc(1, (size_t)whole * (size_t)count + 1);
+    int32_t kind = c->kind;
+    bool many = kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL;
+    uint64_t length = many ? whole : bytes; /* of all_to_all, bytes is a part too */
+    for (int r = 0; r < count; r++) {
+        char *out = results + (size_t)length * (size_t)r;
+        if (kind == DDL_ALL_REDUCE || (kind == DDL_REDUCE && r == c->root)) {
+            native_reduce(n, count, 0, bytes, out);
+        } else if (kind == DDL_REDUCE_SCATTER) {
+            native_reduce(n, count, bytes * (uint64_t)r, bytes, out);
+        } else if (kind == DDL_BROADCAST) {
+            memcpy(out, real_of(c[c->root].in, bytes), bytes);
+        }
+        for (int o = 0; many && o < count; o++) {
+            if (kind == DDL_ALL_GATHER) {
+                memcpy(out + bytes * (uint64_t)o, real_of(c[o].in, bytes), bytes);
+            } else {
+                memcpy(out + bytes * (uint64_t)o, real_of((const char *)c[o].in + bytes * (uint64_t)r, bytes), bytes);
+            }
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        if (kind != DDL_REDUCE || r == c->root) {
+            memcpy(real_of(c[r].out, length), results + (size_t)length * (size_t)r, length);
+        }
+    }
+    free(results);
+    n->over = true;
+    standin_control.natives++;
+    if (n->event != NULL) {
+        n->event->happened = true;
+    }
+}
+
+static void native_came(native *n, int rank) {
+    n->came[rank] = true;
+}
+
+static ddl_status native_start(void *self, void *set, const ddl_native_call *call, void **out_op) {
+    member *m = set;
+    native_set *s = m->set;
+    endpoint *e = self;
+    (void)e;
+    pthread_mutex_lock(&all.lock);
+    native *n = s->natives;
+    while (n != NULL && n->sequence != call->sequence) {
+        n = n->next;
+    }
+    if (n == NULL) {
+        n = calloc(1, sizeof *n);
+        n->sequence = call->sequence;
+        n->next = s->natives;
+        n->event = calloc(1, sizeof *n->event);
+        n->event->refs = 1;
+        s->natives = n;
+    }
+    n->refs++;
+    n->calls[m->rank] = *call;
+    n->called[m->rank] = true;
+    n->came[m->rank] = call->stream == NULL;
+    pthread_mutex_unlock(&all.lock);
+    *out_op = n;
+    if (call->stream != NULL) {
+        queue(NULL, call->stream, (task){.kind = TASK_ARRIVE, .native = n, .value = m->rank});
+        queue(NULL, call->stream, (task){.kind = TASK_WAIT, .event = n->event});
+    }
+    return DDL_OK;
+}
+
+static ddl_status native_look(native_set *s, native *n, int rank, int32_t *out_rank) {
+    for (int r = 0; r < s->count; r++) {
+        if (n->called[r] && n->calls[r].signature != n->calls[rank].signature) {
+            *out_rank = r;
+            return DDL_ERR_MISMATCH;
+        }
+    }
+    for (int r = 0; r < s->count; r++) {
+        if (!n->came[r]) {
+            *out_rank = n->called[r] ? -1 : r;
+            return DDL_IN_PROGRESS;
+        }
+    }
+    if (!n->over && !n->cancelled && !s->broken) {
+        native_run(n, s->count);
+    }
+    return n->over ? DDL_OK : DDL_IN_PROGRESS;
+}
+
+static ddl_status native_test(void *self, void *set, void *op, int32_t looks, int32_t *out_rank) {
+    member *m = set;
+    (void)self, (void)looks;
+    pthread_mutex_lock(&all.lock);
+    tick(false);
+    ddl_status status = native_look(m->set, op, m->rank, out_rank);
+    if (status == DDL_OK && ((native *)op)->refs > 0) {
+        native *n = op;
+        n->taken[m->rank] = true;
+        bool last = true;
+        for (int r = 0; r < m->set->count; r++) {
+            last = last && n->taken[r];
+        }
+        if (last) {
+            n->refs = 1;
+            native_drop(m->set, n);
+        }
+    }
+    pthread_mutex_unlock(&all.lock);
+    return status;
+}
+
+static void native_cancel(void *self, void *set, void *op) {
+    (void)self;
+    pthread_mutex_lock(&all.lock);
+    ((native *)op)->cancelled = true;
+    ((member *)set)->set->broken = true;
+    if (((native *)op)->event != NULL) {
+        ((native *)op)->event->happened = true; /* no stream waits for ever */
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
+static const ddl_transport links = {.size = sizeof links,
+                                    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_DEVICE,
+                                    .max_payload_bytes = DDL_MESSAGE_PAYLOAD_BYTES,
+                                    .open = link_open, .close = link_close, .address = link_address,
+                                    .add_peer = link_add_peer, .send = link_send, .progress = link_progress,
+                                    .arm = link_arm, .peer_dead = link_peer_dead, .native_open = native_open,
+                                    .native_close = native_close, .native_cost_ns = native_cost_ns,
+                                    .native_start = native_start, .native_test = native_test,
+                                    .native_cancel = native_cancel};
+
 #define REQUIRED                                                                                                       \
     .open = device_open, .close = device_close, .count = count, .owner = owner, .alloc = device_alloc,                 \
     .free = device_free, .copy = copy, .fill = fill, .reduce = reduce, .event_record = event_record,                   \
@@ -476,16 +842,19 @@ const ddl_device standin_device = {.size = sizeof standin_device, REQUIRED, .str
 static const ddl_device bare = {.size = sizeof bare, REQUIRED};
 
 DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_standin_v1(const ddl_host *host) {
-    static const ddl_plugin plugins[2] = {
+    static const ddl_plugin plugins[3] = {
         {sizeof(ddl_plugin), DDL_PLUGIN_ABI, "standin", "1", "A stand-in for a device, for tests: no device at all.",
          NULL, &standin_device},
         {sizeof(ddl_plugin), DDL_PLUGIN_ABI, "standin", "1", "A stand-in for a poor device, for tests: no device at all.",
-         NULL, &bare}};
+         NULL, &bare},
+        {sizeof(ddl_plugin), DDL_PLUGIN_ABI, "standin", "1", "A stand-in for devices that reach each other, for tests.",
+         &links, &standin_device}};
+    const char *native = host->setting(host, "STANDIN_NATIVE");
     const char *megabytes = host->setting(host, "STANDIN_MB"), *poor = host->setting(host, "STANDIN_BARE");
     pthread_mutex_lock(&all.lock);
     if (all.bytes == 0) {
         all.bytes = (size_t)(megabytes != NULL ? atoi(megabytes) : 64) << 20;
     }
     pthread_mutex_unlock(&all.lock);
-    return &plugins[poor != NULL && poor[0] == '1'];
+    return &plugins[native != NULL && native[0] == '1' ? 2 : poor != NULL && poor[0] == '1'];
 }

@@ -15,6 +15,7 @@ typedef struct standin_state {
     int no_pinned;       /* there is no pinned memory any more */
     int pinned;          /* blocks of pinned memory that are out */
     int tasks;           /* done so far */
+    int natives;         /* collectives that ran there */
     void *captured;      /* a stream that is being captured */
 } standin_state;
 

@@ -503,7 +503,7 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
 }
 
 /* What a survivor has of the new group; the agreement keeps what all have. */
-enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 };
+enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */ };
 
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
@@ -553,11 +553,11 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         }
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
-                         (made != NULL && made->native.set != NULL ? DDL__MADE_NATIVE : 0u);
+                         (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);
         ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
         bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
-        if (made != NULL && status == DDL_OK && (a->value.flag & DDL__MADE_NATIVE) == 0) {
-            ddl__native_close(made);
+        if (made != NULL && status == DDL_OK) {
+            ddl__native_close(made, (int32_t)(a->value.flag / DDL__MADE_NATIVE));
         }
         if (all_have_it && ddl__count_left(g, a->value.gone) == left) {
             *out = made;

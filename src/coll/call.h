@@ -200,7 +200,7 @@ static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached)
     h = ddl__mix(h, (uint64_t)call->count);
     h = ddl__mix(h, call->detail);
     h = ddl__mix(h, (uint64_t)(uint32_t)call->tensors << 8 | call->nature);
-    h = ddl__mix(h, cached->algorithm_hash);
+    h = ddl__mix(h, cached->algorithm_hash); /* which also says whether it runs on devices */
     return h != 0 ? h : 1; /* 0 means none */
 }
 
@@ -305,41 +305,60 @@ static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
                               op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
         return;
     }
-    if (s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+    if (op->call.on_device == DDL_HOST && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
         ddl__op_scale(op, op->base[DDL__IN]);
     }
     ddl__op_release(c, op);
 }
 
-/* Tensors on devices: the steps work on their stages. What the operation leaves of an output as it is (gaps of v-forms)
- * is read too. in_goes: `in` is what is received. */
-static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
-    const ddl__call *call = &op->call;
-    const char *what = ddl__kind_name(call->kind);
-    ddl__stage *s = op->stage = ddl__stage_make(c, 2);
-    if (s == NULL) {
+/* Adds one tensor to the stage, unless it is where the operation runs already. Returns its memory in *out. */
+static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tensor *t, int64_t bytes, bool comes,
+                                    bool goes, char **out) {
+    const char *what = ddl__kind_name(op->call.kind);
+    int32_t there = op->call.on_device;
+    if (there != DDL_HOST && t->device == there && ddl__is_contiguous(t)) {
+        *out = t->data;
+        return DDL_OK;
+    }
+    if (op->stage == NULL) {
+        op->stage = ddl__stage_make(c, 2);
+    }
+    if (op->stage == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
     }
-    s->owner = op;
-    s->done = ddl__op_filled;
+    ddl__staged *item = &op->stage->items[op->stage->count];
+    DDL__TRY(ddl__stage_add(c, op->stage, t, (uint64_t)bytes, NULL, there, what));
+    item->comes = comes;
+    item->goes = goes;
+    *out = item->host;
+    return DDL_OK;
+}
+
+/* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
+ * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
+static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
+    const ddl__call *call = &op->call;
+    if (call->on_device != DDL_HOST) {
+        DDL__TRY(ddl__device_get(c, call->on_device, ddl__kind_name(call->kind), &op->device));
+        op->runner = &op->group->device_native;
+    }
     if (in) {
-        DDL__TRY(ddl__stage_add(c, s, &call->in, (uint64_t)call->in_bytes, NULL, what));
-        s->items[0].comes = !in_goes;
-        s->items[0].goes = in_goes;
-        op->base[DDL__IN] = s->items[0].host;
+        DDL__TRY(ddl__op_stage_add(c, op, &call->in, call->in_bytes, !in_goes, in_goes, &op->base[DDL__IN]));
     }
     if (out) {
-        ddl__staged *item = &s->items[s->count];
-        DDL__TRY(ddl__stage_add(c, s, &call->out, (uint64_t)call->out_bytes, NULL, what));
-        item->comes = ddl__kind_is_v(call->kind);
-        item->goes = true;
-        op->base[DDL__OUT] = item->host;
+        bool reads = ddl__kind_is_v(call->kind);
+        DDL__TRY(ddl__op_stage_add(c, op, &call->out, call->out_bytes, reads, true, &op->base[DDL__OUT]));
     }
-    ddl_status status = ddl__stage_fill(c, s);
+    if (op->stage == NULL) {
+        return DDL_OK;
+    }
+    op->stage->owner = op;
+    op->stage->done = ddl__op_filled;
+    ddl_status status = ddl__stage_fill(c, op->stage);
     op->held = op->held || status == DDL_IN_PROGRESS;
     return status >= 0 ? DDL_OK
-                       : ddl__error(c, status, "%s: a device did not copy a tensor to ordinary memory: %s", what,
+                       : ddl__error(c, status, "%s: a device did not copy a tensor: %s", ddl__kind_name(call->kind),
                                     ddl_status_text(status));
 }
 
@@ -347,9 +366,11 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
 static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     ddl__call *call = &op->call;
     bool uses_in = ddl__uses_in(op->group, call), uses_out = ddl__uses_out(op->group, call);
-    bool scaled = ddl__is_scaled(op->group, call, op->user);
+    bool there = call->on_device != DDL_HOST; /* whose kernels scale */
+    bool scaled = !there && ddl__is_scaled(op->group, call, op->user);
     bool takes = call->kind == DDL_BROADCAST && op->group->rank != call->root; /* its `in` is what it receives */
-    bool stage_in = uses_in && ddl__is_staged(&call->in), stage_out = uses_out && ddl__is_staged(&call->out);
+    bool stage_in = uses_in && (there || ddl__is_staged(&call->in));
+    bool stage_out = uses_out && (there || ddl__is_staged(&call->out));
     bool pack_in = uses_in && !takes && !stage_in && call->in_bytes > 0 && (scaled || !ddl__is_contiguous(&call->in));
     bool pack_out = (uses_out ? !stage_out : takes && !stage_in) && call->out_bytes > 0 &&
                     !ddl__is_contiguous(&call->out);
@@ -384,13 +405,31 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* Strided, scaled or on a device: the plan works on copies, which are apart even when the tensors are one. */
+/* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
+ * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
+ * others have, and brings what else it has there. */
+static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__user_op *user) {
+    bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
+    bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
+    bool function = user != NULL && user->fn != NULL;
+    if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
+        call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
+        return DDL_HOST;
+    }
+    call->on_device = in ? call->in.device : call->out.device;
+    return ddl__native_seconds(g, call) > 0 ? call->on_device : DDL_HOST;
+}
+
+/* Strided, scaled or staged: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
-    bool strided =
-        (ddl__uses_in(g, call) && (!ddl__is_contiguous(&call->in) || ddl__is_staged(&call->in))) ||
-        (ddl__uses_out(g, call) && (!ddl__is_contiguous(&call->out) || ddl__is_staged(&call->out)));
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
-    if (call->kind != DDL_BROADCAST && (strided || ddl__is_scaled(g, call, user))) {
+    bool in = ddl__uses_in(g, call), out = ddl__uses_out(g, call);
+    call->on_device = ddl__call_device(g, call, user);
+    bool strided = (in && !ddl__is_contiguous(&call->in)) || (out && !ddl__is_contiguous(&call->out));
+    bool moved = (in && ddl__is_staged(&call->in) && call->in.device != call->on_device) ||
+                 (out && ddl__is_staged(&call->out) && call->out.device != call->on_device);
+    bool scaled = call->on_device == DDL_HOST && ddl__is_scaled(g, call, user);
+    if (call->kind != DDL_BROADCAST && (strided || moved || scaled)) {
         call->in_place = false;
     }
 }
@@ -442,6 +481,9 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->user = user;
     op->held = call->held;
     op->stage = NULL;
+    op->device = NULL;
+    op->stream = NULL;
+    op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);
     }

@@ -12,7 +12,7 @@ typedef struct ddl__formation {
     uint64_t fingerprint;
     uint32_t id;
     int32_t verdict; /* a ddl_status */
-    int32_t native;  /* 1: a transport can run collectives of the new group by itself; at the end: on all ranks */
+    int32_t native;  /* DDL__NATIVE_...: what can run collectives of the group by itself; at the end: on all ranks */
 } ddl__formation;
 
 /* On the wire: fingerprint u64, id u32, verdict u32, native u32. */
@@ -91,7 +91,7 @@ static ddl_status ddl__form_answer(ddl_group *parent, int32_t peer, int32_t tag,
     do {
         DDL__TRY(ddl__form_exchange(parent, peer, tag, false, &f));
     } while (f.id != mine->id);
-    mine->native = mine->native != 0 && f.native == 1;
+    mine->native &= f.native;
     return f.fingerprint != mine->fingerprint ? DDL_ERR_MISMATCH : (ddl_status)f.verdict;
 }
 
@@ -141,7 +141,6 @@ static ddl_group *ddl__form_local(ddl_group *parent, const int32_t *ranks, int32
         g->tuning = parent->tuning;
         g->user_holds = true;
         c->refs++;
-        ddl__native_open(g);
     }
     return g;
 }
@@ -177,7 +176,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
     if (leader == parent->rank) {
         f.id = ddl__group_id(c);
         made = ddl__form_local(parent, ranks, count, f.id, name);
-        f.native = made != NULL && made->native.set != NULL;
+        f.native = made != NULL ? ddl__native_open(made) : 0;
         status = ddl__form_lead(parent, ranks, count, tag, &f, made);
     } else {
         status = ddl__form_exchange(parent, leader, tag, false, &f);
@@ -190,7 +189,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
             bool same = f.fingerprint == hash, taken = ddl__group_find(c, f.id) != NULL;
             made = same && !taken && f.verdict == DDL_OK ? ddl__form_local(parent, ranks, count, f.id, name) : NULL;
             f.fingerprint = hash;
-            f.native = made != NULL && made->native.set != NULL;
+            f.native = made != NULL ? ddl__native_open(made) : 0;
             f.verdict = same && made == NULL ? (taken ? DDL_ERR_CORRUPT : DDL_ERR_NOMEM) : DDL_OK;
             status = ddl__form_exchange(parent, leader, tag, true, &f);
         }
@@ -202,9 +201,7 @@ static ddl_status ddl__group_form(ddl_group *parent, const int32_t *ranks, int32
         ddl__form_undo(made);
         return ddl__form_error(parent, status, name);
     }
-    if (f.native == 0) {
-        ddl__native_close(made); /* one of the ranks cannot */
-    }
+    ddl__native_close(made, f.native); /* but what one of the ranks has not */
     *out = made;
     return DDL_OK;
 }

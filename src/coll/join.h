@@ -229,6 +229,10 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
             (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
         cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
         bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
+        if ((c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) != 0) { /* carries no messages */
+            l->device = l->device == NULL && offers[i].reaches && l->same_host ? &c->endpoints[i] : l->device;
+            continue;
+        }
         if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
             best = cost;
             l->endpoint = &c->endpoints[i];
@@ -237,7 +241,7 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
         }
     }
     for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
-        if (offers[i].gave_up) {
+        if (offers[i].gave_up && (c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) == 0) {
             return ddl__error(c, DDL_ERR_SYSTEM,
                               "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
                               "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
@@ -590,7 +594,7 @@ static void ddl__context_close(ddl_context *c) {
     ddl__pass_close(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
-            ddl__native_close(g);
+            ddl__native_close(g, 0);
         }
     }
     ddl__devices_settle(c);

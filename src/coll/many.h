@@ -147,7 +147,7 @@ static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype,
         uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * size : 0;
         if (bytes > 0 && ddl__is_staged(t)) {
             ddl__staged *item = &m->stage->items[m->stage->count];
-            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, what));
+            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, DDL_HOST, what));
             item->comes = item->goes = true;
         }
         packed += bytes;
@@ -164,7 +164,7 @@ static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype
     }
     if (on_device != NULL) { /* an item that is not copied holds the memory of the others */
         ddl__staged *holder = &m->stage->items[m->stage->count];
-        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, what));
+        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, DDL_HOST, what));
         m->packed[dtype] = holder->host;
         m->pinned[dtype] = true;
         DDL__TRY(ddl__many_stage(c, m, dtype, m->packed[dtype], what));
@@ -419,6 +419,7 @@ static ddl_status ddl__persistent_pin(ddl_group *g, ddl__kept *k) {
     if (k->cached != NULL && k->cached->settings_version == g->settings_version) {
         return DDL_OK;
     }
+    ddl__call_settle_place(g, &k->call);
     DDL__TRY(ddl__cached_get(g, &k->call, &cached));
     while (cached->spares <= cached->held) {
         ddl__op *op = ddl__op_make(g->context, cached);

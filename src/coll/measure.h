@@ -319,11 +319,11 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
-/* Whether a transport runs the world's collectives by itself: all ranks, or none. */
+/* Which transports run the world's collectives by themselves: on all ranks, or on none. */
 static ddl_status ddl__native_agree(ddl_group *world) {
     int32_t all = ddl__native_open(world);
     ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_MIN};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_BAND};
     ddl_request *r;
     ddl__native set = world->native;
     world->native.set = NULL; /* not to be used before all are known to have it */
@@ -334,9 +334,7 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     }
     world->native = set;
     world->settings_version++;
-    if (status < 0 || all == 0) {
-        ddl__native_close(world);
-    }
+    ddl__native_close(world, status < 0 ? 0 : all);
     return status;
 }
 

@@ -30,9 +30,10 @@ static void ddl__account_calls(const ddl_group *g, const char *algorithm, uint64
         a->bytes += bytes;
         a->time_ns += ns;
     }
-    bool native = g->native.set != NULL && strncmp(algorithm, "native", 6) == 0;
+    const ddl__native *n = strcmp(algorithm, "native_device") == 0 ? &g->device_native : &g->native;
+    bool native = n->set != NULL && strncmp(algorithm, "native", 6) == 0;
     for (int32_t i = 0; native && i < c->endpoint_count; i++) {
-        if (c->endpoints[i].self == g->native.self) {
+        if (c->endpoints[i].self == n->self) {
             c->endpoints[i].stats.native_operations += calls;
             c->endpoints[i].stats.native_bytes += bytes;
             c->endpoints[i].stats.native_ns += ns;

@@ -329,7 +329,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     ddl__stage *stage = op->stage;
     op->stage = NULL;
     if (ddl__writes_out(op)) {
-        if (op->call.op == DDL_AVG) {
+        if (op->call.op == DDL_AVG && op->call.on_device == DDL_HOST) {
             ddl__op_average(op);
         }
         if (op->packed_out != NULL) {
@@ -468,7 +468,7 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
     ddl__account_pending(g);
-    ddl__native_close(g);
+    ddl__native_close(g, 0);
     ddl__free(&c->base, g->fast);
     g->fast = NULL;
     while (g->early != NULL) {

@@ -26,10 +26,11 @@ static int32_t ddl__native_ranks(const ddl_group *g, int32_t *out, int32_t *out_
 }
 
 /* The endpoint through which this rank reaches all of them, if it can run collectives; else NULL. */
-static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count) {
+static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *ranks, int32_t count, bool device) {
     ddl__endpoint *all = NULL;
     for (int32_t i = 0; i < count; i++) {
-        ddl__endpoint *e = c->links[ranks[i]].endpoint;
+        const ddl__link *l = &c->links[ranks[i]];
+        ddl__endpoint *e = device ? l->device : l->endpoint;
         if (ranks[i] == c->rank) {
             continue;
         }
@@ -41,27 +42,45 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
     return all != NULL && DDL_HAS(all->table, native_open) ? all : NULL;
 }
 
-/* Opens this rank's part. False: plans are used; that all ranks do the same is for the caller to see to. */
-static bool ddl__native_open(ddl_group *g) {
+/* What can run collectives of a group by itself. */
+enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
+
+/* Opens this rank's parts: those for ordinary memory, and for devices where all members are on one host. Returns which
+ * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
+static int32_t ddl__native_open(ddl_group *g) {
     ddl_context *c = g->context;
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
-    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0;
-    ddl__endpoint *e = ddl__native_endpoint(c, ranks, count);
+    int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0, opened = 0;
     uint64_t id = (uint64_t)g->epoch << 32 | g->id;
-    void *set = NULL;
-    if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
-        g->native = (ddl__native){.table = e->table, .self = e->self, .set = set};
-        g->settings_version++;
+    for (int32_t device = 0; device < (count == g->size ? 2 : 1); device++) {
+        ddl__endpoint *e = ddl__native_endpoint(c, ranks, count, device);
+        void *set = NULL;
+        if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
+            *(device ? &g->device_native : &g->native) =
+                (ddl__native){.table = e->table, .self = e->self, .set = set};
+            g->settings_version++;
+            opened |= device ? DDL__NATIVE_DEVICE : DDL__NATIVE_HOST;
+        }
     }
     ddl__free(&c->base, ranks);
-    return set != NULL;
+    return opened;
 }
 
-static void ddl__native_close(ddl_group *g) {
-    if (g->native.set != NULL) {
-        g->native.table->native_close(g->native.self, g->native.set);
-        g->native.set = NULL;
+static void ddl__native_close_one(ddl_group *g, ddl__native *n) {
+    if (n->set != NULL) {
+        n->table->native_close(n->self, n->set);
+        n->set = NULL;
         g->settings_version++;
+    }
+}
+
+/* Closes all but what is to be kept. */
+static void ddl__native_close(ddl_group *g, int32_t keep) {
+    if ((keep & DDL__NATIVE_HOST) == 0) {
+        ddl__native_close_one(g, &g->native);
+    }
+    if ((keep & DDL__NATIVE_DEVICE) == 0) {
+        ddl__native_close_one(g, &g->device_native);
     }
 }
 
@@ -82,6 +101,7 @@ static void ddl__native_unlist(ddl_context *c, ddl__op *op) {
         at = &(*at)->native_next;
     }
     *at = op->native_next;
+    c->device_natives -= op->call.on_device != DDL_HOST;
     op->native = NULL;
     op->is_native = false;
 }
@@ -114,8 +134,8 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
         return false; /* it cannot end any more: the group breaks as soon as the other call is spelled out */
     }
     ddl_status status = op->native == NULL ? op->native_refused
-                                           : g->native.table->native_test(g->native.self, g->native.set, op->native,
-                                                                          looks, &rank);
+                                           : op->runner->table->native_test(op->runner->self, op->runner->set,
+                                                                            op->native, looks, &rank);
     op->native_waits = ddl__native_rank(g, rank);
     if (status == DDL_IN_PROGRESS) {
         op->late = op->native_waits >= 0 ? op->native_waits : op->late;
@@ -155,6 +175,7 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
+    c->device_natives += op->call.on_device != DDL_HOST;
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;
@@ -162,15 +183,26 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     *end = op;
 }
 
+/* The plugin's kernels reduce: they are told how. */
+static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
+    bool scaled = op->user != NULL; /* a program's function does not come here */
+    call->reduce = NULL;
+    call->reduce_arg = NULL;
+    call->dtype = (int32_t)op->call.dtype;
+    call->op = scaled ? DDL_SUM : op->call.op;
+    call->device = op->device->index + 1;
+    call->stream = op->stream;
+    call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
+}
+
 static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = &op->cached->plan.steps[i];
-    ddl_group *g = op->group;
     char *in = op->base[s->src_space], *out = op->base[s->dst_space];
     ddl_native_call call = {.size = sizeof call,
                             .kind = (int32_t)s->slot,
                             .root = s->peer,
                             .element_bytes = op->cached->element_bytes,
-                            .sequence = ++g->native.sequence,
+                            .sequence = ++op->runner->sequence,
                             .signature = op->call.signature + i,
                             .in = in != NULL ? in + s->src : NULL,
                             .out = out != NULL ? out + s->dst : NULL,
@@ -178,7 +210,10 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
                             .reduce = ddl__native_reduce,
                             .reduce_arg = &op->reduction};
     void *native = NULL;
-    ddl_status status = g->native.table->native_start(g->native.self, g->native.set, &call, &native);
+    if (op->call.on_device != DDL_HOST) {
+        ddl__native_on_device(op, &call);
+    }
+    ddl_status status = op->runner->table->native_start(op->runner->self, op->runner->set, &call, &native);
     ddl__native_list(c, op, i, status, native);
     op->natives_left--;
 }
@@ -217,7 +252,7 @@ static void ddl__step_native(ddl_context *c, ddl__op *op, uint32_t i) {
 /* Takes an operation's memory back from the transport and from all ranks. */
 static void ddl__native_abandon(ddl_context *c, ddl__op *op) {
     if (op->native != NULL) {
-        op->group->native.table->native_cancel(op->group->native.self, op->group->native.set, op->native);
+        op->runner->table->native_cancel(op->runner->self, op->runner->set, op->native);
     }
     if (op->is_native) {
         ddl__native_unlist(c, op);

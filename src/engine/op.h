@@ -20,6 +20,7 @@ typedef struct ddl__call {
     ddl_tensor in, out;
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
+    int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -50,7 +51,9 @@ typedef struct ddl__op {
     uint32_t left; /* steps that have not finished */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
-    ddl__stage *stage; /* of tensors on devices; NULL: all are in ordinary memory */
+    ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
+    ddl__device *device; /* that it runs on; NULL: on none */
+    void *stream;        /* of that device, on which it is ordered; NULL: on none */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;
@@ -63,6 +66,7 @@ typedef struct ddl__op {
     uint64_t late_ns; /* when; 0: at the end */
     struct ddl__answer *answers; /* by group rank, once somebody was asked */
     struct ddl__op *native_next; /* of the context's natives */
+    ddl__native *runner;       /* who runs its native steps */
     void *native;              /* what a transport runs for the step native_step ... */
     ddl_status native_refused; /* ... NULL: it could not begin, and why */
     uint32_t native_step;
@@ -79,7 +83,7 @@ typedef struct ddl__cached {
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
-    bool in_place, commutative;
+    bool in_place, commutative, on_device;
     uint32_t settings_version;
     int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
     int32_t array_count;
@@ -238,9 +242,11 @@ static void ddl__cached_free(ddl_context *c, ddl__cached *cached) {
 }
 
 static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl__call *call) {
+    bool on_device = call->on_device != DDL_HOST;
     if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
-        e->commutative != call->commutative || e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) ||
-        e->settings_version != g->settings_version || e->array_count != ddl__call_arrays(call)) {
+        e->commutative != call->commutative || e->on_device != on_device ||
+        e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) || e->settings_version != g->settings_version ||
+        e->array_count != ddl__call_arrays(call)) {
         return false;
     }
     for (int32_t i = 0; i < e->array_count; i++) {
@@ -306,7 +312,7 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
-    const ddl__native *n = &g->native;
+    const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
     if (n->set == NULL || ddl__kind_is_v(call->kind)) {
         return 0;
     }
@@ -355,6 +361,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->root = call->root;
     e->in_place = call->in_place;
     e->commutative = call->commutative;
+    e->on_device = call->on_device != DDL_HOST;
     e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
     e->settings_version = g->settings_version;
     ddl__plan_args args = ddl__call_args(g, call);
@@ -373,6 +380,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__cached_free(c, e);
         return status;
     }
+    e->plan.algorithm = e->on_device ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));

@@ -94,7 +94,7 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
-    ddl__native native;
+    ddl__native native, device_native; /* the latter for tensors on devices */
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;
     ddl__announced announced;
@@ -124,7 +124,7 @@ static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank);
 static void ddl__ops_fail_all(ddl_group *g);
 static void ddl__p2p_group_free(ddl_group *g);
 static void ddl__engine_group_free(ddl_group *g);
-static void ddl__native_close(ddl_group *g);
+static void ddl__native_close(ddl_group *g, int32_t keep);
 static void ddl__agree_group_free(ddl_group *g);
 
 /* >>making */

@@ -87,6 +87,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *device;   /* what shares device memory with it (DDL_TRANSPORT_DEVICE); or NULL */
     ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */
     ddl__life life;
@@ -200,6 +201,7 @@ struct ddl_context {
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
+    int32_t device_natives;  /* of those, on devices */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;

@@ -428,7 +428,8 @@ static bool ddl__selftest_once(ddl_context *c, const ddl_transport *table, const
  * Returns false when it is not to be used; *why says how it failed. */
 static bool ddl__selftest(ddl_context *c, const ddl_transport *table, const ddl_transport_params *params,
                           ddl__text *why) {
-    if (!c->settings.self_test || (table->flags & DDL_TRANSPORT_ON_REQUEST) != 0 || DDL_HAS(table, clock_ns)) {
+    uint32_t untried = DDL_TRANSPORT_ON_REQUEST | DDL_TRANSPORT_DEVICE; /* the latter carries no messages */
+    if (!c->settings.self_test || (table->flags & untried) != 0 || DDL_HAS(table, clock_ns)) {
         return true;
     }
     uint64_t start_ns = ddl__now_ns();

@@ -141,7 +141,7 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     if (unarmed && !own_way) {
         ns = DDL__MIN(ns, DDL__NS_PER_MS);
     }
-    if (c->stages != NULL) { /* a device wakes nobody */
+    if (c->stages != NULL || c->device_natives > 0) { /* a device wakes nobody */
         ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
     }
     struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};

@@ -12,7 +12,7 @@ static ddl_status ddl__p2p_stage(ddl_request *r) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
     }
     r->stage->owner = r;
-    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, r->is_recv ? "receive" : "send"));
+    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
     r->stage->items[0].comes = !r->is_recv;
     r->stage->items[0].goes = r->is_recv;
     r->data = r->stage->items[0].host;
