@@ -26,6 +26,7 @@ enum {
     CUDA_LINE_WORDS = 8
 };
 enum { CUDA_TAG_BOARD = 0x63750001, CUDA_TAG_BELL = 0x63750002, CUDA_TAG_MEMORY = 0x63800000 }; /* + slot */
+enum { CUDA_SEEN_NOT_YET, CUDA_SEEN, CUDA_SEEN_NOT };
 #define CUDA_BOARD_MAGIC "ddlcuda1"
 
 typedef struct cuda_line {
@@ -38,7 +39,7 @@ typedef struct cuda_set {
     cuda_line line[CUDA_SET_LINES];
 } cuda_set;
 
-enum { CUDA_BY_FD = 1, CUDA_BY_HANDLE = 2 }; /* how an allocation is reached from another process */
+enum { CUDA_BY_POINTER = 0, CUDA_BY_FD = 1, CUDA_BY_HANDLE = 2 }; /* how an allocation is reached from another process */
 
 /* One allocation that peers may reach. `id` is written last; it is never used again by this rank, so what a peer has
  * mapped under it is this allocation and no later one at the same address. */
@@ -55,6 +56,7 @@ typedef struct cuda_board {
     CUuuid gpus[CUDA_GPUS_MAX];
     _Alignas(64) _Atomic uint32_t sleeping;             /* 1: ring my bell after writing what I may wait for */
     _Alignas(64) _Atomic uint64_t wants[CUDA_LOCAL_MAX]; /* [i]: id of the export of rank i whose descriptor I lack */
+    _Atomic uint8_t seen[CUDA_LOCAL_MAX]; /* [i]: CUDA_SEEN, or CUDA_SEEN_NOT: rank i's board cannot be used here */
     cuda_export exports[CUDA_EXPORTS];
     cuda_set sets[CUDA_SETS];
 } cuda_board;
@@ -64,7 +66,6 @@ typedef struct cuda_address {
     uint8_t magic[8];
     uint64_t process; /* equal on ranks that are threads of one process */
     uint32_t uid, gpu_count;
-    uint64_t gpus[8]; /* the first halves of the identities of the first GPUs; for people */
 } cuda_address;
 
 typedef struct cuda_peer {
@@ -72,27 +73,37 @@ typedef struct cuda_peer {
     bool same_process; /* its pointers are good here */
     bool told;         /* has been passed this rank's board and bell */
     bool failed, dead;
-    int32_t index;     /* local index, in rank order */
+    int32_t index;           /* local index, in rank order */
     const cuda_board *board; /* NULL: it has not come */
     int bell;                /* -1: likewise */
+    uint64_t want, want_id;  /* what was asked of it (share.h); 0: nothing */
+    uint64_t answered;       /* the last of its requests that was answered */
+    int aside_fd;            /* a descriptor that came for somebody who did not look; -1: none */
+    uint64_t aside_id;
 } cuda_peer;
 
 /* The endpoint of one context. */
 typedef struct cuda_ipc {
     const ddl_host *host;
+    cuda_driver cu;
     int32_t rank, world_size, local_count, local_index;
+    bool joined;    /* local numbers are given */
+    bool processes; /* not all peers here are threads of this process */
+    ddl_status join_status;
     cuda_address address;
     char *host_id;
-    cuda_peer *peers;        /* by world rank; peers[rank].board is this rank's own */
-    int32_t *local;          /* by local index: world rank */
-    cuda_board *board;       /* writable */
+    cuda_peer *peers;   /* by world rank; peers[rank].board is this rank's own */
+    int32_t *local;     /* by local index: world rank */
+    cuda_board *board;  /* writable; NULL: this rank does not take part */
     int board_fd, bell;
     cuda_gpu *gpus[CUDA_GPUS_MAX]; /* by ordinal; NULL: not needed so far */
+    CUuuid uuids[CUDA_GPUS_MAX];
     int32_t gpu_count;
-    uint64_t next_id;
-    struct cuda_shares *shares; /* share.h */
-    struct cuda_gets *gets;     /* get.h */
-    struct cuda_natives *natives; /* native.h */
+    uint64_t last_id, requests;
+    struct cuda_shares *shares;      /* share.h */
+    struct cuda_probes *probes;      /* probe.h */
+    struct cuda_transfer *transfers; /* ipc.h */
+    struct cuda_natives *natives;    /* native.h */
 } cuda_ipc;
 
 /* ---- words ---- */
@@ -165,6 +176,7 @@ static ddl_status cuda_board_make(cuda_ipc *t) {
     memcpy(t->board->magic, CUDA_BOARD_MAGIC, sizeof t->board->magic);
     t->board->rank = t->rank;
     t->board->gpu_count = t->gpu_count;
+    memcpy(t->board->gpus, t->uuids, sizeof t->uuids);
     t->peers[t->rank].board = t->board;
     t->peers[t->rank].bell = -1; /* nobody rings for oneself */
     return DDL_OK;
@@ -189,32 +201,50 @@ static const cuda_board *cuda_board_map(int fd, int32_t rank) {
     return board;
 }
 
-/* Passes this rank's board and bell to a peer and takes the peer's. DDL_IN_PROGRESS until both are here. */
-static ddl_status cuda_board_exchange(cuda_ipc *t, int32_t peer) {
+/* Takes a peer's board and bell. DDL_IN_PROGRESS until both are here. */
+static ddl_status cuda_board_take(cuda_ipc *t, int32_t peer) {
     cuda_peer *p = &t->peers[peer];
     int fd = -1;
+    ddl_status status = p->board != NULL ? DDL_OK : t->host->take_fd(t->host, peer, CUDA_TAG_BOARD, &fd);
+    if (status == DDL_OK && p->board == NULL) {
+        p->board = fd >= 0 ? cuda_board_map(fd, peer) : NULL; /* -1: it does not take part */
+        if (fd >= 0) {
+            close(fd);
+        }
+        status = p->board != NULL ? DDL_OK : DDL_ERR_UNSUPPORTED;
+    }
+    if (status == DDL_OK && p->bell < 0) {
+        status = t->host->take_fd(t->host, peer, CUDA_TAG_BELL, &p->bell);
+    }
+    return status == DDL_OK && p->bell < 0 ? DDL_ERR_UNSUPPORTED : status;
+}
+
+/* Passes this rank's board and bell to a peer and takes the peer's; then both say on their boards whether they can use the
+ * other's, so that they come to one answer. Without a board of its own a rank passes the tags alone. */
+static ddl_status cuda_board_exchange(cuda_ipc *t, int32_t peer) {
+    cuda_peer *p = &t->peers[peer];
+    if (!p->told) {
+        bool can = t->board != NULL;
+        ddl_status status = t->host->send_fd(t->host, peer, CUDA_TAG_BOARD, can ? t->board_fd : -1);
+        status = status == DDL_OK ? t->host->send_fd(t->host, peer, CUDA_TAG_BELL, can ? t->bell : -1) : status;
+        p->failed = status != DDL_OK || !can;
+        p->told = true;
+    }
+    ddl_status status = p->failed ? DDL_ERR_UNSUPPORTED : cuda_board_take(t, peer);
+    if (status == DDL_IN_PROGRESS) {
+        return status;
+    }
+    p->failed = status != DDL_OK;
+    if (t->board != NULL) { /* release: nothing else is written for it */
+        atomic_store_explicit(&t->board->seen[p->index], p->failed ? CUDA_SEEN_NOT : CUDA_SEEN, memory_order_release);
+    }
     if (p->failed) {
         return DDL_ERR_UNSUPPORTED;
     }
-    if (!p->told) {
-        ddl_status status = t->host->send_fd(t->host, peer, CUDA_TAG_BOARD, t->board_fd);
-        status = status == DDL_OK ? t->host->send_fd(t->host, peer, CUDA_TAG_BELL, t->bell) : status;
-        p->failed = status != DDL_OK;
-        p->told = true;
-    }
-    if (p->board == NULL && !p->failed) {
-        ddl_status status = t->host->take_fd(t->host, peer, CUDA_TAG_BOARD, &fd);
-        if (status == DDL_OK && fd >= 0) {
-            p->board = cuda_board_map(fd, peer);
-            close(fd);
-        }
-        p->failed = status < 0 || (status == DDL_OK && p->board == NULL);
-    }
-    if (p->bell < 0 && !p->failed) {
-        ddl_status status = t->host->take_fd(t->host, peer, CUDA_TAG_BELL, &p->bell);
-        p->failed = status < 0;
-    }
-    return p->failed ? DDL_ERR_UNSUPPORTED : p->board != NULL && p->bell >= 0 ? DDL_OK : DDL_IN_PROGRESS;
+    uint8_t seen = atomic_load_explicit(&((cuda_board *)(uintptr_t)p->board)->seen[t->local_index],
+                                        memory_order_acquire);
+    p->failed = seen == CUDA_SEEN_NOT;
+    return seen == CUDA_SEEN ? DDL_OK : p->failed ? DDL_ERR_UNSUPPORTED : DDL_IN_PROGRESS;
 }
 
 static void cuda_board_drop(cuda_peer *p) {
@@ -224,8 +254,11 @@ static void cuda_board_drop(cuda_peer *p) {
     if (p->bell >= 0) {
         close(p->bell);
     }
+    if (p->aside_fd >= 0) {
+        close(p->aside_fd);
+    }
     p->board = NULL;
-    p->bell = -1;
+    p->bell = p->aside_fd = -1;
 }
 
 /* The GPU of that number as this endpoint sees it, opened when it is first asked for. */

@@ -26,22 +26,13 @@
 
 #include "launch.h"
 
-/* Gates are opened, so that nothing waits for ever; then memory goes. The host's memory goes in any case: where the context
- * cannot be entered, the driver refuses the rest. */
-static void cuda_device_close(void *self) {
-    cuda_gpu *gpu = self;
-    cuda_guard guard;
-    bool used = gpu->gates != NULL || gpu->pool != NULL, inside = used && cuda_enter(gpu, &guard) == DDL_OK;
-    if (used) {
-        cuda_gates_close(gpu);
-        gpu->cu.cuStreamSynchronize(gpu->stream);
-        cuda_pool_close(gpu);
-    }
-    if (inside) {
-        cuda_leave(&guard);
-    }
-    cuda_gpu_close(gpu);
-}
+#include "board.h"
+
+#include "share.h"
+
+#include "probe.h"
+
+#include "ipc.h"
 
 static const ddl_device cuda_device = {
     .size = sizeof(ddl_device),
@@ -75,6 +66,7 @@ static const ddl_plugin cuda_plugin = {
     .name = "cuda",
     .version = "1",
     .about = "Memory of NVIDIA GPUs, and its exchange between the ranks of one host.",
+    .transport = &cuda_transport,
     .device = &cuda_device,
 };
 

@@ -163,4 +163,23 @@ static void cuda_gates_close(cuda_gpu *gpu) {
     gpu->gates = NULL;
 }
 
+/* ---- the end of a GPU ---- */
+
+/* Gates are opened, so that nothing waits for ever; then memory goes. The host's memory goes in any case: where the context
+ * cannot be entered, the driver refuses the rest. */
+static void cuda_device_close(void *self) {
+    cuda_gpu *gpu = self;
+    cuda_guard guard;
+    bool used = gpu->gates != NULL || gpu->pool != NULL, inside = used && cuda_enter(gpu, &guard) == DDL_OK;
+    if (used) {
+        cuda_gates_close(gpu);
+        gpu->cu.cuStreamSynchronize(gpu->stream);
+        cuda_pool_close(gpu);
+    }
+    if (inside) {
+        cuda_leave(&guard);
+    }
+    cuda_gpu_close(gpu);
+}
+
 #endif /* CUDA_GATE_H */
