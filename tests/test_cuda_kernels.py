@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The source of the CUDA kernels, compiled for the CPU, gives the bits of the host's kernels (cuda_kernels.c)."""
+"""The source of the CUDA kernels, compiled for the CPU, gives the bits of the host's kernels (cuda_kernels.c), and native
+collectives over them are right in any order of events (cuda_native.c)."""
+import functools
 import re
 
 from harness import BUILD, ROOT, check, good, main, test
@@ -10,13 +12,28 @@ CPU_FLAGS = "-std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-s
 C_FLAGS = "-std=c11 -g -Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -I. -Itests"
 
 
+@functools.cache
+def kernels():
+    """The kernels as an object for the CPU, compiled once for all tests."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    good("g++", CPU_FLAGS, "-c tests/cuda_cpu.cc -o", FOLDER / "cuda_cpu.o", timeout=300)
+    return FOLDER / "cuda_cpu.o"
+
+
+def run(name):
+    program = FOLDER / name
+    good("gcc", C_FLAGS, f"tests/{name}.c", kernels(), "-o", program, "-lpthread -ldl -lm -lstdc++", timeout=300)
+    check(", 0 failed" in good(program, timeout=300))
+
+
 @test
 def kernels_on_a_cpu_have_the_bits_of_the_host():
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    kernels, program = FOLDER / "cuda_cpu.o", FOLDER / "cuda_kernels"
-    good("g++", CPU_FLAGS, "-c tests/cuda_cpu.cc -o", kernels, timeout=300)
-    good("gcc", C_FLAGS, "tests/cuda_kernels.c", kernels, "-o", program, "-lpthread -ldl -lm -lstdc++", timeout=300)
-    check(", 0 failed" in good(program, timeout=300))
+    run("cuda_kernels")
+
+
+@test
+def native_collectives_are_right_whatever_comes_first():
+    run("cuda_native")
 
 
 @test

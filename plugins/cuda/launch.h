@@ -25,9 +25,9 @@ static ddl_status cuda_launch(const cuda_sink *sink, cuda_kernel kernel, uint32_
         atomic_store_explicit(&gpu->kernels[kernel], function, memory_order_release); /* with the module's code */
     }
     void *params[] = {(void *)(uintptr_t)args}; /* the driver copies what it points to */
-    return cuda_check(gpu, gpu->cu.cuLaunchKernel(function, blocks, rows, 1, CUDA_THREADS, 1, 1, 0, sink->stream, params,
-                                                  NULL),
-                      "starting the kernel %s", cuda_kernel_names[kernel]);
+    CUresult result =
+        gpu->cu.cuLaunchKernel(function, blocks, rows, 1, CUDA_THREADS, 1, 1, 0, sink->stream, params, NULL);
+    return cuda_check(gpu, result, "starting the kernel %s", cuda_kernel_names[kernel]);
 }
 
 static cuda_sink cuda_sink_of(cuda_gpu *gpu, void *stream) {
@@ -49,7 +49,8 @@ static ddl_status cuda_device_reduce(void *self, void *dst, const void *const *s
     return status;
 }
 
-static ddl_status cuda_device_strided(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack, void *stream) {
+static ddl_status cuda_device_strided(void *self, const ddl_tensor *tensor, void *packed, int32_t unpack,
+                                      void *stream) {
     cuda_gpu *gpu = self;
     cuda_guard guard;
     ddl_status status = cuda_enter(gpu, &guard);

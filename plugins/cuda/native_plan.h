@@ -1,0 +1,160 @@
+/* native_plan: what a rank's GPU does in a collective whose inputs and outputs all ranks reach: one launch at most.
+ * Reductions read all inputs in rank order, so that every element has the same bits on all ranks, whoever made it.
+ * It must not know when an operation may begin, or how ranks find each other's memory.
+ *
+ *     small, nobody in place   each rank reduces all of the inputs into its own output (one-shot)
+ *     all_reduce, reduce       rank r reduces slice r of all inputs and stores it in every output (two-shot: a
+ *                              reduce-scatter by loads and an all-gather by stores, without a wait in between)
+ *     broadcast                rank r copies slice r from the root to all: each link carries a share
+ *     all_to_all               of a pair of ranks one exchanges both parts, word by word: that is good in place too
+ *
+ * In place is safe where each element of an input is read by the thread that overwrites it, and by no other: that is so
+ * for slices, and not for scans, whose results go to other memory first. */
+#ifndef CUDA_NATIVE_PLAN_H
+#define CUDA_NATIVE_PLAN_H
+
+#include "launch.h"
+
+#define CUDA_ONE_SHOT_BYTES (32u << 10) /* up to here every rank reads everything */
+#define CUDA_SLICE_LEAST 4096u          /* bytes; smaller data is one rank's work */
+#define CUDA_SLICE_UNIT 512u            /* slices are multiples of it: whole words, whole elements */
+
+/* One operation as all ranks see it, in the addresses of this rank's GPU. */
+typedef struct cuda_job {
+    ddl_native_call call;
+    int32_t count, rank;
+    bool in_place;   /* of any rank */
+    bool has_factor; /* likewise */
+    const char *in[CUDA_PLACES];
+    char *out[CUDA_PLACES];
+    double factor[CUDA_PLACES]; /* what each rank's input is multiplied by */
+} cuda_job;
+
+static bool cuda_job_reduces(int32_t kind) {
+    return kind == DDL_REDUCE || kind == DDL_ALL_REDUCE || kind == DDL_REDUCE_SCATTER || kind == DDL_SCAN ||
+           kind == DDL_EXSCAN;
+}
+
+/* Whose input, and whose output, some other rank touches: what has to be shared. */
+static bool cuda_job_in_shared(int32_t kind, bool is_root) {
+    return cuda_job_reduces(kind) || kind == DDL_ALL_TO_ALL ||
+           ((kind == DDL_BROADCAST || kind == DDL_SCATTER) && is_root);
+}
+static bool cuda_job_out_shared(int32_t kind, bool is_root) {
+    return kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL || kind == DDL_BROADCAST ||
+           ((kind == DDL_REDUCE || kind == DDL_GATHER) && is_root);
+}
+/* Bytes behind in and out. */
+static uint64_t cuda_job_in_bytes(const ddl_native_call *call, int32_t count) {
+    bool parts = call->kind == DDL_SCATTER || call->kind == DDL_REDUCE_SCATTER || call->kind == DDL_ALL_TO_ALL;
+    return parts ? call->bytes * (uint64_t)count : call->bytes;
+}
+static uint64_t cuda_job_out_bytes(const ddl_native_call *call, int32_t count) {
+    bool parts = call->kind == DDL_GATHER || call->kind == DDL_ALL_GATHER || call->kind == DDL_ALL_TO_ALL;
+    return parts ? call->bytes * (uint64_t)count : call->bytes;
+}
+
+/* Slice `rank` of the bytes of a job: [*at, *at + result). */
+static uint64_t cuda_job_slice(const cuda_job *job, uint64_t *at) {
+    uint64_t n = (uint64_t)job->count, bytes = job->call.bytes, each = (bytes + n - 1) / n;
+    each = (each + CUDA_SLICE_UNIT - 1) / CUDA_SLICE_UNIT * CUDA_SLICE_UNIT;
+    each = each < CUDA_SLICE_LEAST ? CUDA_SLICE_LEAST : each;
+    *at = each * (uint64_t)job->rank < bytes ? each * (uint64_t)job->rank : bytes;
+    return bytes - *at < each ? bytes - *at : each;
+}
+
+/* dsts = the inputs [0, hi), reduced: bytes [at, at + bytes) of each, from part `part` on. */
+static ddl_status cuda_job_reduce(const cuda_sink *sink, const cuda_job *job, char *const *dsts, int32_t dst_count,
+                                  int32_t hi, uint64_t part, uint64_t at, uint64_t bytes) {
+    const ddl_native_call *call = &job->call;
+    const void *srcs[CUDA_PLACES];
+    void *to[CUDA_PLACES];
+    cuda_reduction what = {call->dtype, call->op, job->has_factor, 0, job->factor};
+    if (call->op == DDL_AVG) {
+        what.divisor = call->factor > 0 ? (int32_t)(1 / call->factor + 0.5) : 0; /* a division rounds like the host's */
+        what.has_factor = 0;
+    }
+    for (int32_t j = 0; j < hi; j++) {
+        srcs[j] = job->in[j] + part + at;
+    }
+    for (int32_t j = 0; j < dst_count; j++) {
+        to[j] = dsts[j] + at;
+    }
+    return cuda_put_reduce(sink, &what, to, dst_count, srcs, hi, (int64_t)(bytes / (uint64_t)call->element_bytes));
+}
+
+/* Copies to every destination that is not the source itself. */
+static ddl_status cuda_job_spread(const cuda_sink *sink, const cuda_job *job, const char *from, uint64_t to_at,
+                                  uint64_t bytes) {
+    void *to[CUDA_PLACES];
+    int32_t n = 0;
+    for (int32_t j = 0; j < job->count; j++) {
+        if (job->out[j] + to_at != from) {
+            to[n++] = job->out[j] + to_at;
+        }
+    }
+    return n > 0 ? cuda_put_copy(sink, to, n, from, (int64_t)bytes) : DDL_OK;
+}
+
+static ddl_status cuda_job_one(const cuda_sink *sink, char *to, const char *from, uint64_t bytes) {
+    void *dst = to;
+    return to != from ? cuda_put_copy(sink, &dst, 1, from, (int64_t)bytes) : DDL_OK;
+}
+
+static ddl_status cuda_job_all_to_all(const cuda_sink *sink, const cuda_job *job) {
+    cuda_pair pairs[CUDA_PLACES];
+    uint64_t bytes = job->call.bytes, r = (uint64_t)job->rank;
+    int32_t n = 0;
+    for (int32_t j = 0; j < job->count; j++) {
+        bool mine = j > job->rank ? (j + job->rank) % 2 == 0 : (j + job->rank) % 2 != 0; /* half of the pairs each */
+        const char *from = job->in[r] + (uint64_t)j * bytes;
+        if (j == job->rank && from != job->out[r] + r * bytes) {
+            pairs[n++] = (cuda_pair){{from, NULL}, {job->out[r] + r * bytes, NULL}, {(int64_t)bytes, 0, 0, 0}};
+        } else if (j != job->rank && mine) {
+            pairs[n++] = (cuda_pair){{from, job->in[j] + r * bytes},
+                                     {job->out[j] + r * bytes, job->out[r] + (uint64_t)j * bytes},
+                                     {(int64_t)bytes, 0, 0, 0}};
+        }
+    }
+    return cuda_put_exchange(sink, pairs, n);
+}
+
+static ddl_status cuda_job_all_reduce(const cuda_sink *sink, const cuda_job *job) {
+    bool one_shot = job->call.bytes <= CUDA_ONE_SHOT_BYTES && !job->in_place, to_root = job->call.kind == DDL_REDUCE;
+    char *const *dsts = to_root ? &job->out[job->call.root] : job->out;
+    uint64_t at = 0, bytes = job->call.bytes;
+    if (one_shot && to_root && job->rank != job->call.root) {
+        return DDL_OK;
+    }
+    if (one_shot) {
+        dsts = &job->out[job->rank];
+    } else {
+        bytes = cuda_job_slice(job, &at);
+    }
+    return cuda_job_reduce(sink, job, dsts, one_shot || to_root ? 1 : job->count, job->count, 0, at, bytes);
+}
+
+/* This rank's launch. */
+static ddl_status cuda_job_put(const cuda_sink *sink, const cuda_job *job) {
+    uint64_t bytes = job->call.bytes, at = 0, own = (uint64_t)job->rank * bytes;
+    int32_t r = job->rank, root = job->call.root;
+    if (bytes == 0) {
+        return DDL_OK;
+    }
+    switch (job->call.kind) {
+    case DDL_ALL_REDUCE:
+    case DDL_REDUCE: return cuda_job_all_reduce(sink, job);
+    case DDL_REDUCE_SCATTER: return cuda_job_reduce(sink, job, &job->out[r], 1, job->count, own, 0, bytes);
+    case DDL_SCAN: return cuda_job_reduce(sink, job, &job->out[r], 1, r + 1, 0, 0, bytes);
+    case DDL_EXSCAN: return r == 0 ? DDL_OK : cuda_job_reduce(sink, job, &job->out[r], 1, r, 0, 0, bytes);
+    case DDL_ALL_GATHER: return cuda_job_spread(sink, job, job->in[r], own, bytes);
+    case DDL_BROADCAST: bytes = cuda_job_slice(job, &at);
+        return cuda_job_spread(sink, job, job->in[root] + at, at, bytes);
+    case DDL_GATHER: return cuda_job_one(sink, job->out[root] + own, job->in[r], bytes);
+    case DDL_SCATTER: return cuda_job_one(sink, job->out[r], job->in[root] + own, bytes);
+    case DDL_ALL_TO_ALL: return cuda_job_all_to_all(sink, job);
+    default: return DDL_OK; /* a barrier */
+    }
+}
+
+#endif /* CUDA_NATIVE_PLAN_H */

@@ -1,0 +1,692 @@
+/* Native collectives of plugins/cuda (native.h), all ranks stepped by one thread in random order: a small stand-in
+ * for the driver runs what was put on a stream at a random later time, kernels on the CPU (cuda_cpu.cc). Every kind, odd
+ * sizes and addresses, in place, memory that cannot be shared, streams; other calls, cancelled and dead ranks, sets that
+ * come and go. Built and run by test_cuda_kernels.py. It proves the logic, not a GPU. */
+#include "test.h"
+
+#define DDL_IMPLEMENTATION
+#include "ddl.h"
+
+/* Memory of others is reached by its pointer here: share.h is tested elsewhere. */
+#define CUDA_SHARE_H
+#include "../plugins/cuda/board.h"
+typedef struct cuda_place {
+    uint64_t id, slot, offset;
+} cuda_place;
+typedef struct cuda_import {
+    int ignored;
+} cuda_import;
+static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cuda_place *out);
+static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place, uint64_t bytes, cuda_gpu *gpu,
+                             cuda_import **out_import, CUdeviceptr *out);
+static void cuda_let_go(cuda_ipc *t, cuda_import *import);
+#include "../plugins/cuda/native.h"
+
+int cuda_cpu_find(const char *name);
+size_t cuda_cpu_args_bytes(int kernel);
+int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned block[3], void *const *args);
+
+static uint64_t random_state = 88172645463325252u;
+static uint64_t random_bits(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state * 2685821657736338717u;
+}
+
+/* ---- a driver: streams are queues, and a look at an event may run the next of its stream ---- */
+
+typedef struct work {
+    int kernel; /* -1: a copy */
+    unsigned grid[3];
+    void *args;
+    void *dst;
+    const void *src;
+    size_t bytes;
+} work;
+struct CUstream_st {
+    work queue[64];
+    int from, to; /* counted on, never modulo */
+};
+struct CUevent_st {
+    CUstream stream;
+    int until;
+};
+struct CUfunc_st {
+    int kernel;
+};
+static CUstream streams[64];
+static int stream_count, launch_count, live_events;
+
+static void run_one(CUstream s) {
+    if (s->from < s->to) {
+        work *w = &s->queue[s->from++ % 64];
+        if (w->kernel < 0) {
+            memmove(w->dst, w->src, w->bytes);
+        } else {
+            const unsigned block[3] = {CUDA_THREADS, 1, 1};
+            CHECK_EQ(cuda_cpu_run(w->kernel, w->grid, block, &w->args), 0);
+            free(w->args);
+        }
+    }
+}
+static void run_all(void) {
+    for (int i = 0; i < stream_count; i++) {
+        while (streams[i] != NULL && streams[i]->from < streams[i]->to) {
+            run_one(streams[i]);
+        }
+    }
+}
+static void put(CUstream s, work w) {
+    if (s->to - s->from >= 64) {
+        abort();
+    }
+    s->queue[s->to++ % 64] = w;
+}
+static CUresult ctx_push(CUcontext c) { return c == NULL; }
+static CUresult ctx_pop(CUcontext *out) { return *out = NULL, CUDA_SUCCESS; }
+static CUresult capture_mode(int *mode) { return (void)mode, CUDA_SUCCESS; }
+static CUresult stream_create(CUstream *out, unsigned flags) {
+    (void)flags;
+    *out = streams[stream_count++ % 64] = calloc(1, sizeof **out);
+    return stream_count > 64 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+static CUresult stream_destroy(CUstream s) {
+    for (int i = 0; i < stream_count; i++) {
+        if (streams[i] == s) {
+            streams[i] = streams[--stream_count];
+            break;
+        }
+    }
+    free(s);
+    return CUDA_SUCCESS;
+}
+static CUresult event_create(CUevent *out, unsigned flags) {
+    (void)flags;
+    live_events++;
+    return (*out = calloc(1, sizeof **out)) == NULL;
+}
+static CUresult event_destroy(CUevent e) {
+    live_events--;
+    return free(e), CUDA_SUCCESS;
+}
+static CUresult event_record(CUevent e, CUstream s) { return e->stream = s, e->until = s->to, CUDA_SUCCESS; }
+static CUresult event_query(CUevent e) {
+    if (random_bits() % 3 == 0) {
+        run_one(e->stream);
+    }
+    return e->stream->from >= e->until ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+static CUresult memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s) {
+    put(s, (work){.kernel = -1, .dst = (void *)(uintptr_t)dst, .src = (const void *)(uintptr_t)src, .bytes = bytes});
+    return CUDA_SUCCESS;
+}
+static CUresult memory_alloc(CUdeviceptr *out, size_t bytes) {
+    *out = (CUdeviceptr)(uintptr_t)aligned_alloc(512, (bytes + 511) / 512 * 512);
+    return *out == 0;
+}
+static CUresult memory_free(CUdeviceptr at) { return free((void *)(uintptr_t)at), CUDA_SUCCESS; }
+static CUresult get_function(CUfunction *out, CUmodule module, const char *name) {
+    static struct CUfunc_st functions[CUDA_K_COUNT];
+    int number = cuda_cpu_find(name);
+    (void)module;
+    *out = &functions[number];
+    functions[number].kernel = number;
+    return number < 0;
+}
+static CUresult launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared, CUstream s, void **params, void **extra) {
+    work w = {.kernel = f->kernel, .grid = {gx, gy, gz}, .args = malloc(cuda_cpu_args_bytes(f->kernel))};
+    (void)by, (void)bz, (void)shared, (void)extra;
+    CHECK_EQ(bx, (unsigned)CUDA_THREADS);
+    memcpy(w.args, params[0], cuda_cpu_args_bytes(f->kernel));
+    put(s, w);
+    launch_count++;
+    return CUDA_SUCCESS;
+}
+static CUresult error_name(CUresult result, const char **out) { return *out = "stand-in", (void)result, CUDA_SUCCESS; }
+
+/* ---- ranks ---- */
+
+enum { RANKS = 4, MOST_BYTES = 1 << 17 };
+static struct rank {
+    cuda_ipc t;
+    cuda_gpu gpu;
+    cuda_peer peers[RANKS];
+    void *set, *op;
+    bool failed, gone;
+    char *in, *out; /* of the operation, and what in is before the stream has come so far */
+    CUstream stream;
+} ranks[RANKS];
+static int unshareable; /* one in so many allocations cannot be shared; 0: none */
+static int reaches;     /* without a cuda_let_go so far */
+static uint64_t clock_ns;
+static int stepping;
+
+static void step_others(void);
+static void *host_alloc(const ddl_host *host, size_t bytes) { return (void)host, malloc(bytes); }
+static void host_free(const ddl_host *host, void *memory) { (void)host, free(memory); }
+static void host_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    (void)host, (void)level;
+    test__fail(__FILE__, __LINE__, "unexpected: %s", line);
+}
+/* Who looks at the clock waits: the others go on meanwhile, as other threads would. */
+static uint64_t host_now(const ddl_host *host) {
+    (void)host;
+    if (stepping++ == 0) {
+        step_others();
+    }
+    stepping--;
+    return clock_ns += 100000;
+}
+static ddl_host host = {.size = sizeof(ddl_host), .alloc = host_alloc, .free = host_free, .log = host_log,
+                        .now_ns = host_now};
+
+/* Memory of the pool can always be shared: it is the plugin's own. */
+static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cuda_place *out) {
+    struct rank *r = &ranks[t->rank];
+    bool users = (const char *)memory == r->in || (const char *)memory == r->out;
+    (void)bytes;
+    if (users && unshareable > 0 && random_bits() % (uint64_t)unshareable == 0) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    *out = (cuda_place){7, (uint64_t)t->rank, (uint64_t)(uintptr_t)memory};
+    return DDL_OK;
+}
+static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place, uint64_t bytes, cuda_gpu *gpu,
+                             cuda_import **out_import, CUdeviceptr *out) {
+    static cuda_import import;
+    (void)bytes;
+    CHECK_EQ(place->id, 7u);
+    CHECK_EQ(place->slot, (uint64_t)peer);
+    CHECK(gpu == &ranks[t->rank].gpu);
+    if (random_bits() % 3 == 0) {
+        return DDL_IN_PROGRESS;
+    }
+    reaches++;
+    *out_import = &import;
+    *out = place->offset;
+    return DDL_OK;
+}
+static void cuda_let_go(cuda_ipc *t, cuda_import *import) {
+    (void)t, (void)import;
+    reaches--;
+}
+
+static void make_ranks(int n) {
+    cuda_driver cu = {.cuCtxPushCurrent = ctx_push, .cuCtxPopCurrent = ctx_pop, .cuGetErrorName = error_name,
+                      .cuThreadExchangeStreamCaptureMode = capture_mode, .cuStreamCreate = stream_create,
+                      .cuStreamDestroy = stream_destroy, .cuEventCreate = event_create,
+                      .cuEventDestroy = event_destroy, .cuEventRecord = event_record, .cuEventQuery = event_query,
+                      .cuMemcpyAsync = memory_copy, .cuMemAlloc = memory_alloc, .cuMemFree = memory_free,
+                      .cuModuleGetFunction = get_function, .cuLaunchKernel = launch};
+    memset(ranks, 0, sizeof ranks);
+    for (int r = 0; r < n; r++) {
+        struct rank *x = &ranks[r];
+        x->gpu = (cuda_gpu){.host = &host, .cu = cu, .multiprocessors = 4, .name = "stand-in"};
+        x->gpu.module = (CUmodule)(uintptr_t)&x->gpu;
+        atomic_store(&x->gpu.context, (CUcontext)(uintptr_t)&x->gpu);
+        pthread_mutex_init(&x->gpu.lock, NULL);
+        x->t = (cuda_ipc){.host = &host, .rank = r, .world_size = n, .peers = x->peers, .gpu_count = 1};
+        x->t.gpus[0] = &x->gpu;
+        x->t.board = aligned_alloc(64, sizeof(cuda_board));
+        memset(x->t.board, 0, sizeof(cuda_board));
+        stream_create(&x->stream, 0);
+    }
+    for (int r = 0; r < n * n; r++) {
+        ranks[r / n].peers[r % n] = (cuda_peer){.here = true, .board = ranks[r % n].t.board, .bell = -1};
+    }
+}
+
+static void free_ranks(int n) {
+    for (int r = 0; r < n; r++) {
+        struct rank *x = &ranks[r];
+        cuda_natives_close(&x->t);
+        stream_destroy(x->stream);
+        if (x->gpu.pool != NULL) {
+            cuda_pool_close(&x->gpu);
+        }
+        while (x->gpu.spare_count > 0) {
+            event_destroy(x->gpu.spare[--x->gpu.spare_count]);
+        }
+        free(x->t.board);
+    }
+    CHECK_EQ(live_events, 0);
+    CHECK_EQ(reaches, 0);
+    CHECK_EQ(stream_count, 0);
+}
+
+static void open_sets(int n, uint64_t group) {
+    int32_t world[RANKS];
+    for (int r = 0; r < n; r++) {
+        world[r] = r;
+    }
+    for (int r = 0; r < n; r++) {
+        REQUIRE(cuda_native_open(&ranks[r].t, group, world, n, r, &ranks[r].set) == DDL_OK);
+        CHECK(cuda_native_cost_ns(&ranks[r].t, ranks[r].set, DDL_ALL_REDUCE, 4) > 0);
+    }
+}
+
+/* ---- one operation ---- */
+
+typedef struct call {
+    int32_t kind, n, root;
+    ddl_dtype dtype;
+    ddl_op op;
+    int64_t count;
+    uint64_t sequence;
+    int in_place; /* bit r: of rank r */
+    int streams;  /* likewise: on the user's stream, after what makes the input */
+    size_t place; /* where in 16 bytes the buffers begin */
+    double factor;
+} call;
+
+static char *memory[RANKS][3], *expected[RANKS]; /* in, out, and the input before its time */
+static size_t in_bytes, out_bytes;
+
+static bool is_kind(const call *c, int32_t a, int32_t b) { return c->kind == a || c->kind == b; }
+
+/* Where the input stands in the output when it is in place, and the other way round. */
+static void lay_out(const call *c, int r) {
+    size_t bytes = (size_t)c->count * ddl_dtype_bytes(c->dtype);
+    bool in_place = (c->in_place >> r & 1) != 0, own = r == c->root;
+    struct rank *x = &ranks[r];
+    x->in = memory[r][0] + c->place;
+    x->out = memory[r][1] + c->place;
+    if (c->kind == DDL_BROADCAST) {
+        x->out = x->in;
+    } else if (in_place && (is_kind(c, DDL_ALL_GATHER, DDL_GATHER)) && (own || c->kind == DDL_ALL_GATHER)) {
+        x->in = x->out + (size_t)r * bytes;
+    } else if (in_place && (c->kind == DDL_REDUCE_SCATTER || (c->kind == DDL_SCATTER && own))) {
+        x->out = x->in + (size_t)r * bytes;
+    } else if (in_place && !is_kind(c, DDL_GATHER, DDL_SCATTER) && (c->kind != DDL_REDUCE || own)) {
+        x->out = x->in;
+    }
+}
+
+static void expect_reduced(const call *c, char *want, char *const *inputs, int hi, size_t part) {
+    ddl__reduce_fn kernel = ddl__reduce_kernel_at(DDL__CPU_PORTABLE, c->dtype, c->op);
+    size_t count = (size_t)c->count, bytes = count * ddl_dtype_bytes(c->dtype);
+    char *scaled = malloc(bytes + 1);
+    for (int j = 0; j < hi; j++) {
+        double factor = c->op == DDL_SUM && c->factor != 0 ? c->factor + j : 1;
+        memcpy(scaled, inputs[j] + part, bytes);
+        if (c->op == DDL_SUM && c->factor != 0) {
+            ddl__scale(scaled, scaled, count, c->dtype, factor);
+        }
+        if (j == 0) {
+            memcpy(want, scaled, bytes);
+        } else {
+            kernel(want, want, scaled, count);
+        }
+    }
+    if (c->op == DDL_AVG && c->factor != 0) {
+        ddl__average(want, count, c->dtype, c->n);
+    }
+    free(scaled);
+}
+
+/* What rank r's output holds afterwards; it begins as what it was. */
+static void expect(const call *c, char *const *inputs, int r) {
+    size_t bytes = (size_t)c->count * ddl_dtype_bytes(c->dtype);
+    char *want = expected[r];
+    switch (c->kind) {
+    case DDL_BROADCAST: memcpy(want, inputs[c->root], bytes); break;
+    case DDL_REDUCE:
+        if (r == c->root) {
+            expect_reduced(c, want, inputs, c->n, 0);
+        }
+        break;
+    case DDL_ALL_REDUCE: expect_reduced(c, want, inputs, c->n, 0); break;
+    case DDL_REDUCE_SCATTER: expect_reduced(c, want, inputs, c->n, (size_t)r * bytes); break;
+    case DDL_SCAN: expect_reduced(c, want, inputs, r + 1, 0); break;
+    case DDL_EXSCAN:
+        if (r > 0) {
+            expect_reduced(c, want, inputs, r, 0);
+        }
+        break;
+    case DDL_SCATTER: memcpy(want, inputs[c->root] + (size_t)r * bytes, bytes); break;
+    default:
+        for (int j = 0; j < c->n && (c->kind != DDL_GATHER || r == c->root) && c->kind != DDL_BARRIER; j++) {
+            size_t from = c->kind == DDL_ALL_TO_ALL ? (size_t)r * bytes : 0;
+            memcpy(want + (size_t)j * bytes, inputs[j] + from, bytes);
+        }
+    }
+}
+
+static void step(struct rank *x) {
+    int32_t waits = -2;
+    if (x->op == NULL || x->failed || x->gone) {
+        return;
+    }
+    ddl_status status = cuda_native_test(&x->t, x->set, x->op, 1 + (int32_t)(random_bits() % 3), &waits);
+    if (status == DDL_OK) {
+        x->op = NULL;
+    } else if (status == DDL_ERR_MISMATCH) {
+        x->failed = true;
+        CHECK(waits >= 0 && waits < x->t.world_size);
+    } else {
+        CHECK_EQ(status, DDL_IN_PROGRESS);
+        CHECK(waits >= -1 && waits < x->t.world_size);
+    }
+}
+static void step_others(void) {
+    for (int r = 0; r < RANKS; r++) {
+        if (ranks[r].set != NULL && ranks[r].op != NULL && !((cuda_native *)ranks[r].set)->cancelled) {
+            step(&ranks[r]);
+        }
+    }
+    if (random_bits() % 4 == 0 && stream_count > 0) {
+        run_one(streams[random_bits() % (uint64_t)stream_count]);
+    }
+}
+
+static void start(const call *c, int r, uint64_t signature) {
+    struct rank *x = &ranks[r];
+    bool streamed = (c->streams >> r & 1) != 0;
+    ddl_native_call native = {.size = sizeof native, .kind = c->kind, .root = c->root, .sequence = c->sequence,
+                              .element_bytes = (int32_t)ddl_dtype_bytes(c->dtype), .signature = signature, .in = x->in,
+                              .out = x->out, .bytes = (uint64_t)c->count * ddl_dtype_bytes(c->dtype), .dtype = c->dtype,
+                              .op = c->op, .device = 1, .stream = streamed ? x->stream : NULL};
+    native.factor = c->op == DDL_AVG && c->factor != 0 ? 1.0 / c->n : c->factor != 0 ? c->factor + r : 0;
+    if (streamed && in_bytes > 0) { /* until this has run the input is garbage */
+        memory_copy((CUdeviceptr)(uintptr_t)x->in, (CUdeviceptr)(uintptr_t)memory[r][2], in_bytes, x->stream);
+    }
+    x->failed = x->gone = false;
+    CHECK_EQ(cuda_native_start(&x->t, x->set, &native, &x->op), DDL_OK);
+}
+
+/* Fills the memory of all ranks and computes what is expected. */
+static void prepare(const call *c) {
+    size_t bytes = (size_t)c->count * ddl_dtype_bytes(c->dtype), parts = bytes * (size_t)c->n;
+    bool in_parts = c->kind == DDL_SCATTER || is_kind(c, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL);
+    bool out_parts = c->kind == DDL_ALL_TO_ALL || is_kind(c, DDL_GATHER, DDL_ALL_GATHER);
+    char *inputs[RANKS];
+    in_bytes = c->kind == DDL_BARRIER ? 0 : in_parts ? parts : bytes;
+    out_bytes = c->kind == DDL_BARRIER ? 0 : out_parts ? parts : bytes;
+    for (int r = 0; r < c->n; r++) {
+        for (int m = 0; m < 3; m++) {
+            memory[r][m] = malloc(parts + 64);
+            for (size_t i = 0; i < parts + 64; i++) {
+                memory[r][m][i] = (char)(random_bits() >> 20 & 0x3f); /* floats that are finite, and integers */
+            }
+        }
+        lay_out(c, r);
+        inputs[r] = memory[r][2];
+        if ((c->streams >> r & 1) == 0) {
+            memcpy(memory[r][2], ranks[r].in, in_bytes);
+        }
+        expected[r] = malloc(parts + 64);
+    }
+    for (int r = 0; r < c->n; r++) {
+        memcpy(expected[r], ranks[r].out, out_bytes);
+        if (ranks[r].in >= ranks[r].out && ranks[r].in < ranks[r].out + out_bytes) {
+            memcpy(expected[r] + (ranks[r].in - ranks[r].out), inputs[r],
+                   in_bytes < out_bytes ? in_bytes : out_bytes); /* what is in place and is not written stays */
+        }
+        expect(c, inputs, r);
+    }
+}
+
+static void give_back(const call *c) {
+    for (int r = 0; r < c->n; r++) {
+        for (int m = 0; m < 3; m++) {
+            free(memory[r][m]);
+        }
+        free(expected[r]);
+    }
+}
+
+static bool run(const call *c) {
+    bool good = true;
+    int order[RANKS], left = c->n;
+    prepare(c);
+    for (int r = 0; r < c->n; r++) {
+        order[r] = r;
+    }
+    for (int64_t steps = 0; steps < 1000000; steps++) { /* ranks begin at any time */
+        if (left > 0 && random_bits() % 4 == 0) {
+            int k = (int)(random_bits() % (uint64_t)left), r = order[k];
+            order[k] = order[--left];
+            start(c, r, 1000 + c->sequence);
+        }
+        step(&ranks[random_bits() % (uint64_t)c->n]);
+        bool ended = left == 0;
+        for (int r = 0; r < c->n; r++) {
+            ended = ended && ranks[r].op == NULL;
+        }
+        if (ended) {
+            break;
+        }
+    }
+    for (int r = 0; r < c->n; r++) {
+        good = good && ranks[r].op == NULL && memcmp(ranks[r].out, expected[r], out_bytes) == 0;
+    }
+    give_back(c);
+    return good;
+}
+
+TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
+    static const struct {
+        ddl_dtype dtype;
+        ddl_op op;
+    } types[] = {{DDL_F32, DDL_SUM}, {DDL_BF16, DDL_SUM}, {DDL_U8, DDL_BXOR}, {DDL_F64, DDL_MAX}, {DDL_I64, DDL_AVG},
+                 {DDL_F32_I32, DDL_MIN_INDEX}};
+    static const int64_t counts[] = {0, 1, 7, 1001, 5000, 30001};
+    static const size_t places[] = {0, 0, 8, 3};
+    int tried = 0;
+    for (int n = 1; n <= RANKS; n++) {
+        make_ranks(n);
+        open_sets(n, (uint64_t)n);
+        for (int i = 0; i < 11 * 6 * 6; i++) {
+            call c = {.kind = DDL_BARRIER + i % 11, .n = n, .root = (int)(random_bits() % (uint64_t)n),
+                      .dtype = types[i / 11 % 6].dtype, .op = types[i / 11 % 6].op, .count = counts[i / 66 % 6],
+                      .sequence = (uint64_t)i + 1, .in_place = (int)(random_bits() % 3 == 0 ? 0 : random_bits() % 16),
+                      .streams = (int)(random_bits() % 16), .place = places[random_bits() % 4],
+                      .factor = random_bits() % 2 == 0 ? 0 : 0.5};
+            c.factor = c.op == DDL_SUM || c.op == DDL_AVG ? c.factor : 0;
+            unshareable = i % 3;
+            if (!run(&c)) {
+                test__fail(__FILE__, __LINE__, "%s of %d: %s %s, %lld elements, in place %x, streams %x, place %zu, "
+                           "factor %g, unshareable %d", ddl__kind_name(c.kind), n, ddl_dtype_name(c.dtype),
+                           ddl__op_name(c.op), (long long)c.count, (unsigned)c.in_place, (unsigned)c.streams, c.place,
+                           c.factor, unshareable);
+            }
+            tried++;
+        }
+        free_ranks(n);
+    }
+    CHECK_EQ(tried, 4 * 396);
+}
+
+/* One rank calls something else: all that see it say so, and nothing is written. */
+TEST(another_call_is_found_before_anything_is_written) {
+    for (int other = 0; other < 3; other++) {
+        int seen = 0;
+        call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_F32, .op = DDL_SUM, .count = 5000, .sequence = 1,
+                  .in_place = 2};
+        unshareable = 0;
+        make_ranks(3);
+        open_sets(3, 9);
+        prepare(&c);
+        for (int r = 0; r < 3; r++) {
+            memcpy(expected[r], ranks[r].out, out_bytes);
+            start(&c, r, r == other ? 77 : 78);
+        }
+        int before = launch_count;
+        for (int i = 0; i < 1000; i++) {
+            step(&ranks[random_bits() % 3]);
+        }
+        for (int r = 0; r < 3; r++) {
+            seen += ranks[r].failed;
+            cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
+            ranks[r].op = NULL;
+        }
+        run_all();
+        CHECK_EQ(seen, 3);
+        CHECK_EQ(launch_count, before);
+        for (int r = 0; r < 3; r++) {
+            CHECK(memcmp(ranks[r].out, expected[r], out_bytes) == 0);
+        }
+        give_back(&c);
+        free_ranks(3);
+    }
+}
+
+/* One rank gives up at a random time. Afterwards its memory is touched by nobody, whatever the others still run. */
+TEST(after_a_cancel_nobody_touches_the_memory) {
+    int launched = 0, missing = 0;
+    for (int trial = 0; trial < 400; trial++) {
+        call c = {.kind = trial % 2 == 0 ? DDL_ALL_REDUCE : DDL_ALL_TO_ALL, .n = 3, .dtype = DDL_F32, .op = DDL_SUM,
+                  .count = 3000, .sequence = 1, .in_place = trial % 8};
+        int before = launch_count;
+        unshareable = trial % 4;
+        make_ranks(3);
+        open_sets(3, 5);
+        prepare(&c);
+        for (int r = 0; r < 3; r++) {
+            start(&c, r, 8);
+        }
+        for (uint64_t i = random_bits() % 60; i > 0; i--) {
+            step(&ranks[random_bits() % 3]);
+        }
+        if (ranks[0].op != NULL) {
+            cuda_native_cancel(&ranks[0].t, ranks[0].set, ranks[0].op);
+            ranks[0].op = NULL;
+            memset(memory[0][0], 0x11, in_bytes + 64);
+            memset(memory[0][1], 0x22, in_bytes + 64);
+            missing++;
+            for (int i = 0; i < 200; i++) {
+                step(&ranks[1 + random_bits() % 2]);
+            }
+            run_all();
+            for (size_t i = 0; i < in_bytes + 64; i++) {
+                if (memory[0][0][i] != 0x11 || memory[0][1][i] != 0x22) {
+                    test__fail(__FILE__, __LINE__, "byte %zu was written after the cancel, trial %d", i, trial);
+                    break;
+                }
+            }
+        }
+        for (int r = 1; r < 3; r++) {
+            if (ranks[r].op != NULL) {
+                cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
+                ranks[r].op = NULL;
+            }
+        }
+        launched += launch_count > before;
+        give_back(&c);
+        free_ranks(3);
+    }
+    CHECK(launched > 20 && launched < 380); /* both happen: before the launch, and after it */
+    CHECK(missing > 100);
+}
+
+/* A rank is killed before it comes, or in the middle: the others wait for nothing of it. */
+TEST(a_dead_rank_frees_the_others) {
+    for (int trial = 0; trial < 40; trial++) {
+        call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_F32, .op = DDL_SUM, .count = 3000, .sequence = 1};
+        unshareable = 0;
+        make_ranks(3);
+        open_sets(3, 5);
+        prepare(&c);
+        for (int r = 0; r < 3; r++) {
+            if (r != 2 || trial % 2 == 0) {
+                start(&c, r, 8);
+            }
+        }
+        for (int i = 0; i < trial; i++) {
+            step(&ranks[random_bits() % 3]);
+        }
+        ranks[2].gone = true;
+        for (int i = 0; i < 100; i++) {
+            step(&ranks[random_bits() % 2]);
+        }
+        uint64_t begun = clock_ns;
+        for (int r = 0; r < 2; r++) {
+            ranks[r].peers[2].dead = true;
+            if (ranks[r].op != NULL) {
+                cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
+                ranks[r].op = NULL;
+            }
+            cuda_native_close(&ranks[r].t, ranks[r].set);
+        }
+        CHECK(clock_ns - begun < CUDA_CANCEL_PATIENCE_NS);
+        cuda_natives_reclaim(&ranks[0].t, false);
+        cuda_natives_reclaim(&ranks[1].t, false);
+        CHECK(ranks[0].t.natives->first == NULL && ranks[1].t.natives->first == NULL);
+        run_all();
+        give_back(&c);
+        if (ranks[2].op != NULL) { /* its own memory, which the operating system takes back */
+            ranks[0].peers[2].dead = ranks[2].peers[0].dead = ranks[2].peers[1].dead = true;
+            cuda_native_cancel(&ranks[2].t, ranks[2].set, ranks[2].op);
+        }
+        free_ranks(3);
+    }
+}
+
+/* More sets than a board has places for, one after another; ranks close them at different times. */
+TEST(sets_come_and_go) {
+    make_ranks(3);
+    unshareable = 0;
+    for (uint64_t group = 0; group < 200; group++) {
+        int32_t world[3] = {0, 1, 2};
+        void *last[3] = {ranks[0].set, ranks[1].set, ranks[2].set};
+        for (int r = 0; r < 3; r++) {
+            REQUIRE(cuda_native_open(&ranks[r].t, group, world, 3, r, &ranks[r].set) == DDL_OK);
+        }
+        call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_I32, .op = DDL_SUM, .count = 100, .sequence = 1};
+        CHECK(run(&c));
+        for (int r = 0; r < 3 && group > 0; r++) {
+            cuda_native_close(&ranks[r].t, last[r]); /* the set before this one */
+        }
+    }
+    free_ranks(3);
+}
+
+/* A rank that has ended closes its set while another still looks for the last word. */
+TEST(a_closed_set_still_answers) {
+    for (int trial = 0; trial < 30; trial++) {
+        call c = {.kind = DDL_ALL_REDUCE, .n = 2, .dtype = DDL_F32, .op = DDL_SUM, .count = 100, .sequence = 1};
+        unshareable = 0;
+        make_ranks(2);
+        open_sets(2, 3);
+        prepare(&c);
+        start(&c, 0, 1);
+        start(&c, 1, 1);
+        for (int i = 0; i < 10000 && ranks[0].op != NULL; i++) {
+            step(&ranks[0]);
+            if (random_bits() % 2 == 0 || ((cuda_native *)ranks[1].set)->head == NULL ||
+                ((cuda_native *)ranks[1].set)->head->step != cuda_done_step) {
+                step(&ranks[1]);
+            }
+        }
+        void *set = ranks[0].set;
+        CHECK(ranks[0].op == NULL);
+        ranks[0].set = NULL;
+        cuda_native_close(&ranks[0].t, set);
+        const int32_t world[2] = {0, 1}; /* takes a place on the board: not that of the set that is not over */
+        CHECK_EQ(cuda_native_open(&ranks[0].t, 4, world, 2, 0, &ranks[0].set), DDL_OK);
+        for (int i = 0; i < 1000 && ranks[1].op != NULL; i++) {
+            step(&ranks[1]);
+        }
+        CHECK(ranks[1].op == NULL && memcmp(ranks[1].out, expected[1], out_bytes) == 0);
+        give_back(&c);
+        free_ranks(2);
+    }
+}
+
+TEST(what_is_not_served_is_refused) {
+    make_ranks(2);
+    open_sets(2, 1);
+    void *set = NULL;
+    int32_t many[CUDA_PLACES + 1] = {0};
+    ddl_native_call call = {.size = sizeof call, .kind = DDL_ALL_REDUCE, .dtype = DDL_F32, .op = DDL_BAND, .device = 1};
+    CHECK_EQ(cuda_native_start(&ranks[0].t, ranks[0].set, &call, &set), DDL_ERR_UNSUPPORTED);
+    call.kind = DDL_GATHERV;
+    CHECK_EQ(cuda_native_start(&ranks[0].t, ranks[0].set, &call, &set), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(cuda_native_cost_ns(&ranks[0].t, ranks[0].set, DDL_GATHERV, 8), 0u);
+    CHECK_EQ(cuda_native_open(&ranks[0].t, 2, many, CUDA_PLACES + 1, 0, &set), DDL_ERR_UNSUPPORTED);
+    ranks[0].peers[1].failed = true;
+    CHECK_EQ(cuda_native_open(&ranks[0].t, 2, (const int32_t[]){0, 1}, 2, 0, &set), DDL_ERR_UNSUPPORTED);
+    free_ranks(2);
+}
