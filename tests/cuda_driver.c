@@ -51,13 +51,13 @@ typedef struct memory { /* what cuMemCreate makes */
 typedef struct range { /* addresses: reserved, and perhaps mapped */
     CUdeviceptr at;
     size_t bytes;
-    memory *is;        /* NULL: nothing is mapped */
-    uint8_t *alias;    /* where this driver touches it */
+    memory *is;     /* NULL: nothing is mapped */
+    uint8_t *alias; /* where this driver touches it */
     uint64_t buffer_id;
-    uint32_t access;   /* bit n: GPU n may */
-    int opened;        /* by cuIpcOpenMemHandle so often */
+    uint32_t access; /* bit n: GPU n may */
+    int opened;      /* by cuIpcOpenMemHandle so often */
     CUipcMemHandle handle;
-    bool plain;        /* of cuMemAlloc */
+    bool plain; /* of cuMemAlloc */
 } range;
 
 enum { COPY, FILL, KERNEL, HOST, RECORD, WAIT, WAIT_WORD, WRITE_WORD };
@@ -104,9 +104,7 @@ static CUdeviceptr space;
 static bool ready, broken_peers, no_vmm, no_ipc, no_words;
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
-static struct {
-    int allocations, handles, reservations, streams, events, pinned, modules, registered, imports;
-} live;
+static struct { int allocations, handles, reservations, streams, events, pinned, modules, registered, imports; } live;
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
@@ -139,10 +137,12 @@ int standin_live(char *text, size_t bytes) {
     }
     int sum = live.allocations + live.handles + live.reservations + live.streams + live.events + live.pinned +
               live.modules + live.registered + live.imports + contexts_held;
-    snprintf(text, bytes,
-             "%d contexts, %d allocations, %d handles, %d reservations, %d streams, %d events, %d pinned, %d modules, %d "
-             "registered, %d imports", contexts_held, live.allocations, live.handles, live.reservations, live.streams,
-             live.events, live.pinned, live.modules, live.registered, live.imports);
+    snprintf(
+        text, bytes,
+        "%d contexts, %d allocations, %d handles, %d reservations, %d streams, %d events, %d pinned, %d modules, %d "
+        "registered, %d imports",
+        contexts_held, live.allocations, live.handles, live.reservations, live.streams, live.events, live.pinned,
+        live.modules, live.registered, live.imports);
     pthread_mutex_unlock(&lock);
     return sum;
 }
@@ -220,8 +220,9 @@ CUresult cuDriverGetVersion(int *out) {
     return refused("cuDriverGetVersion") ? fail_with : CUDA_SUCCESS;
 }
 CUresult cuGetErrorName(CUresult error, const char **text) {
-    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : error == CUDA_ERROR_NOT_PERMITTED ? "CUDA_ERROR_NOT_PERMITTED" : "CUDA_ERROR_STANDIN";
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == CUDA_ERROR_NOT_PERMITTED ? "CUDA_ERROR_NOT_PERMITTED"
+                                                : "CUDA_ERROR_STANDIN";
     return CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult error, const char **text) { return cuGetErrorName(error, text); }
@@ -243,10 +244,11 @@ CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     ENTER(cuDeviceGetAttribute)
     (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? 4
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? 0
-             : attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? !no_vmm : 1;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                  ? 4
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR            ? 9
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR            ? 0
+             : attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? !no_vmm
+                                                                                    : 1;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
@@ -369,8 +371,8 @@ static void put(range *r, memory *m, uint32_t access) {
     r->access = access;
     r->buffer_id = next_buffer_id++;
     r->alias = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
-    if (r->alias == MAP_FAILED || mmap((void *)(uintptr_t)r->at, r->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, m->fd, 0) ==
-                                      MAP_FAILED) {
+    if (r->alias == MAP_FAILED ||
+        mmap((void *)(uintptr_t)r->at, r->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, m->fd, 0) == MAP_FAILED) {
         abort();
     }
 }
@@ -459,8 +461,7 @@ static CUresult unpin(void *at, int counts) {
 }
 CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     ENTER(cuMemHostAlloc)
-    NEED_CONTEXT
-    (void)flags;
+    NEED_CONTEXT(void) flags;
     *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return pin(*out, bytes, 1);
 }
@@ -475,8 +476,7 @@ CUresult cuMemFreeHost(void *at) {
 }
 CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags) {
     ENTER(cuMemHostRegister_v2)
-    NEED_CONTEXT
-    (void)flags;
+    NEED_CONTEXT(void) flags;
     return pin(at, bytes, 0);
 }
 CUresult cuMemHostUnregister(void *at) {
@@ -503,11 +503,20 @@ static bool attribute_of(void *data, int attribute, CUdeviceptr at) {
         memcpy(data, &type, sizeof type);
         break;
     }
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: memcpy(data, mapped ? &r->buffer_id : &(uint64_t){0}, 8); break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: memcpy(data, mapped ? &r->is->device : &(int){-2}, 4); break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: memcpy(data, &(int){mapped && r->plain}, 4); break;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: memcpy(data, &(int){mapped && !r->plain}, 4); break;
-    default: memset(data, 0, 4);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        memcpy(data, mapped ? &r->buffer_id : &(uint64_t){0}, 8);
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        memcpy(data, mapped ? &r->is->device : &(int){-2}, 4);
+        break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        memcpy(data, &(int){mapped && r->plain}, 4);
+        break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        memcpy(data, &(int){mapped && !r->plain}, 4);
+        break;
+    default:
+        memset(data, 0, 4);
     }
     return mapped || host;
 }
@@ -540,7 +549,8 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
     *bytes = UNIT;
     return CUDA_SUCCESS;
 }
-CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *p, unsigned long long f) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *p,
+                     unsigned long long f) {
     ENTER(cuMemCreate)
     if (no_vmm) {
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -561,7 +571,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     memory_drop(of_handle(handle));
     return unlocked(CUDA_SUCCESS);
 }
-CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long f) {
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted,
+                             unsigned long long f) {
     ENTER(cuMemAddressReserve)
     (void)alignment, (void)wanted, (void)f;
     pthread_mutex_lock(&lock);
@@ -581,7 +592,8 @@ CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
     live.reservations--;
     return unlocked(CUDA_SUCCESS);
 }
-CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long f) {
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long f) {
     ENTER(cuMemMap)
     pthread_mutex_lock(&lock);
     range *r = find(at, 0);
@@ -629,7 +641,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     ENTER(cuMemExportToShareableHandle)
     int fd = fcntl(of_handle(handle)->fd, F_DUPFD_CLOEXEC, 0);
     memcpy(out, &fd, sizeof fd);
-    return type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || f != 0 || fd < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    return type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || f != 0 || fd < 0 ? CUDA_ERROR_INVALID_VALUE
+                                                                                : CUDA_SUCCESS;
 }
 static memory *memory_of(int fd) { /* of another process; the descriptor becomes its own */
     char path[64], name[128] = "";

@@ -115,8 +115,8 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
         memcpy(copy->args, args, args_bytes);
     }
     bool moves = w.kind == COPY || w.kind == FILL;
-    if (moves && (touch(w.dst, w.bytes, s->device) == NULL ||
-                  (w.kind == COPY && touch(w.src, w.bytes, s->device) == NULL))) {
+    if (moves &&
+        (touch(w.dst, w.bytes, s->device) == NULL || (w.kind == COPY && touch(w.src, w.bytes, s->device) == NULL))) {
         free(copy);
         return unlocked(CUDA_ERROR_INVALID_VALUE);
     }
@@ -219,8 +219,9 @@ CUresult cuLaunchHostFunc(CUstream s, CUhostFn function, void *user) {
 CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
     ENTER(cuStreamWaitValue32_v2)
     return no_words ? CUDA_ERROR_NOT_SUPPORTED
-                    : flags != CU_STREAM_WAIT_VALUE_GEQ ? CUDA_ERROR_INVALID_VALUE
-                    : enqueue(s, (work){.kind = WAIT_WORD, .dst = word, .value = value}, 0, NULL);
+           : flags != CU_STREAM_WAIT_VALUE_GEQ
+               ? CUDA_ERROR_INVALID_VALUE
+               : enqueue(s, (work){.kind = WAIT_WORD, .dst = word, .value = value}, 0, NULL);
 }
 CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
     ENTER(cuStreamWriteValue32_v2)
@@ -229,8 +230,7 @@ CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, u
 }
 CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     ENTER(cuEventCreate)
-    NEED_CONTEXT
-    (void)flags;
+    NEED_CONTEXT(void) flags;
     *out = make(sizeof **out);
     pthread_mutex_lock(&lock);
     live.events++;

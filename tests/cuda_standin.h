@@ -73,9 +73,11 @@ static int standin_open(void) {
         void *found = dlsym(library, "standin_" #member);                                                              \
         memcpy(&standin.member, &found, sizeof found);                                                                 \
     }
-    STANDIN_FIND(fail) STANDIN_FIND(calls) STANDIN_FIND(live) STANDIN_FIND(imports) STANDIN_FIND(capture)
-    STANDIN_FIND(break_peers) STANDIN_FIND(without) STANDIN_FIND(memory) STANDIN_FIND(depth)
-    return standin.depth != NULL ? 0 : -1;
+    STANDIN_FIND(fail)
+            STANDIN_FIND(calls) STANDIN_FIND(live) STANDIN_FIND(imports) STANDIN_FIND(capture) STANDIN_FIND(break_peers)
+                STANDIN_FIND(without) STANDIN_FIND(memory) STANDIN_FIND(depth) return standin.depth != NULL
+        ? 0
+        : -1;
 }
 
 /* The stand-in, built and opened when it is first needed. Forked ranks that need one each: build before, open there. */
@@ -89,7 +91,7 @@ typedef struct small_host {
     ddl_host host; /* first */
     _Atomic int blocks;
     int warnings;
-    char said[700];  /* the last warning */
+    char said[700]; /* the last warning */
 } small_host;
 
 static void *small_alloc(const ddl_host *host, size_t bytes) {
@@ -119,8 +121,14 @@ static uint64_t small_now_ns(const ddl_host *host) {
 }
 static void small_host_make(small_host *h) {
     memset(h, 0, sizeof *h);
-    h->host = (ddl_host){.size = sizeof(ddl_host), .abi = DDL_PLUGIN_ABI, .core = h, .alloc = small_alloc,
-                         .free = small_free, .log = small_log, .setting = small_setting, .now_ns = small_now_ns};
+    h->host = (ddl_host){.size = sizeof(ddl_host),
+                         .abi = DDL_PLUGIN_ABI,
+                         .core = h,
+                         .alloc = small_alloc,
+                         .free = small_free,
+                         .log = small_log,
+                         .setting = small_setting,
+                         .now_ns = small_now_ns};
 }
 
 /* Nothing of the driver's or the host's is left. */

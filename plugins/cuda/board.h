@@ -39,7 +39,11 @@ typedef struct cuda_set {
     cuda_line line[CUDA_SET_LINES];
 } cuda_set;
 
-enum { CUDA_BY_POINTER = 0, CUDA_BY_FD = 1, CUDA_BY_HANDLE = 2 }; /* how an allocation is reached from another process */
+enum {
+    CUDA_BY_POINTER = 0,
+    CUDA_BY_FD = 1,
+    CUDA_BY_HANDLE = 2
+}; /* how an allocation is reached from another process */
 
 /* One allocation that peers may reach. `id` is written last; it is never used again by this rank, so what a peer has
  * mapped under it is this allocation and no later one at the same address. */
@@ -54,7 +58,7 @@ typedef struct cuda_board {
     uint8_t magic[8];
     int32_t rank, gpu_count;
     CUuuid gpus[CUDA_GPUS_MAX];
-    _Alignas(64) _Atomic uint32_t sleeping;             /* 1: ring my bell after writing what I may wait for */
+    _Alignas(64) _Atomic uint32_t sleeping;              /* 1: ring my bell after writing what I may wait for */
     _Alignas(64) _Atomic uint64_t wants[CUDA_LOCAL_MAX]; /* [i]: id of the export of rank i whose descriptor I lack */
     _Atomic uint8_t seen[CUDA_LOCAL_MAX]; /* [i]: CUDA_SEEN, or CUDA_SEEN_NOT: rank i's board cannot be used here */
     cuda_export exports[CUDA_EXPORTS];
@@ -92,9 +96,9 @@ typedef struct cuda_ipc {
     ddl_status join_status;
     cuda_address address;
     char *host_id;
-    cuda_peer *peers;   /* by world rank; peers[rank].board is this rank's own */
-    int32_t *local;     /* by local index: world rank */
-    cuda_board *board;  /* writable; NULL: this rank does not take part */
+    cuda_peer *peers;  /* by world rank; peers[rank].board is this rank's own */
+    int32_t *local;    /* by local index: world rank */
+    cuda_board *board; /* writable; NULL: this rank does not take part */
     int board_fd, bell;
     cuda_gpu *gpus[CUDA_GPUS_MAX]; /* by ordinal; NULL: not needed so far */
     CUuuid uuids[CUDA_GPUS_MAX];
@@ -167,8 +171,7 @@ static ddl_status cuda_board_make(cuda_ipc *t) {
         return DDL_ERR_SYSTEM;
     }
     void *at = mmap(NULL, sizeof(cuda_board), PROT_READ | PROT_WRITE, MAP_SHARED, t->board_fd, 0);
-    if (at == MAP_FAILED ||
-        fcntl(t->board_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (at == MAP_FAILED || fcntl(t->board_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         t->board = at == MAP_FAILED ? NULL : at;
         return DDL_ERR_SYSTEM;
     }
@@ -241,8 +244,8 @@ static ddl_status cuda_board_exchange(cuda_ipc *t, int32_t peer) {
     if (p->failed) {
         return DDL_ERR_UNSUPPORTED;
     }
-    uint8_t seen = atomic_load_explicit(&((cuda_board *)(uintptr_t)p->board)->seen[t->local_index],
-                                        memory_order_acquire);
+    uint8_t seen =
+        atomic_load_explicit(&((cuda_board *)(uintptr_t)p->board)->seen[t->local_index], memory_order_acquire);
     p->failed = seen == CUDA_SEEN_NOT;
     return seen == CUDA_SEEN ? DDL_OK : p->failed ? DDL_ERR_UNSUPPORTED : DDL_IN_PROGRESS;
 }

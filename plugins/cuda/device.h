@@ -84,8 +84,10 @@ static void cuda_device_free(void *self, void *memory) {
     pthread_mutex_unlock(&gpu->lock);
     cuda_leave(&guard);
     if (!known) {
-        cuda_log(gpu->host, DDL_LOG_WARN, "GPU %d (%s): %p is not freed, as it is not the start of memory that was "
-                                          "allocated there", gpu->ordinal, gpu->name, memory);
+        cuda_log(gpu->host, DDL_LOG_WARN,
+                 "GPU %d (%s): %p is not freed, as it is not the start of memory that was "
+                 "allocated there",
+                 gpu->ordinal, gpu->name, memory);
     }
 }
 
@@ -119,8 +121,9 @@ static ddl_status cuda_device_copy(void *self, void *dst, const void *src, size_
     cuda_guard guard;
     ddl_status status = bytes > 0 ? cuda_enter(gpu, &guard) : DDL_OK;
     if (bytes > 0 && status == DDL_OK) {
-        status = cuda_check(gpu, gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)dst, (CUdeviceptr)(uintptr_t)src, bytes,
-                                                       cuda_stream_of(gpu, stream)),
+        status = cuda_check(gpu,
+                            gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)dst, (CUdeviceptr)(uintptr_t)src, bytes,
+                                                  cuda_stream_of(gpu, stream)),
                             "copying %zu bytes from %p to %p", bytes, src, dst);
         cuda_leave(&guard);
     }
@@ -132,8 +135,9 @@ static ddl_status cuda_device_fill(void *self, void *dst, int value, size_t byte
     cuda_guard guard;
     ddl_status status = bytes > 0 ? cuda_enter(gpu, &guard) : DDL_OK;
     if (bytes > 0 && status == DDL_OK) {
-        status = cuda_check(gpu, gpu->cu.cuMemsetD8Async((CUdeviceptr)(uintptr_t)dst, (unsigned char)value, bytes,
-                                                         cuda_stream_of(gpu, stream)),
+        status = cuda_check(gpu,
+                            gpu->cu.cuMemsetD8Async((CUdeviceptr)(uintptr_t)dst, (unsigned char)value, bytes,
+                                                    cuda_stream_of(gpu, stream)),
                             "filling %zu bytes at %p", bytes, dst);
         cuda_leave(&guard);
     }

@@ -116,7 +116,7 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
 
 /* ---- functions ----
  * F(member of cuda_driver, name in libcuda.so.1, parameters). Each returns CUresult. */
-#define CUDA_FUNCTIONS(F)                                                                                               \
+#define CUDA_FUNCTIONS(F)                                                                                              \
     F(cuInit, cuInit, (unsigned int flags))                                                                            \
     F(cuDriverGetVersion, cuDriverGetVersion, (int *version))                                                          \
     F(cuGetErrorName, cuGetErrorName, (CUresult error, const char **text))                                             \
@@ -177,8 +177,7 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream))                                                  \
     F(cuEventQuery, cuEventQuery, (CUevent event))                                                                     \
     F(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr memory))                             \
-    F(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                                                       \
-      (CUdeviceptr * memory, CUipcMemHandle handle, unsigned int flags))                                               \
+    F(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr * memory, CUipcMemHandle handle, unsigned int flags))    \
     F(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr memory))                                                  \
     F(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity,                                                    \
       (size_t * bytes, const CUmemAllocationProp *properties, int option))                                             \

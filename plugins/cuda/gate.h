@@ -108,8 +108,9 @@ static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate
     cuda_gpu *gpu = self;
     cuda_guard guard;
     if (cuda_device_capturing(self, stream)) {
-        cuda_log(gpu->host, DDL_LOG_WARN, "GPU %d (%s): a stream that is captured into a graph cannot wait for the host",
-                 gpu->ordinal, gpu->name);
+        cuda_log(gpu->host, DDL_LOG_WARN,
+                 "GPU %d (%s): a stream that is captured into a graph cannot wait for the host", gpu->ordinal,
+                 gpu->name);
         return DDL_ERR_UNSUPPORTED;
     }
     ddl_status status = cuda_enter(gpu, &guard);

@@ -41,12 +41,12 @@ typedef struct cuda_gpu {
     bool vmm;                            /* memory can be exported as a file descriptor */
     bool managed_anywhere;               /* managed memory may be touched by host and GPU at once */
 
-    pthread_mutex_t lock;         /* of what follows */
-    _Atomic(CUcontext) context;   /* NULL: not needed so far */
-    CUstream stream;              /* what NULL means in the device table */
-    CUmodule module;              /* the kernels, once one was needed */
-    struct cuda_pool *pool;       /* of alloc and free: pool.h */
-    struct cuda_gates *gates;     /* gate.h */
+    pthread_mutex_t lock;             /* of what follows */
+    _Atomic(CUcontext) context;       /* NULL: not needed so far */
+    CUstream stream;                  /* what NULL means in the device table */
+    CUmodule module;                  /* the kernels, once one was needed */
+    struct cuda_pool *pool;           /* of alloc and free: pool.h */
+    struct cuda_gates *gates;         /* gate.h */
     CUevent spare[CUDA_SPARE_EVENTS]; /* events that exist and are not in use */
     int32_t spare_count;
     _Atomic(CUfunction) kernels[CUDA_KERNELS_MAX]; /* launch.h: found so far, by its own numbers */
@@ -66,27 +66,35 @@ __attribute__((format(printf, 3, 4))) static void cuda_log(const ddl_host *host,
 
 static ddl_status cuda_status(CUresult result) {
     switch (result) {
-    case CUDA_SUCCESS: return DDL_OK;
-    case CUDA_ERROR_NOT_READY: return DDL_IN_PROGRESS;
-    case CUDA_ERROR_OUT_OF_MEMORY: return DDL_ERR_NOMEM;
+    case CUDA_SUCCESS:
+        return DDL_OK;
+    case CUDA_ERROR_NOT_READY:
+        return DDL_IN_PROGRESS;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return DDL_ERR_NOMEM;
     case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_INVALID_HANDLE:
-    case CUDA_ERROR_INVALID_CONTEXT: return DDL_ERR_ARG;
+    case CUDA_ERROR_INVALID_CONTEXT:
+        return DDL_ERR_ARG;
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: return DDL_ERR_UNSUPPORTED;
-    default: return DDL_ERR_SYSTEM;
+    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        return DDL_ERR_UNSUPPORTED;
+    default:
+        return DDL_ERR_SYSTEM;
     }
 }
 
 /* What somebody can do about it; "" where there is nothing to say. */
 static const char *cuda_advice(CUresult result) {
     switch (result) {
-    case CUDA_ERROR_OUT_OF_MEMORY: return "; other programs may use this GPU (nvidia-smi), or tensors can be freed";
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return "; other programs may use this GPU (nvidia-smi), or tensors can be freed";
     case CUDA_ERROR_NOT_INITIALIZED:
         return "; a process that was forked from one that used CUDA cannot use it: fork earlier, or exec";
-    case CUDA_ERROR_DEINITIALIZED: return "; the process is ending";
+    case CUDA_ERROR_DEINITIALIZED:
+        return "; the process is ending";
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
         return "; the plugin was not built for this GPU: build it again with its architecture in CUDA_ARCHS";
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
@@ -96,10 +104,13 @@ static const char *cuda_advice(CUresult result) {
         return "; a kernel that ran earlier failed, perhaps the program's own, and this process cannot use the GPU any "
                "more (compute-sanitizer finds which)";
     case CUDA_ERROR_INVALID_CONTEXT:
-    case CUDA_ERROR_INVALID_HANDLE: return "; a stream or event of another GPU, or one that was destroyed, was given";
+    case CUDA_ERROR_INVALID_HANDLE:
+        return "; a stream or event of another GPU, or one that was destroyed, was given";
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: return "; this cannot be captured into a graph";
-    default: return "";
+    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        return "; this cannot be captured into a graph";
+    default:
+        return "";
     }
 }
 
@@ -129,8 +140,8 @@ __attribute__((format(printf, 3, 4))) static ddl_status cuda_check(const cuda_gp
 /* Makes the primary context and the plugin's own stream; the lock is held. */
 static ddl_status cuda_context_make(cuda_gpu *gpu) {
     CUcontext context = NULL, ignored;
-    ddl_status status = cuda_check(gpu, gpu->cu.cuDevicePrimaryCtxRetain(&context, gpu->device),
-                                   "making its primary context");
+    ddl_status status =
+        cuda_check(gpu, gpu->cu.cuDevicePrimaryCtxRetain(&context, gpu->device), "making its primary context");
     if (status != DDL_OK) {
         return status;
     }
@@ -215,8 +226,8 @@ static const char *cuda_driver_open(cuda_driver *cu, char *text, size_t bytes) {
         return text;
     }
     CUresult result = cu->cuInit(0);
-    if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && (result = cu->cuDeviceGetCount(&count)) == 0 &&
-                                           count == 0)) {
+    if (result == CUDA_ERROR_NO_DEVICE ||
+        (result == CUDA_SUCCESS && (result = cu->cuDeviceGetCount(&count)) == 0 && count == 0)) {
         return "there is an NVIDIA driver and no GPU that this process may use; CUDA_VISIBLE_DEVICES may hide them, or "
                "the container was started without them (docker run --gpus all)";
     }
@@ -231,7 +242,8 @@ static const char *cuda_driver_open(cuda_driver *cu, char *text, size_t bytes) {
         return text;
     }
     if (version < CUDA_DRIVER_OLDEST) {
-        snprintf(text, bytes, "the NVIDIA driver is for CUDA %d.%d; 11.8 is the oldest that serves: install a newer one",
+        snprintf(text, bytes,
+                 "the NVIDIA driver is for CUDA %d.%d; 11.8 is the oldest that serves: install a newer one",
                  version / 1000, version % 1000 / 10);
         return text;
     }

@@ -209,15 +209,15 @@ static ddl_status cuda_ipc_ready(void *self, int32_t peer) {
 
 /* ---- registered memory ---- */
 
-static ddl_status cuda_ipc_register(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key) {
+static ddl_status cuda_ipc_register(void *self, void *memory, size_t bytes, void **out_handle,
+                                    ddl_memory_key *out_key) {
     cuda_ipc *t = self;
     cuda_registered *r = t->host->alloc(t->host, sizeof *r);
     if (r == NULL) {
         return DDL_ERR_NOMEM;
     }
     memset(r, 0, sizeof *r);
-    ddl_status status = t->board == NULL ? DDL_ERR_UNSUPPORTED
-                                         : cuda_share(t, memory, bytes, &r->key.place);
+    ddl_status status = t->board == NULL ? DDL_ERR_UNSUPPORTED : cuda_share(t, memory, bytes, &r->key.place);
     if (status != DDL_OK) {
         t->host->free(t->host, r);
         return status;
@@ -317,7 +317,12 @@ static ddl_status cuda_transfer_make(cuda_ipc *t, int32_t peer, uint64_t local, 
     if (x == NULL) {
         return DDL_ERR_NOMEM;
     }
-    *x = (cuda_transfer){.peer = peer, .is_put = is_put, .gpu = r->gpu, .local = local, .place = k.place, .bytes = bytes,
+    *x = (cuda_transfer){.peer = peer,
+                         .is_put = is_put,
+                         .gpu = r->gpu,
+                         .local = local,
+                         .place = k.place,
+                         .bytes = bytes,
                          .cookie = cookie};
     x->place.offset += offset;
     ddl_status status = cuda_transfer_look(t, x);
@@ -440,7 +445,8 @@ static const char *cuda_ipc_describe(void *self, int32_t peer) {
     const cuda_ipc *t = self;
     const cuda_peer *p = peer >= 0 && peer < t->world_size ? &t->peers[peer] : NULL;
     return p == NULL || p->board == NULL ? "not joined"
-           : p->same_process ? "GPU memory by pointer" : "GPU memory by CUDA IPC and file descriptors";
+           : p->same_process             ? "GPU memory by pointer"
+                                         : "GPU memory by CUDA IPC and file descriptors";
 }
 
 static const ddl_transport cuda_transport = {

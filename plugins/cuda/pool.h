@@ -58,8 +58,8 @@ static CUresult cuda_map(cuda_gpu *gpu, CUmemGenericAllocationHandle handle, siz
         CUdevice device;
         if (i != gpu->ordinal && gpu->cu.cuDeviceGet(&device, i) == CUDA_SUCCESS &&
             gpu->cu.cuDeviceCanAccessPeer(&can, device, gpu->device) == CUDA_SUCCESS && can) {
-            access[accesses++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, device},
-                                                   CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+            access[accesses++] =
+                (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         }
     }
     result = result == CUDA_SUCCESS ? gpu->cu.cuMemAddressReserve(out, bytes, 0, 0, 0) : result;
@@ -110,16 +110,17 @@ static CUresult cuda_block_memory(cuda_gpu *gpu, cuda_block *b) {
         return gpu->cu.cuMemAlloc(&b->base, b->bytes);
     }
     cuda_block_properties(gpu, &properties);
-    CUresult result =
-        gpu->cu.cuMemGetAllocationGranularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    CUresult result = gpu->cu.cuMemGetAllocationGranularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     if (result != CUDA_SUCCESS || unit == 0) {
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
     }
     b->bytes = (b->bytes + unit - 1) / unit * unit;
     result = gpu->cu.cuMemCreate(&b->handle, b->bytes, &properties, 0);
     if (result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_ERROR_NOT_SUPPORTED) {
-        cuda_log(gpu->host, DDL_LOG_INFO, "GPU %d (%s): memory cannot be exported as descriptors here (%s), cuMemAlloc "
-                                          "is used instead", gpu->ordinal, gpu->name, cuda_error_name(&gpu->cu, result));
+        cuda_log(gpu->host, DDL_LOG_INFO,
+                 "GPU %d (%s): memory cannot be exported as descriptors here (%s), cuMemAlloc "
+                 "is used instead",
+                 gpu->ordinal, gpu->name, cuda_error_name(&gpu->cu, result));
         gpu->vmm = false;
         return gpu->cu.cuMemAlloc(&b->base, b->bytes);
     }

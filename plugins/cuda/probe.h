@@ -30,9 +30,7 @@ typedef struct cuda_probes {
     int32_t verdict_count;
 } cuda_probes;
 
-static uint8_t cuda_probe_byte(size_t i, uint32_t seed) {
-    return (uint8_t)((i * 2654435761u >> 11) + i + seed * 101);
-}
+static uint8_t cuda_probe_byte(size_t i, uint32_t seed) { return (uint8_t)((i * 2654435761u >> 11) + i + seed * 101); }
 
 /* Host to GPU or back, and waits: some microseconds. The context is current. */
 static CUresult cuda_probe_copy(cuda_gpu *gpu, CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
@@ -66,9 +64,9 @@ static CUresult cuda_probe_fill(cuda_gpu *gpu, cuda_probe_memory *m) {
     }
     gpu->host->free(gpu->host, pattern);
     int fd = -1;
-    result = result == CUDA_SUCCESS ? gpu->cu.cuMemExportToShareableHandle(
-                                          &fd, m->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                                    : result;
+    result = result == CUDA_SUCCESS
+                 ? gpu->cu.cuMemExportToShareableHandle(&fd, m->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                 : result;
     if (result != CUDA_SUCCESS || pattern == NULL) {
         if (m->base != 0) {
             cuda_unmap(gpu, m->base, m->bytes);
@@ -111,8 +109,8 @@ static CUresult cuda_probe_look(cuda_ipc *t, cuda_gpu *gpu, CUdeviceptr there, b
     CUresult result = got != NULL ? gpu->cu.cuMemAlloc(&here, CUDA_PROBE_BYTES) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         result = cuda_probe_copy(gpu, here, there, CUDA_PROBE_BYTES);
-        result = result == CUDA_SUCCESS
-                     ? cuda_probe_copy(gpu, (CUdeviceptr)(uintptr_t)got, here, CUDA_PROBE_BYTES) : result;
+        result =
+            result == CUDA_SUCCESS ? cuda_probe_copy(gpu, (CUdeviceptr)(uintptr_t)got, here, CUDA_PROBE_BYTES) : result;
         for (size_t i = shared; result == CUDA_SUCCESS && i < CUDA_PROBE_BYTES; i++) {
             wrong += got[i] != cuda_probe_byte(i, 0);
         }
@@ -124,7 +122,8 @@ static CUresult cuda_probe_look(cuda_ipc *t, cuda_gpu *gpu, CUdeviceptr there, b
         result = result == CUDA_SUCCESS ? cuda_probe_copy(gpu, mine, here, sizeof part) : result;
         result = result == CUDA_SUCCESS ? cuda_probe_copy(gpu, here + sizeof part, mine, sizeof part) : result;
         result = result == CUDA_SUCCESS
-                     ? cuda_probe_copy(gpu, (CUdeviceptr)(uintptr_t)got, here + sizeof part, sizeof part) : result;
+                     ? cuda_probe_copy(gpu, (CUdeviceptr)(uintptr_t)got, here + sizeof part, sizeof part)
+                     : result;
         wrong += result == CUDA_SUCCESS && memcmp(got, part, sizeof part) != 0;
         gpu->cu.cuMemFree(here);
     }
@@ -153,9 +152,9 @@ static ddl_status cuda_probe_reach(cuda_ipc *t, int32_t peer, int32_t ordinal, c
     cuda_block_properties(gpu, &properties);
     CUresult result = gpu->cu.cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     bytes = bytes < CUDA_PROBE_BYTES ? CUDA_PROBE_BYTES : bytes;
-    result = result == CUDA_SUCCESS
-                 ? gpu->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
-                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) : result;
+    result = result == CUDA_SUCCESS ? gpu->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
+                                                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+                                    : result;
     close(fd);
     if (result == CUDA_SUCCESS) {
         result = cuda_map(gpu, memory, bytes, false, out);
@@ -168,15 +167,15 @@ static ddl_status cuda_probe_reach(cuda_ipc *t, int32_t peer, int32_t ordinal, c
 static ddl_status cuda_verdict_keep(cuda_ipc *t, int32_t peer, int32_t ordinal, const cuda_gpu *gpu, bool good) {
     cuda_probes *all = t->probes;
     if (all->verdict_count < (int32_t)(sizeof all->verdicts / sizeof all->verdicts[0])) {
-        all->verdicts[all->verdict_count++] =
-            (cuda_verdict){t->peers[peer].board->gpus[ordinal], gpu->ordinal, good};
+        all->verdicts[all->verdict_count++] = (cuda_verdict){t->peers[peer].board->gpus[ordinal], gpu->ordinal, good};
     }
     if (!good) {
-        cuda_log(t->host, DDL_LOG_WARN,
-                 "GPU %d (%s) and GPU %d of rank %d damage what goes between them, though the driver says that they reach "
-                 "each other: the host carries it. An IOMMU or ACS on a PCIe switch does that: turn it off (iommu=pt, "
-                 "setpci ACSCtl) or pass the GPUs into a virtual machine as NVIDIA describes",
-                 gpu->ordinal, gpu->name, ordinal, peer);
+        cuda_log(
+            t->host, DDL_LOG_WARN,
+            "GPU %d (%s) and GPU %d of rank %d damage what goes between them, though the driver says that they reach "
+            "each other: the host carries it. An IOMMU or ACS on a PCIe switch does that: turn it off (iommu=pt, "
+            "setpci ACSCtl) or pass the GPUs into a virtual machine as NVIDIA describes",
+            gpu->ordinal, gpu->name, ordinal, peer);
     }
     return good ? DDL_OK : DDL_ERR_UNSUPPORTED;
 }
@@ -202,8 +201,8 @@ static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gp
     }
     status = cuda_probe_reach(t, peer, ordinal, gpu, &there, &bytes);
     if (status == DDL_OK) {
-        status = cuda_check(gpu, cuda_probe_look(t, gpu, there, &good), "reading memory of GPU %d of rank %d for a test",
-                            ordinal, peer);
+        status = cuda_check(gpu, cuda_probe_look(t, gpu, there, &good),
+                            "reading memory of GPU %d of rank %d for a test", ordinal, peer);
         if (bytes > 0) {
             cuda_unmap(gpu, there, bytes);
         }

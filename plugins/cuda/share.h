@@ -105,8 +105,9 @@ static ddl_status cuda_shared_export(cuda_ipc *t, cuda_gpu *gpu, cuda_shared *s,
         if (result != CUDA_SUCCESS) {
             gpu->cu.cuMemRelease(s->handle);
             s->fd = -1;
-            cuda_share_told(t, "memory of cuMemCreate was not made for export (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; "
-                               "PyTorch makes such with expandable_segments), or descriptors have run out");
+            cuda_share_told(t,
+                            "memory of cuMemCreate was not made for export (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; "
+                            "PyTorch makes such with expandable_segments), or descriptors have run out");
             return DDL_ERR_UNSUPPORTED;
         }
         s->kind = CUDA_BY_FD;
@@ -269,8 +270,8 @@ static int32_t cuda_wants_answer(cuda_ipc *t) {
         if (p->board == NULL || p->same_process || p->dead) {
             continue;
         }
-        uint64_t word = atomic_load_explicit(&((cuda_board *)(uintptr_t)p->board)->wants[t->local_index],
-                                             memory_order_acquire);
+        uint64_t word =
+            atomic_load_explicit(&((cuda_board *)(uintptr_t)p->board)->wants[t->local_index], memory_order_acquire);
         uint64_t id = word & 0xffffffffffffu;
         if (word == 0 || word == p->answered) {
             continue;
@@ -341,8 +342,10 @@ static ddl_status cuda_import_map(cuda_ipc *t, int32_t peer, const cuda_shared *
     }
     if (s->kind == CUDA_BY_HANDLE) {
         CUresult result = gpu->cu.cuIpcOpenMemHandle(out, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-        return cuda_check(gpu, result, "opening memory of rank %d by CUDA IPC (containers of one job need --ipc=host and "
-                                       "--pid=host, or memory of ddl_tensor_alloc)", peer);
+        return cuda_check(gpu, result,
+                          "opening memory of rank %d by CUDA IPC (containers of one job need --ipc=host and "
+                          "--pid=host, or memory of ddl_tensor_alloc)",
+                          peer);
     }
     int fd = -1;
     CUmemGenericAllocationHandle memory = 0;
@@ -350,8 +353,8 @@ static ddl_status cuda_import_map(cuda_ipc *t, int32_t peer, const cuda_shared *
     if (status != DDL_OK) {
         return status;
     }
-    CUresult result = gpu->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
-                                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult result =
+        gpu->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     close(fd);
     if (result == CUDA_SUCCESS) {
         result = cuda_map(gpu, memory, s->bytes, false, out);
@@ -404,8 +407,16 @@ static ddl_status cuda_import_make(cuda_ipc *t, int32_t peer, const cuda_place *
     cuda_import *i = t->host->alloc(t->host, sizeof *i);
     status = i == NULL ? DDL_ERR_NOMEM : cuda_enter(gpu, &guard);
     if (status == DDL_OK) {
-        *i = (cuda_import){t->shares->imports, peer,  gpu->ordinal, s.id, place->slot, s.bytes,
-                           p->same_process ? CUDA_BY_POINTER : s.kind, 0, false, 0};
+        *i = (cuda_import){t->shares->imports,
+                           peer,
+                           gpu->ordinal,
+                           s.id,
+                           place->slot,
+                           s.bytes,
+                           p->same_process ? CUDA_BY_POINTER : s.kind,
+                           0,
+                           false,
+                           0};
         status = cuda_import_map(t, peer, &s, handle, gpu, &i->base);
         cuda_leave(&guard);
     }
