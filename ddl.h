@@ -82,6 +82,7 @@
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
+ *     DDL_RESTARTED        0         more than 0: ddl_init joins a running job, as ddl_join does
  *     DDL_MAC              0         1: frames carry a keyed checksum, where others can change packets
  *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *
@@ -183,6 +184,7 @@
 #define ddl_group_create DDL__PASTE(DDL_NAMESPACE, ddl_group_create)
 #define ddl_group_duplicate DDL__PASTE(DDL_NAMESPACE, ddl_group_duplicate)
 #define ddl_group_free DDL__PASTE(DDL_NAMESPACE, ddl_group_free)
+#define ddl_group_grow DDL__PASTE(DDL_NAMESPACE, ddl_group_grow)
 #define ddl_group_name DDL__PASTE(DDL_NAMESPACE, ddl_group_name)
 #define ddl_group_set DDL__PASTE(DDL_NAMESPACE, ddl_group_set)
 #define ddl_group_shrink DDL__PASTE(DDL_NAMESPACE, ddl_group_shrink)
@@ -199,6 +201,7 @@
 #define ddl_iexscan DDL__PASTE(DDL_NAMESPACE, ddl_iexscan)
 #define ddl_igather DDL__PASTE(DDL_NAMESPACE, ddl_igather)
 #define ddl_igatherv DDL__PASTE(DDL_NAMESPACE, ddl_igatherv)
+#define ddl_incarnation DDL__PASTE(DDL_NAMESPACE, ddl_incarnation)
 #define ddl_init DDL__PASTE(DDL_NAMESPACE, ddl_init)
 #define ddl_iprobe DDL__PASTE(DDL_NAMESPACE, ddl_iprobe)
 #define ddl_irecv DDL__PASTE(DDL_NAMESPACE, ddl_irecv)
@@ -209,6 +212,7 @@
 #define ddl_iscatter DDL__PASTE(DDL_NAMESPACE, ddl_iscatter)
 #define ddl_iscatterv DDL__PASTE(DDL_NAMESPACE, ddl_iscatterv)
 #define ddl_isend DDL__PASTE(DDL_NAMESPACE, ddl_isend)
+#define ddl_join DDL__PASTE(DDL_NAMESPACE, ddl_join)
 #define ddl_op_create DDL__PASTE(DDL_NAMESPACE, ddl_op_create)
 #define ddl_op_create_scaled_sum DDL__PASTE(DDL_NAMESPACE, ddl_op_create_scaled_sum)
 #define ddl_op_free DDL__PASTE(DDL_NAMESPACE, ddl_op_free)
@@ -568,6 +572,15 @@ DDL_API int32_t ddl_feature(const char *name);
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
  * On error *out_context is NULL and nothing is left behind. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
+/* Joins a job that runs, instead of ddl_init, in place of a rank that is dead: that of RANK, with the job's WORLD_SIZE,
+ * rendezvous and secret. The members admit it in ddl_group_grow; blocks until then, at most init_timeout_ms. *out_group
+ * is the grown group, and this context's world: finalize frees it. Ranks that are not in it are dead to this process.
+ * Errors: as of ddl_init; DDL_ERR_TIMEOUT when nobody admitted it, with the last reason. ddl_init does the same where
+ * DDL_RESTARTED is set, as it is by ddlrun --restart. [any thread] */
+DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context, ddl_group **out_group);
+/* 0 in a process that began the job; in one that joined it later more than in all that had joined before.
+ * [any thread] */
+DDL_API int32_t ddl_incarnation(const ddl_context *context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
  * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
@@ -680,6 +693,14 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 /* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
  * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
+/* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
+ * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
+ * at most timeout_ms (0: the group's timeout), and then takes those who are there. The grown group has the members that
+ * live and the newcomers, in order of world rank; state is the program's to broadcast. The group itself, which may be
+ * broken, stays as it was; so it does on error: DDL_ERR_TIMEOUT when nobody came, DDL_ERR_STATE when nobody is dead,
+ * DDL_ERR_QUORUM as above, DDL_ERR_UNSUPPORTED without a rendezvous by TCP whose host has a member, DDL_ERR_CONFIG or
+ * DDL_ERR_SYSTEM when its port cannot be had. [any thread] */
+DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group);
 
 /* A member that is zero is left as it is. */
 typedef struct ddl_group_options {
@@ -1565,6 +1586,10 @@ typedef struct ddl_transport {
     ddl_status (*ready)(void *self, int32_t peer);
     /* For people, in ddl-info: in what way data goes to a peer at present, a few words that stay where they are. */
     const char *(*describe)(void *self, int32_t peer);
+    /* A new process takes the rank of a peer for which peer_dead was called: everything about that peer begins anew.
+     * add_peer follows, with the newcomer's address. Without it newcomers are reached another way, as by TCP; that the
+     * newcomer's side decides alike follows from both having the same plugin. */
+    void (*peer_again)(void *self, int32_t peer);
 } ddl_transport;
 
 /* >>device
@@ -5672,7 +5697,7 @@ enum ddl__frame_type {
     DDL__FRAME_ABORT = 11,
     DDL__FRAME_BYE = 12,
     DDL__FRAME_PING = 13,
-    DDL__FRAME_GROUP = 14,
+    DDL__FRAME_GROW = 14, /* a group takes newcomers in: see coll/grow.h */
     DDL__FRAME_AGREE = 15,
     DDL__FRAME_TYPE_MAX = 15
 };
@@ -6074,17 +6099,17 @@ static ddl_status ddl__random(void *out, size_t bytes) {
  * allocation, and no size that comes from the wire. The caller limits how long and how often.
  *
  *     HELLO      client   0  magic "ddlh", major u8, minor u8, kind u8 = 1, purpose u8
- *                         8  job u64, rank u32, target rank u32, world u32, epoch u32, client nonce [32]
+ *                         8  job u64, rank u32, target rank u32, world u32, incarnation u32, client nonce [32]
  *     CHALLENGE  server  64  magic "ddlh", major u8, minor u8, kind u8 = 2, purpose u8
- *                        72  rank u32, epoch u32, server nonce [32], MAC(secret, "ddl1 server") [32]
+ *                        72  rank u32, incarnation u32, server nonce [32], MAC(secret, "ddl1 server") [32]
  *     PROOF      client 144  MAC(secret, "ddl1 client") [32]
  *     VERDICT    server 176  kind u8 = 4, code u8, 0 u16, MAC(k, "ddl1 verdict") [32]
  *                       212  end;   k = MAC(secret, "ddl1 key") over bytes 0..175
  *
  * Offsets are in the conversation, which both sides keep whole: MAC(key, label) is HMAC-SHA256 over the label, padded
  * with zeros to 16 bytes, and every byte of the conversation before the MAC. So roles, purpose, job, versions, ranks,
- * world, epoch and both nonces are all inside, a label keeps one side's proof from serving as the other's, and a nonce
- * keeps yesterday's from serving today. Integers are little-endian.
+ * world, incarnations and both nonces are all inside, a label keeps one side's proof from serving as the other's, and a
+ * nonce keeps yesterday's from serving today. Integers are little-endian.
  *
  * The first 8 bytes of HELLO and CHALLENGE keep this shape in all versions. Another major version is refused after
  * them: the server answers with the same 8 bytes of its own, so that both sides can name both versions. To somebody who
@@ -6093,9 +6118,9 @@ static ddl_status ddl__random(void *out, size_t bytes) {
 #define DDL__AUTH_MAGIC 0x686c6464u /* "ddlh" */
 #define DDL__AUTH_MAX_OUT 80        /* a step never writes more than this */
 #define DDL__AUTH_BYTES 212         /* the whole conversation */
-#define DDL__RANK_ANY UINT32_MAX    /* store only: a client without a rank, or "whoever serves" */
+#define DDL__RANK_ANY UINT32_MAX    /* not in the mesh: a client without a rank, or "whoever serves" */
 
-enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2 };
+enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2, DDL__AUTH_GROW = 3 };
 enum ddl__auth_role { DDL__AUTH_CLIENT = 1, DDL__AUTH_SERVER = 2 };
 
 /* Why a handshake was refused. On the wire in VERDICT; values never change. */
@@ -6108,7 +6133,8 @@ enum ddl__auth_code {
     DDL__AUTH_RANK = 5,
     DDL__AUTH_DUPLICATE = 6,
     DDL__AUTH_PURPOSE = 7,
-    DDL__AUTH_NOT_DDL = 8 /* never sent: what came was no handshake */
+    DDL__AUTH_NOT_DDL = 8, /* never sent: what came was no handshake */
+    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/again.h */
 };
 
 typedef struct ddl__auth_params {
@@ -6119,7 +6145,7 @@ typedef struct ddl__auth_params {
     uint32_t rank;  /* mine */
     uint32_t peer;  /* client: whom I mean to reach; server: not used */
     uint32_t world; /* a store's server may say 0: any */
-    uint32_t epoch; /* shown to the peer, not compared: the mesh knows which epochs it admits */
+    uint32_t incarnation; /* of this rank: shown to the peer, not compared: the mesh knows whom it admits */
 } ddl__auth_params;
 
 /* The conversation in sections. A prefix is a section of its own so that strangers are known by 8 bytes. */
@@ -6134,7 +6160,7 @@ enum ddl__auth_section {
 
 typedef struct ddl__auth {
     /* results; peer_* of a server are claims until DDL_OK */
-    uint32_t peer_rank, peer_world, peer_epoch;
+    uint32_t peer_rank, peer_world, peer_incarnation;
     uint16_t peer_version; /* major << 8 | minor, known from the first 8 bytes on, else 0 */
     uint8_t code;          /* enum ddl__auth_code, when it was refused */
     uint8_t key[32];       /* session key, on DDL_OK */
@@ -6181,7 +6207,7 @@ static void ddl__auth_put_prefix(ddl__writer *w, uint8_t kind, uint8_t purpose) 
 }
 
 static ddl_status ddl__auth_start(ddl__auth *a, const ddl__auth_params *p, uint8_t role) {
-    int store = p->purpose == DDL__AUTH_STORE;
+    int store = p->purpose == DDL__AUTH_STORE || p->purpose == DDL__AUTH_GROW;
     if ((!store && p->purpose != DDL__AUTH_MESH) || (p->secret == NULL && p->secret_bytes > 0) ||
         (p->rank >= p->world && !(store && (p->rank == DDL__RANK_ANY || p->world == 0)))) {
         return DDL_ERR_ARG;
@@ -6200,7 +6226,7 @@ static ddl_status ddl__auth_start(ddl__auth *a, const ddl__auth_params *p, uint8
 
 /* Begins as client. nonce: 32 bytes of ddl__random, never used before. Errors: DDL_ERR_ARG. */
 static ddl_status ddl__auth_client(ddl__auth *a, const ddl__auth_params *p, const uint8_t nonce[32]) {
-    if (p->world == 0 || (p->peer >= p->world && !(p->purpose == DDL__AUTH_STORE && p->peer == DDL__RANK_ANY))) {
+    if (p->world == 0 || (p->peer >= p->world && !(p->purpose != DDL__AUTH_MESH && p->peer == DDL__RANK_ANY))) {
         return DDL_ERR_ARG;
     }
     DDL__TRY(ddl__auth_start(a, p, DDL__AUTH_CLIENT));
@@ -6210,7 +6236,7 @@ static ddl_status ddl__auth_client(ddl__auth *a, const ddl__auth_params *p, cons
     ddl__put_u32(&w, p->rank);
     ddl__put_u32(&w, p->peer);
     ddl__put_u32(&w, p->world);
-    ddl__put_u32(&w, p->epoch);
+    ddl__put_u32(&w, p->incarnation);
     ddl__put_bytes(&w, nonce, 32);
     return DDL_OK;
 }
@@ -6221,7 +6247,7 @@ static ddl_status ddl__auth_server(ddl__auth *a, const ddl__auth_params *p, cons
     ddl__writer w = ddl__writer_of(a->wire + 64, 48);
     ddl__auth_put_prefix(&w, 2, p->purpose);
     ddl__put_u32(&w, p->rank);
-    ddl__put_u32(&w, p->epoch);
+    ddl__put_u32(&w, p->incarnation);
     ddl__put_bytes(&w, nonce, 32);
     return DDL_OK;
 }
@@ -6260,7 +6286,7 @@ static void ddl__auth_read_hello(ddl__auth *a) {
     a->peer_rank = ddl__get_u32(&r);
     (void)ddl__get_u32(&r); /* target: ddl__auth_judge looks */
     a->peer_world = ddl__get_u32(&r);
-    a->peer_epoch = ddl__get_u32(&r);
+    a->peer_incarnation = ddl__get_u32(&r);
     ddl__auth_mac(a, &a->secret, "ddl1 server", 112, a->wire + 112);
 }
 
@@ -6271,7 +6297,7 @@ static void ddl__auth_read_challenge(ddl__auth *a) {
         return;
     }
     a->peer_rank = ddl__load_le32(a->wire + 72);
-    a->peer_epoch = ddl__load_le32(a->wire + 76);
+    a->peer_incarnation = ddl__load_le32(a->wire + 76);
     a->peer_world = a->world;
     if (a->wire[71] != a->purpose) {
         ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_PURPOSE);
@@ -6286,7 +6312,7 @@ static void ddl__auth_read_challenge(ddl__auth *a) {
 /* Server: what to tell a client that has proven itself. */
 static uint8_t ddl__auth_judge(const ddl__auth *a) {
     uint32_t target = ddl__load_le32(a->wire + 20);
-    int store = a->purpose == DDL__AUTH_STORE;
+    int store = a->purpose != DDL__AUTH_MESH;
     if (a->wire[7] != a->purpose) {
         return DDL__AUTH_PURPOSE;
     }
@@ -7125,6 +7151,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
     {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
     {"DDL_PMIX_LIBRARY", "libpmix.so.2", "the library by which ranks meet that a PMIx launcher started"},
+    {"DDL_RESTARTED", "0", "more than 0: ddl_init joins a running job, as ddl_join does; ddlrun --restart sets it"},
     {"DDL_INTERFACE", "", "the network interface to bind and to advertise"},
     {"DDL_ADVERTISE", "", "an address that peers reach this rank at, when it is not the bound one"},
     {"DDL_PORT_RANGE", "", "ports that ranks listen on, as 20000-20100; any free port without it"},
@@ -7898,6 +7925,7 @@ typedef struct ddl__settings {
     int64_t init_timeout_ms;
     int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
+    int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
     char host_id[128];
@@ -7985,6 +8013,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
     out->trace_events = 65536;
+    DDL__TRY(ddl__env_int("DDL_RESTARTED", 0, 1000000, &out->restarted, why));
     DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
     DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));
@@ -8364,9 +8393,11 @@ static void ddl__text_port_holder(ddl__text *text, int32_t port) {
 }
 
 /* >>store/server */
-/* server: rank 0's side of the rendezvous. One thread, one epoll, no waiting for any one connection: whoever does not
- * prove the job's secret in time costs a counter and a debug line. It sees descriptors that listen, not how they came
- * to be. What a stranger can make it hold: DDL__STRANGERS_MAX connections of sizeof(ddl__guest) bytes. */
+/* server: rank 0's side of the rendezvous, and, while a group grows, that of the rank that receives newcomers
+ * (`grows`): there each comes for one rank, and the caller takes those who are HERE. One thread, one epoll, no waiting
+ * for any one connection: whoever does not prove the job's secret in time costs a counter and a debug line. It sees
+ * descriptors that listen, not how they came to be. What a stranger can make it hold: DDL__STRANGERS_MAX connections of
+ * sizeof(ddl__guest) bytes. */
 
 #define DDL__LISTENERS_MAX DDL__ADDRESSES_MAX
 #define DDL__STRANGERS_MAX 64
@@ -8416,11 +8447,12 @@ typedef struct ddl__server {
     int32_t guest_count, strangers_now;
     uint8_t *ranks; /* enum ddl__rank_state of each */
     int32_t here, served;
-    uint64_t start_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
+    uint64_t start_ns, swept_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
     uint64_t strangers;
     char last_stranger[160];
     char world_text[160]; /* for ranks that count otherwise */
     bool delivering, failing;
+    bool grows;
     ddl__sentence *why;
 } ddl__server;
 
@@ -8566,6 +8598,12 @@ static void ddl__guest_gone(ddl__server *server, ddl__guest *g, const char *what
         ddl__guest_stranger(server, g, g->heard ? "it left during the handshake" : "it left without a word");
         return;
     }
+    if (server->grows && g->stage != DDL__GUEST_LEAVING) {
+        server->here -= *state == DDL__RANK_HERE;
+        *state = DDL__RANK_AWAY;
+        ddl__guest_close(server, g);
+        return;
+    }
     bool died = *state == DDL__RANK_HERE && g->stage != DDL__GUEST_LEAVING && !server->failing;
     if (g->stage != DDL__GUEST_LEAVING && *state == DDL__RANK_PROVEN) {
         *state = DDL__RANK_AWAY;
@@ -8617,7 +8655,7 @@ static void ddl__guest_record(ddl__server *server, ddl__guest *g) {
         *state = DDL__RANK_SERVED;
         server->served++;
         ddl__guest_close(server, g);
-    } else if (record.kind == DDL__RECORD_GIVE_UP && !server->delivering) {
+    } else if (record.kind == DDL__RECORD_GIVE_UP && !server->delivering && !server->grows) {
         ddl__server_fail_missing(server);
     } else {
         ddl__guest_gone(server, g, "sent what makes no sense");
@@ -8645,6 +8683,10 @@ static void ddl__guest_refuse(ddl__server *server, ddl__guest *g, ddl_status sta
         ddl__guest_dismiss(server, g, DDL_ERR_CONFIG, server->world_text);
         break;
     case DDL__AUTH_DUPLICATE:
+        if (server->grows) {
+            ddl__guest_dismiss(server, g, DDL_ERR_STATE, "the rank lives, or another process has come for it");
+            break;
+        }
         ddl__guest_dismiss(
             server, g, DDL_ERR_CONFIG,
             "ddl_init: another process with the same rank has come before this one; every rank is started "
@@ -8702,7 +8744,7 @@ static size_t ddl__guest_collect(ddl__server *server, ddl__guest *g, const uint8
     if (g->blob_bytes == server->blob_bytes) {
         g->stage = DDL__GUEST_HEAD;
         server->ranks[g->rank] = DDL__RANK_HERE;
-        if (++server->here == server->settings->launch.world) {
+        if (++server->here == server->settings->launch.world && !server->grows) {
             ddl__server_deliver(server);
         }
     }
@@ -8779,7 +8821,7 @@ static void ddl__guest_begin(ddl__server *server, int fd, const ddl__address *fr
     ddl__auth_params params = {.secret = s->secret,
                                .secret_bytes = server->by_uid ? 0 : s->secret_bytes,
                                .job = s->job_id,
-                               .purpose = DDL__AUTH_STORE,
+                               .purpose = server->grows ? DDL__AUTH_GROW : DDL__AUTH_STORE,
                                .world = (uint32_t)s->launch.world};
     uint8_t nonce[32];
     struct epoll_event event = {.events = EPOLLIN};
@@ -8876,39 +8918,58 @@ static bool ddl__server_overdue(ddl__server *server) {
     return true;
 }
 
-static ddl_status ddl__server_loop(ddl__server *server) {
+/* Lets happen what can, within so many milliseconds. */
+static void ddl__server_turn(ddl__server *server, int ms) {
     struct epoll_event events[64];
-    uint64_t swept = 0;
+    int n = epoll_wait(server->epoll, events, 64, ms);
+    for (int i = 0; i < n; i++) {
+        uint32_t id = events[i].data.u32;
+        if (id >= DDL__LISTENERS_MAX) {
+            ddl__guest_event(server, &server->guests[id - DDL__LISTENERS_MAX], events[i].events);
+        } else if ((int)id < server->listener_count) {
+            ddl__server_accept(server, server->listeners[id]);
+        }
+    }
+    uint64_t now = ddl__now_ns();
+    if (now - server->swept_ns > 5 * DDL__NS_PER_MS) {
+        server->swept_ns = now;
+        ddl__server_sweep(server, now);
+    }
+}
+
+static ddl_status ddl__server_loop(ddl__server *server) {
     while (!ddl__server_done(server)) {
         uint64_t now = ddl__now_ns();
         if (now >= server->end_ns && !ddl__server_overdue(server)) {
             break;
         }
         uint64_t left = server->end_ns > now ? (server->end_ns - now) / DDL__NS_PER_MS + 1 : 0;
-        int n = epoll_wait(server->epoll, events, 64, (int)DDL__MIN(left, server->resting ? 5u : 100u));
-        for (int i = 0; i < n; i++) {
-            uint32_t id = events[i].data.u32;
-            if (id >= DDL__LISTENERS_MAX) {
-                ddl__guest_event(server, &server->guests[id - DDL__LISTENERS_MAX], events[i].events);
-            } else if ((int)id < server->listener_count) {
-                ddl__server_accept(server, server->listeners[id]);
-            }
-        }
-        if (ddl__now_ns() - swept > 5 * DDL__NS_PER_MS) {
-            swept = ddl__now_ns(); /* after `now`: connections have been made meanwhile */
-            ddl__server_sweep(server, swept);
-        }
+        ddl__server_turn(server, (int)DDL__MIN(left, server->resting ? 5u : 100u));
     }
     return server->failing ? server->why->status : DDL_OK;
 }
 
-/* Takes the table from all and gives it to all. Listens on what the caller has bound; closes it. table holds rank 0's
- * blob already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_PEER, DDL_ERR_NOMEM, DDL_ERR_SYSTEM. */
-static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
+/* Ends it, and what ddl__server_open has begun. */
+static void ddl__server_close(ddl__server *server) {
+    ddl__server_close_listeners(server);
+    for (int32_t i = 0; server->guests != NULL && i < server->guest_count; i++) {
+        ddl__guest_close(server, &server->guests[i]);
+    }
+    if (server->epoll >= 0) {
+        close(server->epoll);
+    }
+    if (server->spare >= 0) {
+        close(server->spare);
+    }
+    ddl__free(server->base, server->guests);
+    ddl__free(server->base, server->ranks);
+}
+
+/* Makes what it works with, all ranks AWAY; listens on what the caller has bound. On error it is closed. */
+static ddl_status ddl__server_open(ddl__server *server) {
     int32_t world = server->settings->launch.world;
-    ddl_status status;
+    ddl_status status = DDL_OK;
     server->start_ns = ddl__now_ns();
-    server->end_ns = deadline_ns;
     snprintf(
         server->world_text, sizeof server->world_text,
         "ddl_init: rank 0 was started for a world of %d, this rank for another; all ranks need the same WORLD_SIZE",
@@ -8922,27 +8983,26 @@ static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
         status = ddl__fail(server->why, DDL_ERR_NOMEM, "ddl_init: no memory for %d connections of rank 0", world);
     } else if (server->epoll < 0) {
         status = ddl__fail(server->why, DDL_ERR_SYSTEM, "ddl_init: epoll_create1: %s", strerror(errno));
-    } else {
-        server->ranks[0] = DDL__RANK_SERVED;
-        server->here = server->served = 1;
-        for (int i = 0; i < server->listener_count; i++) {
-            struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)i};
-            (void)epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listeners[i], &event);
-        }
-        status = ddl__server_loop(server);
     }
-    ddl__server_close_listeners(server);
-    for (int32_t i = 0; server->guests != NULL && i < server->guest_count; i++) {
-        ddl__guest_close(server, &server->guests[i]);
+    for (int i = 0; status == DDL_OK && i < server->listener_count; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)i};
+        (void)epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listeners[i], &event);
     }
-    if (server->epoll >= 0) {
-        close(server->epoll);
+    if (status < 0) {
+        ddl__server_close(server);
     }
-    if (server->spare >= 0) {
-        close(server->spare);
-    }
-    ddl__free(server->base, server->guests);
-    ddl__free(server->base, server->ranks);
+    return status;
+}
+
+/* Takes the table from all and gives it to all. Listens on what the caller has bound; closes it. table holds rank 0's
+ * blob already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_PEER, DDL_ERR_NOMEM, DDL_ERR_SYSTEM. */
+static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
+    DDL__TRY(ddl__server_open(server));
+    server->end_ns = deadline_ns;
+    server->ranks[0] = DDL__RANK_SERVED;
+    server->here = server->served = 1;
+    ddl_status status = ddl__server_loop(server);
+    ddl__server_close(server);
     return status;
 }
 
@@ -9160,6 +9220,10 @@ typedef struct ddl__client {
     char last[200];  /* how the last try ended */
     char where[160]; /* "node1:29500" */
     ddl__sentence *why;
+    /* A newcomer (ddl_join): it takes what the members tell instead of the table, and keeps the connection. */
+    bool grows;
+    uint8_t *told; /* to be freed by the caller */
+    size_t told_bytes, told_max;
 } ddl__client;
 
 /* Waits until the socket can be read or written. False: the time is over. */
@@ -9246,6 +9310,11 @@ static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, 
     if (bytes > 0 && ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
         bytes = 0;
     }
+    if (c->grows && record->status == DDL_ERR_STATE) { /* not now */
+        text[bytes] = 0;
+        ddl__text_clean(text);
+        return ddl__client_again(c, "%.160s", text);
+    }
     return ddl__record_sentence(record, text, bytes, c->where, c->why);
 }
 
@@ -9280,6 +9349,9 @@ static ddl_status ddl__client_unproven(ddl__client *c, const ddl__auth *auth, dd
         ddl__record record = ddl__record_read(head);
         return ddl__client_failed(c, &record, until);
     }
+    if (c->grows) {
+        return ddl__client_again(c, "the connection ended before the reason of a refusal came");
+    }
     return ddl__fail(c->why, DDL_ERR_CONFIG, "ddl_init: rank 0 at %s refuses rank %d of %d: %s", c->where,
                      c->settings->launch.rank, c->settings->launch.world,
                      auth->code == DDL__AUTH_WORLD       ? "its world size is another"
@@ -9313,8 +9385,9 @@ static ddl_status ddl__client_prove(ddl__client *c, bool by_uid) {
     ddl__auth_params params = {.secret = s->secret,
                                .secret_bytes = by_uid ? 0 : s->secret_bytes,
                                .job = s->job_id,
-                               .purpose = DDL__AUTH_STORE,
+                               .purpose = c->grows ? DDL__AUTH_GROW : DDL__AUTH_STORE,
                                .rank = (uint32_t)s->launch.rank,
+                               .peer = c->grows ? DDL__RANK_ANY : 0,
                                .world = (uint32_t)s->launch.world};
     uint8_t nonce[32];
     if (ddl__random(nonce, sizeof nonce) != DDL_OK || ddl__auth_client(&auth, &params, nonce) != DDL_OK) {
@@ -9380,6 +9453,36 @@ static ddl_status ddl__client_trade(ddl__client *c) {
     return DDL_OK;
 }
 
+/* The same of a newcomer: gives the blob, takes what the members tell once they have made up their minds. A connection
+ * that ends means that they begin anew, or that who received us has died: then we come again too. */
+static ddl_status ddl__client_come(ddl__client *c) {
+    uint8_t head[DDL__RECORD_BYTES];
+    ddl__record_write(head, DDL__RECORD_BLOB, DDL_OK, c->blob_bytes);
+    if (!ddl__socket_send(c->fd, head, sizeof head, c->deadline_ns) ||
+        !ddl__socket_send(c->fd, c->blob, c->blob_bytes, c->deadline_ns) ||
+        ddl__socket_all(c->fd, head, sizeof head, c->deadline_ns) != 1) {
+        return ddl__client_again(c, "the members have not admitted it yet");
+    }
+    ddl__record answer = ddl__record_read(head);
+    if (answer.kind == DDL__RECORD_FAILED) {
+        return ddl__client_failed(c, &answer, ddl__now_ns() + DDL__LEAVE_NS);
+    }
+    if (answer.kind != DDL__RECORD_TABLE || answer.bytes == 0 || answer.bytes > c->told_max) {
+        return ddl__fail(c->why, DDL_ERR_CORRUPT, "ddl_join: the answer of %s makes no sense", c->where);
+    }
+    c->told_bytes = answer.bytes;
+    c->told = ddl__alloc(c->base, c->told_bytes);
+    if (c->told == NULL) {
+        return ddl__fail(c->why, DDL_ERR_NOMEM, "ddl_join: no memory for what the members tell");
+    }
+    if (ddl__socket_all(c->fd, c->told, c->told_bytes, ddl__now_ns() + DDL__DELIVER_NS) != 1) {
+        ddl__free(c->base, c->told);
+        c->told = NULL;
+        return ddl__client_again(c, "the connection ended while the members told who they are");
+    }
+    return DDL_OK;
+}
+
 static int ddl__connect_at(const ddl__address *a, uint64_t until_ns) {
     int fd = socket(a->at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, yes = 1;
     socklen_t bytes = sizeof error;
@@ -9419,9 +9522,12 @@ static ddl_status ddl__client_try(ddl__client *c, const ddl__address *a) {
         status = ddl__client_prove(c, by_uid);
     }
     if (status == DDL_OK) {
-        status = ddl__client_trade(c);
+        status = c->grows ? ddl__client_come(c) : ddl__client_trade(c);
     }
-    close(c->fd);
+    if (!c->grows || status != DDL_OK) {
+        close(c->fd);
+        c->fd = -1;
+    }
     return status;
 }
 
@@ -9466,6 +9572,12 @@ static const char *ddl__client_hint(const ddl__client *c) {
 static ddl_status ddl__client_give_up(ddl__client *c) {
     const ddl__launch *l = &c->settings->launch;
     double waited = (double)(ddl__now_ns() - c->start_ns) / (double)DDL__NS_PER_S;
+    if (c->grows) {
+        return ddl__fail(c->why, c->refused_ns != 0 ? c->refusal : DDL_ERR_TIMEOUT,
+                         "ddl_join: nobody admitted a new rank %d of %d at %s within %.1f s (last: %s). The members "
+                         "admit newcomers while they are in ddl_group_grow; job, secret and WORLD_SIZE are theirs",
+                         l->rank, l->world, c->where, waited, c->last);
+    }
     if (c->refused_ns != 0) {
         return ddl__fail(
             c->why, c->refusal,
@@ -10736,6 +10848,49 @@ static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
     ddl__tcp_report(t, p, status);
 }
 
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
+ * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
+ * it. */
+static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
+    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
+    if (copy == NULL) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
+        shutdown(p->data->fd, SHUT_RDWR);
+        return false;
+    }
+    memcpy(copy, m, sizeof *copy);
+    copy->payload = copy + 1;
+    if (m->payload_bytes > 0) {
+        memcpy(copy + 1, m->payload, m->payload_bytes);
+    }
+    p->orphan = p->first = copy;
+    p->last = p->last == m ? copy : p->last;
+    return true;
+}
+
+static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (ddl__tcp_unlist(&p->done, m)) {
+        return;
+    }
+    if (p->first == m && p->first_sent > 0) {
+        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
+            return;
+        }
+        p->first_sent = 0;
+    }
+    for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == m) {
+            *at = m->next;
+            if (p->last == m) {
+                p->last = last;
+            }
+            return;
+        }
+    }
+}
+
 /* >>in */
 
 /* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */
@@ -11454,47 +11609,16 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
- * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
- * it. */
-static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
-    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
-    if (copy == NULL) {
-        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
-        shutdown(p->data->fd, SHUT_RDWR);
-        return false;
-    }
-    memcpy(copy, m, sizeof *copy);
-    copy->payload = copy + 1;
-    if (m->payload_bytes > 0) {
-        memcpy(copy + 1, m->payload, m->payload_bytes);
-    }
-    p->orphan = p->first = copy;
-    p->last = p->last == m ? copy : p->last;
-    return true;
-}
-
-static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
+/* Whoever proved to be the dead one, and has not said what for, goes too. Its place in the backlog stays its own. */
+static void ddl__tcp_peer_again(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    ddl__tcp_peer *p = &t->peers[peer];
-    if (ddl__tcp_unlist(&p->done, m)) {
-        return;
-    }
-    if (p->first == m && p->first_sent > 0) {
-        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
-            return;
-        }
-        p->first_sent = 0;
-    }
-    for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
-        if (*at == m) {
-            *at = m->next;
-            if (p->last == m) {
-                p->last = last;
-            }
-            return;
+    for (ddl__tcp_conn *c = t->strangers, *next; c != NULL; c = next) {
+        next = c->next;
+        if (c->peer == peer) {
+            ddl__tcp_stranger_drop(t, c, "was of a rank that is dead");
         }
     }
+    t->peers[peer] = (ddl__tcp_peer){.backlogged = t->peers[peer].backlogged};
 }
 
 static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_landing) {
@@ -11821,6 +11945,7 @@ static const ddl_transport ddl__tcp_transport = {
     .connect = ddl__tcp_connect,
     .recall = ddl__tcp_recall,
     .redirect = ddl__tcp_redirect,
+    .peer_again = ddl__tcp_peer_again,
 };
 
 static const ddl_plugin ddl__tcp_plugin = {
@@ -12739,6 +12864,7 @@ typedef struct ddl__link {
     bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
+    bool named; /* it is known who and where it is */
     bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
     bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
     bool process_told, board_told, board_taken;
@@ -12747,6 +12873,7 @@ typedef struct ddl__link {
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
+    uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
@@ -12816,7 +12943,13 @@ struct ddl_context {
 
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;
-    ddl__link *links; /* by world rank */
+    /* By world rank. One more stands for all who were dead when a new process took their rank: for groups that were
+     * made before. It is dead for ever. */
+    ddl__link *links;
+    uint32_t incarnation;      /* of this rank */
+    uint32_t incarnation_seen; /* the highest of any rank that was ever admitted */
+    uint8_t nonce[DDL__MAC_NONCE_BYTES]; /* told to peers, for the keys of DDL_MAC */
+    char meet_host[64];        /* the host that the rendezvous leads to, as in ddl__link.host_id */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
     _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */
@@ -13689,6 +13822,22 @@ static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const vo
 
 /* >>proof */
 
+/* A rank that was only cut off must not come back beside the process that has its place: who says that it is another
+ * incarnation than the one that this rank knows is refused. A client hears it in the verdict: its claim was in its
+ * HELLO, its proof comes later. */
+static ddl_status ddl__prove_step(ddl_context *c, ddl__auth *a, const uint8_t *in, size_t in_bytes, size_t *out_used,
+                                  uint8_t *out, size_t *out_bytes) {
+    if (a->role == DDL__AUTH_SERVER && a->peer_world != 0 && a->peer_rank < (uint32_t)c->world_size &&
+        a->peer_incarnation != c->links[a->peer_rank].incarnation) {
+        ddl__auth_refuse(a, DDL__AUTH_INCARNATION);
+    }
+    ddl_status status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+    if (status != DDL_OK) {
+        return status;
+    }
+    return a->peer_incarnation == c->links[a->peer_rank].incarnation ? DDL_OK : DDL_ERR_AUTH;
+}
+
 /* Runs the handshake for a transport; the secret stays here. See docs/plugins.md for the calling sequence. */
 static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer,
                                   const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes,
@@ -13716,7 +13865,8 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
                               .purpose = DDL__AUTH_MESH,
                               .rank = (uint32_t)c->rank,
                               .peer = (uint32_t)peer,
-                              .world = (uint32_t)c->world_size};
+                              .world = (uint32_t)c->world_size,
+                              .incarnation = c->incarnation};
         a = ddl__alloc(&c->base, sizeof *a);
         if (a == NULL) {
             return DDL_ERR_NOMEM;
@@ -13728,7 +13878,7 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
         }
     }
     if (status == DDL_OK) {
-        status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+        status = ddl__prove_step(c, a, in, in_bytes, out_used, out, out_bytes);
     }
     if (status == DDL_OK) {
         *out_peer = (int32_t)a->peer_rank;
@@ -14141,7 +14291,8 @@ static void ddl__pass_close(ddl_context *c) {
  * most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
- * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
+ * through /proc or passed (spaces.h), close their own, and keep that one open for who joins later. Nothing is left
+ * behind. Without both there is no board. */
 
 /* The words begin in a cache line of their own. */
 static size_t ddl__board_places(int32_t world_size) { return ((size_t)world_size + 63) / 64 * 64; }
@@ -14168,8 +14319,8 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Maps a board, and closes the descriptor. Size and seals are checked first: a board that could shrink would turn a
- * look at it into SIGBUS. */
+/* Maps a board, and keeps its descriptor instead of the own one. Size and seals are checked first: a board that could
+ * shrink would turn a look at it into SIGBUS. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st;
     size_t bytes = ddl__board_bytes(c->world_size);
@@ -14179,8 +14330,10 @@ static void ddl__board_open(ddl_context *c, int fd) {
         c->board = at != MAP_FAILED ? at : NULL;
         c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
     }
-    if (fd >= 0) {
-        close(fd);
+    int spare = c->board != NULL ? c->board_fd : fd;
+    c->board_fd = c->board != NULL ? fd : c->board_fd;
+    if (spare >= 0) {
+        close(spare);
     }
     if (c->board == NULL) {
         ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: it cannot be shared; deaths of ranks that this one is not "
@@ -14205,6 +14358,14 @@ static void ddl__board_close(ddl_context *c) {
 static void ddl__board_leave(ddl_context *c) {
     if (c->board != NULL) {
         atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
+    }
+}
+
+/* A new process has the place of a rank that is gone. */
+static void ddl__board_again(ddl_context *c, int32_t rank) {
+    if (c->board != NULL) {
+        atomic_store_explicit(&c->board[rank], 0, memory_order_release); /* it is admitted after this */
+        atomic_store_explicit(&c->places[rank], 0, memory_order_relaxed); /* only a hint */
     }
 }
 
@@ -14443,7 +14604,8 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     }
     ddl__settle(c, l, DDL__DEAD);
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
-    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags}, rank, text, but);
+    /* epoch: a word about the process that had the rank before says nothing of its successor */
+    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
@@ -14613,6 +14775,9 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_ERR_CORRUPT;
     }
     const ddl__link *l = &c->links[rank];
+    if (f->epoch != l->incarnation) {
+        return DDL_OK;
+    }
     if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
         ddl__has_process(c, l)) {
         c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */
@@ -14640,6 +14805,467 @@ static void ddl__say_goodbye(ddl_context *c) {
     for (int32_t i = 0; i < c->world_size; i++) {
         if (c->links[i].connected && (c->links[i].life == DDL__ALIVE || c->links[i].life == DDL__MISSED)) {
             ddl__tell(c, i, (ddl__frame){.type = DDL__FRAME_BYE}, NULL, 0);
+        }
+    }
+}
+
+/* >>mesh/spaces */
+/* mesh: ranks of one host that number processes each on its own, as containers do that share a network and no more.
+ * What others look up in /proc they pass to each other as descriptors when they join: their process, for the detector,
+ * and the goodbye board. It must not know what is done with them. */
+
+enum { DDL__TAG_PROCESS = 0x64646c01, DDL__TAG_BOARD }; /* of passed descriptors */
+
+/* The space in which this process has its number; 0 where /proc does not say. */
+static uint64_t ddl__process_space(void) {
+    struct stat space;
+    return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
+}
+
+static int ddl__process_own(void) {
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, getpid(), 0);
+#else
+    return -1;
+#endif
+}
+
+static bool ddl__can_pass_process(void) {
+    int fd = ddl__process_own();
+    if (fd >= 0) {
+        close(fd);
+    }
+    return fd >= 0;
+}
+
+/* Its end is noticed at once, whatever this rank waits for. */
+static void ddl__link_watch_fd(ddl_context *c, int32_t rank, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
+    c->links[rank].pidfd = fd;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+static void ddl__space_tell(ddl_context *c, int32_t rank, int32_t board_rank) {
+    ddl__link *l = &c->links[rank];
+    int own = l->process_told ? -1 : ddl__process_own();
+    if (own >= 0) {
+        l->process_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_PROCESS, own) == DDL_OK;
+        close(own);
+    }
+    if (board_rank == c->rank && !l->board_told) {
+        l->board_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_BOARD, c->board_fd) == DDL_OK;
+    }
+}
+
+/* Tells the ranks of other spaces, and takes what they tell; *board becomes that of board_rank, when it comes. Returns
+ * how many descriptors are still to come or to go. */
+static int32_t ddl__spaces_settling(ddl_context *c, int32_t board_rank, int *board, int32_t *out_rank) {
+    int32_t open = 0;
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        ddl__link *l = &c->links[rank];
+        if (!l->passes_process) {
+            continue;
+        }
+        ddl__space_tell(c, rank, board_rank);
+        int fd = -1;
+        if (l->pidfd < 0 && ddl__passed_take(c, rank, DDL__TAG_PROCESS, &fd) && fd >= 0) {
+            ddl__link_watch_fd(c, rank, fd);
+        }
+        bool boards = rank == board_rank && !l->board_taken;
+        l->board_taken = l->board_taken || (boards && ddl__passed_take(c, rank, DDL__TAG_BOARD, board));
+        bool waits = l->pidfd < 0 || (rank == board_rank && !l->board_taken) || !l->process_told ||
+                     (board_rank == c->rank && !l->board_told);
+        open += waits;
+        *out_rank = waits ? rank : *out_rank;
+    }
+    return open;
+}
+
+/* >>mesh/wait */
+/* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
+ * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than
+ * cores must stay fast, and an idle rank must cost nothing. */
+
+enum {
+    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
+    DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
+    DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
+    DDL__BUSY_WAITS = 500,     /* for so many waits */
+    DDL__LONG_YIELD_NS = 400000,
+    DDL__POLLS_AFTER_SLEEP = 8,
+    DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
+    DDL__LOOKS_SHORTLY = 4096,
+    DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
+    DDL__SPINS_CROWDED = 4,
+    DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
+    DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
+};
+
+/* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
+static int32_t ddl__natives_poll(ddl_context *c);
+/* Device room: looks at copies that are under way. Returns how many ended. */
+static int32_t ddl__stages_poll(ddl_context *c);
+
+/* A transport says that it is of no use any more: so are the links that it carried. */
+static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
+    for (int32_t r = 0; r < c->world_size; r++) {
+        if (c->links[r].endpoint == e) {
+            ddl__missed(c, r, "the transport to it has failed");
+        }
+    }
+}
+
+/* Lets one thing happen on the transports. expect: the rank that is waited for most, -1 for none. While something is
+ * expected in memory, transports that have to ask the kernel are looked at only now and then. */
+static int32_t ddl__poll(ddl_context *c, int32_t expect) {
+    int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
+    events += c->stages != NULL ? ddl__stages_poll(c) : 0;
+    const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
+    bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        if (all || e == expected || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0) {
+            int32_t n = e->table->progress(e->self, e == expected ? expect : -1);
+            events += n > 0 ? n : 0;
+            if (n < 0) {
+                ddl__transport_failed(c, e);
+            }
+        }
+    }
+    if (c->closing_count > 0) {
+        ddl__reap(c);
+    }
+    if (c->passings != NULL) {
+        ddl__pass_progress(c);
+    }
+    return events;
+}
+
+static void ddl__run_pumps(ddl_context *c) {
+    for (ddl__pump *p = c->pumps; p != NULL; p = p->next) {
+        p->run(c, p);
+    }
+}
+
+static void ddl__wake(ddl_context *c) {
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+    uint64_t one = 1;
+    if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
+        return; /* full: the sleeper will wake anyway */
+    }
+}
+
+/* Something ended: threads that wait for it look again, the one that sleeps for all of them too. */
+static void ddl__changed(ddl_context *c) {
+    ddl__kick(c);
+    if (c->cond_waiters > 0) {
+        pthread_cond_broadcast(&c->changed);
+    }
+}
+
+/* What another thread or a process that ended left in the context's own epoll set. */
+static void ddl__drain_wakes(ddl_context *c) {
+    struct epoll_event events[4];
+    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), 0);
+    for (int i = 0; i < n; i++) {
+        uint64_t count;
+        if (events[i].data.u32 == DDL__PASSING_EVENT) {
+            ddl__pass_progress(c);
+        } else if (events[i].data.u32 != UINT32_MAX) {
+            c->next_look_ns = 0; /* a pidfd: the detector looks at once */
+        } else if (read(c->wake_fd, &count, sizeof count) < 0) {
+            continue; /* somebody else drained it */
+        }
+    }
+}
+
+/* Fills fds with what transports wake through, the context's own set first. Returns how many there are; 0: a transport
+ * has something to do at once. */
+static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
+    nfds_t count = 0;
+    fds[count++] = (struct pollfd){.fd = c->epoll_fd, .events = POLLIN};
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        int fd = -1;
+        if (DDL_HAS(e->table, arm)) {
+            if (e->table->arm(e->self, &fd) != DDL_OK) {
+                return 0;
+            }
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+        }
+    }
+    return count;
+}
+
+/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll
+ * set over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single
+ * transport that cannot be polled for (a simulation) sleeps its own way. */
+static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
+    struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
+    nfds_t count = ddl__arm(c, fds);
+    uint64_t ns = deadline > now ? DDL__MIN(deadline - now + 1, DDL__SLEEP_MS * DDL__NS_PER_MS) : 0;
+    if (count == 0) {
+        return;
+    }
+    if (c->missed_count > 0) {
+        ns = DDL__MIN(ns, 5 * DDL__NS_PER_MS);
+    }
+    bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
+    ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
+    bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
+    if (unarmed && !own_way) {
+        ns = DDL__MIN(ns, DDL__NS_PER_MS);
+    }
+    if (c->stages != NULL || c->device_natives > 0) { /* a device wakes nobody */
+        ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
+    }
+    struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
+    ddl__place_sleep(c);
+    c->sleeping = true;
+    ddl__page_sleep_tell(c, true);
+    ddl__unlock(c);
+    if (own_way) {
+        only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
+        fds[0].revents = POLLIN;
+    } else if (ppoll(fds, count, &at_most, NULL) < 0) {
+        fds[0].revents = POLLIN;
+    }
+    ddl__lock(c);
+    c->sleeping = false;
+    ddl__page_sleep_tell(c, false);
+    if (fds[0].revents != 0) {
+        ddl__drain_wakes(c);
+    }
+}
+
+/* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
+ * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
+static void ddl__yield(ddl_context *c, bool unlocked) {
+    uint64_t before = ddl__about_ns(c);
+    ddl__place_wait(c, before);
+    if (unlocked) {
+        ddl__unlock(c);
+    }
+    sched_yield();
+    if (unlocked) {
+        ddl__lock(c);
+    }
+    bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
+    /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
+     * woken at once. */
+    c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
+    if (c->long_yields > 16) {
+        c->long_yields = 0;
+        c->busy_waits = DDL__BUSY_WAITS;
+    }
+}
+
+/* The same, and other threads of this context too. */
+static void ddl__give_way(ddl_context *c) {
+    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
+}
+
+/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
+static bool ddl__is_crowded(const ddl_context *c) {
+    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
+}
+
+/* How many empty polls come before sleep. */
+static int32_t ddl__poll_limit(const ddl_context *c) {
+    if (c->busy_waits > 0) {
+        return DDL__POLLS_BUSY;
+    }
+    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
+}
+
+/* Not the poller: sleeps until something changed. */
+static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
+    uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
+    struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
+    c->cond_waiters++;
+    pthread_cond_timedwait(&c->changed, &c->lock, &at);
+    c->cond_waiters--;
+}
+
+/* What a wait is for. done is asked after each event. tick runs every 10 ms or so: deadlines, stall reports. */
+typedef struct ddl__wait {
+    bool (*done)(ddl_context *c, void *arg);
+    void (*tick)(ddl_context *c, void *arg, uint64_t now);
+    int32_t (*expect)(ddl_context *c, void *arg); /* may be NULL */
+    void *arg;
+    uint64_t deadline;
+} ddl__wait;
+
+/* How many looks at memory come before this core is given away. A look that asks the kernel is as dear as that. */
+static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
+    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+    if (!cheap || wanted || c->busy_waits > 0) {
+        return 1;
+    }
+    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+}
+
+/* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
+ * comes at once, and while what it sends is coming. The lock is kept: nobody else polls meanwhile. */
+static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
+    int32_t expect = w->expect(c, w->arg);
+    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
+    if (e == NULL || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) == 0 || c->polling || c->natives != NULL) {
+        return false;
+    }
+    int32_t limit = ddl__spin_limit(c, expect);
+    for (int32_t looks = 0, empty = 0; empty < limit && looks < DDL__LOOKS_SHORTLY; looks++) {
+        int32_t events = e->table->progress(e->self, expect);
+        if (events != 0 && w->done(c, w->arg)) {
+            return true;
+        }
+        empty = events != 0 ? 0 : empty + 1;
+    }
+    return false;
+}
+
+/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
+static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
+    int32_t empty = 0, spins = 0;
+    c->busy_waits -= c->busy_waits > 0;
+    for (uint32_t round = 1;; round++) {
+        int32_t limit = ddl__poll_limit(c);
+        int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
+        int32_t events = ddl__poll(c, expect);
+        ddl__run_pumps(c);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        spins = events > 0 ? 0 : spins + 1;
+        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
+            continue;
+        }
+        empty = events > 0 ? 0 : empty + 1;
+        if (events > 0 && round % 256 != 0) {
+            continue;
+        }
+        if (empty < limit && empty % 64 != 0) {
+            ddl__give_way(c);
+            continue;
+        }
+        uint64_t now = ddl__now_ns();
+        ddl__look(c, now);
+        w->tick(c, w->arg, now);
+        if (w->done(c, w->arg)) {
+            return true;
+        }
+        if (now >= w->deadline) {
+            return false;
+        }
+        if (empty >= limit) {
+            ddl__sleep(c, now, w->deadline);
+            /* Nothing there: back to sleep soon, an idle rank costs nothing. */
+            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
+        } else {
+            ddl__give_way(c);
+        }
+    }
+}
+
+/* Waits, as the poller or behind it. The lock is held before and after, not while sleeping. */
+static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
+    while (!w->done(c, w->arg)) {
+        if (!c->polling) {
+            c->polling = true;
+            bool done = ddl__poll_until(c, w);
+            c->polling = false;
+            ddl__changed(c); /* another takes over */
+            return done;
+        }
+        ddl__wait_changed(c, w->deadline);
+        uint64_t now = ddl__now_ns();
+        w->tick(c, w->arg, now);
+        if (!w->done(c, w->arg) && now >= w->deadline) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool ddl__notes_gone(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->notes_out == 0 || c->finalized;
+}
+
+static void ddl__no_tick(ddl_context *c, void *arg, uint64_t now) {
+    (void)c;
+    (void)arg;
+    (void)now;
+}
+
+/* Waits until control messages have left: what others depend on must not stay behind when the caller computes. Those to
+ * ranks that do not take them stay behind. */
+#define DDL__FLUSH_NS (100 * DDL__NS_PER_MS)
+static void ddl__flush_notes(ddl_context *c) {
+    ddl__wait w = {.done = ddl__notes_gone, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FLUSH_NS};
+    ddl__wait_for(c, &w);
+}
+
+/* The progress thread. Beside it, waits of user threads only sleep. */
+static bool ddl__thread_done(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->thread_stop;
+}
+
+static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now);
+
+static void *ddl__thread_main(void *arg) {
+    ddl_context *c = arg;
+    ddl__wait w = {.done = ddl__thread_done, .tick = ddl__thread_tick, .deadline = DDL__NEVER};
+    ddl__lock(c);
+    while (!c->thread_stop) {
+        ddl__wait_for(c, &w);
+    }
+    ddl__unlock(c);
+    return NULL;
+}
+
+/* >>mesh/again */
+/* mesh: a rank that is dead or has left begins anew: another process has taken its place, a newcomer. Each process that
+ * has a rank has an incarnation, higher than those before; the handshake of a connection and the word that a rank is
+ * dead carry it (host.h, detector.h), so that whoever was only cut off, and news of it, find no way to its successor's
+ * links. Who is admitted, and by whom, is for the rooms above. */
+
+/* Group room: in groups that were made before, the rank stays dead. */
+static void ddl__groups_rank_again(ddl_context *c, int32_t rank);
+
+/* Ends what is left of a rank here: this rank may not have heard yet that it is dead, or it left. Nobody is told. */
+static void ddl__link_end(ddl_context *c, int32_t rank, const char *text) {
+    ddl__link *l = &c->links[rank];
+    if (l->life != DDL__DEAD) {
+        ddl__settle(c, l, DDL__DEAD);
+        c->closing_count += !l->closing;
+        l->closing = true;
+        ddl__groups_rank_dead(c, rank, text);
+    }
+    ddl__reap(c);
+}
+
+/* Makes the link of a rank that is dead as it was before ddl_init met anybody; the rank stays dead until the caller,
+ * who knows the newcomer, has filled it. Not from inside a transport's calls. */
+static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) {
+    char text[128];
+    snprintf(text, sizeof text, "rank %d is dead or has left: a new process takes its place", rank);
+    ddl__link_end(c, rank, text);
+    ddl__groups_rank_again(c, rank);
+    ddl__board_again(c, rank);
+    c->local_ranks -= c->links[rank].same_host;
+    ddl__wipe(&c->links[rank], sizeof c->links[rank]); /* keys */
+    c->links[rank] = (ddl__link){.life = DDL__DEAD, .pidfd = -1, .incarnation = incarnation};
+    c->incarnation_seen = DDL__MAX(c->incarnation_seen, incarnation);
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        if (DDL_HAS(e->table, peer_again)) {
+            e->table->peer_again(e->self, rank);
         }
     }
 }
@@ -15081,426 +15707,6 @@ static bool ddl__selftest(ddl_context *c, const ddl_transport *table, const ddl_
     }
     why->used = 0;
     return ddl__selftest_once(c, table, params, why);
-}
-
-/* >>mesh/spaces */
-/* mesh: ranks of one host that number processes each on its own, as containers do that share a network and no more.
- * What others look up in /proc they pass to each other as descriptors when they join: their process, for the detector,
- * and the goodbye board. It must not know what is done with them. */
-
-enum { DDL__TAG_PROCESS = 0x64646c01, DDL__TAG_BOARD }; /* of passed descriptors */
-
-/* The space in which this process has its number; 0 where /proc does not say. */
-static uint64_t ddl__process_space(void) {
-    struct stat space;
-    return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
-}
-
-static int ddl__process_own(void) {
-#ifdef SYS_pidfd_open
-    return (int)syscall(SYS_pidfd_open, getpid(), 0);
-#else
-    return -1;
-#endif
-}
-
-static bool ddl__can_pass_process(void) {
-    int fd = ddl__process_own();
-    if (fd >= 0) {
-        close(fd);
-    }
-    return fd >= 0;
-}
-
-/* Its end is noticed at once, whatever this rank waits for. */
-static void ddl__link_watch_fd(ddl_context *c, int32_t rank, int fd) {
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)rank}};
-    c->links[rank].pidfd = fd;
-    epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event);
-}
-
-static void ddl__space_tell(ddl_context *c, int32_t rank, int32_t board_rank) {
-    ddl__link *l = &c->links[rank];
-    int own = l->process_told ? -1 : ddl__process_own();
-    if (own >= 0) {
-        l->process_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_PROCESS, own) == DDL_OK;
-        close(own);
-    }
-    if (board_rank == c->rank && !l->board_told) {
-        l->board_told = ddl__host_send_fd(&c->endpoints[0].host, rank, DDL__TAG_BOARD, c->board_fd) == DDL_OK;
-    }
-}
-
-/* Tells the ranks of other spaces, and takes what they tell; *board becomes that of board_rank, when it comes. Returns
- * how many descriptors are still to come or to go. */
-static int32_t ddl__spaces_settling(ddl_context *c, int32_t board_rank, int *board, int32_t *out_rank) {
-    int32_t open = 0;
-    for (int32_t rank = 0; rank < c->world_size; rank++) {
-        ddl__link *l = &c->links[rank];
-        if (!l->passes_process) {
-            continue;
-        }
-        ddl__space_tell(c, rank, board_rank);
-        int fd = -1;
-        if (l->pidfd < 0 && ddl__passed_take(c, rank, DDL__TAG_PROCESS, &fd) && fd >= 0) {
-            ddl__link_watch_fd(c, rank, fd);
-        }
-        bool boards = rank == board_rank && !l->board_taken;
-        l->board_taken = l->board_taken || (boards && ddl__passed_take(c, rank, DDL__TAG_BOARD, board));
-        bool waits = l->pidfd < 0 || (rank == board_rank && !l->board_taken) || !l->process_told ||
-                     (board_rank == c->rank && !l->board_told);
-        open += waits;
-        *out_rank = waits ? rank : *out_rank;
-    }
-    return open;
-}
-
-/* >>mesh/wait */
-/* mesh, fourth part: progress and waiting. One thread of a context polls, the others sleep until something changed.
- * The poller spins while every rank can have a core, yields for a while, then sleeps in the kernel: more ranks than
- * cores must stay fast, and an idle rank must cost nothing. */
-
-enum {
-    DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
-    DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
-    DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
-    DDL__BUSY_WAITS = 500,     /* for so many waits */
-    DDL__LONG_YIELD_NS = 400000,
-    DDL__POLLS_AFTER_SLEEP = 8,
-    DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
-    DDL__LOOKS_SHORTLY = 4096,
-    DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
-    DDL__SPINS_CROWDED = 4,
-    DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
-    DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
-};
-
-/* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
-static int32_t ddl__natives_poll(ddl_context *c);
-/* Device room: looks at copies that are under way. Returns how many ended. */
-static int32_t ddl__stages_poll(ddl_context *c);
-
-/* A transport says that it is of no use any more: so are the links that it carried. */
-static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
-    for (int32_t r = 0; r < c->world_size; r++) {
-        if (c->links[r].endpoint == e) {
-            ddl__missed(c, r, "the transport to it has failed");
-        }
-    }
-}
-
-/* Lets one thing happen on the transports. expect: the rank that is waited for most, -1 for none. While something is
- * expected in memory, transports that have to ask the kernel are looked at only now and then. */
-static int32_t ddl__poll(ddl_context *c, int32_t expect) {
-    int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
-    events += c->stages != NULL ? ddl__stages_poll(c) : 0;
-    const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
-    bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        ddl__endpoint *e = &c->endpoints[i];
-        if (all || e == expected || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0) {
-            int32_t n = e->table->progress(e->self, e == expected ? expect : -1);
-            events += n > 0 ? n : 0;
-            if (n < 0) {
-                ddl__transport_failed(c, e);
-            }
-        }
-    }
-    if (c->closing_count > 0) {
-        ddl__reap(c);
-    }
-    if (c->passings != NULL) {
-        ddl__pass_progress(c);
-    }
-    return events;
-}
-
-static void ddl__run_pumps(ddl_context *c) {
-    for (ddl__pump *p = c->pumps; p != NULL; p = p->next) {
-        p->run(c, p);
-    }
-}
-
-static void ddl__wake(ddl_context *c) {
-    if (c->cond_waiters > 0) {
-        pthread_cond_broadcast(&c->changed);
-    }
-    uint64_t one = 1;
-    if (c->wake_fd >= 0 && write(c->wake_fd, &one, sizeof one) < 0) {
-        return; /* full: the sleeper will wake anyway */
-    }
-}
-
-/* Something ended: threads that wait for it look again, the one that sleeps for all of them too. */
-static void ddl__changed(ddl_context *c) {
-    ddl__kick(c);
-    if (c->cond_waiters > 0) {
-        pthread_cond_broadcast(&c->changed);
-    }
-}
-
-/* What another thread or a process that ended left in the context's own epoll set. */
-static void ddl__drain_wakes(ddl_context *c) {
-    struct epoll_event events[4];
-    int n = epoll_wait(c->epoll_fd, events, (int)DDL__COUNT_OF(events), 0);
-    for (int i = 0; i < n; i++) {
-        uint64_t count;
-        if (events[i].data.u32 == DDL__PASSING_EVENT) {
-            ddl__pass_progress(c);
-        } else if (events[i].data.u32 != UINT32_MAX) {
-            c->next_look_ns = 0; /* a pidfd: the detector looks at once */
-        } else if (read(c->wake_fd, &count, sizeof count) < 0) {
-            continue; /* somebody else drained it */
-        }
-    }
-}
-
-/* Fills fds with what transports wake through, the context's own set first. Returns how many there are; 0: a transport
- * has something to do at once. */
-static nfds_t ddl__arm(ddl_context *c, struct pollfd *fds) {
-    nfds_t count = 0;
-    fds[count++] = (struct pollfd){.fd = c->epoll_fd, .events = POLLIN};
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        ddl__endpoint *e = &c->endpoints[i];
-        int fd = -1;
-        if (DDL_HAS(e->table, arm)) {
-            if (e->table->arm(e->self, &fd) != DDL_OK) {
-                return 0;
-            }
-            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
-        }
-    }
-    return count;
-}
-
-/* Sleeps until a transport, a process or another thread has something, at most DDL__SLEEP_MS. poll() and not one epoll
- * set over the transports' own: a nested set makes every packet pay for a wake-up that nobody waits for. A single
- * transport that cannot be polled for (a simulation) sleeps its own way. */
-static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
-    struct pollfd fds[DDL__ENDPOINTS_MAX + 1];
-    nfds_t count = ddl__arm(c, fds);
-    uint64_t ns = deadline > now ? DDL__MIN(deadline - now + 1, DDL__SLEEP_MS * DDL__NS_PER_MS) : 0;
-    if (count == 0) {
-        return;
-    }
-    if (c->missed_count > 0) {
-        ns = DDL__MIN(ns, 5 * DDL__NS_PER_MS);
-    }
-    bool unarmed = count <= (nfds_t)c->endpoint_count; /* some transport wakes nobody by a descriptor */
-    ddl__endpoint *only = c->endpoint_count == 1 ? &c->endpoints[0] : NULL;
-    bool own_way = unarmed && only != NULL && DDL_HAS(only->table, wait);
-    if (unarmed && !own_way) {
-        ns = DDL__MIN(ns, DDL__NS_PER_MS);
-    }
-    if (c->stages != NULL || c->device_natives > 0) { /* a device wakes nobody */
-        ns = DDL__MIN(ns, (uint64_t)DDL__DEVICE_LOOK_NS);
-    }
-    struct timespec at_most = {(time_t)(ns / DDL__NS_PER_S), (long)(ns % DDL__NS_PER_S)};
-    ddl__place_sleep(c);
-    c->sleeping = true;
-    ddl__page_sleep_tell(c, true);
-    ddl__unlock(c);
-    if (own_way) {
-        only->table->wait(only->self, (int64_t)ns, &c->epoll_fd, 1);
-        fds[0].revents = POLLIN;
-    } else if (ppoll(fds, count, &at_most, NULL) < 0) {
-        fds[0].revents = POLLIN;
-    }
-    ddl__lock(c);
-    c->sleeping = false;
-    ddl__page_sleep_tell(c, false);
-    if (fds[0].revents != 0) {
-        ddl__drain_wakes(c);
-    }
-}
-
-/* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
- * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
-static void ddl__yield(ddl_context *c, bool unlocked) {
-    uint64_t before = ddl__about_ns(c);
-    ddl__place_wait(c, before);
-    if (unlocked) {
-        ddl__unlock(c);
-    }
-    sched_yield();
-    if (unlocked) {
-        ddl__lock(c);
-    }
-    bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
-    /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
-     * woken at once. */
-    c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
-    if (c->long_yields > 16) {
-        c->long_yields = 0;
-        c->busy_waits = DDL__BUSY_WAITS;
-    }
-}
-
-/* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) {
-    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
-}
-
-/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
-static bool ddl__is_crowded(const ddl_context *c) {
-    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
-}
-
-/* How many empty polls come before sleep. */
-static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->busy_waits > 0) {
-        return DDL__POLLS_BUSY;
-    }
-    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
-}
-
-/* Not the poller: sleeps until something changed. */
-static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
-    uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
-    struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
-    c->cond_waiters++;
-    pthread_cond_timedwait(&c->changed, &c->lock, &at);
-    c->cond_waiters--;
-}
-
-/* What a wait is for. done is asked after each event. tick runs every 10 ms or so: deadlines, stall reports. */
-typedef struct ddl__wait {
-    bool (*done)(ddl_context *c, void *arg);
-    void (*tick)(ddl_context *c, void *arg, uint64_t now);
-    int32_t (*expect)(ddl_context *c, void *arg); /* may be NULL */
-    void *arg;
-    uint64_t deadline;
-} ddl__wait;
-
-/* How many looks at memory come before this core is given away. A look that asks the kernel is as dear as that. */
-static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
-    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
-    bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
-    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (!cheap || wanted || c->busy_waits > 0) {
-        return 1;
-    }
-    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
-}
-
-/* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
- * comes at once, and while what it sends is coming. The lock is kept: nobody else polls meanwhile. */
-static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
-    int32_t expect = w->expect(c, w->arg);
-    const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
-    if (e == NULL || (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) == 0 || c->polling || c->natives != NULL) {
-        return false;
-    }
-    int32_t limit = ddl__spin_limit(c, expect);
-    for (int32_t looks = 0, empty = 0; empty < limit && looks < DDL__LOOKS_SHORTLY; looks++) {
-        int32_t events = e->table->progress(e->self, expect);
-        if (events != 0 && w->done(c, w->arg)) {
-            return true;
-        }
-        empty = events != 0 ? 0 : empty + 1;
-    }
-    return false;
-}
-
-/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
-static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0, spins = 0;
-    c->busy_waits -= c->busy_waits > 0;
-    for (uint32_t round = 1;; round++) {
-        int32_t limit = ddl__poll_limit(c);
-        int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t events = ddl__poll(c, expect);
-        ddl__run_pumps(c);
-        if (w->done(c, w->arg)) {
-            return true;
-        }
-        spins = events > 0 ? 0 : spins + 1;
-        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
-            continue;
-        }
-        empty = events > 0 ? 0 : empty + 1;
-        if (events > 0 && round % 256 != 0) {
-            continue;
-        }
-        if (empty < limit && empty % 64 != 0) {
-            ddl__give_way(c);
-            continue;
-        }
-        uint64_t now = ddl__now_ns();
-        ddl__look(c, now);
-        w->tick(c, w->arg, now);
-        if (w->done(c, w->arg)) {
-            return true;
-        }
-        if (now >= w->deadline) {
-            return false;
-        }
-        if (empty >= limit) {
-            ddl__sleep(c, now, w->deadline);
-            /* Nothing there: back to sleep soon, an idle rank costs nothing. */
-            empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
-        } else {
-            ddl__give_way(c);
-        }
-    }
-}
-
-/* Waits, as the poller or behind it. The lock is held before and after, not while sleeping. */
-static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
-    while (!w->done(c, w->arg)) {
-        if (!c->polling) {
-            c->polling = true;
-            bool done = ddl__poll_until(c, w);
-            c->polling = false;
-            ddl__changed(c); /* another takes over */
-            return done;
-        }
-        ddl__wait_changed(c, w->deadline);
-        uint64_t now = ddl__now_ns();
-        w->tick(c, w->arg, now);
-        if (!w->done(c, w->arg) && now >= w->deadline) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool ddl__notes_gone(ddl_context *c, void *arg) {
-    (void)arg;
-    return c->notes_out == 0 || c->finalized;
-}
-
-static void ddl__no_tick(ddl_context *c, void *arg, uint64_t now) {
-    (void)c;
-    (void)arg;
-    (void)now;
-}
-
-/* Waits until control messages have left: what others depend on must not stay behind when the caller computes. Those to
- * ranks that do not take them stay behind. */
-#define DDL__FLUSH_NS (100 * DDL__NS_PER_MS)
-static void ddl__flush_notes(ddl_context *c) {
-    ddl__wait w = {.done = ddl__notes_gone, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FLUSH_NS};
-    ddl__wait_for(c, &w);
-}
-
-/* The progress thread. Beside it, waits of user threads only sleep. */
-static bool ddl__thread_done(ddl_context *c, void *arg) {
-    (void)arg;
-    return c->thread_stop;
-}
-
-static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now);
-
-static void *ddl__thread_main(void *arg) {
-    ddl_context *c = arg;
-    ddl__wait w = {.done = ddl__thread_done, .tick = ddl__thread_tick, .deadline = DDL__NEVER};
-    ddl__lock(c);
-    while (!c->thread_stop) {
-        ddl__wait_for(c, &w);
-    }
-    ddl__unlock(c);
-    return NULL;
 }
 
 /* >>device */
@@ -16659,8 +16865,8 @@ struct ddl_group {
     uint32_t magic;
     uint32_t id, epoch;
     int32_t rank, size;
-    int32_t *ranks;   /* world ranks, in group order */
-    int32_t *rank_of; /* by world rank, -1: not a member */
+    int32_t *ranks;   /* world ranks, in group order; world_size: one that is dead, whose rank another process has */
+    int32_t *rank_of; /* by world rank, -1: not a member; also of world_size */
     int32_t *host_of; /* by group rank, hosts numbered by first appearance */
     ddl_context *context;
     ddl_group *next;
@@ -16705,6 +16911,8 @@ struct ddl_group {
     bool agreeing;
     bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
+    struct ddl__grow *grow; /* while newcomers are taken in, else NULL */
+    bool admitted;          /* a newcomer's: a member has said that the group is there */
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
@@ -16789,7 +16997,7 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->id = id;
     g->epoch = epoch;
     g->ranks = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->ranks);
-    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *g->rank_of);
+    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size + 1, sizeof *g->rank_of);
     g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
     g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
     g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
@@ -16800,7 +17008,7 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
         ddl__free(&c->base, g);
         return NULL;
     }
-    for (int32_t i = 0; i < c->world_size; i++) {
+    for (int32_t i = 0; i <= c->world_size; i++) {
         g->rank_of[i] = -1;
     }
     for (int32_t i = 0; i < size; i++) {
@@ -16951,6 +17159,16 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
         }
     }
     ddl__changed(c);
+}
+
+/* A new process is about to take the rank of one that is dead: in groups that were made before, that one stays dead. */
+static void ddl__groups_rank_again(ddl_context *c, int32_t rank) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            g->ranks[g->rank_of[rank]] = c->world_size;
+            g->rank_of[rank] = -1;
+        }
+    }
 }
 
 /* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. Where its goodbye
@@ -22819,7 +23037,9 @@ enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 typedef enum ddl__purpose {
     DDL__AGREE_FLAG = 1,   /* ddl_agree */
     DDL__AGREE_SHRINK = 2, /* who is left, and the id of their group */
-    DDL__AGREE_MADE = 3    /* all have made it, or not */
+    DDL__AGREE_MADE = 3,   /* all have made it, or not */
+    DDL__AGREE_GROW = 4,   /* who is left, and the id of the group that newcomers join: see grow.h */
+    DDL__AGREE_GROWN = 5   /* all have made it, or not */
 } ddl__purpose;
 
 #define DDL__AGREE_PAUSE_NS (1 * DDL__NS_PER_S)
@@ -23051,7 +23271,8 @@ static void ddl__agree_put_together(ddl_group *g, ddl__agreement *a) {
             v->verdict = a->voters[i].purpose != v->purpose ? DDL_ERR_MISMATCH : v->verdict;
         }
     }
-    v->id = v->purpose == DDL__AGREE_SHRINK ? ddl__group_id(g->context) : 0;
+    bool makes = v->purpose == DDL__AGREE_SHRINK || v->purpose == DDL__AGREE_GROW;
+    v->id = makes ? ddl__group_id(g->context) : 0;
 }
 
 static bool ddl__agree_all(const ddl_group *g, const ddl__agreement *a, bool accepted) {
@@ -23108,8 +23329,11 @@ typedef struct ddl__agree_wait {
     uint64_t start_ns, report_ns;
 } ddl__agree_wait;
 
+static void ddl__grow_tend(ddl_group *g);
+
 static bool ddl__agree_done(ddl_context *c, void *arg) {
     ddl__agree_wait *w = arg;
+    ddl__grow_tend(w->group);
     if (!w->agreement->decided && !c->finalized && !c->aborted) {
         ddl__agree_step(w->group, w->agreement);
     }
@@ -23171,13 +23395,12 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
                       line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
 
-/* Agrees on one number of the sequence. *out is valid until the group's next but one. */
-static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
-    ddl_context *c = g->context;
+/* The next agreement of the sequence with this rank's part; NULL without memory. */
+static ddl__agreement *ddl__agree_begin(ddl_group *g, ddl__purpose purpose, uint32_t flag) {
     ddl__agreement *a = ddl__agreement_get(g, g->agree_sequence + 1);
     const ddl__agreement *before = ddl__agreement_find(g, g->agree_sequence);
     if (a == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", c->doing);
+        return NULL;
     }
     a->mine.purpose = (uint8_t)purpose;
     a->mine.flag = flag;
@@ -23186,6 +23409,16 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
         if (ddl__is_gone(g, i) || (before != NULL && ddl__bit(before->value.gone, i))) {
             ddl__bit_set(a->mine.gone, i);
         }
+    }
+    return a;
+}
+
+/* Agrees on one number of the sequence. *out is valid until the group's next but one. */
+static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    ddl_context *c = g->context;
+    ddl__agreement *a = ddl__agree_begin(g, purpose, flag);
+    if (a == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", c->doing);
     }
     ddl__agree_wait state = {.group = g, .agreement = a, .start_ns = ddl__now_ns()};
     state.report_ns = state.start_ns;
@@ -23212,8 +23445,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
         DDL__TRY(ddl__agree_once(g, purpose, flag, out));
         if ((*out)->value.verdict < 0) {
             return ddl__error(c, (ddl_status)(*out)->value.verdict,
-                              "%s on group \"%s\": one rank called ddl_agree while "
-                              "another called ddl_group_shrink",
+                              "%s on group \"%s\": its ranks called different ones of ddl_agree, ddl_group_shrink "
+                              "and ddl_group_grow",
                               c->doing, g->name);
         }
         if (ddl__bit((*out)->value.gone, g->rank)) {
@@ -23232,7 +23465,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
 static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     ddl_context *c = g->context;
     if (g->agreeing) {
-        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"",
+        return ddl__error(c, DDL_ERR_STATE,
+                          "%s: another thread is in ddl_agree, ddl_group_shrink or ddl_group_grow on group \"%s\"",
                           what, g->name);
     }
     if (c->aborted) {
@@ -23322,6 +23556,18 @@ static int32_t ddl__count_left(const ddl_group *g, const uint8_t *gone) {
     return left;
 }
 
+/* More than half of the group must be left after an agreement on who is. */
+static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a) {
+    int32_t left = ddl__count_left(g, a->value.gone);
+    if (2 * left > g->size) {
+        return DDL_OK;
+    }
+    return ddl__error(g->context, DDL_ERR_QUORUM,
+                      "%s: %d of the %d ranks of group \"%s\" are left, which is not more than half: others may go on "
+                      "elsewhere. Start the job again from a checkpoint",
+                      g->context->doing, left, g->size, g->name);
+}
+
 /* Agree on who is left, make their group, agree that all have made it: nobody may use it before. If somebody died
  * meanwhile, once more; all see the same agreements and so take the same turns. */
 static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
@@ -23330,12 +23576,7 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         ddl__agreement *a;
         DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
         int32_t left = ddl__count_left(g, a->value.gone);
-        if (2 * left <= g->size) {
-            return ddl__error(c, DDL_ERR_QUORUM,
-                              "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
-                              "more than half: others may go on elsewhere. Start the job again from a checkpoint",
-                              left, g->size, g->name);
-        }
+        DDL__TRY(ddl__agree_quorum(g, a));
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
                          (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);
@@ -23370,6 +23611,1250 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
         status = ddl__shrink(group, out_group);
         ddl__agree_leave(group);
     }
+    ddl__unlock(c);
+    return status;
+}
+
+/* >>coll/transports */
+/* coll: the transports of a job, opened before it is joined: those that were asked for, else all that there are. A
+ * plugin's transport is tried out first. */
+
+enum { DDL__BLOB_TRANSPORTS = 4, DDL__ADDRESS_BYTES = 128 }; /* that a rank tells the others about */
+
+static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
+    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
+        return &ddl__tcp_plugin;
+    }
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
+            return p->plugin;
+        }
+    }
+    return NULL;
+}
+
+/* The self-test of a plugin's transport. *out_usable: false when it failed and nobody had asked for it. */
+static ddl_status ddl__endpoint_try(ddl_context *c, const ddl_plugin *plugin, bool wanted,
+                                    const ddl_transport_params *params, bool *out_usable) {
+    char reason[DDL__PLUGIN_REASON_BYTES] = "its self-test failed: ";
+    size_t head = strlen(reason);
+    ddl__text why = {reason + head, sizeof reason - head, 0};
+    if (plugin == &ddl__tcp_plugin || ddl__selftest(c, plugin->transport, params, &why)) {
+        return DDL_OK;
+    }
+    bool needed = ddl__loader_reject(&c->loader, plugin, reason);
+    if (wanted || needed) {
+        return ddl__error(c, DDL_ERR_PLUGIN,
+                          "ddl_init: plugin %s, which %s asks for, cannot be used: %s. Repair it or take it off the "
+                          "list (DDL_SELF_TEST=0 uses it all the same)",
+                          plugin->name, wanted ? "DDL_TRANSPORTS" : "DDL_PLUGINS", reason);
+    }
+    *out_usable = false;
+    return DDL_OK;
+}
+
+/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
+static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
+    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
+        return DDL_OK;
+    }
+    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
+    ddl_transport_params params = {.size = sizeof params,
+                                   .rank = c->rank,
+                                   .world_size = c->world_size,
+                                   .local_ranks = c->settings.launch.local_world,
+                                   .cores = c->cores,
+                                   .host_id = c->settings.host_id,
+                                   .interface_name = c->settings.interface_name,
+                                   .advertise = c->settings.advertise,
+                                   .port_range = c->settings.port_range,
+                                   .master_host = c->settings.place.host,
+                                   .authenticated = c->settings.secret != NULL,
+                                   .asked = wanted,
+                                   .detail = detail};
+    size_t bytes = DDL__ADDRESS_BYTES;
+    bool usable = true;
+    DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));
+    if (!usable) {
+        return DDL_OK;
+    }
+    e->plugin = plugin;
+    e->table = plugin->transport;
+    e->host = ddl__host_table(c);
+    c->error.text[0] = 0;
+    c->opening = wanted;
+    ddl_status status = e->table->open(&e->host, &params, &e->self);
+    if (status == DDL_OK) {
+        status = e->table->address(e->self, e->address, &bytes);
+        if (status < 0) {
+            e->table->close(e->self);
+        }
+    }
+    if (status == DDL_OK) {
+        ddl__opening_warned(c);
+    }
+    c->opening = false;
+    if (status < 0 && !wanted) {
+        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
+        return DDL_OK;
+    }
+    if (status < 0) {
+        char why[400];
+        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
+        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
+                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
+    }
+    e->address_bytes = (uint32_t)bytes;
+    c->endpoint_count++;
+    return DDL_OK;
+}
+
+/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
+static ddl_status ddl__watch_open(ddl_context *c) {
+    bool blind = false, there = false;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
+        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
+    }
+    int32_t before = c->endpoint_count;
+    if (!blind || there || c->settings.secret == NULL) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
+    c->endpoints[before].only_watches = c->endpoint_count > before;
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order; else all that there are. */
+static ddl_status ddl__endpoints_open(ddl_context *c) {
+    const char *list = c->settings.transports;
+    if (list == NULL) {
+        for (const ddl__plugin_record *p = c->loader.loaded, *next; p != NULL; p = next) {
+            const ddl_transport *t = p->plugin->transport;
+            next = p->next; /* one that fails its self-test leaves the list */
+            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
+                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
+            }
+        }
+        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
+    }
+    for (const char *at = list; *at != 0;) {
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        char detail[64];
+        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
+        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
+        if (plugin == NULL) {
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(name, 40u), at);
+        }
+        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
+        at += length + (at[length] == ',');
+    }
+    return ddl__watch_open(c);
+}
+
+/* >>coll/links */
+/* coll: what ranks tell each other about themselves, and the links that they make of it. Who tells whom, and when, is
+ * for join.h (a job begins) and grow.h (a newcomer comes). */
+
+enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
+
+/* What a rank tells the others about itself. */
+enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
+
+typedef struct ddl__blob {
+    uint32_t magic;
+    int32_t version, pid, cores, board_fd;
+    int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
+    int32_t guard;          /* its index in ddl__guards */
+    uint64_t pid_start, pid_space;
+    char host_id[64], host_name[32];
+    uint8_t pass_name[DDL__PASS_NAME_BYTES];
+    uint8_t nonce[DDL__MAC_NONCE_BYTES];
+    struct {
+        char name[DDL__NAME_BYTES];
+        uint32_t bytes;
+        uint8_t address[DDL__ADDRESS_BYTES];
+    } transports[DDL__BLOB_TRANSPORTS];
+} ddl__blob;
+
+/* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
+ * all-gather. */
+enum {
+    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
+    DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
+    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
+};
+
+static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
+    ddl__writer w = ddl__writer_of(out, DDL__BLOB_BYTES);
+    ddl__put_u32(&w, b->magic);
+    ddl__put_u32(&w, (uint32_t)b->version);
+    ddl__put_u32(&w, (uint32_t)b->pid);
+    ddl__put_u32(&w, (uint32_t)b->cores);
+    ddl__put_u32(&w, (uint32_t)b->board_fd);
+    ddl__put_u32(&w, (uint32_t)b->abilities);
+    ddl__put_u32(&w, (uint32_t)b->guard);
+    ddl__put_u64(&w, b->pid_start);
+    ddl__put_u64(&w, b->pid_space);
+    ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
+    ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
+    ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
+    ddl__put_bytes(&w, b->nonce, sizeof b->nonce);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
+        ddl__put_u32(&w, b->transports[i].bytes);
+        ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
+
+static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
+    ddl__reader r = ddl__reader_of(in, DDL__BLOB_BYTES);
+    b->magic = ddl__get_u32(&r);
+    b->version = (int32_t)ddl__get_u32(&r);
+    b->pid = (int32_t)ddl__get_u32(&r);
+    b->cores = (int32_t)ddl__get_u32(&r);
+    b->board_fd = (int32_t)ddl__get_u32(&r);
+    b->abilities = (int32_t)ddl__get_u32(&r);
+    b->guard = (int32_t)ddl__get_u32(&r);
+    b->pid_start = ddl__get_u64(&r);
+    b->pid_space = ddl__get_u64(&r);
+    ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
+    ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
+    ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
+    ddl__get_bytes(&r, b->nonce, sizeof b->nonce);
+    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
+        ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
+        b->transports[i].bytes = ddl__get_u32(&r);
+        ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
+    }
+}
+
+/* How frames are guarded: ranks must agree. */
+static const char *const ddl__guards[] = {"no DDL_MAC", "DDL_MAC=1 without DDL_CHECK=payload",
+                                          "DDL_MAC=1 with DDL_CHECK=payload"};
+
+static int32_t ddl__guard(const ddl_context *c) { return !c->settings.mac ? 0 : c->settings.check_payload ? 2 : 1; }
+
+static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
+    memset(b, 0, sizeof *b);
+    b->guard = ddl__guard(c);
+    b->magic = DDL__BLOB_MAGIC;
+    b->version = ddl_version();
+    b->pid = (int32_t)getpid();
+    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
+    b->board_fd = c->board_fd;
+    b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
+    b->pid_start = ddl__process_start(b->pid);
+    b->pid_space = ddl__process_space();
+    memcpy(b->nonce, c->nonce, sizeof b->nonce);
+    memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
+    snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
+    if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
+        snprintf(b->host_name, sizeof b->host_name, "?");
+    }
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
+        b->transports[i].bytes = c->endpoints[i].address_bytes;
+        memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
+    }
+}
+
+/* For the keys of DDL_MAC. */
+static ddl_status ddl__nonce_make(ddl_context *c, ddl__blob *mine) {
+    if (c->settings.mac && ddl__random(c->nonce, sizeof c->nonce) < 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no random numbers for the keys of DDL_MAC");
+    }
+    memcpy(mine->nonce, c->nonce, sizeof mine->nonce);
+    return DDL_OK;
+}
+
+/* >>links */
+
+static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
+    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
+        memchr(b->host_name, 0, sizeof b->host_name) == NULL || b->cores < 1 || b->cores > DDL__CORES_MAX) {
+        return ddl__error(c, DDL_ERR_CORRUPT,
+                          "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
+                          DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->version / 10000 != ddl_version() / 10000) {
+        return ddl__error(c, DDL_ERR_VERSION,
+                          "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
+                          b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
+    }
+    if (b->guard != ddl__guard(c)) {
+        bool known = b->guard >= 0 && b->guard < (int32_t)DDL__COUNT_OF(ddl__guards);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: rank %d has %s, this rank %s; set both alike on all ranks",
+                          rank, known ? ddl__guards[b->guard] : "another DDL_MAC", ddl__guards[ddl__guard(c)]);
+    }
+    return DDL_OK;
+}
+
+/* What a transport offers towards a rank. */
+typedef struct ddl__reach {
+    bool reaches;
+    bool gave_up; /* it did, until memory or the like was to be shared */
+    uint64_t latency_ns, bytes_per_s; /* its own guess */
+} ddl__reach;
+
+/* Tells each transport that both ranks have about the rank. offers: of this rank, by endpoint. newcomer: one of the two
+ * joins a job that runs, so that only transports serve that can begin anew with one peer. */
+static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, bool newcomer, ddl__reach *offers) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        offers[i] = (ddl__reach){.latency_ns = 1, .bytes_per_s = 1};
+        bool watched = c->links[rank].same_space || c->links[rank].passes_process;
+        if (newcomer && !DDL_HAS(e->table, peer_again)) {
+            continue;
+        }
+        if ((e->table->flags & DDL_TRANSPORT_LOCAL) != 0 && !watched) {
+            continue; /* its end would go unnoticed: memory has none */
+        }
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && !offers[i].reaches; k++) {
+            offers[i].reaches =
+                b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
+                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
+                e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
+                                   &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
+        }
+    }
+}
+
+/* Asks transports that set something up together with their peers. Returns how many answers are still open. */
+static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
+    int32_t open = 0;
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        for (int32_t i = 0; i < c->endpoint_count; i++) {
+            const ddl__endpoint *e = &c->endpoints[i];
+            ddl__reach *o = &offers[rank * DDL__ENDPOINTS_MAX + i];
+            ddl_status status = o->reaches && DDL_HAS(e->table, ready) ? e->table->ready(e->self, rank) : DDL_OK;
+            o->gave_up = o->gave_up || (o->reaches && status < 0);
+            o->reaches = o->reaches && status >= 0;
+            open += status == DDL_IN_PROGRESS;
+            *out_rank = status == DDL_IN_PROGRESS ? rank : *out_rank;
+        }
+    }
+    return open;
+}
+
+/* A rank of this host whose process has ended, -1: none. */
+static int32_t ddl__links_gone(const ddl_context *c) {
+    for (int32_t rank = 0; rank < c->world_size; rank++) {
+        const ddl__link *l = &c->links[rank];
+        if (rank != c->rank && ddl__has_process(c, l) && ddl__process_gone(l)) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
+ * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
+static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
+    ddl__link *l = &c->links[rank];
+    double best = 0;
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        double cost =
+            (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
+        cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
+        bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
+        if ((c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) != 0) { /* carries no messages */
+            l->device = l->device == NULL && offers[i].reaches && l->same_host ? &c->endpoints[i] : l->device;
+            continue;
+        }
+        if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
+            best = cost;
+            l->endpoint = &c->endpoints[i];
+            l->latency_ns = offers[i].latency_ns;
+            l->bytes_per_s = offers[i].bytes_per_s;
+        }
+    }
+    for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
+        if (offers[i].gave_up && (c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) == 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM,
+                              "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
+                              "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
+                              "DDL_TRANSPORTS to go on without)",
+                              c->endpoints[i].plugin->name, c->rank, rank, l->host_name);
+        }
+    }
+    for (int32_t i = 0; i < c->endpoint_count && l->endpoint != NULL && !l->same_host; i++) {
+        bool blind = (l->endpoint->table->flags & DDL_TRANSPORT_BLIND) != 0;
+        if (blind && offers[i].reaches && c->endpoints[i].plugin == &ddl__tcp_plugin) {
+            l->watch = &c->endpoints[i];
+        }
+    }
+    if (l->endpoint == NULL) {
+        return ddl__error(c, DDL_ERR_CONFIG,
+                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
+                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
+                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
+    }
+    return DDL_OK;
+}
+
+/* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
+static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__blob *mine) {
+    ddl__link *l = &c->links[rank];
+    snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
+    ddl__text_clean(l->host_id); /* it is part of sentences */
+    snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
+    ddl__text_clean(l->host_name);
+    memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
+    l->pid = b->pid;
+    l->pid_start = b->pid_start;
+    l->same_host = strcmp(b->host_id, mine->host_id) == 0;
+    l->same_space = l->same_host && b->pid_space == mine->pid_space;
+    l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
+                        (mine->abilities & DDL__PASSES_PROCESS) != 0 && ddl__can_pass(c, rank);
+    l->host = c->host_count;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        if (c->links[i].named && strcmp(c->links[i].host_id, l->host_id) == 0) {
+            l->host = c->links[i].host;
+            break;
+        }
+    }
+    l->named = true;
+    c->host_count = DDL__MAX(c->host_count, l->host + 1);
+    c->local_ranks += l->same_host;
+}
+
+/* other, mine: the nonces that both have told. */
+static void ddl__link_keys(ddl_context *c, int32_t rank, const uint8_t *other, const uint8_t *mine) {
+    const ddl__settings *s = &c->settings;
+    uint32_t from = (uint32_t)c->rank, to = (uint32_t)rank;
+    if (s->mac) {
+        ddl__mac_init(&c->links[rank].mac_out, s->secret, s->secret_bytes, c->job, from, to, mine, other);
+        ddl__mac_init(&c->links[rank].mac_in, s->secret, s->secret_bytes, c->job, to, from, other, mine);
+    }
+}
+
+/* The end of a process on this host is noticed at once. */
+static void ddl__link_watch(ddl_context *c, int32_t rank) {
+    ddl__link *l = &c->links[rank];
+    int fd = rank != c->rank && ddl__has_process(c, l) ? ddl__process_open(l->pid, l->pid_start) : -1;
+    if (fd >= 0) {
+        ddl__link_watch_fd(c, rank, fd);
+    }
+}
+
+/* >>coll/roster */
+/* coll: the roster, what the rank that receives newcomers tells: who joins, and for those who join also who is there.
+ * Bytes in and out, and no more; what it says of a rank is a blob as in links.h.
+ *
+ *     0  magic u32, verdict u32 (minus a ddl_status), world u32, group u32, epoch u32, incarnation u32, count u32
+ *    28  the group's tuning: 6 figures u64, oversubscription u32, eager bytes u64, chunk bytes u64, deterministic u8,
+ *        of each kind the algorithm u8 (0: by the model)
+ *        host of the rendezvous [64], name of the group [64], and of a verdict the sentence [256]
+ *        of each rank, in order of rank: rank u32, incarnation u32, blob
+ *
+ * All of one job hold the same secret and are trusted with memory in proportion to the world; the reader is strict all
+ * the same, because what it reads decides who is believed. */
+
+#define DDL__ROSTER_MAGIC 0x776f7267u /* "grow" */
+enum {
+    DDL__ROSTER_KINDS = DDL_ALL_TO_ALLV + 1,
+    DDL__ROSTER_TEXT = 256,
+    DDL__ROSTER_HEAD = 28 + 6 * 8 + 4 + 8 + 8 + 1 + DDL__ROSTER_KINDS + 64 + 64 + DDL__ROSTER_TEXT,
+    DDL__ROSTER_SEAT = 8 + DDL__BLOB_BYTES,
+    DDL__ROSTER_MOST = (DDL__FRAME_MAX_PAYLOAD - DDL__ROSTER_HEAD - 64) / DDL__ROSTER_SEAT /* seats in a frame */
+};
+
+typedef struct ddl__seat {
+    int32_t rank; /* in the world */
+    uint32_t incarnation;
+    ddl__blob blob;
+} ddl__seat;
+
+typedef struct ddl__roster {
+    ddl_status verdict; /* DDL_OK, or why nobody joins now */
+    uint32_t group, epoch, incarnation; /* of the group to be; incarnation: of all newcomers */
+    int32_t world, count;
+    ddl__tuning tuning;
+    char meet_host[64], name[64], text[DDL__ROSTER_TEXT];
+    ddl__seat *seats; /* count of them */
+} ddl__roster;
+
+static size_t ddl__roster_bytes(int32_t count) { return DDL__ROSTER_HEAD + (size_t)count * DDL__ROSTER_SEAT; }
+
+static void ddl__roster_write_tuning(ddl__writer *w, const ddl__tuning *t) {
+    const ddl__cost_model *m = &t->model;
+    const double figures[] = {m->latency_s[0], m->latency_s[1], m->s_per_byte[0], m->s_per_byte[1],
+                              m->reduce_s_per_byte, m->message_s};
+    for (size_t i = 0; i < DDL__COUNT_OF(figures); i++) {
+        uint64_t bits;
+        memcpy(&bits, &figures[i], sizeof bits);
+        ddl__put_u64(w, bits);
+    }
+    ddl__put_u32(w, (uint32_t)m->oversubscription);
+    ddl__put_u64(w, (uint64_t)t->eager_bytes);
+    ddl__put_u64(w, (uint64_t)t->chunk_bytes);
+    ddl__put_u8(w, t->deterministic);
+    for (int32_t i = 0; i < DDL__ROSTER_KINDS; i++) {
+        ddl__put_u8(w, (uint8_t)(t->forced[i] != NULL ? t->forced[i] - ddl__algos + 1 : 0));
+    }
+}
+
+/* out has room for ddl__roster_bytes(r->count). */
+static void ddl__roster_write(const ddl__roster *r, uint8_t *out) {
+    ddl__writer w = ddl__writer_of(out, ddl__roster_bytes(r->count));
+    ddl__put_u32(&w, DDL__ROSTER_MAGIC);
+    ddl__put_u32(&w, (uint32_t)-(int32_t)r->verdict);
+    ddl__put_u32(&w, (uint32_t)r->world);
+    ddl__put_u32(&w, r->group);
+    ddl__put_u32(&w, r->epoch);
+    ddl__put_u32(&w, r->incarnation);
+    ddl__put_u32(&w, (uint32_t)r->count);
+    ddl__roster_write_tuning(&w, &r->tuning);
+    ddl__put_bytes(&w, r->meet_host, sizeof r->meet_host);
+    ddl__put_bytes(&w, r->name, sizeof r->name);
+    ddl__put_bytes(&w, r->text, sizeof r->text);
+    for (int32_t i = 0; i < r->count; i++) {
+        uint8_t blob[DDL__BLOB_BYTES];
+        ddl__blob_write(&r->seats[i].blob, blob);
+        ddl__put_u32(&w, (uint32_t)r->seats[i].rank);
+        ddl__put_u32(&w, r->seats[i].incarnation);
+        ddl__put_bytes(&w, blob, sizeof blob);
+    }
+}
+
+/* False: a figure that no machine has, an algorithm that this version or that operation does not know. */
+static bool ddl__roster_read_tuning(ddl__reader *r, ddl__tuning *out) {
+    double figures[6];
+    bool sound = true;
+    for (size_t i = 0; i < DDL__COUNT_OF(figures); i++) {
+        uint64_t bits = ddl__get_u64(r);
+        memcpy(&figures[i], &bits, sizeof bits);
+        sound = sound && figures[i] >= 0 && figures[i] <= DDL__FIGURE_MAX; /* a NaN is not */
+    }
+    out->model = (ddl__cost_model){{figures[0], figures[1]}, {figures[2], figures[3]}, figures[4], figures[5], 0};
+    uint32_t crowd = ddl__get_u32(r);
+    uint64_t eager = ddl__get_u64(r), chunk = ddl__get_u64(r);
+    uint8_t deterministic = ddl__get_u8(r);
+    sound = sound && crowd <= 1 << 20 && eager <= INT32_MAX && chunk <= INT32_MAX && deterministic <= 1;
+    out->model.oversubscription = sound ? (int32_t)crowd : 0;
+    out->eager_bytes = sound ? (int64_t)eager : 0;
+    out->chunk_bytes = sound ? (int64_t)chunk : 0;
+    out->deterministic = deterministic == 1;
+    for (int32_t i = 0; i < DDL__ROSTER_KINDS; i++) {
+        uint8_t number = ddl__get_u8(r);
+        bool known = number <= DDL__COUNT_OF(ddl__algos) && (number == 0 || (int32_t)ddl__algos[number - 1].kind == i);
+        out->forced[i] = known && number > 0 ? &ddl__algos[number - 1] : NULL;
+        sound = sound && known;
+    }
+    return sound;
+}
+
+/* A text that fills its place has no end. */
+static bool ddl__roster_text(ddl__reader *r, char *out, size_t bytes) {
+    ddl__get_bytes(r, out, bytes);
+    bool ends = memchr(out, 0, bytes) != NULL;
+    out[bytes - 1] = 0;
+    ddl__text_clean(out);
+    return ends;
+}
+
+/* Reads all, into seats that are allocated and the caller's to free (also NULL). world: of this rank. The blobs are
+ * copied, not judged: see ddl__blob_check. Errors: DDL_ERR_CORRUPT, DDL_ERR_NOMEM; then there are no seats. */
+static ddl_status ddl__roster_read(ddl__base *base, const uint8_t *in, size_t bytes, int32_t world, ddl__roster *out) {
+    ddl__reader r = ddl__reader_of(in, bytes);
+    memset(out, 0, sizeof *out);
+    uint32_t magic = ddl__get_u32(&r), verdict = ddl__get_u32(&r), ranks = ddl__get_u32(&r);
+    out->group = ddl__get_u32(&r);
+    out->epoch = ddl__get_u32(&r);
+    out->incarnation = ddl__get_u32(&r);
+    uint32_t count = ddl__get_u32(&r);
+    bool sound = ddl__roster_read_tuning(&r, &out->tuning);
+    sound = ddl__roster_text(&r, out->meet_host, sizeof out->meet_host) && sound;
+    sound = ddl__roster_text(&r, out->name, sizeof out->name) && sound;
+    sound = ddl__roster_text(&r, out->text, sizeof out->text) && sound;
+    if (r.bad || !sound || magic != DDL__ROSTER_MAGIC || verdict > -DDL_ERR_INTERNAL || ranks != (uint32_t)world ||
+        count > ranks || bytes != ddl__roster_bytes((int32_t)count)) {
+        return DDL_ERR_CORRUPT;
+    }
+    out->verdict = (ddl_status)-(int32_t)verdict;
+    out->world = world;
+    out->seats = count > 0 ? ddl__alloc_array(base, count, sizeof *out->seats) : NULL;
+    if (count > 0 && out->seats == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    uint32_t least = 0; /* ranks come in order, each once */
+    for (uint32_t i = 0; i < count; i++) {
+        ddl__seat *s = &out->seats[i];
+        uint32_t rank = ddl__get_u32(&r);
+        s->incarnation = ddl__get_u32(&r);
+        ddl__blob_read(ddl__get_view(&r, DDL__BLOB_BYTES), &s->blob);
+        if (rank < least || rank >= ranks || s->incarnation > out->incarnation) {
+            ddl__free(base, out->seats);
+            out->seats = NULL;
+            return DDL_ERR_CORRUPT;
+        }
+        s->rank = (int32_t)rank;
+        least = rank + 1;
+    }
+    out->count = (int32_t)count;
+    return DDL_OK;
+}
+
+/* >>coll/grow */
+/* coll: growing a group: new processes take the world ranks of dead ones. All members admit them at one fence.
+ *
+ *     agreement GROW   who is left, and the id of the group to be (agree.h)
+ *     HERE      member -> server    what this rank tells about itself, as at the start of a job
+ *     ROSTER    server -> members   who has come, once enough have or time is over; to newcomers: all that is told here
+ *     agreement GROWN  the fence: every member has made its links to the newcomers, and the group; or: nobody joins
+ *     ADMIT     member -> newcomer  the group is there; one word from any member is enough
+ *
+ * The server is the lowest living rank on the host that the rendezvous leads to; until the roster newcomers are
+ * connections that it holds, in no group, and their end costs nothing. From the roster on a newcomer that dies is
+ * admitted and found dead, like any rank. What ends an attempt (a member dies, the server too, memory fails) ends in
+ * GROWN at all members alike, who then undo what they made and begin again: newcomers come again by themselves. An
+ * attempt needs no memory after its first agreement that it cannot do without.
+ *
+ * Nobody waits for who is absent: members wait for the server, whose end they see, the server for newcomers until the
+ * deadline, newcomers for one word of any member, or for the end of the connection to the server. A newcomer that gave
+ * up just when it was admitted has closed its port: members find that link dead. */
+
+enum { DDL__GROW_HERE = 1, DDL__GROW_ROSTER = 2, DDL__GROW_ADMIT = 3 };
+enum { DDL__GROWN_MADE = 1, DDL__GROWN_AGAIN = 2 }; /* what a member says in GROWN; all must */
+#define DDL__GROW_SLACK_NS (5 * DDL__NS_PER_S) /* from the server's deadline to that of those who wait for it */
+
+typedef struct ddl__grow ddl__grow;
+
+/* Where newcomers come in: sockets (porch.h), or the model of a test. */
+typedef struct ddl__porch {
+    /* Fills grow->states. Errors: with the sentence in grow->why. */
+    ddl_status (*open)(ddl__grow *grow);
+    void (*turn)(ddl__grow *grow); /* lets things happen: states become HERE, the table gets their blobs */
+    void (*tell)(ddl__grow *grow, int32_t rank, const uint8_t *roster, size_t bytes); /* the bytes stay */
+    void (*close)(ddl__grow *grow, bool admitted);
+} ddl__porch;
+
+/* One call of ddl_group_grow. */
+struct ddl__grow {
+    ddl_group *group;
+    const ddl__porch *porch;
+    void *self; /* of the porch */
+    int32_t most; /* newcomers that may join; wanted: of these as many as there are ranks for */
+    int32_t wanted;
+    uint64_t until_ns;
+    /* the attempt */
+    uint32_t sequence, id; /* of its first agreement */
+    int32_t server;        /* rank in the group; -1: no member is where newcomers look */
+    uint8_t *gone;         /* a bit per rank of the group, as agreed */
+    bool over;             /* the roster is here, or will not come */
+    bool told, late;       /* it is here; time was over before */
+    ddl__roster roster;
+    ddl_group *made;
+    uint64_t here_ns; /* when HERE was last sent */
+    /* of the server */
+    uint32_t *here; /* by rank of the group: the agreement that its HERE was for */
+    uint8_t *blobs; /* by rank of the group */
+    uint32_t seen;  /* the highest incarnation that any member knows */
+    bool open;
+    uint8_t *states, *table; /* by world rank: enum ddl__rank_state, blob */
+    uint8_t *wire, *refusal; /* rosters for newcomers */
+    ddl__sentence why;
+};
+
+static bool ddl__grow_lives(const ddl__grow *w, int32_t rank) { return !ddl__bit(w->gone, rank); }
+
+static void ddl__grow_tell_here(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl__blob mine;
+    uint8_t payload[5 + DDL__BLOB_BYTES];
+    ddl__blob_fill(g->context, &mine);
+    payload[0] = DDL__GROW_HERE;
+    ddl__store_le32(payload + 1, g->context->incarnation_seen);
+    ddl__blob_write(&mine, payload + 5);
+    ddl__frame f = {.type = DDL__FRAME_GROW, .group = g->id, .epoch = g->epoch, .sequence = w->sequence};
+    w->here_ns = ddl__now_ns();
+    ddl__tell(g->context, g->ranks[w->server], f, payload, sizeof payload);
+}
+
+static void ddl__grow_take_here(ddl__grow *w, int32_t from, uint32_t sequence, const uint8_t *in) {
+    w->here[from] = sequence;
+    w->seen = DDL__MAX(w->seen, ddl__load_le32(in));
+    memcpy(w->blobs + (size_t)from * DDL__BLOB_BYTES, in + 4, DDL__BLOB_BYTES);
+}
+
+static void ddl__grow_tell_roster(ddl__grow *w, int32_t to) {
+    ddl_group *g = w->group;
+    size_t bytes = 1 + ddl__roster_bytes(w->roster.count);
+    uint8_t *payload = ddl__scratch_get(g->context, bytes);
+    if (payload == NULL) {
+        return; /* as lost: HERE comes again */
+    }
+    payload[0] = DDL__GROW_ROSTER;
+    ddl__roster_write(&w->roster, payload + 1);
+    ddl__frame f = {.type = DDL__FRAME_GROW, .group = g->id, .epoch = g->epoch, .sequence = w->sequence};
+    ddl__tell(g->context, g->ranks[to], f, payload, bytes);
+    ddl__scratch_put(g->context, payload);
+}
+
+/* >>frames
+ *     kind u8; HERE: incarnation u32, blob; ROSTER: as in roster.h; `sequence` is that of the agreement GROW. ADMIT
+ *     goes on the new group. */
+
+static ddl_status ddl__on_grow_roster(ddl__grow *w, const uint8_t *in, size_t bytes) {
+    ddl_context *c = w->group->context;
+    ddl__roster r;
+    ddl_status status = ddl__roster_read(&c->base, in, bytes, c->world_size, &r);
+    if (status == DDL_OK) {
+        w->roster = r;
+        w->told = w->over = true;
+        ddl__changed(c);
+    }
+    return status == DDL_ERR_NOMEM ? DDL_OK : status; /* as lost: it is asked for again */
+}
+
+static ddl_status ddl__on_grow(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl_group *g = ddl__frame_group(c, peer, f);
+    const uint8_t *in = payload;
+    uint8_t kind = f->bytes > 0 ? in[0] : 0;
+    if (kind < DDL__GROW_HERE || kind > DDL__GROW_ADMIT || (kind == DDL__GROW_ADMIT && f->bytes != 1) ||
+        (kind == DDL__GROW_HERE && f->bytes != 5 + DDL__BLOB_BYTES)) {
+        return DDL_ERR_CORRUPT;
+    }
+    ddl__grow *w = g != NULL ? g->grow : NULL;
+    if (g != NULL && kind == DDL__GROW_ADMIT) {
+        g->admitted = true;
+        ddl__changed(c);
+    }
+    if (w == NULL || kind == DDL__GROW_ADMIT) {
+        return DDL_OK;
+    }
+    int32_t from = g->rank_of[peer];
+    uint32_t sequence = (uint32_t)f->sequence;
+    if (kind == DDL__GROW_HERE) { /* perhaps of an agreement that ends here only now */
+        bool again = w->over && w->told && w->server == g->rank && sequence == w->sequence;
+        ddl__grow_take_here(w, from, sequence, in + 1);
+        if (again) {
+            ddl__grow_tell_roster(w, from);
+        }
+        return DDL_OK;
+    }
+    bool expected = from == w->server && sequence == w->sequence && !w->over;
+    return expected ? ddl__on_grow_roster(w, in + 1, f->bytes - 1) : DDL_OK;
+}
+
+/* >>server */
+
+/* The rank's process is gone for all that is known here, so that another may have its place. */
+static bool ddl__grow_is_free(const ddl__grow *w, int32_t rank) {
+    const ddl_group *g = w->group;
+    const ddl__link *l = &g->context->links[rank];
+    int32_t member = g->rank_of[rank];
+    if (member >= 0) {
+        return !ddl__grow_lives(w, member);
+    }
+    return rank != g->context->rank && (l->life == DDL__DEAD || (l->life == DDL__LEFT && l->drained));
+}
+
+/* Members hear that nobody joins in this attempt, and why. */
+static void ddl__grow_refuse(ddl__grow *w, ddl_status status, const char *text) {
+    ddl_group *g = w->group;
+    w->roster.verdict = status;
+    w->roster.count = 0;
+    w->roster.world = g->context->world_size;
+    snprintf(w->roster.text, sizeof w->roster.text, "%.255s", text);
+    ddl__text_clean(w->roster.text);
+    w->told = w->over = true;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && ddl__grow_lives(w, i)) {
+            ddl__grow_tell_roster(w, i);
+        }
+    }
+}
+
+/* 1: all members are here; 0: not yet; -1: one is gone, and the attempt over. */
+static int ddl__grow_members(ddl__grow *w) {
+    ddl_group *g = w->group;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (ddl__grow_lives(w, i) && ddl__is_gone(g, i)) {
+            ddl__grow_refuse(w, DDL_ERR_PEER, "a member died while newcomers were waited for");
+            return -1;
+        }
+    }
+    for (int32_t i = 0; i < g->size; i++) {
+        if (ddl__grow_lives(w, i) && i != g->rank && w->here[i] != w->sequence) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static void ddl__grow_open(ddl__grow *w) {
+    int32_t free_ranks = 0, world = w->group->context->world_size;
+    for (int32_t i = 0; i < world; i++) {
+        free_ranks += ddl__grow_is_free(w, i);
+    }
+    if (free_ranks == 0) {
+        ddl__grow_refuse(w, DDL_ERR_STATE, "all ranks of the world live: a newcomer takes the rank of a dead one");
+        return;
+    }
+    ddl_status status = w->porch->open(w);
+    if (status < 0) {
+        ddl__grow_refuse(w, status, w->why.text);
+        return;
+    }
+    w->open = true;
+    w->wanted = DDL__MIN(w->most, free_ranks);
+    for (int32_t i = 0; i < world; i++) {
+        w->states[i] = ddl__grow_is_free(w, i) ? DDL__RANK_AWAY : DDL__RANK_SERVED;
+    }
+}
+
+/* Writes what newcomers get: the members and themselves. seats: room for all of the world. */
+static void ddl__grow_write(ddl__grow *w, const ddl__roster *newcomers, ddl__seat *seats) {
+    const ddl_group *g = w->group;
+    ddl__roster all = *newcomers;
+    all.seats = seats;
+    all.count = 0;
+    for (int32_t r = 0, next = 0; r < all.world; r++) {
+        int32_t member = g->rank_of[r];
+        if (next < newcomers->count && newcomers->seats[next].rank == r) {
+            seats[all.count++] = newcomers->seats[next++];
+        } else if (member >= 0 && ddl__grow_lives(w, member)) {
+            ddl__seat *s = &seats[all.count++];
+            s->rank = r;
+            s->incarnation = r == g->context->rank ? g->context->incarnation : g->context->links[r].incarnation;
+            ddl__blob_read(w->blobs + (size_t)member * DDL__BLOB_BYTES, &s->blob);
+        }
+    }
+    ddl__roster_write(&all, w->wire);
+    for (int32_t i = 0; i < newcomers->count; i++) {
+        w->porch->tell(w, newcomers->seats[i].rank, w->wire, ddl__roster_bytes(all.count));
+    }
+}
+
+/* A newcomer that cannot take part (another version) hears why. */
+static void ddl__grow_dismiss(ddl__grow *w, int32_t rank, ddl_status status) {
+    ddl__roster no = {.verdict = status, .world = w->group->context->world_size};
+    snprintf(no.text, sizeof no.text, "%.255s", w->group->context->error.text);
+    ddl__roster_write(&no, w->refusal);
+    w->states[rank] = DDL__RANK_SERVED;
+    w->porch->tell(w, rank, w->refusal, ddl__roster_bytes(0));
+}
+
+/* The roster of those who have come. */
+static void ddl__grow_conclude(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    ddl__seat *seats = ddl__alloc_array(&c->base, 2 * (size_t)c->world_size, sizeof *seats);
+    if (seats == NULL) {
+        ddl__grow_refuse(w, DDL_ERR_NOMEM, "the rank that receives newcomers has no memory for their roster");
+        return;
+    }
+    ddl__roster *r = &w->roster;
+    *r = (ddl__roster){.group = w->id, .epoch = g->epoch + 1, .incarnation = w->seen + 1, .world = c->world_size,
+                       .tuning = g->tuning, .seats = seats};
+    memcpy(r->meet_host, c->meet_host, sizeof r->meet_host);
+    snprintf(r->name, sizeof r->name, "%.*s@%u", (int)DDL__MIN(strcspn(g->name, "@"), 48u), g->name, r->epoch);
+    for (int32_t i = 0; i < c->world_size && r->count < w->wanted; i++) {
+        ddl__seat *s = &seats[r->count];
+        if (w->states[i] != DDL__RANK_HERE) {
+            continue;
+        }
+        ddl__blob_read(w->table + (size_t)i * DDL__BLOB_BYTES, &s->blob);
+        ddl_status sound = ddl__blob_check(c, &s->blob, i);
+        if (sound < 0) {
+            ddl__grow_dismiss(w, i, sound);
+            continue;
+        }
+        s->rank = i;
+        s->incarnation = r->incarnation;
+        r->count++;
+    }
+    if (r->count == 0) {
+        r->seats = NULL;
+        ddl__free(&c->base, seats);
+        ddl__grow_refuse(w, DDL_ERR_TIMEOUT, "no new process came for the rank of a dead one before the deadline");
+        return;
+    }
+    w->told = w->over = true;
+    ddl__grow_write(w, r, seats + c->world_size);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && ddl__grow_lives(w, i)) {
+            ddl__grow_tell_roster(w, i);
+        }
+    }
+}
+
+static void ddl__grow_receive(ddl__grow *w, uint64_t now) {
+    int members = ddl__grow_members(w);
+    if (members < 0) {
+        return;
+    }
+    if (members > 0 && !w->open) {
+        ddl__grow_open(w);
+    }
+    if (w->over || !w->open) {
+        return;
+    }
+    int32_t ready = 0;
+    w->porch->turn(w);
+    for (int32_t i = 0; i < w->group->context->world_size; i++) {
+        ready += w->states[i] == DDL__RANK_HERE;
+    }
+    if (ready >= w->wanted || now >= w->until_ns) {
+        ddl__grow_conclude(w);
+    }
+}
+
+/* >>attempt */
+
+/* The lowest living rank where newcomers look. */
+static int32_t ddl__grow_server(const ddl__grow *w) {
+    const ddl_group *g = w->group;
+    for (int32_t i = 0; i < g->size; i++) {
+        const ddl_context *c = g->context;
+        if (ddl__grow_lives(w, i) && strcmp(c->links[g->ranks[i]].host_id, c->meet_host) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* After the agreement GROW. Cannot fail: the others count on this rank. */
+static void ddl__grow_begin(ddl__grow *w, const ddl__agreement *a) {
+    ddl_group *g = w->group;
+    memcpy(w->gone, a->value.gone, ddl__agree_bytes(g));
+    w->sequence = a->sequence;
+    w->id = a->value.id;
+    w->over = w->told = w->late = w->open = false;
+    w->made = NULL;
+    w->roster = (ddl__roster){0};
+    w->seen = g->context->incarnation_seen;
+    w->server = ddl__grow_server(w);
+    w->here_ns = 0;
+    if (w->server == g->rank) {
+        ddl__blob mine;
+        ddl__blob_fill(g->context, &mine);
+        ddl__blob_write(&mine, w->blobs + (size_t)g->rank * DDL__BLOB_BYTES);
+    } else if (w->server < 0) {
+        w->roster.verdict = DDL_ERR_UNSUPPORTED;
+        snprintf(w->roster.text, sizeof w->roster.text,
+                 "no member is left on the host of the rendezvous, where newcomers look");
+        w->told = w->over = true;
+    }
+}
+
+/* While the roster is not here. */
+static void ddl__grow_step(ddl__grow *w) {
+    uint64_t now = ddl__now_ns();
+    if (w->server == w->group->rank) {
+        ddl__grow_receive(w, now);
+    } else if (ddl__is_gone(w->group, w->server)) {
+        w->over = true;
+    } else if (now >= w->until_ns + DDL__GROW_SLACK_NS) {
+        w->over = w->late = true;
+    } else if (w->here_ns == 0 || now - w->here_ns > DDL__AGREE_PAUSE_NS) {
+        ddl__grow_tell_here(w);
+    }
+}
+
+/* The server goes on to send what newcomers are told. */
+static void ddl__grow_tend(ddl_group *g) {
+    if (g->grow != NULL && g->grow->open) {
+        g->grow->porch->turn(g->grow);
+    }
+}
+
+/* The link to a newcomer, or of a newcomer to whom it finds. On error the rank stays dead. */
+static ddl_status ddl__grow_link(ddl_context *c, const ddl__seat *s, const ddl__blob *mine) {
+    ddl__reach offers[DDL__ENDPOINTS_MAX] = {{0}};
+    ddl__link *l = &c->links[s->rank];
+    DDL__TRY(ddl__blob_check(c, &s->blob, s->rank));
+    ddl__link_again(c, s->rank, s->incarnation);
+    ddl__link_name(c, s->rank, &s->blob, mine);
+    l->passes_process = false; /* descriptors are passed when a job begins */
+    ddl__link_offers(c, s->rank, &s->blob, true, offers);
+    ddl__link_keys(c, s->rank, s->blob.nonce, mine->nonce);
+    DDL__TRY(ddl__link_choose(c, s->rank, offers));
+    l->life = DDL__ALIVE;
+    ddl__link_watch(c, s->rank);
+    return DDL_OK;
+}
+
+static void ddl__grow_unlink(ddl__grow *w) {
+    for (int32_t i = 0; i < w->roster.count; i++) {
+        ddl_context *c = w->group->context;
+        int32_t rank = w->roster.seats[i].rank;
+        if (c->links[rank].incarnation == w->roster.incarnation) {
+            ddl__link_end(c, rank, "it was not admitted");
+        }
+    }
+}
+
+/* The group of the members that live and the newcomers, in order of world rank. */
+static ddl_group *ddl__grow_group(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
+    int32_t count = 0;
+    for (int32_t r = 0, next = 0; ranks != NULL && r < c->world_size; r++) {
+        bool newcomer = next < w->roster.count && w->roster.seats[next].rank == r;
+        int32_t member = g->rank_of[r];
+        next += newcomer;
+        if (newcomer || (member >= 0 && ddl__grow_lives(w, member))) {
+            ranks[count++] = r;
+        }
+    }
+    bool usable = ranks != NULL && w->roster.group != 0 && ddl__group_find(c, w->roster.group) == NULL;
+    ddl_group *made = usable ? ddl__group_new(c, ranks, count, w->roster.group, w->roster.epoch, w->roster.name) : NULL;
+    ddl__free(&c->base, ranks);
+    if (made != NULL) {
+        made->timeout_ms = g->timeout_ms;
+        made->stall_ms = g->stall_ms;
+        made->tuning = w->roster.tuning;
+        made->user_holds = true;
+        c->refs++;
+    }
+    return made;
+}
+
+/* Links and group, as the roster says. False: nothing is left of them. */
+static bool ddl__grow_make(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    ddl__blob mine;
+    ddl__blob_fill(c, &mine);
+    bool ok = w->told && w->roster.verdict == DDL_OK && w->roster.count > 0;
+    for (int32_t i = 0; ok && i < w->roster.count; i++) {
+        const ddl__seat *s = &w->roster.seats[i];
+        int32_t member = g->rank_of[s->rank];
+        ok = s->rank != c->rank && !(member >= 0 && ddl__grow_lives(w, member)) &&
+             s->incarnation > c->links[s->rank].incarnation && s->incarnation == w->roster.incarnation &&
+             ddl__grow_link(c, s, &mine) == DDL_OK;
+    }
+    w->made = ok ? ddl__grow_group(w) : NULL;
+    if (w->made == NULL && w->told && w->roster.verdict == DDL_OK) {
+        ddl__log(&c->base, DDL_LOG_WARN, "newcomers cannot be admitted by rank %d: %s", c->rank, c->error.text);
+        ddl__grow_unlink(w);
+    }
+    return w->made != NULL;
+}
+
+/* What this rank says in GROWN. Another attempt only if it is in time on all ranks, and may end otherwise. */
+static uint32_t ddl__grow_flag(ddl__grow *w) {
+    bool in_time = !w->late && ddl__now_ns() < w->until_ns;
+    bool hopeless = w->told && w->roster.verdict < 0 && w->roster.verdict != DDL_ERR_PEER;
+    uint32_t made = ddl__grow_make(w) ? DDL__GROWN_MADE : 0;
+    return made | (in_time && !hopeless ? DDL__GROWN_AGAIN : 0u);
+}
+
+/* After the agreement GROWN; a NULL: there was none. True: all have admitted the newcomers, w->made is the group. */
+static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    bool same = a != NULL && memcmp(a->value.gone, w->gone, ddl__agree_bytes(g)) == 0;
+    bool admitted = same && (a->value.flag & DDL__GROWN_MADE) != 0;
+    if (admitted) {
+        uint8_t kind = DDL__GROW_ADMIT;
+        ddl__frame f = {.type = DDL__FRAME_GROW, .group = w->made->id, .epoch = w->made->epoch};
+        for (int32_t i = 0; i < w->roster.count; i++) {
+            ddl__tell(c, w->roster.seats[i].rank, f, &kind, 1);
+        }
+    } else {
+        ddl__form_undo(w->made);
+        w->made = NULL;
+        if (w->told) {
+            ddl__grow_unlink(w);
+        }
+    }
+    if (w->open) {
+        w->porch->close(w, admitted);
+        w->open = false;
+    }
+    ddl__free(&c->base, w->roster.seats);
+    w->roster.seats = NULL;
+    return admitted;
+}
+
+static void ddl__grow_free(ddl__grow *w) {
+    ddl__base *base = &w->group->context->base;
+    void *parts[] = {w->gone, w->here, w->blobs, w->table, w->wire, w->refusal};
+    for (size_t i = 0; i < DDL__COUNT_OF(parts); i++) {
+        ddl__free(base, parts[i]);
+    }
+}
+
+static bool ddl__grow_alloc(ddl__grow *w) {
+    const ddl_group *g = w->group;
+    ddl__base *base = &g->context->base;
+    size_t size = (size_t)g->size, world = (size_t)g->context->world_size;
+    w->gone = ddl__alloc(base, ddl__agree_bytes(g));
+    w->here = ddl__alloc_array(base, size, sizeof *w->here);
+    w->blobs = ddl__alloc_array(base, size, DDL__BLOB_BYTES);
+    w->table = ddl__alloc_array(base, world, DDL__BLOB_BYTES);
+    w->wire = ddl__alloc(base, ddl__roster_bytes((int32_t)world));
+    w->refusal = ddl__alloc(base, ddl__roster_bytes(0));
+    return w->gone != NULL && w->here != NULL && w->blobs != NULL && w->table != NULL && w->wire != NULL &&
+           w->refusal != NULL;
+}
+
+/* >>coll/porch */
+/* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
+ * call. */
+
+/* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
+#define DDL__PORCH_EVENT (UINT32_MAX - 2)
+#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
+
+static ddl_status ddl__porch_open(ddl__grow *w) {
+    ddl_context *c = w->group->context;
+    ddl__server *server = ddl__alloc(&c->base, sizeof *server);
+    if (server == NULL) {
+        return ddl__fail(&w->why, DDL_ERR_NOMEM, "no memory to receive newcomers");
+    }
+    *server = (ddl__server){.settings = &c->settings, .base = &c->base, .blob_bytes = DDL__BLOB_BYTES,
+                            .table = w->table, .why = &w->why, .grows = true, .epoll = -1, .spare = -1};
+    ddl_status status = c->settings.place.kind == DDL__MEET_TCP
+                            ? ddl__listen(server)
+                            : ddl__fail(&w->why, DDL_ERR_UNSUPPORTED,
+                                        "newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
+                                        "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
+    status = status == DDL_OK ? ddl__server_open(server) : status;
+    if (status < 0) {
+        ddl__server_close_listeners(server);
+        ddl__free(&c->base, server);
+        return status;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
+    (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
+    w->states = server->ranks;
+    w->self = server;
+    return DDL_OK;
+}
+
+static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
+
+static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+    ddl__server *server = w->self;
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->rank == (uint32_t)rank) {
+            ddl__guest_say(g, DDL__RECORD_TABLE, DDL_OK, roster, bytes);
+            if (!ddl__guest_flush(server, g)) {
+                ddl__guest_close(server, g);
+            }
+            return;
+        }
+    }
+}
+
+/* Somebody has not taken all that it is told. */
+static bool ddl__porch_tells(const ddl__server *server) {
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void ddl__porch_close(ddl__grow *w, bool admitted) {
+    static const char again[] = "the members begin anew: one of them died, or time was over";
+    ddl__server *server = w->self;
+    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
+    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
+        ddl__server_turn(server, 10);
+    }
+    for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->tail_at == g->tail_bytes) {
+            ddl__guest_say(g, DDL__RECORD_FAILED, DDL_ERR_STATE, again, strlen(again));
+            (void)ddl__guest_flush(server, g);
+        }
+    }
+    w->group->context->stats.strangers_refused += server->strangers;
+    ddl__server_close(server);
+    ddl__free(server->base, server);
+    w->self = NULL;
+    w->states = NULL;
+}
+
+static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
+
+/* >>public */
+
+static bool ddl__grow_done(ddl_context *c, void *arg) {
+    ddl__grow *w = arg;
+    if (!w->over && !c->finalized && !c->aborted) {
+        ddl__grow_step(w);
+    }
+    return w->over || c->finalized || c->aborted;
+}
+
+static ddl_status ddl__grow_failed(const ddl__grow *w) {
+    ddl_group *g = w->group;
+    bool known = w->told && w->roster.verdict < 0 && w->roster.verdict != DDL_ERR_PEER;
+    return ddl__error(g->context, known ? w->roster.verdict : DDL_ERR_TIMEOUT, "ddl_group_grow on group \"%s\": %s",
+                      g->name, known ? w->roster.text
+                                     : "nobody was admitted before the deadline: ranks died meanwhile, newcomers went "
+                                       "away, or a rank could not make a link to one; warnings tell which");
+}
+
+static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    for (;;) {
+        ddl__agreement *a = NULL;
+        DDL__TRY(ddl__agree_on(g, DDL__AGREE_GROW, 1, &a));
+        DDL__TRY(ddl__agree_quorum(g, a));
+        ddl__grow_begin(w, a);
+        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = DDL__NEVER};
+        ddl__wait_for(c, &until);
+        uint32_t flag = ddl__grow_flag(w);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_GROWN, flag, &a);
+        if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
+            ddl__flush_notes(c);
+            *out = w->made;
+            return DDL_OK;
+        }
+        DDL__TRY(status);
+        if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
+            return ddl__grow_failed(w);
+        }
+    }
+}
+
+DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return ddl__refuse_group(group, "ddl_group_grow", "out_group");
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
+    ddl_context *c = group->context;
+    ddl__grow w = {.group = group, .porch = &ddl__porch_sockets,
+                   .most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST};
+    ddl_status status = DDL_OK;
+    if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
+                            "neither may be negative, nor timeout_ms longer than a year",
+                            group->name, max_joiners, (long long)timeout_ms);
+    }
+    status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
+    if (status == DDL_OK) {
+        w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
+        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER - DDL__GROW_SLACK_NS);
+        status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
+        if (status == DDL_OK) {
+            group->grow = &w;
+            status = ddl__grow_run(&w, out_group);
+            group->grow = NULL;
+        }
+        ddl__agree_leave(group);
+    }
+    ddl__grow_free(&w);
     ddl__unlock(c);
     return status;
 }
@@ -23709,6 +25194,19 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     return status;
 }
 
+/* The progress thread, where it is asked for. */
+static ddl_status ddl__thread_begin(ddl_context *c) {
+    if (c->settings.progress_thread) {
+        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
+        if (error != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
+                              strerror(error));
+        }
+        c->has_thread = true;
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__greet(ddl_context *c) {
     if (c->world_size == 1) {
         return DDL_OK;
@@ -23727,14 +25225,7 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__native_agree(c->world));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
-    if (c->settings.progress_thread) {
-        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
-        if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
-                              strerror(error));
-        }
-        c->has_thread = true;
-    }
+    DDL__TRY(ddl__thread_begin(c));
     ddl__announce(c);
     return DDL_OK;
 }
@@ -24187,330 +25678,9 @@ DDL_API ddl_status ddl_trace_end(ddl_context *context) {
     return status;
 }
 
-/* >>coll/transports */
-/* coll: the transports of a job, opened before it is joined: those that were asked for, else all that there are. A
- * plugin's transport is tried out first. */
-
-enum { DDL__BLOB_TRANSPORTS = 4, DDL__ADDRESS_BYTES = 128 }; /* that a rank tells the others about */
-
-static const ddl_plugin *ddl__transport_plugin(const ddl_context *c, const char *name, size_t length) {
-    if (strlen("tcp") == length && memcmp(name, "tcp", length) == 0) {
-        return &ddl__tcp_plugin;
-    }
-    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-        if (strlen(p->name) == length && memcmp(p->name, name, length) == 0 && p->plugin->transport != NULL) {
-            return p->plugin;
-        }
-    }
-    return NULL;
-}
-
-/* The self-test of a plugin's transport. *out_usable: false when it failed and nobody had asked for it. */
-static ddl_status ddl__endpoint_try(ddl_context *c, const ddl_plugin *plugin, bool wanted,
-                                    const ddl_transport_params *params, bool *out_usable) {
-    char reason[DDL__PLUGIN_REASON_BYTES] = "its self-test failed: ";
-    size_t head = strlen(reason);
-    ddl__text why = {reason + head, sizeof reason - head, 0};
-    if (plugin == &ddl__tcp_plugin || ddl__selftest(c, plugin->transport, params, &why)) {
-        return DDL_OK;
-    }
-    bool needed = ddl__loader_reject(&c->loader, plugin, reason);
-    if (wanted || needed) {
-        return ddl__error(c, DDL_ERR_PLUGIN,
-                          "ddl_init: plugin %s, which %s asks for, cannot be used: %s. Repair it or take it off the "
-                          "list (DDL_SELF_TEST=0 uses it all the same)",
-                          plugin->name, wanted ? "DDL_TRANSPORTS" : "DDL_PLUGINS", reason);
-    }
-    *out_usable = false;
-    return DDL_OK;
-}
-
-/* detail: what follows the transport's name in DDL_TRANSPORTS, or NULL. */
-static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, bool wanted, const char *detail) {
-    if (c->endpoint_count == DDL__BLOB_TRANSPORTS) {
-        return DDL_OK;
-    }
-    ddl__endpoint *e = &c->endpoints[c->endpoint_count];
-    ddl_transport_params params = {.size = sizeof params,
-                                   .rank = c->rank,
-                                   .world_size = c->world_size,
-                                   .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->cores,
-                                   .host_id = c->settings.host_id,
-                                   .interface_name = c->settings.interface_name,
-                                   .advertise = c->settings.advertise,
-                                   .port_range = c->settings.port_range,
-                                   .master_host = c->settings.place.host,
-                                   .authenticated = c->settings.secret != NULL,
-                                   .asked = wanted,
-                                   .detail = detail};
-    size_t bytes = DDL__ADDRESS_BYTES;
-    bool usable = true;
-    DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));
-    if (!usable) {
-        return DDL_OK;
-    }
-    e->plugin = plugin;
-    e->table = plugin->transport;
-    e->host = ddl__host_table(c);
-    c->error.text[0] = 0;
-    c->opening = wanted;
-    ddl_status status = e->table->open(&e->host, &params, &e->self);
-    if (status == DDL_OK) {
-        status = e->table->address(e->self, e->address, &bytes);
-        if (status < 0) {
-            e->table->close(e->self);
-        }
-    }
-    if (status == DDL_OK) {
-        ddl__opening_warned(c);
-    }
-    c->opening = false;
-    if (status < 0 && !wanted) {
-        ddl__log(&c->base, DDL_LOG_DEBUG, "transport %s cannot be used: %s", plugin->name, ddl_status_text(status));
-        return DDL_OK;
-    }
-    if (status < 0) {
-        char why[400];
-        snprintf(why, sizeof why, "%.399s", c->error.text[0] != 0 ? c->error.text : ddl_status_text(status));
-        return ddl__error(c, status == DDL_ERR_NOMEM || status == DDL_ERR_CONFIG ? status : DDL_ERR_SYSTEM,
-                          "ddl_init: transport %s cannot be opened: %s", plugin->name, why);
-    }
-    e->address_bytes = (uint32_t)bytes;
-    c->endpoint_count++;
-    return DDL_OK;
-}
-
-/* Beside transports that do not notice the end of a host, TCP watches. Without a secret there is one host. */
-static ddl_status ddl__watch_open(ddl_context *c) {
-    bool blind = false, there = false;
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        blind = blind || (c->endpoints[i].table->flags & DDL_TRANSPORT_BLIND) != 0;
-        there = there || c->endpoints[i].plugin == &ddl__tcp_plugin;
-    }
-    int32_t before = c->endpoint_count;
-    if (!blind || there || c->settings.secret == NULL) {
-        return DDL_OK;
-    }
-    DDL__TRY(ddl__endpoint_open(c, &ddl__tcp_plugin, false, NULL));
-    c->endpoints[before].only_watches = c->endpoint_count > before;
-    return DDL_OK;
-}
-
-/* Opens the transports that were asked for, in that order; else all that there are. */
-static ddl_status ddl__endpoints_open(ddl_context *c) {
-    const char *list = c->settings.transports;
-    if (list == NULL) {
-        for (const ddl__plugin_record *p = c->loader.loaded, *next; p != NULL; p = next) {
-            const ddl_transport *t = p->plugin->transport;
-            next = p->next; /* one that fails its self-test leaves the list */
-            if (t != NULL && (t->flags & DDL_TRANSPORT_ON_REQUEST) == 0) {
-                DDL__TRY(ddl__endpoint_open(c, p->plugin, false, NULL));
-            }
-        }
-        return ddl__endpoint_open(c, &ddl__tcp_plugin, true, NULL);
-    }
-    for (const char *at = list; *at != 0;) {
-        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
-        char detail[64];
-        snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
-        const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
-        if (plugin == NULL) {
-            return ddl__error(
-                c, DDL_ERR_PLUGIN,
-                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                "looked for)",
-                (int)DDL__MIN(name, 40u), at);
-        }
-        DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
-        at += length + (at[length] == ',');
-    }
-    return ddl__watch_open(c);
-}
-
 /* >>coll/join */
 /* coll, last part: joining a job and leaving it. Settings, plugins, one exchange of what each rank is, links, the
  * world. */
-
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
-
-/* What a rank tells the others about itself. */
-enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
-
-typedef struct ddl__blob {
-    uint32_t magic;
-    int32_t version, pid, cores, board_fd;
-    int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
-    int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space;
-    char host_id[64], host_name[32];
-    uint8_t pass_name[DDL__PASS_NAME_BYTES];
-    uint8_t nonce[DDL__MAC_NONCE_BYTES];
-    struct {
-        char name[DDL__NAME_BYTES];
-        uint32_t bytes;
-        uint8_t address[DDL__ADDRESS_BYTES];
-    } transports[DDL__BLOB_TRANSPORTS];
-} ddl__blob;
-
-/* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
- * all-gather. */
-enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
-    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
-    DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
-    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
-};
-
-static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
-    ddl__writer w = ddl__writer_of(out, DDL__BLOB_BYTES);
-    ddl__put_u32(&w, b->magic);
-    ddl__put_u32(&w, (uint32_t)b->version);
-    ddl__put_u32(&w, (uint32_t)b->pid);
-    ddl__put_u32(&w, (uint32_t)b->cores);
-    ddl__put_u32(&w, (uint32_t)b->board_fd);
-    ddl__put_u32(&w, (uint32_t)b->abilities);
-    ddl__put_u32(&w, (uint32_t)b->guard);
-    ddl__put_u64(&w, b->pid_start);
-    ddl__put_u64(&w, b->pid_space);
-    ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
-    ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
-    ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
-    ddl__put_bytes(&w, b->nonce, sizeof b->nonce);
-    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
-        ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
-        ddl__put_u32(&w, b->transports[i].bytes);
-        ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
-    }
-}
-
-static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
-    ddl__reader r = ddl__reader_of(in, DDL__BLOB_BYTES);
-    b->magic = ddl__get_u32(&r);
-    b->version = (int32_t)ddl__get_u32(&r);
-    b->pid = (int32_t)ddl__get_u32(&r);
-    b->cores = (int32_t)ddl__get_u32(&r);
-    b->board_fd = (int32_t)ddl__get_u32(&r);
-    b->abilities = (int32_t)ddl__get_u32(&r);
-    b->guard = (int32_t)ddl__get_u32(&r);
-    b->pid_start = ddl__get_u64(&r);
-    b->pid_space = ddl__get_u64(&r);
-    ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
-    ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
-    ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
-    ddl__get_bytes(&r, b->nonce, sizeof b->nonce);
-    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
-        ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
-        b->transports[i].bytes = ddl__get_u32(&r);
-        ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
-    }
-}
-
-/* How frames are guarded: ranks must agree. */
-static const char *const ddl__guards[] = {"no DDL_MAC", "DDL_MAC=1 without DDL_CHECK=payload",
-                                          "DDL_MAC=1 with DDL_CHECK=payload"};
-
-static int32_t ddl__guard(const ddl_context *c) { return !c->settings.mac ? 0 : c->settings.check_payload ? 2 : 1; }
-
-static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
-    memset(b, 0, sizeof *b);
-    b->guard = ddl__guard(c);
-    b->magic = DDL__BLOB_MAGIC;
-    b->version = ddl_version();
-    b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
-    b->board_fd = c->board_fd;
-    b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
-    b->pid_start = ddl__process_start(b->pid);
-    b->pid_space = ddl__process_space();
-    memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
-    snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
-    if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
-        snprintf(b->host_name, sizeof b->host_name, "?");
-    }
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
-        b->transports[i].bytes = c->endpoints[i].address_bytes;
-        memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
-    }
-}
-
-/* >>links */
-
-static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
-    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
-        memchr(b->host_name, 0, sizeof b->host_name) == NULL || b->cores < 1 || b->cores > DDL__CORES_MAX) {
-        return ddl__error(c, DDL_ERR_CORRUPT,
-                          "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
-                          DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
-    }
-    if (b->version / 10000 != ddl_version() / 10000) {
-        return ddl__error(c, DDL_ERR_VERSION,
-                          "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
-                          b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
-    }
-    if (b->guard != ddl__guard(c)) {
-        bool known = b->guard >= 0 && b->guard < (int32_t)DDL__COUNT_OF(ddl__guards);
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: rank %d has %s, this rank %s; set both alike on all ranks",
-                          rank, known ? ddl__guards[b->guard] : "another DDL_MAC", ddl__guards[ddl__guard(c)]);
-    }
-    return DDL_OK;
-}
-
-/* What a transport offers towards a rank. */
-typedef struct ddl__reach {
-    bool reaches;
-    bool gave_up; /* it did, until memory or the like was to be shared */
-    uint64_t latency_ns, bytes_per_s; /* its own guess */
-} ddl__reach;
-
-/* Tells each transport that both ranks have about the rank. offers: of this rank, by endpoint. */
-static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, ddl__reach *offers) {
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        const ddl__endpoint *e = &c->endpoints[i];
-        offers[i] = (ddl__reach){.latency_ns = 1, .bytes_per_s = 1};
-        bool watched = c->links[rank].same_space || c->links[rank].passes_process;
-        if ((e->table->flags & DDL_TRANSPORT_LOCAL) != 0 && !watched) {
-            continue; /* its end would go unnoticed: memory has none */
-        }
-        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && !offers[i].reaches; k++) {
-            offers[i].reaches =
-                b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
-                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
-                e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
-                                   &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
-        }
-    }
-}
-
-/* Asks transports that set something up together with their peers. Returns how many answers are still open. */
-static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
-    int32_t open = 0;
-    for (int32_t rank = 0; rank < c->world_size; rank++) {
-        for (int32_t i = 0; i < c->endpoint_count; i++) {
-            const ddl__endpoint *e = &c->endpoints[i];
-            ddl__reach *o = &offers[rank * DDL__ENDPOINTS_MAX + i];
-            ddl_status status = o->reaches && DDL_HAS(e->table, ready) ? e->table->ready(e->self, rank) : DDL_OK;
-            o->gave_up = o->gave_up || (o->reaches && status < 0);
-            o->reaches = o->reaches && status >= 0;
-            open += status == DDL_IN_PROGRESS;
-            *out_rank = status == DDL_IN_PROGRESS ? rank : *out_rank;
-        }
-    }
-    return open;
-}
-
-/* A rank of this host whose process has ended, -1: none. */
-static int32_t ddl__links_gone(const ddl_context *c) {
-    for (int32_t rank = 0; rank < c->world_size; rank++) {
-        const ddl__link *l = &c->links[rank];
-        if (rank != c->rank && ddl__has_process(c, l) && ddl__process_gone(l)) {
-            return rank;
-        }
-    }
-    return -1;
-}
 
 /* Waits until shared memory and the like stand, or have been given up by both sides, and until those whom this rank has
  * told so have heard it: it may end now. When another has ended, its last words, and what others make of them, get time
@@ -24543,89 +25713,6 @@ static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t 
     }
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
- * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
-static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
-    ddl__link *l = &c->links[rank];
-    double best = 0;
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        double cost =
-            (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
-        cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
-        bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
-        if ((c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) != 0) { /* carries no messages */
-            l->device = l->device == NULL && offers[i].reaches && l->same_host ? &c->endpoints[i] : l->device;
-            continue;
-        }
-        if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
-            best = cost;
-            l->endpoint = &c->endpoints[i];
-            l->latency_ns = offers[i].latency_ns;
-            l->bytes_per_s = offers[i].bytes_per_s;
-        }
-    }
-    for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
-        if (offers[i].gave_up && (c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) == 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM,
-                              "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
-                              "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
-                              "DDL_TRANSPORTS to go on without)",
-                              c->endpoints[i].plugin->name, c->rank, rank, l->host_name);
-        }
-    }
-    for (int32_t i = 0; i < c->endpoint_count && l->endpoint != NULL && !l->same_host; i++) {
-        bool blind = (l->endpoint->table->flags & DDL_TRANSPORT_BLIND) != 0;
-        if (blind && offers[i].reaches && c->endpoints[i].plugin == &ddl__tcp_plugin) {
-            l->watch = &c->endpoints[i];
-        }
-    }
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
-    }
-    return DDL_OK;
-}
-
-/* Who and where a rank is. Hosts are numbered by first appearance: ranks below have their numbers already. */
-static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table) {
-    ddl__link *l = &c->links[rank];
-    const ddl__blob *b = &table[rank];
-    snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
-    ddl__text_clean(l->host_id); /* it is part of sentences */
-    snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
-    ddl__text_clean(l->host_name);
-    memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
-    l->pid = b->pid;
-    l->pid_start = b->pid_start;
-    l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
-    l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
-    l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
-                        (table[c->rank].abilities & DDL__PASSES_PROCESS) != 0 && ddl__can_pass(c, rank);
-    l->host = 0;
-    for (int32_t i = 0; i < rank; i++) {
-        if (strcmp(c->links[i].host_id, l->host_id) == 0) {
-            l->host = c->links[i].host;
-            break;
-        }
-        l->host = DDL__MAX(l->host, c->links[i].host + 1);
-    }
-    c->host_count = DDL__MAX(c->host_count, l->host + 1);
-    c->local_ranks += l->same_host;
-}
-
-static void ddl__link_keys(ddl_context *c, int32_t rank, const ddl__blob *table) {
-    const ddl__settings *s = &c->settings;
-    const uint8_t *mine = table[c->rank].nonce, *other = table[rank].nonce;
-    uint32_t from = (uint32_t)c->rank, to = (uint32_t)rank;
-    if (s->mac) {
-        ddl__mac_init(&c->links[rank].mac_out, s->secret, s->secret_bytes, c->job, from, to, mine, other);
-        ddl__mac_init(&c->links[rank].mac_in, s->secret, s->secret_bytes, c->job, to, from, other, mine);
-    }
-}
-
 /* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
 static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     for (int32_t i = 0; i < c->world_size; i++) {
@@ -24633,7 +25720,7 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     }
     bool all_trace = true;
     for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link_name(c, i, table);
+        ddl__link_name(c, i, &table[i], &table[c->rank]);
         all_trace = all_trace && (table[i].abilities & DDL__TRACES) != 0;
     }
     if (c->trace != NULL) {
@@ -24641,20 +25728,11 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
-            ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
-            ddl__link_keys(c, i, table);
+            ddl__link_offers(c, i, &table[i], false, offers + i * DDL__ENDPOINTS_MAX);
+            ddl__link_keys(c, i, table[i].nonce, table[c->rank].nonce);
         }
     }
     return DDL_OK;
-}
-
-/* The end of a process on this host is noticed at once. */
-static void ddl__link_watch(ddl_context *c, int32_t rank) {
-    ddl__link *l = &c->links[rank];
-    int fd = rank != c->rank && ddl__has_process(c, l) ? ddl__process_open(l->pid, l->pid_start) : -1;
-    if (fd >= 0) {
-        ddl__link_watch_fd(c, rank, fd);
-    }
 }
 
 /* Ranks per core on the fullest host, the same on all ranks: the table is. */
@@ -24680,6 +25758,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
         ddl__link_watch(c, i);
     }
     int32_t first = 0;
+    snprintf(c->meet_host, sizeof c->meet_host, "%s", c->links[0].host_id); /* rank 0 listened there */
     while (!c->links[first].same_host) {
         first++;
     }
@@ -24701,9 +25780,7 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
-    if (c->settings.mac && ddl__random(mine.nonce, sizeof mine.nonce) < 0) {
-        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no random numbers for the keys of DDL_MAC");
-    }
+    DDL__TRY(ddl__nonce_make(c, &mine));
     ddl__blob_write(&mine, told);
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
@@ -24718,18 +25795,24 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     return status;
 }
 
+/* c->links stays NULL without memory. */
+static void ddl__links_alloc(ddl_context *c, ddl__life life) {
+    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size + 1, sizeof *c->links);
+    for (int32_t i = 0; c->links != NULL && i <= c->world_size; i++) {
+        c->links[i].pidfd = -1;
+        c->links[i].life = i < c->world_size ? life : DDL__DEAD;
+    }
+}
+
 static ddl_status ddl__meet(ddl_context *c) {
     size_t world = (size_t)c->world_size;
     ddl__blob *table = ddl__alloc_array(&c->base, world, sizeof *table);
     uint8_t *wire = ddl__alloc_array(&c->base, world, DDL__BLOB_BYTES);
     ddl__reach *offers = ddl__alloc_array(&c->base, world * DDL__ENDPOINTS_MAX, sizeof *offers);
     ddl_status status = DDL_OK;
-    c->links = ddl__alloc_array(&c->base, world, sizeof *c->links);
+    ddl__links_alloc(c, DDL__ALIVE);
     if (table == NULL || wire == NULL || offers == NULL || c->links == NULL) {
         status = ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
-    }
-    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
-        c->links[i].pidfd = -1;
     }
     status = status == DDL_OK ? ddl__blobs_exchange(c, wire, table) : status;
     status = status == DDL_OK ? ddl__links_make(c, table, offers) : status;
@@ -24754,6 +25837,7 @@ static void ddl__register_handlers(ddl_context *c) {
     c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
     c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
     c->handlers[DDL__FRAME_AGREE] = (ddl__handler){.deliver = ddl__on_agree};
+    c->handlers[DDL__FRAME_GROW] = (ddl__handler){.deliver = ddl__on_grow};
     c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
 }
 
@@ -24832,7 +25916,8 @@ static ddl_status ddl__world_make(ddl_context *c) {
     return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
 }
 
-static ddl_status ddl__join(ddl_context *c) {
+/* What comes before anybody is met. */
+static ddl_status ddl__prepare(ddl_context *c) {
     DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
     ddl__launcher_name_wait(&c->settings, &c->base);
     c->rank = c->settings.launch.rank;
@@ -24854,10 +25939,160 @@ static ddl_status ddl__join(ddl_context *c) {
         ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));
     }
+    return DDL_OK;
+}
+
+static ddl_status ddl__join(ddl_context *c) {
+    DDL__TRY(ddl__prepare(c));
     DDL__TRY(ddl__meet(c));
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
     DDL__TRY(ddl__greet(c));
+    ddl__page_stage_tell(c, DDL__PAGE_JOINED);
+    return ddl__timeline_begin(c);
+}
+
+/* >>newcomer */
+
+#define DDL__ADMIT_NS (3 * DDL__NS_PER_S) /* from the end of who received us to the word of any other member */
+
+/* The shared board of this host: any member has it; where only newcomers are, that of the lowest. */
+static void ddl__newcomer_board(ddl_context *c, const ddl__roster *r) {
+    const ddl__seat *best = NULL;
+    for (int32_t i = 0; i < r->count; i++) {
+        const ddl__seat *s = &r->seats[i];
+        bool member = s->incarnation < r->incarnation, better = best == NULL;
+        better = better || (member && best->incarnation == r->incarnation);
+        best = c->links[s->rank].same_space && better ? s : best;
+    }
+    ddl__board_open(c, best != NULL ? ddl__board_reach(best->blob.pid, best->blob.board_fd) : -1);
+    ddl__places_open(c);
+}
+
+/* Links and group as the roster says: every member makes the same. */
+static ddl_status ddl__newcomer_links(ddl_context *c, const ddl__roster *r, const ddl__blob *mine) {
+    bool found = false;
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
+    if (ranks == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for %d ranks", c->world_size);
+    }
+    c->links[c->rank].life = DDL__ALIVE;
+    ddl__link_name(c, c->rank, mine, mine);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < r->count && status == DDL_OK; i++) {
+        const ddl__seat *s = &r->seats[i];
+        ranks[i] = s->rank;
+        found = found || (s->rank == c->rank && s->incarnation == r->incarnation);
+        status = s->rank != c->rank ? ddl__grow_link(c, s, mine) : DDL_OK;
+    }
+    if (status == DDL_OK && !found) {
+        status = ddl__error(c, DDL_ERR_CORRUPT, "ddl_join: what the members tell does not name this rank");
+    }
+    if (status == DDL_OK) {
+        c->incarnation = c->incarnation_seen = c->links[c->rank].incarnation = r->incarnation;
+        c->groups->allocated = r->incarnation * 65536u; /* not the numbers that this rank gave out before it died */
+        memcpy(c->meet_host, r->meet_host, sizeof c->meet_host);
+        c->tuning = r->tuning;
+        ddl__newcomer_board(c, r);
+        c->world = ddl__group_new(c, ranks, r->count, r->group, r->epoch, r->name);
+        status = c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for the group");
+    }
+    ddl__free(&c->base, ranks);
+    return status;
+}
+
+typedef struct ddl__admission {
+    int fd;             /* to who received us; -1: it has ended */
+    uint64_t ended_ns;
+    bool refused;
+} ddl__admission;
+
+static bool ddl__admission_over(ddl_context *c, void *arg) {
+    ddl__admission *a = arg;
+    uint8_t byte;
+    ssize_t n = a->fd >= 0 ? recv(a->fd, &byte, 1, MSG_DONTWAIT) : -1;
+    bool ended = a->fd >= 0 && (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR));
+    if (ended) {
+        close(a->fd);
+        a->fd = -1;
+        a->ended_ns = ddl__now_ns();
+    }
+    a->refused = a->refused || n > 0 || (a->fd < 0 && ddl__now_ns() - a->ended_ns > DDL__ADMIT_NS);
+    return c->world->admitted || a->refused;
+}
+
+/* One word of any member. DDL_IN_PROGRESS: there will be none, come again. */
+static ddl_status ddl__newcomer_await(ddl_context *c, int fd, uint64_t deadline) {
+    ddl__admission a = {.fd = fd};
+    ddl__wait w = {.done = ddl__admission_over, .tick = ddl__no_tick, .arg = &a, .deadline = deadline};
+    ddl__wait_for(c, &w);
+    if (a.fd >= 0) {
+        close(a.fd);
+    }
+    if (c->world->admitted) {
+        return DDL_OK;
+    }
+    return a.refused ? DDL_IN_PROGRESS
+                     : ddl__error(c, DDL_ERR_TIMEOUT, "ddl_join: the members received rank %d, but did not admit it "
+                                  "before the deadline", c->rank);
+}
+
+/* From the roster to the first word. */
+static ddl_status ddl__newcomer_enter(ddl_context *c, const ddl__client *client, const ddl__blob *mine) {
+    ddl__roster r;
+    ddl_status status = ddl__roster_read(&c->base, client->told, client->told_bytes, c->world_size, &r);
+    if (status < 0) {
+        close(client->fd);
+        return ddl__error(c, status, "ddl_join: what the members at %s tell %s", client->where,
+                          status == DDL_ERR_NOMEM ? "needs more memory than there is" : "makes no sense");
+    }
+    status = r.verdict < 0 ? ddl__error(c, r.verdict, "%s", r.text) : ddl__newcomer_links(c, &r, mine);
+    ddl__free(&c->base, r.seats);
+    if (status < 0) {
+        close(client->fd);
+        return status;
+    }
+    return ddl__newcomer_await(c, client->fd, client->deadline_ns);
+}
+
+/* Joins a job that runs. DDL_IN_PROGRESS: the members began anew, and so does this process. */
+static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
+    DDL__TRY(ddl__prepare(c));
+    if (c->settings.place.kind != DDL__MEET_TCP) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "ddl_join: newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
+                          "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
+    }
+    ddl__links_alloc(c, DDL__DEAD);
+    ddl__blob mine;
+    uint8_t blob[DDL__BLOB_BYTES];
+    if (c->links == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for %d ranks", c->world_size);
+    }
+    c->board_fd = ddl__board_make(c->world_size);
+    ddl__blob_fill(c, &mine);
+    DDL__TRY(ddl__nonce_make(c, &mine));
+    ddl__blob_write(&mine, blob);
+    ddl__client client = {.settings = &c->settings, .base = &c->base, .blob = blob, .blob_bytes = sizeof blob, .fd = -1,
+                          .deadline_ns = deadline, .why = &c->error, .grows = true,
+                          .told_max = ddl__roster_bytes(c->world_size)};
+    ddl_status status = ddl__client_run(&client);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    status = ddl__newcomer_enter(c, &client, &mine);
+    ddl__free(&c->base, client.told);
+    DDL__TRY(status == DDL_IN_PROGRESS ? DDL_OK : status);
+    if (status == DDL_IN_PROGRESS) {
+        return status;
+    }
+    c->joined = true;
+    if (c->trace != NULL) {
+        c->trace->together = false; /* this process writes its own file */
+    }
+    ddl__log(&c->base, DDL_LOG_INFO, "joined group \"%s\" of %d ranks as incarnation %u of this rank", c->world->name,
+             c->world->size, c->incarnation);
+    DDL__TRY(ddl__thread_begin(c));
     ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);
 }
@@ -24944,7 +26179,7 @@ static void ddl__context_close(ddl_context *c) {
         }
     }
     if (c->links != NULL) {
-        ddl__wipe(c->links, (size_t)c->world_size * sizeof *c->links); /* keys */
+        ddl__wipe(c->links, ((size_t)c->world_size + 1) * sizeof *c->links); /* keys */
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;
@@ -24998,11 +26233,8 @@ static void ddl__init_failed(const ddl_config *config, const ddl__base *base, co
     }
 }
 
-DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
-    if (out_context == NULL) {
-        return DDL_ERR_ARG;
-    }
-    *out_context = NULL;
+/* One try to join. later: a job that runs; deadline 0: begins now. DDL_IN_PROGRESS: it is worth another. */
+static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *deadline, ddl_context **out_context) {
     ddl__base base = {.log_level = DDL_LOG_WARN, .rank = -1};
     ddl__settings settings;
     ddl__sentence why = {0};
@@ -25025,14 +26257,17 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     ddl__own_page_make(c);
     c->refs = 1;
     c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = c->page_fd = -1;
+    *deadline = *deadline != 0 ? *deadline : ddl__deadline(c->clock.ns, settings.init_timeout_ms);
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
-        status = ddl__join(c);
+        status = later || settings.restarted > 0 ? ddl__join_later(c, *deadline) : ddl__join(c);
     }
     ddl__unlock(c);
-    if (status < 0) {
-        ddl__init_failed(config, &c->base, &c->error);
+    if (status != DDL_OK) {
+        if (status < 0) {
+            ddl__init_failed(config, &c->base, &c->error);
+        }
         c->finalized = true;
         ddl__context_close(c);
         ddl__context_destroy(c);
@@ -25040,6 +26275,38 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     }
     *out_context = c;
     return DDL_OK;
+}
+
+static ddl_status ddl__begin_often(const ddl_config *config, bool later, ddl_context **out_context) {
+    uint64_t deadline = 0;
+    ddl_status status;
+    while ((status = ddl__begin(config, later, &deadline, out_context)) == DDL_IN_PROGRESS) {
+        ddl__pause_ms(20);
+    }
+    return status;
+}
+
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
+    if (out_context == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    return ddl__begin_often(config, false, out_context);
+}
+
+DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context, ddl_group **out_group) {
+    if (out_context == NULL || out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    *out_group = NULL;
+    DDL__TRY(ddl__begin_often(config, true, out_context));
+    *out_group = (*out_context)->world;
+    return DDL_OK;
+}
+
+DDL_API int32_t ddl_incarnation(const ddl_context *context) {
+    return context != NULL ? (int32_t)context->incarnation : 0;
 }
 
 /* >>leaving */

@@ -280,6 +280,15 @@ DDL_API int32_t ddl_feature(const char *name);
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
  * On error *out_context is NULL and nothing is left behind. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
+/* Joins a job that runs, instead of ddl_init, in place of a rank that is dead: that of RANK, with the job's WORLD_SIZE,
+ * rendezvous and secret. The members admit it in ddl_group_grow; blocks until then, at most init_timeout_ms. *out_group
+ * is the grown group, and this context's world: finalize frees it. Ranks that are not in it are dead to this process.
+ * Errors: as of ddl_init; DDL_ERR_TIMEOUT when nobody admitted it, with the last reason. ddl_init does the same where
+ * DDL_RESTARTED is set, as it is by ddlrun --restart. [any thread] */
+DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context, ddl_group **out_group);
+/* 0 in a process that began the job; in one that joined it later more than in all that had joined before.
+ * [any thread] */
+DDL_API int32_t ddl_incarnation(const ddl_context *context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
  * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
@@ -392,6 +401,14 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 /* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
  * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
+/* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
+ * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
+ * at most timeout_ms (0: the group's timeout), and then takes those who are there. The grown group has the members that
+ * live and the newcomers, in order of world rank; state is the program's to broadcast. The group itself, which may be
+ * broken, stays as it was; so it does on error: DDL_ERR_TIMEOUT when nobody came, DDL_ERR_STATE when nobody is dead,
+ * DDL_ERR_QUORUM as above, DDL_ERR_UNSUPPORTED without a rendezvous by TCP whose host has a member, DDL_ERR_CONFIG or
+ * DDL_ERR_SYSTEM when its port cannot be had. [any thread] */
+DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group);
 
 /* A member that is zero is left as it is. */
 typedef struct ddl_group_options {

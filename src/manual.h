@@ -82,6 +82,7 @@
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
  *     DDL_HOST_ID                    ranks with equal text count as on one host; for tests
+ *     DDL_RESTARTED        0         more than 0: ddl_init joins a running job, as ddl_join does
  *     DDL_MAC              0         1: frames carry a keyed checksum, where others can change packets
  *     DDL_CHECK                      payload: checksums of all data, not only of headers
  *

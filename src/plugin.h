@@ -220,6 +220,10 @@ typedef struct ddl_transport {
     ddl_status (*ready)(void *self, int32_t peer);
     /* For people, in ddl-info: in what way data goes to a peer at present, a few words that stay where they are. */
     const char *(*describe)(void *self, int32_t peer);
+    /* A new process takes the rank of a peer for which peer_dead was called: everything about that peer begins anew.
+     * add_peer follows, with the newcomer's address. Without it newcomers are reached another way, as by TCP; that the
+     * newcomer's side decides alike follows from both having the same plugin. */
+    void (*peer_again)(void *self, int32_t peer);
 } ddl_transport;
 
 /* >>device

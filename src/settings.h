@@ -25,6 +25,7 @@ typedef struct ddl__settings {
     int64_t init_timeout_ms;
     int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
+    int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
     int32_t cores;
     char host_id[128];
@@ -112,6 +113,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     out->init_timeout_ms = 60000;
     out->stall_ms = 10000;
     out->trace_events = 65536;
+    DDL__TRY(ddl__env_int("DDL_RESTARTED", 0, 1000000, &out->restarted, why));
     DDL__TRY(ddl__pick_int(c->timeout_ms, "timeout_ms", "DDL_TIMEOUT_MS", true, DDL__MS_MAX, &out->timeout_ms, why));
     DDL__TRY(ddl__pick_int(c->init_timeout_ms, "init_timeout_ms", "DDL_INIT_TIMEOUT_MS", false, DDL__MS_MAX,
                            &out->init_timeout_ms, why));

@@ -9,6 +9,8 @@
  *     ranks r;                                 fault tests: the pieces of ranks_fork
  *     ranks_start(&r, 4, fn, arg);
  *     ranks_kill(&r, 2, SIGKILL);              or SIGSTOP, SIGCONT
+ *     ranks_reaped(&r, 2);                     once it is gone,
+ *     ranks_again(&r, 2, other_fn, arg);       another process takes its place
  *     ranks_wait(&r, 20);                      then look at r.status[i] (as from waitpid) and r.timed_out
  *
  * A forked rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and DDL_SECRET in its
@@ -193,6 +195,19 @@ static inline void ranks_start(ranks *r, int n, ranks_fn fn, void *arg) {
     }
 }
 
+/* Starts a rank again that has ended and was reaped (ranks_reaped), as a launcher would. */
+static inline void ranks_again(ranks *r, int rank, ranks_fn fn, void *arg) {
+    pid_t self = getpid();
+    fflush(NULL);
+    r->pid[rank] = fork();
+    if (r->pid[rank] == 0) {
+        ranks__child(r, rank, fn, arg, self);
+    }
+    setpgid(r->pid[rank], r->pid[rank]);
+    r->status[rank] = 0;
+    r->running++;
+}
+
 /* Signals a rank and whatever it started. A rank that has been waited for is left alone. */
 static inline void ranks_kill(ranks *r, int rank, int sig) {
     if (r->pid[rank] > 0) {
@@ -207,6 +222,14 @@ static inline void ranks__reap(ranks *r) {
             r->pid[i] = 0;
             r->running--;
         }
+    }
+}
+
+/* Waits until a rank that was killed is gone. */
+static inline void ranks_reaped(ranks *r, int rank) {
+    while (r->pid[rank] > 0) {
+        ranks__reap(r);
+        usleep(200);
     }
 }
 

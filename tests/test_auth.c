@@ -84,8 +84,8 @@ static void check_agreed(const pair *x) {
     CHECK_EQ(x->client.peer_rank, 1);
     CHECK_EQ(x->server.peer_rank, 3);
     CHECK_EQ(x->server.peer_world, 4);
-    CHECK_EQ(x->server.peer_epoch, 7);
-    CHECK_EQ(x->client.peer_epoch, 7);
+    CHECK_EQ(x->server.peer_incarnation, 7);
+    CHECK_EQ(x->client.peer_incarnation, 7);
     CHECK_EQ(x->client.peer_version, DDL__WIRE_MAJOR << 8 | DDL__WIRE_MINOR);
     CHECK_EQ(x->server.peer_version, DDL__WIRE_MAJOR << 8 | DDL__WIRE_MINOR);
     CHECK(memcmp(x->client.key, x->server.key, 32) == 0);
@@ -269,7 +269,7 @@ TEST(a_proven_peer_hears_what_is_wrong) {
     c.world = 5;
     expect_verdict(&c, &s, DDL__AUTH_OK, DDL__AUTH_WORLD);
     c = client_params();
-    c.epoch = 6; /* the mesh decides */
+    c.incarnation = 6; /* the mesh decides */
     expect_verdict(&c, &s, DDL__AUTH_OK, DDL__AUTH_OK);
     c = client_params();
     c.rank = 1; /* the server's own */
@@ -568,7 +568,7 @@ TEST(bad_parameters_are_refused) {
     } table[] = {
         {DDL__AUTH_MESH, 0, 1, 2, DDL_OK, DDL_OK},
         {0, 0, 1, 2, DDL_ERR_ARG, DDL_ERR_ARG},
-        {3, 0, 1, 2, DDL_ERR_ARG, DDL_ERR_ARG},
+        {4, 0, 1, 2, DDL_ERR_ARG, DDL_ERR_ARG},
         {255, 0, 1, 2, DDL_ERR_ARG, DDL_ERR_ARG},
         {DDL__AUTH_MESH, 2, 1, 2, DDL_ERR_ARG, DDL_ERR_ARG},
         {DDL__AUTH_MESH, 0, 2, 2, DDL_ERR_ARG, DDL_OK},
@@ -578,6 +578,8 @@ TEST(bad_parameters_are_refused) {
         {DDL__AUTH_STORE, DDL__RANK_ANY, DDL__RANK_ANY, 2, DDL_OK, DDL_OK},
         {DDL__AUTH_STORE, 0, 0, 0, DDL_ERR_ARG, DDL_OK},
         {DDL__AUTH_STORE, 7, 0, 2, DDL_ERR_ARG, DDL_ERR_ARG},
+        {DDL__AUTH_GROW, 1, DDL__RANK_ANY, 2, DDL_OK, DDL_OK},
+        {DDL__AUTH_GROW, 2, DDL__RANK_ANY, 2, DDL_ERR_ARG, DDL_ERR_ARG},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(table); i++) {
         ddl__auth_params p = {secret, 32, 1, table[i].purpose, table[i].rank, table[i].peer, table[i].world, 0};

@@ -34,7 +34,9 @@ enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 typedef enum ddl__purpose {
     DDL__AGREE_FLAG = 1,   /* ddl_agree */
     DDL__AGREE_SHRINK = 2, /* who is left, and the id of their group */
-    DDL__AGREE_MADE = 3    /* all have made it, or not */
+    DDL__AGREE_MADE = 3,   /* all have made it, or not */
+    DDL__AGREE_GROW = 4,   /* who is left, and the id of the group that newcomers join: see grow.h */
+    DDL__AGREE_GROWN = 5   /* all have made it, or not */
 } ddl__purpose;
 
 #define DDL__AGREE_PAUSE_NS (1 * DDL__NS_PER_S)
@@ -266,7 +268,8 @@ static void ddl__agree_put_together(ddl_group *g, ddl__agreement *a) {
             v->verdict = a->voters[i].purpose != v->purpose ? DDL_ERR_MISMATCH : v->verdict;
         }
     }
-    v->id = v->purpose == DDL__AGREE_SHRINK ? ddl__group_id(g->context) : 0;
+    bool makes = v->purpose == DDL__AGREE_SHRINK || v->purpose == DDL__AGREE_GROW;
+    v->id = makes ? ddl__group_id(g->context) : 0;
 }
 
 static bool ddl__agree_all(const ddl_group *g, const ddl__agreement *a, bool accepted) {
@@ -323,8 +326,11 @@ typedef struct ddl__agree_wait {
     uint64_t start_ns, report_ns;
 } ddl__agree_wait;
 
+static void ddl__grow_tend(ddl_group *g);
+
 static bool ddl__agree_done(ddl_context *c, void *arg) {
     ddl__agree_wait *w = arg;
+    ddl__grow_tend(w->group);
     if (!w->agreement->decided && !c->finalized && !c->aborted) {
         ddl__agree_step(w->group, w->agreement);
     }
@@ -386,13 +392,12 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
                       line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
 
-/* Agrees on one number of the sequence. *out is valid until the group's next but one. */
-static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
-    ddl_context *c = g->context;
+/* The next agreement of the sequence with this rank's part; NULL without memory. */
+static ddl__agreement *ddl__agree_begin(ddl_group *g, ddl__purpose purpose, uint32_t flag) {
     ddl__agreement *a = ddl__agreement_get(g, g->agree_sequence + 1);
     const ddl__agreement *before = ddl__agreement_find(g, g->agree_sequence);
     if (a == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", c->doing);
+        return NULL;
     }
     a->mine.purpose = (uint8_t)purpose;
     a->mine.flag = flag;
@@ -401,6 +406,16 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
         if (ddl__is_gone(g, i) || (before != NULL && ddl__bit(before->value.gone, i))) {
             ddl__bit_set(a->mine.gone, i);
         }
+    }
+    return a;
+}
+
+/* Agrees on one number of the sequence. *out is valid until the group's next but one. */
+static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    ddl_context *c = g->context;
+    ddl__agreement *a = ddl__agree_begin(g, purpose, flag);
+    if (a == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", c->doing);
     }
     ddl__agree_wait state = {.group = g, .agreement = a, .start_ns = ddl__now_ns()};
     state.report_ns = state.start_ns;
@@ -427,8 +442,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
         DDL__TRY(ddl__agree_once(g, purpose, flag, out));
         if ((*out)->value.verdict < 0) {
             return ddl__error(c, (ddl_status)(*out)->value.verdict,
-                              "%s on group \"%s\": one rank called ddl_agree while "
-                              "another called ddl_group_shrink",
+                              "%s on group \"%s\": its ranks called different ones of ddl_agree, ddl_group_shrink "
+                              "and ddl_group_grow",
                               c->doing, g->name);
         }
         if (ddl__bit((*out)->value.gone, g->rank)) {
@@ -447,7 +462,8 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
 static ddl_status ddl__agree_enter(ddl_group *g, const char *what) {
     ddl_context *c = g->context;
     if (g->agreeing) {
-        return ddl__error(c, DDL_ERR_STATE, "%s: another thread is in ddl_agree or ddl_group_shrink on group \"%s\"",
+        return ddl__error(c, DDL_ERR_STATE,
+                          "%s: another thread is in ddl_agree, ddl_group_shrink or ddl_group_grow on group \"%s\"",
                           what, g->name);
     }
     if (c->aborted) {
@@ -537,6 +553,18 @@ static int32_t ddl__count_left(const ddl_group *g, const uint8_t *gone) {
     return left;
 }
 
+/* More than half of the group must be left after an agreement on who is. */
+static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a) {
+    int32_t left = ddl__count_left(g, a->value.gone);
+    if (2 * left > g->size) {
+        return DDL_OK;
+    }
+    return ddl__error(g->context, DDL_ERR_QUORUM,
+                      "%s: %d of the %d ranks of group \"%s\" are left, which is not more than half: others may go on "
+                      "elsewhere. Start the job again from a checkpoint",
+                      g->context->doing, left, g->size, g->name);
+}
+
 /* Agree on who is left, make their group, agree that all have made it: nobody may use it before. If somebody died
  * meanwhile, once more; all see the same agreements and so take the same turns. */
 static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
@@ -545,12 +573,7 @@ static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
         ddl__agreement *a;
         DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
         int32_t left = ddl__count_left(g, a->value.gone);
-        if (2 * left <= g->size) {
-            return ddl__error(c, DDL_ERR_QUORUM,
-                              "ddl_group_shrink: %d of the %d ranks of group \"%s\" are left, which is not "
-                              "more than half: others may go on elsewhere. Start the job again from a checkpoint",
-                              left, g->size, g->name);
-        }
+        DDL__TRY(ddl__agree_quorum(g, a));
         ddl_group *made = ddl__shrink_local(g, &a->value, left);
         uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
                          (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);

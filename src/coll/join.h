@@ -3,190 +3,10 @@
 #ifndef DDL_COLL_JOIN_H
 #define DDL_COLL_JOIN_H
 
-#include "agree.h"
+#include "porch.h"
 #include "measure.h"
 #include "stats.h"
 #include "timeline.h"
-#include "transports.h"
-
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
-
-/* What a rank tells the others about itself. */
-enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
-
-typedef struct ddl__blob {
-    uint32_t magic;
-    int32_t version, pid, cores, board_fd;
-    int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
-    int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space;
-    char host_id[64], host_name[32];
-    uint8_t pass_name[DDL__PASS_NAME_BYTES];
-    uint8_t nonce[DDL__MAC_NONCE_BYTES];
-    struct {
-        char name[DDL__NAME_BYTES];
-        uint32_t bytes;
-        uint8_t address[DDL__ADDRESS_BYTES];
-    } transports[DDL__BLOB_TRANSPORTS];
-} ddl__blob;
-
-/* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
- * all-gather. */
-enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
-    DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
-    DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
-    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
-};
-
-static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
-    ddl__writer w = ddl__writer_of(out, DDL__BLOB_BYTES);
-    ddl__put_u32(&w, b->magic);
-    ddl__put_u32(&w, (uint32_t)b->version);
-    ddl__put_u32(&w, (uint32_t)b->pid);
-    ddl__put_u32(&w, (uint32_t)b->cores);
-    ddl__put_u32(&w, (uint32_t)b->board_fd);
-    ddl__put_u32(&w, (uint32_t)b->abilities);
-    ddl__put_u32(&w, (uint32_t)b->guard);
-    ddl__put_u64(&w, b->pid_start);
-    ddl__put_u64(&w, b->pid_space);
-    ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
-    ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
-    ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
-    ddl__put_bytes(&w, b->nonce, sizeof b->nonce);
-    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
-        ddl__put_bytes(&w, b->transports[i].name, DDL__NAME_BYTES);
-        ddl__put_u32(&w, b->transports[i].bytes);
-        ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
-    }
-}
-
-static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
-    ddl__reader r = ddl__reader_of(in, DDL__BLOB_BYTES);
-    b->magic = ddl__get_u32(&r);
-    b->version = (int32_t)ddl__get_u32(&r);
-    b->pid = (int32_t)ddl__get_u32(&r);
-    b->cores = (int32_t)ddl__get_u32(&r);
-    b->board_fd = (int32_t)ddl__get_u32(&r);
-    b->abilities = (int32_t)ddl__get_u32(&r);
-    b->guard = (int32_t)ddl__get_u32(&r);
-    b->pid_start = ddl__get_u64(&r);
-    b->pid_space = ddl__get_u64(&r);
-    ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
-    ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
-    ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
-    ddl__get_bytes(&r, b->nonce, sizeof b->nonce);
-    for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
-        ddl__get_bytes(&r, b->transports[i].name, DDL__NAME_BYTES);
-        b->transports[i].bytes = ddl__get_u32(&r);
-        ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
-    }
-}
-
-/* How frames are guarded: ranks must agree. */
-static const char *const ddl__guards[] = {"no DDL_MAC", "DDL_MAC=1 without DDL_CHECK=payload",
-                                          "DDL_MAC=1 with DDL_CHECK=payload"};
-
-static int32_t ddl__guard(const ddl_context *c) { return !c->settings.mac ? 0 : c->settings.check_payload ? 2 : 1; }
-
-static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
-    memset(b, 0, sizeof *b);
-    b->guard = ddl__guard(c);
-    b->magic = DDL__BLOB_MAGIC;
-    b->version = ddl_version();
-    b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
-    b->board_fd = c->board_fd;
-    b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
-    b->pid_start = ddl__process_start(b->pid);
-    b->pid_space = ddl__process_space();
-    memcpy(b->pass_name, c->pass_name, sizeof b->pass_name);
-    snprintf(b->host_id, sizeof b->host_id, "%.63s", c->settings.host_id);
-    if (gethostname(b->host_name, sizeof b->host_name - 1) != 0 || b->host_name[0] == 0) {
-        snprintf(b->host_name, sizeof b->host_name, "?");
-    }
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
-        b->transports[i].bytes = c->endpoints[i].address_bytes;
-        memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
-    }
-}
-
-/* >>links */
-
-static ddl_status ddl__blob_check(ddl_context *c, const ddl__blob *b, int32_t rank) {
-    if (b->magic != DDL__BLOB_MAGIC || memchr(b->host_id, 0, sizeof b->host_id) == NULL ||
-        memchr(b->host_name, 0, sizeof b->host_name) == NULL || b->cores < 1 || b->cores > DDL__CORES_MAX) {
-        return ddl__error(c, DDL_ERR_CORRUPT,
-                          "ddl_init: what rank %d told about itself is damaged, or it is not ddl %d.%d", rank,
-                          DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
-    }
-    if (b->version / 10000 != ddl_version() / 10000) {
-        return ddl__error(c, DDL_ERR_VERSION,
-                          "ddl_init: rank %d uses ddl %d.%d, this rank %d.%d; build all with one version", rank,
-                          b->version / 10000, b->version / 100 % 100, DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
-    }
-    if (b->guard != ddl__guard(c)) {
-        bool known = b->guard >= 0 && b->guard < (int32_t)DDL__COUNT_OF(ddl__guards);
-        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: rank %d has %s, this rank %s; set both alike on all ranks",
-                          rank, known ? ddl__guards[b->guard] : "another DDL_MAC", ddl__guards[ddl__guard(c)]);
-    }
-    return DDL_OK;
-}
-
-/* What a transport offers towards a rank. */
-typedef struct ddl__reach {
-    bool reaches;
-    bool gave_up; /* it did, until memory or the like was to be shared */
-    uint64_t latency_ns, bytes_per_s; /* its own guess */
-} ddl__reach;
-
-/* Tells each transport that both ranks have about the rank. offers: of this rank, by endpoint. */
-static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, ddl__reach *offers) {
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        const ddl__endpoint *e = &c->endpoints[i];
-        offers[i] = (ddl__reach){.latency_ns = 1, .bytes_per_s = 1};
-        bool watched = c->links[rank].same_space || c->links[rank].passes_process;
-        if ((e->table->flags & DDL_TRANSPORT_LOCAL) != 0 && !watched) {
-            continue; /* its end would go unnoticed: memory has none */
-        }
-        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && !offers[i].reaches; k++) {
-            offers[i].reaches =
-                b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
-                strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
-                e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
-                                   &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
-        }
-    }
-}
-
-/* Asks transports that set something up together with their peers. Returns how many answers are still open. */
-static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
-    int32_t open = 0;
-    for (int32_t rank = 0; rank < c->world_size; rank++) {
-        for (int32_t i = 0; i < c->endpoint_count; i++) {
-            const ddl__endpoint *e = &c->endpoints[i];
-            ddl__reach *o = &offers[rank * DDL__ENDPOINTS_MAX + i];
-            ddl_status status = o->reaches && DDL_HAS(e->table, ready) ? e->table->ready(e->self, rank) : DDL_OK;
-            o->gave_up = o->gave_up || (o->reaches && status < 0);
-            o->reaches = o->reaches && status >= 0;
-            open += status == DDL_IN_PROGRESS;
-            *out_rank = status == DDL_IN_PROGRESS ? rank : *out_rank;
-        }
-    }
-    return open;
-}
-
-/* A rank of this host whose process has ended, -1: none. */
-static int32_t ddl__links_gone(const ddl_context *c) {
-    for (int32_t rank = 0; rank < c->world_size; rank++) {
-        const ddl__link *l = &c->links[rank];
-        if (rank != c->rank && ddl__has_process(c, l) && ddl__process_gone(l)) {
-            return rank;
-        }
-    }
-    return -1;
-}
 
 /* Waits until shared memory and the like stand, or have been given up by both sides, and until those whom this rank has
  * told so have heard it: it may end now. When another has ended, its last words, and what others make of them, get time
@@ -219,89 +39,6 @@ static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t 
     }
 }
 
-/* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
- * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
-static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
-    ddl__link *l = &c->links[rank];
-    double best = 0;
-    for (int32_t i = 0; i < c->endpoint_count; i++) {
-        double cost =
-            (double)offers[i].latency_ns * 1e-9 + 65536.0 / (double)DDL__MAX(offers[i].bytes_per_s, (uint64_t)1);
-        cost += !l->same_host && c->endpoints[i].plugin == &ddl__tcp_plugin ? 1e9 : 0;
-        bool better = l->endpoint == NULL || (c->settings.transports == NULL && cost < best);
-        if ((c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) != 0) { /* carries no messages */
-            l->device = l->device == NULL && offers[i].reaches && l->same_host ? &c->endpoints[i] : l->device;
-            continue;
-        }
-        if (offers[i].reaches && !c->endpoints[i].only_watches && better) {
-            best = cost;
-            l->endpoint = &c->endpoints[i];
-            l->latency_ns = offers[i].latency_ns;
-            l->bytes_per_s = offers[i].bytes_per_s;
-        }
-    }
-    for (int32_t i = 0; l->endpoint == NULL && i < c->endpoint_count; i++) {
-        if (offers[i].gave_up && (c->endpoints[i].table->flags & DDL_TRANSPORT_DEVICE) == 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM,
-                              "ddl_init: %s, which DDL_TRANSPORTS asks for, could not be set up between rank %d and "
-                              "rank %d on host %s; a warning of a rank of that host tells why (add tcp to "
-                              "DDL_TRANSPORTS to go on without)",
-                              c->endpoints[i].plugin->name, c->rank, rank, l->host_name);
-        }
-    }
-    for (int32_t i = 0; i < c->endpoint_count && l->endpoint != NULL && !l->same_host; i++) {
-        bool blind = (l->endpoint->table->flags & DDL_TRANSPORT_BLIND) != 0;
-        if (blind && offers[i].reaches && c->endpoints[i].plugin == &ddl__tcp_plugin) {
-            l->watch = &c->endpoints[i];
-        }
-    }
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
-    }
-    return DDL_OK;
-}
-
-/* Who and where a rank is. Hosts are numbered by first appearance: ranks below have their numbers already. */
-static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *table) {
-    ddl__link *l = &c->links[rank];
-    const ddl__blob *b = &table[rank];
-    snprintf(l->host_id, sizeof l->host_id, "%s", b->host_id);
-    ddl__text_clean(l->host_id); /* it is part of sentences */
-    snprintf(l->host_name, sizeof l->host_name, "%s", b->host_name);
-    ddl__text_clean(l->host_name);
-    memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
-    l->pid = b->pid;
-    l->pid_start = b->pid_start;
-    l->same_host = strcmp(b->host_id, table[c->rank].host_id) == 0;
-    l->same_space = l->same_host && b->pid_space == table[c->rank].pid_space;
-    l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
-                        (table[c->rank].abilities & DDL__PASSES_PROCESS) != 0 && ddl__can_pass(c, rank);
-    l->host = 0;
-    for (int32_t i = 0; i < rank; i++) {
-        if (strcmp(c->links[i].host_id, l->host_id) == 0) {
-            l->host = c->links[i].host;
-            break;
-        }
-        l->host = DDL__MAX(l->host, c->links[i].host + 1);
-    }
-    c->host_count = DDL__MAX(c->host_count, l->host + 1);
-    c->local_ranks += l->same_host;
-}
-
-static void ddl__link_keys(ddl_context *c, int32_t rank, const ddl__blob *table) {
-    const ddl__settings *s = &c->settings;
-    const uint8_t *mine = table[c->rank].nonce, *other = table[rank].nonce;
-    uint32_t from = (uint32_t)c->rank, to = (uint32_t)rank;
-    if (s->mac) {
-        ddl__mac_init(&c->links[rank].mac_out, s->secret, s->secret_bytes, c->job, from, to, mine, other);
-        ddl__mac_init(&c->links[rank].mac_in, s->secret, s->secret_bytes, c->job, to, from, other, mine);
-    }
-}
-
 /* Reads the whole table before anything is done with it: this rank's own line, too, came back from another. */
 static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     for (int32_t i = 0; i < c->world_size; i++) {
@@ -309,7 +46,7 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     }
     bool all_trace = true;
     for (int32_t i = 0; i < c->world_size; i++) {
-        ddl__link_name(c, i, table);
+        ddl__link_name(c, i, &table[i], &table[c->rank]);
         all_trace = all_trace && (table[i].abilities & DDL__TRACES) != 0;
     }
     if (c->trace != NULL) {
@@ -317,20 +54,11 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     }
     for (int32_t i = 0; i < c->world_size; i++) {
         if (i != c->rank) {
-            ddl__link_offers(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
-            ddl__link_keys(c, i, table);
+            ddl__link_offers(c, i, &table[i], false, offers + i * DDL__ENDPOINTS_MAX);
+            ddl__link_keys(c, i, table[i].nonce, table[c->rank].nonce);
         }
     }
     return DDL_OK;
-}
-
-/* The end of a process on this host is noticed at once. */
-static void ddl__link_watch(ddl_context *c, int32_t rank) {
-    ddl__link *l = &c->links[rank];
-    int fd = rank != c->rank && ddl__has_process(c, l) ? ddl__process_open(l->pid, l->pid_start) : -1;
-    if (fd >= 0) {
-        ddl__link_watch_fd(c, rank, fd);
-    }
 }
 
 /* Ranks per core on the fullest host, the same on all ranks: the table is. */
@@ -356,6 +84,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
         ddl__link_watch(c, i);
     }
     int32_t first = 0;
+    snprintf(c->meet_host, sizeof c->meet_host, "%s", c->links[0].host_id); /* rank 0 listened there */
     while (!c->links[first].same_host) {
         first++;
     }
@@ -377,9 +106,7 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     uint64_t strangers = 0;
     c->board_fd = ddl__board_make(c->world_size);
     ddl__blob_fill(c, &mine);
-    if (c->settings.mac && ddl__random(mine.nonce, sizeof mine.nonce) < 0) {
-        return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: no random numbers for the keys of DDL_MAC");
-    }
+    DDL__TRY(ddl__nonce_make(c, &mine));
     ddl__blob_write(&mine, told);
     ddl_status status = ddl__rendezvous(&c->settings, &c->base, told, sizeof told, wire, &strangers, &c->error);
     c->stats.strangers_refused += strangers;
@@ -394,18 +121,24 @@ static ddl_status ddl__blobs_exchange(ddl_context *c, uint8_t *wire, ddl__blob *
     return status;
 }
 
+/* c->links stays NULL without memory. */
+static void ddl__links_alloc(ddl_context *c, ddl__life life) {
+    c->links = ddl__alloc_array(&c->base, (size_t)c->world_size + 1, sizeof *c->links);
+    for (int32_t i = 0; c->links != NULL && i <= c->world_size; i++) {
+        c->links[i].pidfd = -1;
+        c->links[i].life = i < c->world_size ? life : DDL__DEAD;
+    }
+}
+
 static ddl_status ddl__meet(ddl_context *c) {
     size_t world = (size_t)c->world_size;
     ddl__blob *table = ddl__alloc_array(&c->base, world, sizeof *table);
     uint8_t *wire = ddl__alloc_array(&c->base, world, DDL__BLOB_BYTES);
     ddl__reach *offers = ddl__alloc_array(&c->base, world * DDL__ENDPOINTS_MAX, sizeof *offers);
     ddl_status status = DDL_OK;
-    c->links = ddl__alloc_array(&c->base, world, sizeof *c->links);
+    ddl__links_alloc(c, DDL__ALIVE);
     if (table == NULL || wire == NULL || offers == NULL || c->links == NULL) {
         status = ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
-    }
-    for (int32_t i = 0; c->links != NULL && i < c->world_size; i++) {
-        c->links[i].pidfd = -1;
     }
     status = status == DDL_OK ? ddl__blobs_exchange(c, wire, table) : status;
     status = status == DDL_OK ? ddl__links_make(c, table, offers) : status;
@@ -430,6 +163,7 @@ static void ddl__register_handlers(ddl_context *c) {
     c->handlers[DDL__FRAME_DEAD] = (ddl__handler){.deliver = ddl__on_dead};
     c->handlers[DDL__FRAME_BYE] = (ddl__handler){.deliver = ddl__on_bye};
     c->handlers[DDL__FRAME_AGREE] = (ddl__handler){.deliver = ddl__on_agree};
+    c->handlers[DDL__FRAME_GROW] = (ddl__handler){.deliver = ddl__on_grow};
     c->handlers[DDL__FRAME_ABORT] = (ddl__handler){.deliver = ddl__on_abort};
 }
 
@@ -508,7 +242,8 @@ static ddl_status ddl__world_make(ddl_context *c) {
     return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
 }
 
-static ddl_status ddl__join(ddl_context *c) {
+/* What comes before anybody is met. */
+static ddl_status ddl__prepare(ddl_context *c) {
     DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
     ddl__launcher_name_wait(&c->settings, &c->base);
     c->rank = c->settings.launch.rank;
@@ -530,10 +265,160 @@ static ddl_status ddl__join(ddl_context *c) {
         ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));
     }
+    return DDL_OK;
+}
+
+static ddl_status ddl__join(ddl_context *c) {
+    DDL__TRY(ddl__prepare(c));
     DDL__TRY(ddl__meet(c));
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
     DDL__TRY(ddl__greet(c));
+    ddl__page_stage_tell(c, DDL__PAGE_JOINED);
+    return ddl__timeline_begin(c);
+}
+
+/* >>newcomer */
+
+#define DDL__ADMIT_NS (3 * DDL__NS_PER_S) /* from the end of who received us to the word of any other member */
+
+/* The shared board of this host: any member has it; where only newcomers are, that of the lowest. */
+static void ddl__newcomer_board(ddl_context *c, const ddl__roster *r) {
+    const ddl__seat *best = NULL;
+    for (int32_t i = 0; i < r->count; i++) {
+        const ddl__seat *s = &r->seats[i];
+        bool member = s->incarnation < r->incarnation, better = best == NULL;
+        better = better || (member && best->incarnation == r->incarnation);
+        best = c->links[s->rank].same_space && better ? s : best;
+    }
+    ddl__board_open(c, best != NULL ? ddl__board_reach(best->blob.pid, best->blob.board_fd) : -1);
+    ddl__places_open(c);
+}
+
+/* Links and group as the roster says: every member makes the same. */
+static ddl_status ddl__newcomer_links(ddl_context *c, const ddl__roster *r, const ddl__blob *mine) {
+    bool found = false;
+    int32_t *ranks = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *ranks);
+    if (ranks == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for %d ranks", c->world_size);
+    }
+    c->links[c->rank].life = DDL__ALIVE;
+    ddl__link_name(c, c->rank, mine, mine);
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < r->count && status == DDL_OK; i++) {
+        const ddl__seat *s = &r->seats[i];
+        ranks[i] = s->rank;
+        found = found || (s->rank == c->rank && s->incarnation == r->incarnation);
+        status = s->rank != c->rank ? ddl__grow_link(c, s, mine) : DDL_OK;
+    }
+    if (status == DDL_OK && !found) {
+        status = ddl__error(c, DDL_ERR_CORRUPT, "ddl_join: what the members tell does not name this rank");
+    }
+    if (status == DDL_OK) {
+        c->incarnation = c->incarnation_seen = c->links[c->rank].incarnation = r->incarnation;
+        c->groups->allocated = r->incarnation * 65536u; /* not the numbers that this rank gave out before it died */
+        memcpy(c->meet_host, r->meet_host, sizeof c->meet_host);
+        c->tuning = r->tuning;
+        ddl__newcomer_board(c, r);
+        c->world = ddl__group_new(c, ranks, r->count, r->group, r->epoch, r->name);
+        status = c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for the group");
+    }
+    ddl__free(&c->base, ranks);
+    return status;
+}
+
+typedef struct ddl__admission {
+    int fd;             /* to who received us; -1: it has ended */
+    uint64_t ended_ns;
+    bool refused;
+} ddl__admission;
+
+static bool ddl__admission_over(ddl_context *c, void *arg) {
+    ddl__admission *a = arg;
+    uint8_t byte;
+    ssize_t n = a->fd >= 0 ? recv(a->fd, &byte, 1, MSG_DONTWAIT) : -1;
+    bool ended = a->fd >= 0 && (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR));
+    if (ended) {
+        close(a->fd);
+        a->fd = -1;
+        a->ended_ns = ddl__now_ns();
+    }
+    a->refused = a->refused || n > 0 || (a->fd < 0 && ddl__now_ns() - a->ended_ns > DDL__ADMIT_NS);
+    return c->world->admitted || a->refused;
+}
+
+/* One word of any member. DDL_IN_PROGRESS: there will be none, come again. */
+static ddl_status ddl__newcomer_await(ddl_context *c, int fd, uint64_t deadline) {
+    ddl__admission a = {.fd = fd};
+    ddl__wait w = {.done = ddl__admission_over, .tick = ddl__no_tick, .arg = &a, .deadline = deadline};
+    ddl__wait_for(c, &w);
+    if (a.fd >= 0) {
+        close(a.fd);
+    }
+    if (c->world->admitted) {
+        return DDL_OK;
+    }
+    return a.refused ? DDL_IN_PROGRESS
+                     : ddl__error(c, DDL_ERR_TIMEOUT, "ddl_join: the members received rank %d, but did not admit it "
+                                  "before the deadline", c->rank);
+}
+
+/* From the roster to the first word. */
+static ddl_status ddl__newcomer_enter(ddl_context *c, const ddl__client *client, const ddl__blob *mine) {
+    ddl__roster r;
+    ddl_status status = ddl__roster_read(&c->base, client->told, client->told_bytes, c->world_size, &r);
+    if (status < 0) {
+        close(client->fd);
+        return ddl__error(c, status, "ddl_join: what the members at %s tell %s", client->where,
+                          status == DDL_ERR_NOMEM ? "needs more memory than there is" : "makes no sense");
+    }
+    status = r.verdict < 0 ? ddl__error(c, r.verdict, "%s", r.text) : ddl__newcomer_links(c, &r, mine);
+    ddl__free(&c->base, r.seats);
+    if (status < 0) {
+        close(client->fd);
+        return status;
+    }
+    return ddl__newcomer_await(c, client->fd, client->deadline_ns);
+}
+
+/* Joins a job that runs. DDL_IN_PROGRESS: the members began anew, and so does this process. */
+static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
+    DDL__TRY(ddl__prepare(c));
+    if (c->settings.place.kind != DDL__MEET_TCP) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED,
+                          "ddl_join: newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
+                          "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
+    }
+    ddl__links_alloc(c, DDL__DEAD);
+    ddl__blob mine;
+    uint8_t blob[DDL__BLOB_BYTES];
+    if (c->links == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_join: no memory for %d ranks", c->world_size);
+    }
+    c->board_fd = ddl__board_make(c->world_size);
+    ddl__blob_fill(c, &mine);
+    DDL__TRY(ddl__nonce_make(c, &mine));
+    ddl__blob_write(&mine, blob);
+    ddl__client client = {.settings = &c->settings, .base = &c->base, .blob = blob, .blob_bytes = sizeof blob, .fd = -1,
+                          .deadline_ns = deadline, .why = &c->error, .grows = true,
+                          .told_max = ddl__roster_bytes(c->world_size)};
+    ddl_status status = ddl__client_run(&client);
+    if (status < 0) {
+        return ddl__said(c, status);
+    }
+    status = ddl__newcomer_enter(c, &client, &mine);
+    ddl__free(&c->base, client.told);
+    DDL__TRY(status == DDL_IN_PROGRESS ? DDL_OK : status);
+    if (status == DDL_IN_PROGRESS) {
+        return status;
+    }
+    c->joined = true;
+    if (c->trace != NULL) {
+        c->trace->together = false; /* this process writes its own file */
+    }
+    ddl__log(&c->base, DDL_LOG_INFO, "joined group \"%s\" of %d ranks as incarnation %u of this rank", c->world->name,
+             c->world->size, c->incarnation);
+    DDL__TRY(ddl__thread_begin(c));
     ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);
 }
@@ -620,7 +505,7 @@ static void ddl__context_close(ddl_context *c) {
         }
     }
     if (c->links != NULL) {
-        ddl__wipe(c->links, (size_t)c->world_size * sizeof *c->links); /* keys */
+        ddl__wipe(c->links, ((size_t)c->world_size + 1) * sizeof *c->links); /* keys */
     }
     ddl__free(&c->base, c->links);
     c->links = NULL;
@@ -674,11 +559,8 @@ static void ddl__init_failed(const ddl_config *config, const ddl__base *base, co
     }
 }
 
-DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
-    if (out_context == NULL) {
-        return DDL_ERR_ARG;
-    }
-    *out_context = NULL;
+/* One try to join. later: a job that runs; deadline 0: begins now. DDL_IN_PROGRESS: it is worth another. */
+static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *deadline, ddl_context **out_context) {
     ddl__base base = {.log_level = DDL_LOG_WARN, .rank = -1};
     ddl__settings settings;
     ddl__sentence why = {0};
@@ -701,14 +583,17 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     ddl__own_page_make(c);
     c->refs = 1;
     c->epoll_fd = c->wake_fd = c->board_fd = c->pass_fd = c->page_fd = -1;
+    *deadline = *deadline != 0 ? *deadline : ddl__deadline(c->clock.ns, settings.init_timeout_ms);
     status = ddl__context_parts(c);
     ddl__lock(c);
     if (status == DDL_OK) {
-        status = ddl__join(c);
+        status = later || settings.restarted > 0 ? ddl__join_later(c, *deadline) : ddl__join(c);
     }
     ddl__unlock(c);
-    if (status < 0) {
-        ddl__init_failed(config, &c->base, &c->error);
+    if (status != DDL_OK) {
+        if (status < 0) {
+            ddl__init_failed(config, &c->base, &c->error);
+        }
         c->finalized = true;
         ddl__context_close(c);
         ddl__context_destroy(c);
@@ -716,6 +601,38 @@ DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context)
     }
     *out_context = c;
     return DDL_OK;
+}
+
+static ddl_status ddl__begin_often(const ddl_config *config, bool later, ddl_context **out_context) {
+    uint64_t deadline = 0;
+    ddl_status status;
+    while ((status = ddl__begin(config, later, &deadline, out_context)) == DDL_IN_PROGRESS) {
+        ddl__pause_ms(20);
+    }
+    return status;
+}
+
+DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context) {
+    if (out_context == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    return ddl__begin_often(config, false, out_context);
+}
+
+DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context, ddl_group **out_group) {
+    if (out_context == NULL || out_group == NULL) {
+        return DDL_ERR_ARG;
+    }
+    *out_context = NULL;
+    *out_group = NULL;
+    DDL__TRY(ddl__begin_often(config, true, out_context));
+    *out_group = (*out_context)->world;
+    return DDL_OK;
+}
+
+DDL_API int32_t ddl_incarnation(const ddl_context *context) {
+    return context != NULL ? (int32_t)context->incarnation : 0;
 }
 
 /* >>leaving */

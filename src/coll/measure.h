@@ -338,6 +338,19 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     return status;
 }
 
+/* The progress thread, where it is asked for. */
+static ddl_status ddl__thread_begin(ddl_context *c) {
+    if (c->settings.progress_thread) {
+        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
+        if (error != 0) {
+            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
+                              strerror(error));
+        }
+        c->has_thread = true;
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__greet(ddl_context *c) {
     if (c->world_size == 1) {
         return DDL_OK;
@@ -356,14 +369,7 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__native_agree(c->world));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
-    if (c->settings.progress_thread) {
-        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
-        if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
-                              strerror(error));
-        }
-        c->has_thread = true;
-    }
+    DDL__TRY(ddl__thread_begin(c));
     ddl__announce(c);
     return DDL_OK;
 }

@@ -63,8 +63,8 @@ struct ddl_group {
     uint32_t magic;
     uint32_t id, epoch;
     int32_t rank, size;
-    int32_t *ranks;   /* world ranks, in group order */
-    int32_t *rank_of; /* by world rank, -1: not a member */
+    int32_t *ranks;   /* world ranks, in group order; world_size: one that is dead, whose rank another process has */
+    int32_t *rank_of; /* by world rank, -1: not a member; also of world_size */
     int32_t *host_of; /* by group rank, hosts numbered by first appearance */
     ddl_context *context;
     ddl_group *next;
@@ -109,6 +109,8 @@ struct ddl_group {
     bool agreeing;
     bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
+    struct ddl__grow *grow; /* while newcomers are taken in, else NULL */
+    bool admitted;          /* a newcomer's: a member has said that the group is there */
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
@@ -193,7 +195,7 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
     g->id = id;
     g->epoch = epoch;
     g->ranks = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->ranks);
-    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *g->rank_of);
+    g->rank_of = ddl__alloc_array(&c->base, (size_t)c->world_size + 1, sizeof *g->rank_of);
     g->host_of = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->host_of);
     g->flows = ddl__alloc_array(&c->base, (size_t)size, sizeof *g->flows);
     g->packed = ddl__alloc_array(&c->base, (size_t)size, 2 * sizeof *g->packed);
@@ -204,7 +206,7 @@ static ddl_group *ddl__group_new(ddl_context *c, const int32_t *ranks, int32_t s
         ddl__free(&c->base, g);
         return NULL;
     }
-    for (int32_t i = 0; i < c->world_size; i++) {
+    for (int32_t i = 0; i <= c->world_size; i++) {
         g->rank_of[i] = -1;
     }
     for (int32_t i = 0; i < size; i++) {
@@ -355,6 +357,16 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
         }
     }
     ddl__changed(c);
+}
+
+/* A new process is about to take the rank of one that is dead: in groups that were made before, that one stays dead. */
+static void ddl__groups_rank_again(ddl_context *c, int32_t rank) {
+    for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
+        if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
+            g->ranks[g->rank_of[rank]] = c->world_size;
+            g->rank_of[rank] = -1;
+        }
+    }
 }
 
 /* 1 when a rank has left in order and nothing of it is still on its way: waiting for it is in vain. Where its goodbye

@@ -4,7 +4,8 @@
  * most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
- * through /proc or passed (spaces.h), and close their own. Nothing is left behind. Without both there is no board. */
+ * through /proc or passed (spaces.h), close their own, and keep that one open for who joins later. Nothing is left
+ * behind. Without both there is no board. */
 #ifndef DDL_MESH_BOARD_H
 #define DDL_MESH_BOARD_H
 
@@ -39,8 +40,8 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Maps a board, and closes the descriptor. Size and seals are checked first: a board that could shrink would turn a
- * look at it into SIGBUS. */
+/* Maps a board, and keeps its descriptor instead of the own one. Size and seals are checked first: a board that could
+ * shrink would turn a look at it into SIGBUS. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st;
     size_t bytes = ddl__board_bytes(c->world_size);
@@ -50,8 +51,10 @@ static void ddl__board_open(ddl_context *c, int fd) {
         c->board = at != MAP_FAILED ? at : NULL;
         c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
     }
-    if (fd >= 0) {
-        close(fd);
+    int spare = c->board != NULL ? c->board_fd : fd;
+    c->board_fd = c->board != NULL ? fd : c->board_fd;
+    if (spare >= 0) {
+        close(spare);
     }
     if (c->board == NULL) {
         ddl__log(&c->base, DDL_LOG_DEBUG, "no goodbye board: it cannot be shared; deaths of ranks that this one is not "
@@ -76,6 +79,14 @@ static void ddl__board_close(ddl_context *c) {
 static void ddl__board_leave(ddl_context *c) {
     if (c->board != NULL) {
         atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
+    }
+}
+
+/* A new process has the place of a rank that is gone. */
+static void ddl__board_again(ddl_context *c, int32_t rank) {
+    if (c->board != NULL) {
+        atomic_store_explicit(&c->board[rank], 0, memory_order_release); /* it is admitted after this */
+        atomic_store_explicit(&c->places[rank], 0, memory_order_relaxed); /* only a hint */
     }
 }
 

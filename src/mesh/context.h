@@ -92,6 +92,7 @@ typedef struct ddl__link {
     bool watching;           /* connected there */
     ddl__life life;
     bool same_host, connected;
+    bool named; /* it is known who and where it is */
     bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
     bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
     bool process_told, board_told, board_taken;
@@ -100,6 +101,7 @@ typedef struct ddl__link {
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
+    uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
@@ -169,7 +171,13 @@ struct ddl_context {
 
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;
-    ddl__link *links; /* by world rank */
+    /* By world rank. One more stands for all who were dead when a new process took their rank: for groups that were
+     * made before. It is dead for ever. */
+    ddl__link *links;
+    uint32_t incarnation;      /* of this rank */
+    uint32_t incarnation_seen; /* the highest of any rank that was ever admitted */
+    uint8_t nonce[DDL__MAC_NONCE_BYTES]; /* told to peers, for the keys of DDL_MAC */
+    char meet_host[64];        /* the host that the rendezvous leads to, as in ddl__link.host_id */
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
     _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */

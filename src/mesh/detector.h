@@ -97,7 +97,8 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     }
     ddl__settle(c, l, DDL__DEAD);
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
-    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags}, rank, text, but);
+    /* epoch: a word about the process that had the rank before says nothing of its successor */
+    ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
     c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
@@ -267,6 +268,9 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_ERR_CORRUPT;
     }
     const ddl__link *l = &c->links[rank];
+    if (f->epoch != l->incarnation) {
+        return DDL_OK;
+    }
     if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
         ddl__has_process(c, l)) {
         c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */

@@ -305,6 +305,22 @@ static ddl_status ddl__tell(ddl_context *c, int32_t peer, ddl__frame f, const vo
 
 /* >>proof */
 
+/* A rank that was only cut off must not come back beside the process that has its place: who says that it is another
+ * incarnation than the one that this rank knows is refused. A client hears it in the verdict: its claim was in its
+ * HELLO, its proof comes later. */
+static ddl_status ddl__prove_step(ddl_context *c, ddl__auth *a, const uint8_t *in, size_t in_bytes, size_t *out_used,
+                                  uint8_t *out, size_t *out_bytes) {
+    if (a->role == DDL__AUTH_SERVER && a->peer_world != 0 && a->peer_rank < (uint32_t)c->world_size &&
+        a->peer_incarnation != c->links[a->peer_rank].incarnation) {
+        ddl__auth_refuse(a, DDL__AUTH_INCARNATION);
+    }
+    ddl_status status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+    if (status != DDL_OK) {
+        return status;
+    }
+    return a->peer_incarnation == c->links[a->peer_rank].incarnation ? DDL_OK : DDL_ERR_AUTH;
+}
+
 /* Runs the handshake for a transport; the secret stays here. See docs/plugins.md for the calling sequence. */
 static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer,
                                   const uint8_t *in, size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes,
@@ -332,7 +348,8 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
                               .purpose = DDL__AUTH_MESH,
                               .rank = (uint32_t)c->rank,
                               .peer = (uint32_t)peer,
-                              .world = (uint32_t)c->world_size};
+                              .world = (uint32_t)c->world_size,
+                              .incarnation = c->incarnation};
         a = ddl__alloc(&c->base, sizeof *a);
         if (a == NULL) {
             return DDL_ERR_NOMEM;
@@ -344,7 +361,7 @@ static ddl_status ddl__host_prove(const ddl_host *host, void **state, int32_t is
         }
     }
     if (status == DDL_OK) {
-        status = ddl__auth_step(a, in, in_bytes, out_used, out, 256, out_bytes);
+        status = ddl__prove_step(c, a, in, in_bytes, out_used, out, out_bytes);
     }
     if (status == DDL_OK) {
         *out_peer = (int32_t)a->peer_rank;

@@ -17,6 +17,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
     {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
     {"DDL_PMIX_LIBRARY", "libpmix.so.2", "the library by which ranks meet that a PMIx launcher started"},
+    {"DDL_RESTARTED", "0", "more than 0: ddl_init joins a running job, as ddl_join does; ddlrun --restart sets it"},
     {"DDL_INTERFACE", "", "the network interface to bind and to advertise"},
     {"DDL_ADVERTISE", "", "an address that peers reach this rank at, when it is not the bound one"},
     {"DDL_PORT_RANGE", "", "ports that ranks listen on, as 20000-20100; any free port without it"},

@@ -24,6 +24,10 @@ typedef struct ddl__client {
     char last[200];  /* how the last try ended */
     char where[160]; /* "node1:29500" */
     ddl__sentence *why;
+    /* A newcomer (ddl_join): it takes what the members tell instead of the table, and keeps the connection. */
+    bool grows;
+    uint8_t *told; /* to be freed by the caller */
+    size_t told_bytes, told_max;
 } ddl__client;
 
 /* Waits until the socket can be read or written. False: the time is over. */
@@ -110,6 +114,11 @@ static ddl_status ddl__client_failed(ddl__client *c, const ddl__record *record, 
     if (bytes > 0 && ddl__socket_all(c->fd, text, bytes, until_ns) != 1) {
         bytes = 0;
     }
+    if (c->grows && record->status == DDL_ERR_STATE) { /* not now */
+        text[bytes] = 0;
+        ddl__text_clean(text);
+        return ddl__client_again(c, "%.160s", text);
+    }
     return ddl__record_sentence(record, text, bytes, c->where, c->why);
 }
 
@@ -144,6 +153,9 @@ static ddl_status ddl__client_unproven(ddl__client *c, const ddl__auth *auth, dd
         ddl__record record = ddl__record_read(head);
         return ddl__client_failed(c, &record, until);
     }
+    if (c->grows) {
+        return ddl__client_again(c, "the connection ended before the reason of a refusal came");
+    }
     return ddl__fail(c->why, DDL_ERR_CONFIG, "ddl_init: rank 0 at %s refuses rank %d of %d: %s", c->where,
                      c->settings->launch.rank, c->settings->launch.world,
                      auth->code == DDL__AUTH_WORLD       ? "its world size is another"
@@ -177,8 +189,9 @@ static ddl_status ddl__client_prove(ddl__client *c, bool by_uid) {
     ddl__auth_params params = {.secret = s->secret,
                                .secret_bytes = by_uid ? 0 : s->secret_bytes,
                                .job = s->job_id,
-                               .purpose = DDL__AUTH_STORE,
+                               .purpose = c->grows ? DDL__AUTH_GROW : DDL__AUTH_STORE,
                                .rank = (uint32_t)s->launch.rank,
+                               .peer = c->grows ? DDL__RANK_ANY : 0,
                                .world = (uint32_t)s->launch.world};
     uint8_t nonce[32];
     if (ddl__random(nonce, sizeof nonce) != DDL_OK || ddl__auth_client(&auth, &params, nonce) != DDL_OK) {
@@ -244,6 +257,36 @@ static ddl_status ddl__client_trade(ddl__client *c) {
     return DDL_OK;
 }
 
+/* The same of a newcomer: gives the blob, takes what the members tell once they have made up their minds. A connection
+ * that ends means that they begin anew, or that who received us has died: then we come again too. */
+static ddl_status ddl__client_come(ddl__client *c) {
+    uint8_t head[DDL__RECORD_BYTES];
+    ddl__record_write(head, DDL__RECORD_BLOB, DDL_OK, c->blob_bytes);
+    if (!ddl__socket_send(c->fd, head, sizeof head, c->deadline_ns) ||
+        !ddl__socket_send(c->fd, c->blob, c->blob_bytes, c->deadline_ns) ||
+        ddl__socket_all(c->fd, head, sizeof head, c->deadline_ns) != 1) {
+        return ddl__client_again(c, "the members have not admitted it yet");
+    }
+    ddl__record answer = ddl__record_read(head);
+    if (answer.kind == DDL__RECORD_FAILED) {
+        return ddl__client_failed(c, &answer, ddl__now_ns() + DDL__LEAVE_NS);
+    }
+    if (answer.kind != DDL__RECORD_TABLE || answer.bytes == 0 || answer.bytes > c->told_max) {
+        return ddl__fail(c->why, DDL_ERR_CORRUPT, "ddl_join: the answer of %s makes no sense", c->where);
+    }
+    c->told_bytes = answer.bytes;
+    c->told = ddl__alloc(c->base, c->told_bytes);
+    if (c->told == NULL) {
+        return ddl__fail(c->why, DDL_ERR_NOMEM, "ddl_join: no memory for what the members tell");
+    }
+    if (ddl__socket_all(c->fd, c->told, c->told_bytes, ddl__now_ns() + DDL__DELIVER_NS) != 1) {
+        ddl__free(c->base, c->told);
+        c->told = NULL;
+        return ddl__client_again(c, "the connection ended while the members told who they are");
+    }
+    return DDL_OK;
+}
+
 static int ddl__connect_at(const ddl__address *a, uint64_t until_ns) {
     int fd = socket(a->at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, yes = 1;
     socklen_t bytes = sizeof error;
@@ -283,9 +326,12 @@ static ddl_status ddl__client_try(ddl__client *c, const ddl__address *a) {
         status = ddl__client_prove(c, by_uid);
     }
     if (status == DDL_OK) {
-        status = ddl__client_trade(c);
+        status = c->grows ? ddl__client_come(c) : ddl__client_trade(c);
     }
-    close(c->fd);
+    if (!c->grows || status != DDL_OK) {
+        close(c->fd);
+        c->fd = -1;
+    }
     return status;
 }
 
@@ -330,6 +376,12 @@ static const char *ddl__client_hint(const ddl__client *c) {
 static ddl_status ddl__client_give_up(ddl__client *c) {
     const ddl__launch *l = &c->settings->launch;
     double waited = (double)(ddl__now_ns() - c->start_ns) / (double)DDL__NS_PER_S;
+    if (c->grows) {
+        return ddl__fail(c->why, c->refused_ns != 0 ? c->refusal : DDL_ERR_TIMEOUT,
+                         "ddl_join: nobody admitted a new rank %d of %d at %s within %.1f s (last: %s). The members "
+                         "admit newcomers while they are in ddl_group_grow; job, secret and WORLD_SIZE are theirs",
+                         l->rank, l->world, c->where, waited, c->last);
+    }
     if (c->refused_ns != 0) {
         return ddl__fail(
             c->why, c->refusal,

@@ -1,6 +1,8 @@
-/* server: rank 0's side of the rendezvous. One thread, one epoll, no waiting for any one connection: whoever does not
- * prove the job's secret in time costs a counter and a debug line. It sees descriptors that listen, not how they came
- * to be. What a stranger can make it hold: DDL__STRANGERS_MAX connections of sizeof(ddl__guest) bytes. */
+/* server: rank 0's side of the rendezvous, and, while a group grows, that of the rank that receives newcomers
+ * (`grows`): there each comes for one rank, and the caller takes those who are HERE. One thread, one epoll, no waiting
+ * for any one connection: whoever does not prove the job's secret in time costs a counter and a debug line. It sees
+ * descriptors that listen, not how they came to be. What a stranger can make it hold: DDL__STRANGERS_MAX connections of
+ * sizeof(ddl__guest) bytes. */
 #ifndef DDL_STORE_SERVER_H
 #define DDL_STORE_SERVER_H
 
@@ -56,11 +58,12 @@ typedef struct ddl__server {
     int32_t guest_count, strangers_now;
     uint8_t *ranks; /* enum ddl__rank_state of each */
     int32_t here, served;
-    uint64_t start_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
+    uint64_t start_ns, swept_ns, rest_ns, end_ns; /* end_ns: deadline of what goes on now */
     uint64_t strangers;
     char last_stranger[160];
     char world_text[160]; /* for ranks that count otherwise */
     bool delivering, failing;
+    bool grows;
     ddl__sentence *why;
 } ddl__server;
 
@@ -206,6 +209,12 @@ static void ddl__guest_gone(ddl__server *server, ddl__guest *g, const char *what
         ddl__guest_stranger(server, g, g->heard ? "it left during the handshake" : "it left without a word");
         return;
     }
+    if (server->grows && g->stage != DDL__GUEST_LEAVING) {
+        server->here -= *state == DDL__RANK_HERE;
+        *state = DDL__RANK_AWAY;
+        ddl__guest_close(server, g);
+        return;
+    }
     bool died = *state == DDL__RANK_HERE && g->stage != DDL__GUEST_LEAVING && !server->failing;
     if (g->stage != DDL__GUEST_LEAVING && *state == DDL__RANK_PROVEN) {
         *state = DDL__RANK_AWAY;
@@ -257,7 +266,7 @@ static void ddl__guest_record(ddl__server *server, ddl__guest *g) {
         *state = DDL__RANK_SERVED;
         server->served++;
         ddl__guest_close(server, g);
-    } else if (record.kind == DDL__RECORD_GIVE_UP && !server->delivering) {
+    } else if (record.kind == DDL__RECORD_GIVE_UP && !server->delivering && !server->grows) {
         ddl__server_fail_missing(server);
     } else {
         ddl__guest_gone(server, g, "sent what makes no sense");
@@ -285,6 +294,10 @@ static void ddl__guest_refuse(ddl__server *server, ddl__guest *g, ddl_status sta
         ddl__guest_dismiss(server, g, DDL_ERR_CONFIG, server->world_text);
         break;
     case DDL__AUTH_DUPLICATE:
+        if (server->grows) {
+            ddl__guest_dismiss(server, g, DDL_ERR_STATE, "the rank lives, or another process has come for it");
+            break;
+        }
         ddl__guest_dismiss(
             server, g, DDL_ERR_CONFIG,
             "ddl_init: another process with the same rank has come before this one; every rank is started "
@@ -342,7 +355,7 @@ static size_t ddl__guest_collect(ddl__server *server, ddl__guest *g, const uint8
     if (g->blob_bytes == server->blob_bytes) {
         g->stage = DDL__GUEST_HEAD;
         server->ranks[g->rank] = DDL__RANK_HERE;
-        if (++server->here == server->settings->launch.world) {
+        if (++server->here == server->settings->launch.world && !server->grows) {
             ddl__server_deliver(server);
         }
     }
@@ -419,7 +432,7 @@ static void ddl__guest_begin(ddl__server *server, int fd, const ddl__address *fr
     ddl__auth_params params = {.secret = s->secret,
                                .secret_bytes = server->by_uid ? 0 : s->secret_bytes,
                                .job = s->job_id,
-                               .purpose = DDL__AUTH_STORE,
+                               .purpose = server->grows ? DDL__AUTH_GROW : DDL__AUTH_STORE,
                                .world = (uint32_t)s->launch.world};
     uint8_t nonce[32];
     struct epoll_event event = {.events = EPOLLIN};
@@ -516,39 +529,58 @@ static bool ddl__server_overdue(ddl__server *server) {
     return true;
 }
 
-static ddl_status ddl__server_loop(ddl__server *server) {
+/* Lets happen what can, within so many milliseconds. */
+static void ddl__server_turn(ddl__server *server, int ms) {
     struct epoll_event events[64];
-    uint64_t swept = 0;
+    int n = epoll_wait(server->epoll, events, 64, ms);
+    for (int i = 0; i < n; i++) {
+        uint32_t id = events[i].data.u32;
+        if (id >= DDL__LISTENERS_MAX) {
+            ddl__guest_event(server, &server->guests[id - DDL__LISTENERS_MAX], events[i].events);
+        } else if ((int)id < server->listener_count) {
+            ddl__server_accept(server, server->listeners[id]);
+        }
+    }
+    uint64_t now = ddl__now_ns();
+    if (now - server->swept_ns > 5 * DDL__NS_PER_MS) {
+        server->swept_ns = now;
+        ddl__server_sweep(server, now);
+    }
+}
+
+static ddl_status ddl__server_loop(ddl__server *server) {
     while (!ddl__server_done(server)) {
         uint64_t now = ddl__now_ns();
         if (now >= server->end_ns && !ddl__server_overdue(server)) {
             break;
         }
         uint64_t left = server->end_ns > now ? (server->end_ns - now) / DDL__NS_PER_MS + 1 : 0;
-        int n = epoll_wait(server->epoll, events, 64, (int)DDL__MIN(left, server->resting ? 5u : 100u));
-        for (int i = 0; i < n; i++) {
-            uint32_t id = events[i].data.u32;
-            if (id >= DDL__LISTENERS_MAX) {
-                ddl__guest_event(server, &server->guests[id - DDL__LISTENERS_MAX], events[i].events);
-            } else if ((int)id < server->listener_count) {
-                ddl__server_accept(server, server->listeners[id]);
-            }
-        }
-        if (ddl__now_ns() - swept > 5 * DDL__NS_PER_MS) {
-            swept = ddl__now_ns(); /* after `now`: connections have been made meanwhile */
-            ddl__server_sweep(server, swept);
-        }
+        ddl__server_turn(server, (int)DDL__MIN(left, server->resting ? 5u : 100u));
     }
     return server->failing ? server->why->status : DDL_OK;
 }
 
-/* Takes the table from all and gives it to all. Listens on what the caller has bound; closes it. table holds rank 0's
- * blob already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_PEER, DDL_ERR_NOMEM, DDL_ERR_SYSTEM. */
-static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
+/* Ends it, and what ddl__server_open has begun. */
+static void ddl__server_close(ddl__server *server) {
+    ddl__server_close_listeners(server);
+    for (int32_t i = 0; server->guests != NULL && i < server->guest_count; i++) {
+        ddl__guest_close(server, &server->guests[i]);
+    }
+    if (server->epoll >= 0) {
+        close(server->epoll);
+    }
+    if (server->spare >= 0) {
+        close(server->spare);
+    }
+    ddl__free(server->base, server->guests);
+    ddl__free(server->base, server->ranks);
+}
+
+/* Makes what it works with, all ranks AWAY; listens on what the caller has bound. On error it is closed. */
+static ddl_status ddl__server_open(ddl__server *server) {
     int32_t world = server->settings->launch.world;
-    ddl_status status;
+    ddl_status status = DDL_OK;
     server->start_ns = ddl__now_ns();
-    server->end_ns = deadline_ns;
     snprintf(
         server->world_text, sizeof server->world_text,
         "ddl_init: rank 0 was started for a world of %d, this rank for another; all ranks need the same WORLD_SIZE",
@@ -562,27 +594,26 @@ static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
         status = ddl__fail(server->why, DDL_ERR_NOMEM, "ddl_init: no memory for %d connections of rank 0", world);
     } else if (server->epoll < 0) {
         status = ddl__fail(server->why, DDL_ERR_SYSTEM, "ddl_init: epoll_create1: %s", strerror(errno));
-    } else {
-        server->ranks[0] = DDL__RANK_SERVED;
-        server->here = server->served = 1;
-        for (int i = 0; i < server->listener_count; i++) {
-            struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)i};
-            (void)epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listeners[i], &event);
-        }
-        status = ddl__server_loop(server);
     }
-    ddl__server_close_listeners(server);
-    for (int32_t i = 0; server->guests != NULL && i < server->guest_count; i++) {
-        ddl__guest_close(server, &server->guests[i]);
+    for (int i = 0; status == DDL_OK && i < server->listener_count; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)i};
+        (void)epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listeners[i], &event);
     }
-    if (server->epoll >= 0) {
-        close(server->epoll);
+    if (status < 0) {
+        ddl__server_close(server);
     }
-    if (server->spare >= 0) {
-        close(server->spare);
-    }
-    ddl__free(server->base, server->guests);
-    ddl__free(server->base, server->ranks);
+    return status;
+}
+
+/* Takes the table from all and gives it to all. Listens on what the caller has bound; closes it. table holds rank 0's
+ * blob already. Blocks. Errors: DDL_ERR_TIMEOUT, DDL_ERR_PEER, DDL_ERR_NOMEM, DDL_ERR_SYSTEM. */
+static ddl_status ddl__server_serve(ddl__server *server, uint64_t deadline_ns) {
+    DDL__TRY(ddl__server_open(server));
+    server->end_ns = deadline_ns;
+    server->ranks[0] = DDL__RANK_SERVED;
+    server->here = server->served = 1;
+    ddl_status status = ddl__server_loop(server);
+    ddl__server_close(server);
     return status;
 }
 

@@ -617,47 +617,16 @@ static void ddl__tcp_peer_dead(void *self, int32_t peer) {
     ddl__tcp_drop(t, p, DDL_ERR_PEER);
 }
 
-/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
- * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
- * it. */
-static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
-    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
-    if (copy == NULL) {
-        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
-        shutdown(p->data->fd, SHUT_RDWR);
-        return false;
-    }
-    memcpy(copy, m, sizeof *copy);
-    copy->payload = copy + 1;
-    if (m->payload_bytes > 0) {
-        memcpy(copy + 1, m->payload, m->payload_bytes);
-    }
-    p->orphan = p->first = copy;
-    p->last = p->last == m ? copy : p->last;
-    return true;
-}
-
-static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
+/* Whoever proved to be the dead one, and has not said what for, goes too. Its place in the backlog stays its own. */
+static void ddl__tcp_peer_again(void *self, int32_t peer) {
     ddl__tcp *t = self;
-    ddl__tcp_peer *p = &t->peers[peer];
-    if (ddl__tcp_unlist(&p->done, m)) {
-        return;
-    }
-    if (p->first == m && p->first_sent > 0) {
-        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
-            return;
-        }
-        p->first_sent = 0;
-    }
-    for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
-        if (*at == m) {
-            *at = m->next;
-            if (p->last == m) {
-                p->last = last;
-            }
-            return;
+    for (ddl__tcp_conn *c = t->strangers, *next; c != NULL; c = next) {
+        next = c->next;
+        if (c->peer == peer) {
+            ddl__tcp_stranger_drop(t, c, "was of a rank that is dead");
         }
     }
+    t->peers[peer] = (ddl__tcp_peer){.backlogged = t->peers[peer].backlogged};
 }
 
 static void ddl__tcp_redirect(void *self, int32_t peer, void *token, void *new_landing) {
@@ -984,6 +953,7 @@ static const ddl_transport ddl__tcp_transport = {
     .connect = ddl__tcp_connect,
     .recall = ddl__tcp_recall,
     .redirect = ddl__tcp_redirect,
+    .peer_again = ddl__tcp_peer_again,
 };
 
 static const ddl_plugin ddl__tcp_plugin = {

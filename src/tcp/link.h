@@ -215,6 +215,49 @@ static void ddl__tcp_drop(ddl__tcp *t, ddl__tcp_peer *p, ddl_status status) {
     ddl__tcp_report(t, p, status);
 }
 
+/* A frame cannot end in the middle: of a message that is partly sent a copy takes its place in the queue, which is
+ * freed instead of sent(). Without memory for it the connection is given up; not at once, we may be inside a read of
+ * it. */
+static bool ddl__tcp_orphan(ddl__tcp *t, ddl__tcp_peer *p, const ddl_message *m) {
+    ddl_message *copy = t->host->alloc(t->host, sizeof *copy + m->payload_bytes);
+    if (copy == NULL) {
+        ddl__tcp_log(t, DDL_LOG_WARN, "tcp: no memory to end a message in order; its connection is closed");
+        shutdown(p->data->fd, SHUT_RDWR);
+        return false;
+    }
+    memcpy(copy, m, sizeof *copy);
+    copy->payload = copy + 1;
+    if (m->payload_bytes > 0) {
+        memcpy(copy + 1, m->payload, m->payload_bytes);
+    }
+    p->orphan = p->first = copy;
+    p->last = p->last == m ? copy : p->last;
+    return true;
+}
+
+static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
+    ddl__tcp *t = self;
+    ddl__tcp_peer *p = &t->peers[peer];
+    if (ddl__tcp_unlist(&p->done, m)) {
+        return;
+    }
+    if (p->first == m && p->first_sent > 0) {
+        if (p->data != NULL && ddl__tcp_orphan(t, p, m)) {
+            return;
+        }
+        p->first_sent = 0;
+    }
+    for (ddl_message **at = &p->first, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
+        if (*at == m) {
+            *at = m->next;
+            if (p->last == m) {
+                p->last = last;
+            }
+            return;
+        }
+    }
+}
+
 /* >>in */
 
 /* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */

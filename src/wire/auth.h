@@ -3,17 +3,17 @@
  * allocation, and no size that comes from the wire. The caller limits how long and how often.
  *
  *     HELLO      client   0  magic "ddlh", major u8, minor u8, kind u8 = 1, purpose u8
- *                         8  job u64, rank u32, target rank u32, world u32, epoch u32, client nonce [32]
+ *                         8  job u64, rank u32, target rank u32, world u32, incarnation u32, client nonce [32]
  *     CHALLENGE  server  64  magic "ddlh", major u8, minor u8, kind u8 = 2, purpose u8
- *                        72  rank u32, epoch u32, server nonce [32], MAC(secret, "ddl1 server") [32]
+ *                        72  rank u32, incarnation u32, server nonce [32], MAC(secret, "ddl1 server") [32]
  *     PROOF      client 144  MAC(secret, "ddl1 client") [32]
  *     VERDICT    server 176  kind u8 = 4, code u8, 0 u16, MAC(k, "ddl1 verdict") [32]
  *                       212  end;   k = MAC(secret, "ddl1 key") over bytes 0..175
  *
  * Offsets are in the conversation, which both sides keep whole: MAC(key, label) is HMAC-SHA256 over the label, padded
  * with zeros to 16 bytes, and every byte of the conversation before the MAC. So roles, purpose, job, versions, ranks,
- * world, epoch and both nonces are all inside, a label keeps one side's proof from serving as the other's, and a nonce
- * keeps yesterday's from serving today. Integers are little-endian.
+ * world, incarnations and both nonces are all inside, a label keeps one side's proof from serving as the other's, and a
+ * nonce keeps yesterday's from serving today. Integers are little-endian.
  *
  * The first 8 bytes of HELLO and CHALLENGE keep this shape in all versions. Another major version is refused after
  * them: the server answers with the same 8 bytes of its own, so that both sides can name both versions. To somebody who
@@ -27,9 +27,9 @@
 #define DDL__AUTH_MAGIC 0x686c6464u /* "ddlh" */
 #define DDL__AUTH_MAX_OUT 80        /* a step never writes more than this */
 #define DDL__AUTH_BYTES 212         /* the whole conversation */
-#define DDL__RANK_ANY UINT32_MAX    /* store only: a client without a rank, or "whoever serves" */
+#define DDL__RANK_ANY UINT32_MAX    /* not in the mesh: a client without a rank, or "whoever serves" */
 
-enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2 };
+enum ddl__auth_purpose { DDL__AUTH_STORE = 1, DDL__AUTH_MESH = 2, DDL__AUTH_GROW = 3 };
 enum ddl__auth_role { DDL__AUTH_CLIENT = 1, DDL__AUTH_SERVER = 2 };
 
 /* Why a handshake was refused. On the wire in VERDICT; values never change. */
@@ -42,7 +42,8 @@ enum ddl__auth_code {
     DDL__AUTH_RANK = 5,
     DDL__AUTH_DUPLICATE = 6,
     DDL__AUTH_PURPOSE = 7,
-    DDL__AUTH_NOT_DDL = 8 /* never sent: what came was no handshake */
+    DDL__AUTH_NOT_DDL = 8, /* never sent: what came was no handshake */
+    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/again.h */
 };
 
 typedef struct ddl__auth_params {
@@ -53,7 +54,7 @@ typedef struct ddl__auth_params {
     uint32_t rank;  /* mine */
     uint32_t peer;  /* client: whom I mean to reach; server: not used */
     uint32_t world; /* a store's server may say 0: any */
-    uint32_t epoch; /* shown to the peer, not compared: the mesh knows which epochs it admits */
+    uint32_t incarnation; /* of this rank: shown to the peer, not compared: the mesh knows whom it admits */
 } ddl__auth_params;
 
 /* The conversation in sections. A prefix is a section of its own so that strangers are known by 8 bytes. */
@@ -68,7 +69,7 @@ enum ddl__auth_section {
 
 typedef struct ddl__auth {
     /* results; peer_* of a server are claims until DDL_OK */
-    uint32_t peer_rank, peer_world, peer_epoch;
+    uint32_t peer_rank, peer_world, peer_incarnation;
     uint16_t peer_version; /* major << 8 | minor, known from the first 8 bytes on, else 0 */
     uint8_t code;          /* enum ddl__auth_code, when it was refused */
     uint8_t key[32];       /* session key, on DDL_OK */
@@ -115,7 +116,7 @@ static void ddl__auth_put_prefix(ddl__writer *w, uint8_t kind, uint8_t purpose) 
 }
 
 static ddl_status ddl__auth_start(ddl__auth *a, const ddl__auth_params *p, uint8_t role) {
-    int store = p->purpose == DDL__AUTH_STORE;
+    int store = p->purpose == DDL__AUTH_STORE || p->purpose == DDL__AUTH_GROW;
     if ((!store && p->purpose != DDL__AUTH_MESH) || (p->secret == NULL && p->secret_bytes > 0) ||
         (p->rank >= p->world && !(store && (p->rank == DDL__RANK_ANY || p->world == 0)))) {
         return DDL_ERR_ARG;
@@ -134,7 +135,7 @@ static ddl_status ddl__auth_start(ddl__auth *a, const ddl__auth_params *p, uint8
 
 /* Begins as client. nonce: 32 bytes of ddl__random, never used before. Errors: DDL_ERR_ARG. */
 static ddl_status ddl__auth_client(ddl__auth *a, const ddl__auth_params *p, const uint8_t nonce[32]) {
-    if (p->world == 0 || (p->peer >= p->world && !(p->purpose == DDL__AUTH_STORE && p->peer == DDL__RANK_ANY))) {
+    if (p->world == 0 || (p->peer >= p->world && !(p->purpose != DDL__AUTH_MESH && p->peer == DDL__RANK_ANY))) {
         return DDL_ERR_ARG;
     }
     DDL__TRY(ddl__auth_start(a, p, DDL__AUTH_CLIENT));
@@ -144,7 +145,7 @@ static ddl_status ddl__auth_client(ddl__auth *a, const ddl__auth_params *p, cons
     ddl__put_u32(&w, p->rank);
     ddl__put_u32(&w, p->peer);
     ddl__put_u32(&w, p->world);
-    ddl__put_u32(&w, p->epoch);
+    ddl__put_u32(&w, p->incarnation);
     ddl__put_bytes(&w, nonce, 32);
     return DDL_OK;
 }
@@ -155,7 +156,7 @@ static ddl_status ddl__auth_server(ddl__auth *a, const ddl__auth_params *p, cons
     ddl__writer w = ddl__writer_of(a->wire + 64, 48);
     ddl__auth_put_prefix(&w, 2, p->purpose);
     ddl__put_u32(&w, p->rank);
-    ddl__put_u32(&w, p->epoch);
+    ddl__put_u32(&w, p->incarnation);
     ddl__put_bytes(&w, nonce, 32);
     return DDL_OK;
 }
@@ -194,7 +195,7 @@ static void ddl__auth_read_hello(ddl__auth *a) {
     a->peer_rank = ddl__get_u32(&r);
     (void)ddl__get_u32(&r); /* target: ddl__auth_judge looks */
     a->peer_world = ddl__get_u32(&r);
-    a->peer_epoch = ddl__get_u32(&r);
+    a->peer_incarnation = ddl__get_u32(&r);
     ddl__auth_mac(a, &a->secret, "ddl1 server", 112, a->wire + 112);
 }
 
@@ -205,7 +206,7 @@ static void ddl__auth_read_challenge(ddl__auth *a) {
         return;
     }
     a->peer_rank = ddl__load_le32(a->wire + 72);
-    a->peer_epoch = ddl__load_le32(a->wire + 76);
+    a->peer_incarnation = ddl__load_le32(a->wire + 76);
     a->peer_world = a->world;
     if (a->wire[71] != a->purpose) {
         ddl__auth_fail(a, DDL_ERR_AUTH, DDL__AUTH_PURPOSE);
@@ -220,7 +221,7 @@ static void ddl__auth_read_challenge(ddl__auth *a) {
 /* Server: what to tell a client that has proven itself. */
 static uint8_t ddl__auth_judge(const ddl__auth *a) {
     uint32_t target = ddl__load_le32(a->wire + 20);
-    int store = a->purpose == DDL__AUTH_STORE;
+    int store = a->purpose != DDL__AUTH_MESH;
     if (a->wire[7] != a->purpose) {
         return DDL__AUTH_PURPOSE;
     }

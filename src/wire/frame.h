@@ -42,7 +42,7 @@ enum ddl__frame_type {
     DDL__FRAME_ABORT = 11,
     DDL__FRAME_BYE = 12,
     DDL__FRAME_PING = 13,
-    DDL__FRAME_GROUP = 14,
+    DDL__FRAME_GROW = 14, /* a group takes newcomers in: see coll/grow.h */
     DDL__FRAME_AGREE = 15,
     DDL__FRAME_TYPE_MAX = 15
 };

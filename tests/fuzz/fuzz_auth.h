@@ -80,7 +80,7 @@ FUZZ_QUIET static void fuzz_start(fuzz *f, uint8_t flags, int victim_is_server) 
     p->rank = wrong == 3 ? 2 : p->rank;
     p->purpose = wrong == 4 ? DDL__AUTH_STORE : p->purpose;
     c.peer = wrong == 5 ? 0 : c.peer;
-    p->epoch += wrong == 6;
+    p->incarnation += wrong == 6;
     f->may_succeed |= (flags & 3) == 3 && wrong == 3 && victim_is_server; /* rank 2 is as good as 3 */
     REQUIRE(ddl__auth_client(victim_is_server ? &f->peer : &f->victim, &c, client_nonce) == DDL_OK);
     REQUIRE(ddl__auth_server(victim_is_server ? &f->victim : &f->peer, &s, server_nonce) == DDL_OK);

@@ -1,0 +1,162 @@
+/* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
+ * call. */
+#ifndef DDL_COLL_PORCH_H
+#define DDL_COLL_PORCH_H
+
+#include "grow.h"
+
+/* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
+#define DDL__PORCH_EVENT (UINT32_MAX - 2)
+#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
+
+static ddl_status ddl__porch_open(ddl__grow *w) {
+    ddl_context *c = w->group->context;
+    ddl__server *server = ddl__alloc(&c->base, sizeof *server);
+    if (server == NULL) {
+        return ddl__fail(&w->why, DDL_ERR_NOMEM, "no memory to receive newcomers");
+    }
+    *server = (ddl__server){.settings = &c->settings, .base = &c->base, .blob_bytes = DDL__BLOB_BYTES,
+                            .table = w->table, .why = &w->why, .grows = true, .epoll = -1, .spare = -1};
+    ddl_status status = c->settings.place.kind == DDL__MEET_TCP
+                            ? ddl__listen(server)
+                            : ddl__fail(&w->why, DDL_ERR_UNSUPPORTED,
+                                        "newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
+                                        "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
+    status = status == DDL_OK ? ddl__server_open(server) : status;
+    if (status < 0) {
+        ddl__server_close_listeners(server);
+        ddl__free(&c->base, server);
+        return status;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
+    (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
+    w->states = server->ranks;
+    w->self = server;
+    return DDL_OK;
+}
+
+static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
+
+static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+    ddl__server *server = w->self;
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->rank == (uint32_t)rank) {
+            ddl__guest_say(g, DDL__RECORD_TABLE, DDL_OK, roster, bytes);
+            if (!ddl__guest_flush(server, g)) {
+                ddl__guest_close(server, g);
+            }
+            return;
+        }
+    }
+}
+
+/* Somebody has not taken all that it is told. */
+static bool ddl__porch_tells(const ddl__server *server) {
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void ddl__porch_close(ddl__grow *w, bool admitted) {
+    static const char again[] = "the members begin anew: one of them died, or time was over";
+    ddl__server *server = w->self;
+    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
+    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
+        ddl__server_turn(server, 10);
+    }
+    for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->tail_at == g->tail_bytes) {
+            ddl__guest_say(g, DDL__RECORD_FAILED, DDL_ERR_STATE, again, strlen(again));
+            (void)ddl__guest_flush(server, g);
+        }
+    }
+    w->group->context->stats.strangers_refused += server->strangers;
+    ddl__server_close(server);
+    ddl__free(server->base, server);
+    w->self = NULL;
+    w->states = NULL;
+}
+
+static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
+
+/* >>public */
+
+static bool ddl__grow_done(ddl_context *c, void *arg) {
+    ddl__grow *w = arg;
+    if (!w->over && !c->finalized && !c->aborted) {
+        ddl__grow_step(w);
+    }
+    return w->over || c->finalized || c->aborted;
+}
+
+static ddl_status ddl__grow_failed(const ddl__grow *w) {
+    ddl_group *g = w->group;
+    bool known = w->told && w->roster.verdict < 0 && w->roster.verdict != DDL_ERR_PEER;
+    return ddl__error(g->context, known ? w->roster.verdict : DDL_ERR_TIMEOUT, "ddl_group_grow on group \"%s\": %s",
+                      g->name, known ? w->roster.text
+                                     : "nobody was admitted before the deadline: ranks died meanwhile, newcomers went "
+                                       "away, or a rank could not make a link to one; warnings tell which");
+}
+
+static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    for (;;) {
+        ddl__agreement *a = NULL;
+        DDL__TRY(ddl__agree_on(g, DDL__AGREE_GROW, 1, &a));
+        DDL__TRY(ddl__agree_quorum(g, a));
+        ddl__grow_begin(w, a);
+        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = DDL__NEVER};
+        ddl__wait_for(c, &until);
+        uint32_t flag = ddl__grow_flag(w);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_GROWN, flag, &a);
+        if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
+            ddl__flush_notes(c);
+            *out = w->made;
+            return DDL_OK;
+        }
+        DDL__TRY(status);
+        if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
+            return ddl__grow_failed(w);
+        }
+    }
+}
+
+DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return ddl__refuse_group(group, "ddl_group_grow", "out_group");
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
+    ddl_context *c = group->context;
+    ddl__grow w = {.group = group, .porch = &ddl__porch_sockets,
+                   .most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST};
+    ddl_status status = DDL_OK;
+    if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
+                            "neither may be negative, nor timeout_ms longer than a year",
+                            group->name, max_joiners, (long long)timeout_ms);
+    }
+    status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
+    if (status == DDL_OK) {
+        w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
+        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER - DDL__GROW_SLACK_NS);
+        status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
+        if (status == DDL_OK) {
+            group->grow = &w;
+            status = ddl__grow_run(&w, out_group);
+            group->grow = NULL;
+        }
+        ddl__agree_leave(group);
+    }
+    ddl__grow_free(&w);
+    ddl__unlock(c);
+    return status;
+}
+
+#endif /* DDL_COLL_PORCH_H */
