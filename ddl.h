@@ -1229,7 +1229,9 @@ typedef enum ddl_schedule {
 /* Where gradients are averaged and the optimizer runs. */
 typedef enum ddl_architecture {
     DDL_ARCHITECTURE_ALL_REDUCE = 0, /* on every rank */
-    DDL_ARCHITECTURE_PS = 1          /* on parameter servers: gradients are pushed, parameters pulled */
+    DDL_ARCHITECTURE_PS = 1,         /* on parameter servers: gradients are pushed, parameters pulled */
+    DDL_ARCHITECTURE_AUTO = 2        /* each f32 gradient by all-reduce, or over servers beside the ranks that average
+                                        it: what the measured cost says, again while training; BSP */
 } ddl_architecture;
 
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
@@ -1262,7 +1264,7 @@ typedef struct ddl_trainer_config {
     double outer_rate;       /* of DDL_SYNC_LOCAL, not 0: Nesterov's step on the averaged difference (DiLoCo: 0.7) */
     double outer_momentum;   /* default 0.9 where outer_rate is set; below 0: none */
     ddl_architecture architecture;
-    int32_t servers;   /* of DDL_ARCHITECTURE_PS; default: one beside each rank, or 1 that is dedicated */
+    int32_t servers;   /* of PS and AUTO; default: one beside each rank, or 1 that is dedicated */
     int32_t dedicated; /* 1: the last `servers` ranks only serve: they call ddl_trainer_serve */
     int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
     int32_t staleness_max;
@@ -32382,7 +32384,8 @@ DDL_API ddl_status ddl_ps_load(ddl_ps *ps, const char *folder) {
 /* train, first part: which gradients travel together, and in which order. Pure functions of sizes and times: ranks that
  * agree on these have the same plan. They know nothing of trainers, groups or memory. */
 
-/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. */
+/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. Where there is
+ * more than one way to go there is an array of such lines. */
 typedef struct ddl__line {
     double latency_s, seconds_per_byte;
 } ddl__line;
@@ -32431,9 +32434,11 @@ static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
 /* A gradient in the order in which backward makes them. */
 typedef struct ddl__layer {
     int64_t bytes;
-    double ready_s;  /* not before the one before it */
-    double needed_s; /* forward of the next step uses its parameter so long after the first parameter */
-    bool apart;      /* lies in other memory than the one before it: they cannot travel together */
+    double ready_s;        /* not before the one before it */
+    double needed_s;       /* forward of the next step uses its parameter so long after the first parameter */
+    bool apart;            /* lies in other memory than the one before it: they cannot travel together */
+    int32_t way;           /* which line it goes by; all that travel together go by one */
+    const int64_t *grains; /* bytes of what cannot be cut, such as lies on servers; NULL: any cut will do */
 } ddl__layer;
 
 /* Merges neighbours so that the last operation ends as early as it can, with as few operations as that allows:
@@ -32450,7 +32455,7 @@ static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl
         end[j] = -1;
         for (int32_t i = j - 1; i >= 0; i--) {
             bytes += layers[i].bytes;
-            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(line, bytes);
+            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(&line[layers[i].way], bytes);
             if (end[j] < 0 || last <= end[j]) {
                 end[j] = last;
                 from[j] = i;
@@ -32551,59 +32556,68 @@ static void ddl__plan_fuse(const ddl__layer *layers, int32_t count, int64_t byte
 typedef struct ddl__piece {
     int32_t first, last;        /* layers; of a part of one layer both are that layer */
     int64_t begin_bytes, bytes; /* from the begin of layer `first` */
+    int64_t grain, grains;      /* where there are such: its first one in layer `first`, and how many it has */
 } ddl__piece;
+
+/* Cuts layers i ... j - 1, which lie one after the other, into pieces of piece_bytes. Returns how many. */
+static int32_t ddl__plan_cut_range(const ddl__layer *layers, int32_t i, int32_t j, int64_t piece_bytes,
+                                   ddl__piece *out) {
+    int32_t made = 0, layer = i;
+    int64_t bytes = 0, at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
+    for (int32_t k = i; k < j; k++) {
+        bytes += layers[k].bytes;
+    }
+    do {
+        ddl__piece p = {
+            .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
+        at += p.bytes;
+        while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
+            passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
+        }
+        bool whole = passed + layers[p.last].bytes == at;
+        passed += whole ? layers[p.last].bytes : 0;
+        layer = p.last + whole;
+        out[made++] = p;
+    } while (at < bytes);
+    return made;
+}
+
+/* The same, but cuts only between grains, which are put together as long as they are at most piece_bytes. */
+static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t i, int32_t j, int64_t piece_bytes,
+                                    ddl__piece *out) {
+    int32_t made = 0, layer = i;
+    int64_t at = 0, grain = 0; /* of `layer`: bytes and grains before the next */
+    do {
+        ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at, .grain = grain};
+        while (layer < j) {
+            int64_t bytes = layers[layer].bytes == 0 ? 0 : layers[layer].grains[grain];
+            if (p.bytes > 0 && bytes > piece_bytes - p.bytes) {
+                break;
+            }
+            p.bytes += bytes;
+            p.grains += bytes > 0;
+            p.last = layer;
+            at += bytes;
+            grain++;
+            if (at == layers[layer].bytes) {
+                layer++;
+                at = grain = 0;
+            }
+        }
+        out[made++] = p;
+    } while (layer < j);
+    return made;
+}
 
 /* Cuts ranges into pieces, in backward's order. A piece covers all layers that it touches. */
 static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool *first, int64_t piece_bytes,
                              ddl__piece *out) {
     int32_t made = 0;
     for (int32_t i = 0, j; i < count; i = j) {
-        int64_t bytes = layers[i].bytes;
-        for (j = i + 1; j < count && !first[j]; j++) {
-            bytes += layers[j].bytes;
-        }
-        int64_t at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
-        int32_t layer = i;
-        do {
-            ddl__piece p = {
-                .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
-            at += p.bytes;
-            while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
-                passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
-            }
-            bool whole = passed + layers[p.last].bytes == at;
-            passed += whole ? layers[p.last].bytes : 0;
-            layer = p.last + whole;
-            out[made++] = p;
-        } while (at < bytes);
-    }
-    return made;
-}
-
-/* As ddl__plan_cut, but cuts only between grains: what lies on servers as one. grains: bytes of each, in order; none
- * goes over the end of a layer. Grains are put together as long as they are at most piece_bytes. */
-static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t count, const bool *first, const int64_t *grains,
-                                    int64_t piece_bytes, ddl__piece *out) {
-    int32_t made = 0;
-    for (int32_t i = 0, j, grain = 0; i < count; i = j) {
         for (j = i + 1; j < count && !first[j]; j++) {
         }
-        int32_t layer = i; /* that the next grain is of, and where */
-        int64_t at = 0;
-        do {
-            ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at};
-            while (layer < j && (layers[layer].bytes == 0 || p.bytes == 0 || grains[grain] <= piece_bytes - p.bytes)) {
-                int64_t bytes = layers[layer].bytes == 0 ? 0 : grains[grain++];
-                p.bytes += bytes;
-                p.last = layer;
-                at += bytes;
-                if (at == layers[layer].bytes) {
-                    layer++;
-                    at = 0;
-                }
-            }
-            out[made++] = p;
-        } while (layer < j);
+        made += layers[i].grains != NULL ? ddl__plan_cut_grains(layers, i, j, piece_bytes, &out[made])
+                                         : ddl__plan_cut_range(layers, i, j, piece_bytes, &out[made]);
     }
     return made;
 }
@@ -32640,7 +32654,7 @@ static double ddl__plan_priority(const ddl__layer *layers, const ddl__piece *pie
         }
         if (best >= 0 && (out_bytes < credit_bytes || oldest == made)) {
             started_s[best] = now;
-            free_s = DDL__MAX(free_s, now) + ddl__line_time(line, pieces[best].bytes);
+            free_s = DDL__MAX(free_s, now) + ddl__line_time(&line[layers[pieces[best].first].way], pieces[best].bytes);
             ended_s[best] = free_s;
             out_bytes += pieces[best].bytes;
             out_order[made++] = best;
@@ -32659,7 +32673,7 @@ static double ddl__plan_run(const ddl__layer *layers, const ddl__piece *pieces, 
     double end = 0;
     for (int32_t k = 0; k < count; k++) {
         const ddl__piece *p = &pieces[order[k]];
-        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(line, p->bytes);
+        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(&line[layers[p->first].way], p->bytes);
         ended_s[order[k]] = end;
     }
     return end;
@@ -32706,6 +32720,7 @@ typedef struct ddl__weight {
     bool ready;                    /* in this call of the loop */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
+    bool served;                   /* goes over servers */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
@@ -32738,11 +32753,13 @@ typedef struct ddl__served {
     ddl_ps *ps;        /* NULL: there are none */
     ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
     ddl__ps_trait *traits;
-    bool *bad;       /* the gradient of this step is not finite */
-    int64_t *grains; /* bytes of the servers' pieces */
-    bool only;       /* this rank only serves */
-    bool sums;       /* servers average gradients, and workers run the optimizer */
-    bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
+    bool *bad;             /* the gradient of this step is not finite */
+    int64_t *grains;       /* bytes of the servers' pieces */
+    bool only;             /* this rank only serves */
+    bool chosen;           /* architecture auto: some tensors go another way than units do */
+    ddl__line measured[2]; /* when both ways were measured last */
+    bool sums;             /* servers average gradients, and workers run the optimizer */
+    bool alone;            /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
 /* auto tries one plan after the other. */
@@ -32801,10 +32818,10 @@ struct ddl_trainer {
     ddl_trainer_stats stats;
 
     /* what plans are made from */
-    ddl__line line;
-    ddl__fit fit;             /* of operations since the last plan */
-    uint64_t last_unit_ns;    /* when an operation ended last */
-    double period_s;          /* the last step, from the end of the one before */
+    ddl__line lines[2];    /* of operations; architecture auto: [1] is that of servers */
+    ddl__fit fits[2];      /* of operations since the last plan */
+    uint64_t last_unit_ns; /* when an operation ended last */
+    double period_s;       /* the last step, from the end of the one before */
     ddl__trial trial;
     int64_t planned_at; /* step */
     double planned_s;   /* exposed time that the plan promises */
@@ -32813,6 +32830,18 @@ struct ddl_trainer {
 
 /* Servers run the optimizer: they have its state, and the f32 copies of 16-bit parameters. */
 static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps != NULL && !t->served.sums; }
+
+/* >>layout */
+
+/* 16-bit gradients travel as they are, except where they would be rounded again: sums over several calls, parameters
+ * that travel too (local SGD; shards of another type), servers, which have f32. */
+static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
+    const ddl_trainer_config *o = &t->config;
+    bool squeezed = w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool exact = squeezed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
+                 (o->shard && w->param.dtype != w->grad.dtype);
+    return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
+}
 
 /* >>checks */
 
@@ -32858,7 +32887,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"exposed_s", o->exposed_s, 0, 1e6},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
-        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
+        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_AUTO},
         {"servers", o->servers, 0, 1 << 20},
         {"staleness", o->staleness, -1, 1000000},
         {"staleness_max", o->staleness_max, 0, 1000000},
@@ -32883,13 +32912,14 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o) {
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
  * piece that a server has, or is the program's. */
 static bool ddl__served_sums(const ddl_trainer_config *o) {
-    return o->architecture == DDL_ARCHITECTURE_PS &&
-           (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer));
+    return o->architecture == DDL_ARCHITECTURE_AUTO ||
+           (o->architecture == DDL_ARCHITECTURE_PS &&
+            (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
 }
 
 /* What does not go together with servers. */
 static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
-    bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
+    bool ps = o->architecture != DDL_ARCHITECTURE_ALL_REDUCE, ssp = o->sync == DDL_SYNC_SSP;
     if (!ps && (ssp || o->sync == DDL_SYNC_ASP || o->servers != 0 || o->dedicated)) {
         return "sync SSP and ASP, servers and dedicated need parameter servers: set architecture to "
                "DDL_ARCHITECTURE_PS";
@@ -32899,6 +32929,10 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     }
     if (!ps) {
         return NULL;
+    }
+    if (o->architecture == DDL_ARCHITECTURE_AUTO && (o->dedicated || o->sync != DDL_SYNC_BSP)) {
+        return "architecture auto is BSP, and all ranks take part in all-reduce: without dedicated, SSP, ASP and local "
+               "SGD";
     }
     return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
                                        "SSP or ASP with them, or local SGD over all-reduce"
@@ -32979,7 +33013,7 @@ static ddl_status ddl__trainer_settle(ddl_context *c, int32_t ranks, const ddl_t
     o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
     o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
     o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
-    if (o.architecture == DDL_ARCHITECTURE_PS && o.servers == 0) {
+    if (o.architecture != DDL_ARCHITECTURE_ALL_REDUCE && o.servers == 0) {
         o.servers = o.dedicated ? 1 : ranks;
     }
     o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
@@ -33241,12 +33275,35 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
 }
 
+/* Elements of a tensor that the servers have. */
+static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_wire_type(t, w) == DDL_F32 ? w->count : 0;
+}
+
+/* Which line an operation is on. */
+static int32_t ddl__served_way(const ddl_trainer *t, bool served) {
+    return served && t->config.architecture == DDL_ARCHITECTURE_AUTO;
+}
+
+/* Architecture auto: each tensor goes where the lines say that it takes less time. Another way has to promise a tenth,
+ * so that noise moves nothing. Lines are the same on all ranks. */
+static void ddl__served_choose(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count && t->config.architecture == DDL_ARCHITECTURE_AUTO; i++) {
+        ddl__weight *w = &t->weights[i];
+        int64_t bytes = ddl__served_count(t, w) * (int64_t)sizeof(float);
+        double reduced = ddl__line_time(&t->lines[0], bytes), served = ddl__line_time(&t->lines[1], bytes);
+        bool better = bytes > 0 && (w->served ? served < 1.1 * reduced : 1.1 * served < reduced);
+        t->served.chosen = t->served.chosen || better != w->served;
+        w->served = better;
+    }
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
     int64_t total = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        total += t->weights[i].count;
+        total += ddl__served_count(t, &t->weights[i]);
     }
     DDL__TRY(ddl__enter(t->context));
     s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
@@ -33257,15 +33314,19 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__unlock(t->context);
     DDL__TRY(status);
     DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
-    for (int64_t i = t->count - 1, at = 0; i >= 0; at += t->weights[i--].count) {
-        const ddl__weight *w = &t->weights[i];
+    for (int64_t i = t->count - 1, at = 0; i >= 0; at += ddl__served_count(t, &t->weights[i--])) {
+        ddl__weight *w = &t->weights[i];
         float *to = s->only ? NULL : ddl__served_pulled(t, at);
         int32_t number = ddl__served_number(t, (int32_t)i);
-        params[number] = ddl_tensor_1d(to, DDL_F32, w->count);
+        params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
+        w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
-        if (to != NULL && w->param.dtype == DDL_F32) {
+        if (t->served.sums || to == NULL) {
+            continue; /* gradients are averaged there: nothing comes first */
+        }
+        if (w->param.dtype == DDL_F32) {
             memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
-        } else if (to != NULL) {
+        } else {
             ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
         }
     }
@@ -33395,7 +33456,7 @@ static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
         t->busy_ns += now - t->busy_since;
     }
     if (u->dtype != DDL_DTYPE_NONE) { /* what it added to those that were under way before it */
-        ddl__fit_add(&t->fit, u->bytes, (double)(now - since) / 1e9);
+        ddl__fit_add(&t->fits[ddl__served_way(t, u->served)], u->bytes, (double)(now - since) / 1e9);
         t->last_unit_ns = now;
     }
     if (status < 0) {
@@ -33724,7 +33785,7 @@ static void ddl__weight_publish(const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums) {
+    if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
         memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
     }
 }
@@ -33764,15 +33825,6 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 /* >>layout */
-
-/* 16-bit gradients travel as they are, except where they would be rounded again: sums over several calls, parameters
- * that travel too (local SGD; shards of another type). */
-static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
-    const ddl_trainer_config *o = &t->config;
-    bool exact = ddl__weight_is_squeezed(w) || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
-                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
-    return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
-}
 
 static void ddl__arenas_free(ddl_trainer *t) {
     for (int32_t d = 0; d < DDL__ARENAS; d++) {
@@ -33924,9 +33976,9 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
                              o->bucket_bytes, o->piece_bytes,  o->credit_bytes, o->replan_steps, o->local_steps,
                              o->local_after,  o->architecture, o->servers,      o->dedicated,    o->staleness,
                              o->staleness_max};
-    const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
-                           m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
-                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum, o->exposed_s};
+    const double real[] = {m->learning_rate, m->momentum,       m->beta1,     m->beta2,     m->epsilon,
+                           m->weight_decay,  m->trust,          o->clip_norm, o->latency_s, o->seconds_per_byte,
+                           o->outer_rate,    o->outer_momentum, o->exposed_s};
     uint64_t hash = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
         hash = ddl__mix(hash, (uint64_t)whole[i]);
@@ -34029,7 +34081,8 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
 static bool ddl__trainer_plans(const ddl_trainer *t) {
     ddl_schedule s = t->config.schedule;
     return !t->config.shard && (t->size > 1 || t->served.ps != NULL) &&
-           (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
+           (t->config.architecture == DDL_ARCHITECTURE_AUTO || s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED ||
+            s == DDL_SCHEDULE_PRIORITY);
 }
 
 /* The least time of a few all-reduces of some bytes, on the slowest rank. */
@@ -34070,7 +34123,7 @@ static void ddl__line_fit(ddl__line *line, double brief_s, double lengthy_s, int
 }
 
 /* A pull of the first piece, and of many: pushes go the other way at the same time. */
-static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
+static ddl_status ddl__line_measure_servers(ddl_trainer *t, ddl__line *line) {
     enum { LONG_BYTES = 1 << 20 };
     const ddl_ps *ps = t->served.ps;
     double brief, lengthy;
@@ -34083,20 +34136,13 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
     }
     DDL__TRY(ddl__line_probe_servers(t, 0, 1, 8, &brief));
     DDL__TRY(ddl__line_probe_servers(t, 0, end, 4, &lengthy));
-    ddl__line_fit(&t->line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
+    ddl__line_fit(line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
     return DDL_OK;
 }
 
 /* Measures the line where the config does not give it: a short and a long all-reduce. */
-static ddl_status ddl__line_measure(ddl_trainer *t) {
+static ddl_status ddl__line_measure_reduce(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
-    t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
-    if ((!ddl__trainer_plans(t) && t->adaptive == 0) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
-        return DDL_OK;
-    }
-    if (t->served.ps != NULL) {
-        return ddl__line_measure_servers(t);
-    }
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
     double brief, lengthy;
@@ -34106,7 +34152,23 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
-    ddl__line_fit(&t->line, brief, lengthy, SHORT_BYTES, LONG_BYTES);
+    ddl__line_fit(&t->lines[0], brief, lengthy, SHORT_BYTES, LONG_BYTES);
+    return DDL_OK;
+}
+
+/* Measures all lines that plans are made from, as far as the config does not give them. */
+static ddl_status ddl__line_measure(ddl_trainer *t) {
+    bool known = t->config.latency_s > 0 && t->config.seconds_per_byte > 0;
+    t->lines[0] = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
+    t->lines[1] = (ddl__line){0, 0};
+    if ((ddl__trainer_plans(t) || t->adaptive > 0) && !known) {
+        DDL__TRY(t->config.architecture == DDL_ARCHITECTURE_PS ? ddl__line_measure_servers(t, &t->lines[0])
+                                                               : ddl__line_measure_reduce(t));
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        DDL__TRY(ddl__line_measure_servers(t, &t->lines[1]));
+    }
+    memcpy(t->served.measured, t->lines, sizeof t->lines);
     return DDL_OK;
 }
 
@@ -34115,11 +34177,28 @@ static ddl_status ddl__figures_share(ddl_trainer *t, ddl_tensor figures, ddl_op 
     return t->served.alone ? DDL_OK : ddl_all_reduce(t->group, figures, figures, op);
 }
 
+/* Architecture auto, with new figures: when the way that is used has become another, the one that is not may have, too,
+ * and both are measured. The lock is not held. */
+static ddl_status ddl__served_look_again(ddl_trainer *t, const bool used[2]) {
+    enum { BYTES = 256 << 10 };
+    bool again = false;
+    for (int32_t k = 0; k < 2; k++) {
+        double before = ddl__line_time(&t->served.measured[k], BYTES), now = ddl__line_time(&t->lines[k], BYTES);
+        again = again || (used[k] && !used[1 - k] && (now > 1.5 * before || before > 1.5 * now));
+    }
+    if (again && t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        DDL__TRY(ddl__line_measure(t));
+    }
+    ddl__served_choose(t);
+    return DDL_OK;
+}
+
 /* Agrees on the ready times of all ranks, and fits the line to what operations have taken on all of them since
  * the last plan; what the config gives stays. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
-    enum { SUMS = sizeof(ddl__fit) / sizeof(double) };
+    enum { SUMS = 2 * sizeof(ddl__fit) / sizeof(double) };
     size_t n = (size_t)t->count;
+    bool used[2] = {false, false};
     double *figures = malloc((n + SUMS) * sizeof *figures);
     if (figures == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
@@ -34127,23 +34206,27 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
     for (size_t i = 0; i < n; i++) {
         figures[i] = t->weights[i].ready_s;
     }
-    memcpy(figures + n, &t->fit, sizeof t->fit);
+    memcpy(figures + n, &t->fits[0], sizeof t->fits);
     ddl_tensor all = ddl_tensor_1d(figures, DDL_F64, (int64_t)n + SUMS);
     ddl_status status = ddl__figures_share(t, all, DDL_AVG);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
         t->weights[i].agreed_s = figures[i];
     }
     if (status == DDL_OK) {
-        ddl__fit fit;
-        ddl__line line = t->line;
-        memcpy(&fit, figures + n, sizeof fit);
-        ddl__fit_line(&fit, &line);
-        t->line.latency_s = t->config.latency_s > 0 ? t->line.latency_s : line.latency_s;
-        t->line.seconds_per_byte = t->config.seconds_per_byte > 0 ? t->line.seconds_per_byte : line.seconds_per_byte;
+        ddl__fit fits[2];
+        ddl__line line = t->lines[0];
+        memcpy(fits, figures + n, sizeof fits);
+        ddl__fit_line(&fits[0], &line);
+        used[0] = fits[0].w > 0;
+        used[1] = fits[1].w > 0;
+        ddl__fit_line(&fits[1], &t->lines[1]);
+        t->lines[0].latency_s = t->config.latency_s > 0 ? t->lines[0].latency_s : line.latency_s;
+        t->lines[0].seconds_per_byte =
+            t->config.seconds_per_byte > 0 ? t->lines[0].seconds_per_byte : line.seconds_per_byte;
     }
-    t->fit = (ddl__fit){0};
+    memset(t->fits, 0, sizeof t->fits);
     free(figures);
-    return status;
+    return status < 0 ? status : ddl__served_look_again(t, used);
 }
 
 /* >>plans */
@@ -34189,7 +34272,11 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
         ready = DDL__MAX(ready, w->agreed_s);
         int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
-        layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
+        if (w->served) {
+            layers[p].way = ddl__served_way(t, true);
+            layers[p].grains = t->served.grains + t->served.ps->first[p];
+        }
+        layers[p].apart = p > 0 && (w->wire != t->weights[t->count - p].wire || layers[p].way != layers[p - 1].way);
     }
     for (int32_t p = 0; p < t->count; p++) {
         layers[p].needed_s = (ready - layers[p].ready_s) / 2;
@@ -34209,27 +34296,22 @@ static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
     }
 }
 
-static void ddl__draft_cut(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    d->count = t->served.ps != NULL
-                   ? ddl__plan_cut_grains(d->layers, t->count, d->first, t->served.grains, piece_bytes, d->pieces)
-                   : ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
-}
-
 /* Pieces in backward's order. */
 static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    ddl__draft_cut(t, d, piece_bytes);
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
     for (int32_t i = 0; i < d->count; i++) {
         d->order[i] = i;
     }
     d->credit_bytes = INT64_MAX;
-    d->late_s = ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+    d->late_s =
+        ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->lines[0], d->ended_s));
 }
 
 /* Pieces in the order in which forward needs them, as far as backward allows. */
 static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
-    ddl__draft_cut(t, d, piece_bytes);
-    double end =
-        ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    double end = ddl__plan_priority(d->layers, d->pieces, d->count, &t->lines[0], credit_bytes, d->order, d->started_s,
+                                    d->ended_s);
     d->credit_bytes = credit_bytes;
     d->late_s = ddl__draft_late(t, d, end);
 }
@@ -34257,7 +34339,7 @@ static const struct ddl__way {
 static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
     const struct ddl__way *w = &ddl__ways[way];
     if (w->fuse == 0) {
-        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+        ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else {
         ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
@@ -34293,7 +34375,7 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
         d->name = "none";
         ddl__plan_fuse(d->layers, t->count, INT64_MAX, d->first);
     } else if (s == DDL_SCHEDULE_MERGED && timed) {
-        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+        ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else if (s != DDL_SCHEDULE_WAIT_FREE) {
         ddl__plan_fuse(d->layers, t->count, t->config.bucket_bytes, d->first);
     }
@@ -34324,7 +34406,6 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].unit_first = INT32_MAX;
     }
-    int64_t grain = 0;
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
         const ddl__weight *first = ddl__piece_home(t, p);
@@ -34334,13 +34415,12 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
-                         .served = t->served.ps != NULL,
-                         .grain_first = grain,
+                         .served = first->served,
                          .members = p->last - p->first + 1};
-        for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
-            bytes += t->served.grains[grain];
+        if (first->served) {
+            u->grain_first = t->served.ps->first[p->first] + p->grain;
+            u->grain_end = u->grain_first + p->grains;
         }
-        u->grain_end = grain;
         for (int32_t k = p->first; k <= p->last; k++) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
@@ -34397,7 +34477,7 @@ static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
         const ddl__unit *u = &t->units[i];
         int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
         same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
-               u->members == p->last - p->first + 1 && t->order[flag + i] == d->order[i];
+               u->members == p->last - p->first + 1 && u->served == w->served && t->order[flag + i] == d->order[i];
     }
     return same;
 }
@@ -34414,7 +34494,7 @@ static double ddl__units_late(const ddl_trainer *t, ddl__draft *d) {
         d->pieces[i] =
             (ddl__piece){.first = layer, .last = layer + t->units[i].members - 1, .bytes = t->units[i].bytes};
     }
-    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->lines[0], d->ended_s));
 }
 
 /* Makes the units: the first time (timed false), or when another plan is clearly better by the newest figures. All
@@ -34428,18 +34508,22 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
     }
     double current = 0;
     bool first_timed = t->planned_at == 0;
+    if (!timed) {
+        ddl__served_choose(t);
+    }
     if (timed && !first_timed) {
         ddl__draft_layers(t, draft.layers);
         current = ddl__units_late(t, &draft);
     }
     ddl__draft_fill(t, &draft, timed);
-    bool better = !timed || first_timed || t->trial.on || draft.late_s < 0.95 * current;
+    bool better = !timed || first_timed || t->trial.on || t->served.chosen || draft.late_s < 0.95 * current;
     ddl_status status = DDL_OK;
     if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
         status = ddl__units_make(t, &draft);
         t->stats.replans += timed && status == DDL_OK;
     }
     t->plan_name = better ? draft.name : t->plan_name;
+    t->served.chosen = false;
     t->planned_at = timed ? t->steps_tried : 0;
     t->planned_s = draft.late_s;
     free(memory);
@@ -34533,7 +34617,7 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
-    if (t->config.architecture == DDL_ARCHITECTURE_PS) {
+    if (t->config.architecture != DDL_ARCHITECTURE_ALL_REDUCE) {
         DDL__TRY(ddl__served_make(t));
         t->started = t->served.only;
     }
@@ -34668,7 +34752,7 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
     ddl_compression code = ddl__compress_offer(offer);
     double bytes = (double)ddl__code_bytes(&code, n);
     bytes *= ddl__compress_gathers(code.kind) ? (double)t->size / 2 : 1;
-    return t->line.latency_s + bytes * t->line.seconds_per_byte +
+    return t->lines[0].latency_s + bytes * t->lines[0].seconds_per_byte +
            (double)n * (ddl__offer_code_s[offer] + t->size * ddl__offer_add_s[offer]);
 }
 
@@ -34699,9 +34783,9 @@ typedef struct ddl__adapt {
 
 static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
     size_t n = (size_t)count + 1, all = n * DDL__OFFERS;
-    char *memory = malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
-                          (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) +
-                          2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
+    char *memory =
+        malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
+               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) + 2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
     if (memory != NULL) { /* the widest types first */
         a->fronts = (ddl__front *)(void *)memory;
         a->offers = (ddl__bid *)(void *)(a->fronts + (n + DDL__OFFERS) * DDL__FRONT);
@@ -34721,7 +34805,7 @@ static void ddl__adapt_offer(const ddl_trainer *t, ddl__adapt *a) {
         a->ready_s[k] = DDL__MAX(w->agreed_s, k > 0 ? a->ready_s[k - 1] : 0);
         double fixed_s = (double)(w->squeezer != NULL ? ddl__squeezer_bytes(w->squeezer)
                                                       : w->count * (int64_t)ddl_dtype_bytes(w->wire)) *
-                         t->line.seconds_per_byte;
+                         t->lines[0].seconds_per_byte;
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
             bool open = w->squeezer != NULL && w->squeezer->adaptive;
             ddl__bid *bid = &a->offers[k * DDL__OFFERS + o];
@@ -34850,7 +34934,7 @@ static ddl_status ddl__trial_end(ddl_trainer *t) {
     }
     status = status < 0 ? status : ddl__figures_agree(t);
     x->way = best;
-    x->line = t->line;
+    x->line = t->lines[0];
     status = ddl__trainer_install(t, status);
     x->on = false;
     return status;
@@ -34876,7 +34960,7 @@ static ddl_status ddl__trial_step(ddl_trainer *t) {
 
 /* Whether the link is another than when plans were tried. */
 static bool ddl__trial_is_stale(const ddl_trainer *t) {
-    const ddl__line *was = &t->trial.line, *is = &t->line;
+    const ddl__line *was = &t->trial.line, *is = &t->lines[0];
     double bytes = (double)(256 << 10), before = ddl__line_time(was, (int64_t)bytes),
            now = ddl__line_time(is, (int64_t)bytes);
     return now > 1.5 * before || now < before / 1.5;
@@ -35425,8 +35509,8 @@ DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer
         out_stats != NULL ? DDL_OK : ddl__error(c, DDL_ERR_ARG, "ddl_trainer_stats_get: out_stats is NULL");
     if (status == DDL_OK) {
         *out_stats = trainer->stats;
-        out_stats->latency_s = trainer->line.latency_s;
-        out_stats->seconds_per_byte = trainer->line.seconds_per_byte;
+        out_stats->latency_s = trainer->lines[0].latency_s;
+        out_stats->seconds_per_byte = trainer->lines[0].seconds_per_byte;
         out_stats->local_steps = trainer->since_sync;
     }
     ddl__unlock(c);
@@ -35445,7 +35529,8 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
                 ddl__text_add(text, " to %d", s->staleness_max);
             }
         }
-        ddl__text_add(text, " over %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+        ddl__text_add(text, t->config.architecture == DDL_ARCHITECTURE_AUTO ? " over all-reduce and" : " over");
+        ddl__text_add(text, " %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
                       o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
@@ -35497,13 +35582,17 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
-    int32_t squeezed = 0;
+    int32_t squeezed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
         squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+        served += t->weights[i].served;
     }
     if (squeezed > 0) {
         ddl__text_add(&text, ", %d of them compressed", squeezed);
         ddl__trainer_tell_codes(t, &text);
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        ddl__text_add(&text, ", %d of them over servers", served);
     }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {

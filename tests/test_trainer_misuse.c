@@ -63,6 +63,7 @@ static void configs(ddl_group *w, void *arg) {
         {{.shard = 1, .optimizer = {.kind = DDL_LAMB}}, DDL_ERR_UNSUPPORTED, "norms go over whole tensors"},
         {{.sync = DDL_SYNC_SSP}, DDL_ERR_UNSUPPORTED, "need parameter servers"},
         {{.servers = 1}, DDL_ERR_UNSUPPORTED, "need parameter servers"},
+        {{.architecture = DDL_ARCHITECTURE_AUTO, .sync = DDL_SYNC_ASP}, DDL_ERR_UNSUPPORTED, "auto is BSP"},
         {{.architecture = (ddl_architecture)7}, DDL_ERR_ARG, "architecture is 7"},
         {{SERVED, .staleness = 2}, DDL_ERR_UNSUPPORTED, "belong to sync DDL_SYNC_SSP"},
         {{SERVED, .sync = DDL_SYNC_SSP, .staleness = -2}, DDL_ERR_ARG, "staleness is -2; it must be from -1"},

@@ -149,6 +149,7 @@ static void close_to(const net *m, double (*w)[LARGEST], double most, const char
 
 #define LINE .latency_s = 2e-5, .seconds_per_byte = 1e-9
 #define PS .optimizer = {.learning_rate = 0.05}, .architecture = DDL_ARCHITECTURE_PS
+#define AUTO .optimizer = {.learning_rate = 0.05}, .architecture = DDL_ARCHITECTURE_AUTO
 static double expected[TENSORS][LARGEST];
 
 static const struct {
@@ -171,6 +172,16 @@ static const struct {
     {"two dedicated", "BSP over 2 dedicated servers on 3 ranks", {PS, .servers = 2, .dedicated = 1}},
     {"averaging, clipped from 1e9", "that average", {PS, .clip_norm = 1e9, .servers = 2}},
     {"averaging, uneven", "that average", {PS, .uneven = 1, .dedicated = 1}},
+    {"auto, all-reduce being slow", "5 of them over servers", {AUTO, .latency_s = 1, .seconds_per_byte = 1}},
+    {"auto, all-reduce being fast",
+     "0 of them over servers",
+     {AUTO, .latency_s = 1e-12, .seconds_per_byte = 1e-15, .replan_steps = 5, .servers = 1}},
+    {"auto, large ones are slow",
+     "of them over servers",
+     {AUTO, .latency_s = 1e-9, .seconds_per_byte = 1, .overlap_forward = 1}},
+    {"auto as measured",
+     "BSP over all-reduce and 3 colocated servers that average",
+     {AUTO, .replan_steps = 10, .schedule = DDL_SCHEDULE_PRIORITY, .piece_bytes = 2048}},
     {"one dedicated, overlapping", "dedicated", {PS, .dedicated = 1, .overlap_forward = 1}},
 };
 

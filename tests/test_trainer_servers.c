@@ -392,6 +392,7 @@ TEST(strategies_by_name) {
         {"ByteScheduler-PS", "BSP over 2 colocated servers on 2 ranks, schedule priority", 2},
         {"SSP", "SSP with a staleness of 3 over 2 colocated servers", 2},
         {"ASP", "ASP over 2 colocated servers", 2},
+        {"adaptive-compression", "BSP over all-reduce on 2 ranks, schedule auto", 2},
         {"DistributedDataParallel", "BSP over all-reduce on 2 ranks, schedule fused", 2},
         {"DistributedOptimizer", "BSP over all-reduce on 2 ranks, schedule fused", 2},
         {"ZeRO-1", "in shards (ZeRO-1) on 2 ranks", 2},

@@ -41,7 +41,9 @@ typedef enum ddl_schedule {
 /* Where gradients are averaged and the optimizer runs. */
 typedef enum ddl_architecture {
     DDL_ARCHITECTURE_ALL_REDUCE = 0, /* on every rank */
-    DDL_ARCHITECTURE_PS = 1          /* on parameter servers: gradients are pushed, parameters pulled */
+    DDL_ARCHITECTURE_PS = 1,         /* on parameter servers: gradients are pushed, parameters pulled */
+    DDL_ARCHITECTURE_AUTO = 2        /* each f32 gradient by all-reduce, or over servers beside the ranks that average
+                                        it: what the measured cost says, again while training; BSP */
 } ddl_architecture;
 
 /* The program's own optimizer: called in ddl_step, with the averaged gradients in the gradients' own memory, once for
@@ -74,7 +76,7 @@ typedef struct ddl_trainer_config {
     double outer_rate;       /* of DDL_SYNC_LOCAL, not 0: Nesterov's step on the averaged difference (DiLoCo: 0.7) */
     double outer_momentum;   /* default 0.9 where outer_rate is set; below 0: none */
     ddl_architecture architecture;
-    int32_t servers;   /* of DDL_ARCHITECTURE_PS; default: one beside each rank, or 1 that is dedicated */
+    int32_t servers;   /* of PS and AUTO; default: one beside each rank, or 1 that is dedicated */
     int32_t dedicated; /* 1: the last `servers` ranks only serve: they call ddl_trainer_serve */
     int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
     int32_t staleness_max;

@@ -19,7 +19,7 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
     ddl_compression code = ddl__compress_offer(offer);
     double bytes = (double)ddl__code_bytes(&code, n);
     bytes *= ddl__compress_gathers(code.kind) ? (double)t->size / 2 : 1;
-    return t->line.latency_s + bytes * t->line.seconds_per_byte +
+    return t->lines[0].latency_s + bytes * t->lines[0].seconds_per_byte +
            (double)n * (ddl__offer_code_s[offer] + t->size * ddl__offer_add_s[offer]);
 }
 
@@ -50,9 +50,9 @@ typedef struct ddl__adapt {
 
 static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
     size_t n = (size_t)count + 1, all = n * DDL__OFFERS;
-    char *memory = malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
-                          (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) +
-                          2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
+    char *memory =
+        malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
+               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) + 2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
     if (memory != NULL) { /* the widest types first */
         a->fronts = (ddl__front *)(void *)memory;
         a->offers = (ddl__bid *)(void *)(a->fronts + (n + DDL__OFFERS) * DDL__FRONT);
@@ -72,7 +72,7 @@ static void ddl__adapt_offer(const ddl_trainer *t, ddl__adapt *a) {
         a->ready_s[k] = DDL__MAX(w->agreed_s, k > 0 ? a->ready_s[k - 1] : 0);
         double fixed_s = (double)(w->squeezer != NULL ? ddl__squeezer_bytes(w->squeezer)
                                                       : w->count * (int64_t)ddl_dtype_bytes(w->wire)) *
-                         t->line.seconds_per_byte;
+                         t->lines[0].seconds_per_byte;
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
             bool open = w->squeezer != NULL && w->squeezer->adaptive;
             ddl__bid *bid = &a->offers[k * DDL__OFFERS + o];

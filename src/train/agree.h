@@ -24,9 +24,9 @@ static uint64_t ddl__config_hash(const ddl_trainer_config *o) {
                              o->bucket_bytes, o->piece_bytes,  o->credit_bytes, o->replan_steps, o->local_steps,
                              o->local_after,  o->architecture, o->servers,      o->dedicated,    o->staleness,
                              o->staleness_max};
-    const double real[] = {m->learning_rate, m->momentum,         m->beta1,      m->beta2,
-                           m->epsilon,       m->weight_decay,     m->trust,      o->clip_norm,
-                           o->latency_s,     o->seconds_per_byte, o->outer_rate, o->outer_momentum, o->exposed_s};
+    const double real[] = {m->learning_rate, m->momentum,       m->beta1,     m->beta2,     m->epsilon,
+                           m->weight_decay,  m->trust,          o->clip_norm, o->latency_s, o->seconds_per_byte,
+                           o->outer_rate,    o->outer_momentum, o->exposed_s};
     uint64_t hash = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(whole); i++) {
         hash = ddl__mix(hash, (uint64_t)whole[i]);
@@ -129,7 +129,8 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
 static bool ddl__trainer_plans(const ddl_trainer *t) {
     ddl_schedule s = t->config.schedule;
     return !t->config.shard && (t->size > 1 || t->served.ps != NULL) &&
-           (s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED || s == DDL_SCHEDULE_PRIORITY);
+           (t->config.architecture == DDL_ARCHITECTURE_AUTO || s == DDL_SCHEDULE_AUTO || s == DDL_SCHEDULE_MERGED ||
+            s == DDL_SCHEDULE_PRIORITY);
 }
 
 /* The least time of a few all-reduces of some bytes, on the slowest rank. */
@@ -170,7 +171,7 @@ static void ddl__line_fit(ddl__line *line, double brief_s, double lengthy_s, int
 }
 
 /* A pull of the first piece, and of many: pushes go the other way at the same time. */
-static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
+static ddl_status ddl__line_measure_servers(ddl_trainer *t, ddl__line *line) {
     enum { LONG_BYTES = 1 << 20 };
     const ddl_ps *ps = t->served.ps;
     double brief, lengthy;
@@ -183,20 +184,13 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t) {
     }
     DDL__TRY(ddl__line_probe_servers(t, 0, 1, 8, &brief));
     DDL__TRY(ddl__line_probe_servers(t, 0, end, 4, &lengthy));
-    ddl__line_fit(&t->line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
+    ddl__line_fit(line, brief, lengthy, ps->pieces[0].count * (int64_t)sizeof(float), bytes);
     return DDL_OK;
 }
 
 /* Measures the line where the config does not give it: a short and a long all-reduce. */
-static ddl_status ddl__line_measure(ddl_trainer *t) {
+static ddl_status ddl__line_measure_reduce(ddl_trainer *t) {
     enum { SHORT_BYTES = 1024, LONG_BYTES = 1 << 20 };
-    t->line = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
-    if ((!ddl__trainer_plans(t) && t->adaptive == 0) || (t->line.latency_s > 0 && t->line.seconds_per_byte > 0)) {
-        return DDL_OK;
-    }
-    if (t->served.ps != NULL) {
-        return ddl__line_measure_servers(t);
-    }
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
     double brief, lengthy;
@@ -206,7 +200,23 @@ static ddl_status ddl__line_measure(ddl_trainer *t) {
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
-    ddl__line_fit(&t->line, brief, lengthy, SHORT_BYTES, LONG_BYTES);
+    ddl__line_fit(&t->lines[0], brief, lengthy, SHORT_BYTES, LONG_BYTES);
+    return DDL_OK;
+}
+
+/* Measures all lines that plans are made from, as far as the config does not give them. */
+static ddl_status ddl__line_measure(ddl_trainer *t) {
+    bool known = t->config.latency_s > 0 && t->config.seconds_per_byte > 0;
+    t->lines[0] = (ddl__line){t->config.latency_s, t->config.seconds_per_byte};
+    t->lines[1] = (ddl__line){0, 0};
+    if ((ddl__trainer_plans(t) || t->adaptive > 0) && !known) {
+        DDL__TRY(t->config.architecture == DDL_ARCHITECTURE_PS ? ddl__line_measure_servers(t, &t->lines[0])
+                                                               : ddl__line_measure_reduce(t));
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        DDL__TRY(ddl__line_measure_servers(t, &t->lines[1]));
+    }
+    memcpy(t->served.measured, t->lines, sizeof t->lines);
     return DDL_OK;
 }
 
@@ -215,11 +225,28 @@ static ddl_status ddl__figures_share(ddl_trainer *t, ddl_tensor figures, ddl_op 
     return t->served.alone ? DDL_OK : ddl_all_reduce(t->group, figures, figures, op);
 }
 
+/* Architecture auto, with new figures: when the way that is used has become another, the one that is not may have, too,
+ * and both are measured. The lock is not held. */
+static ddl_status ddl__served_look_again(ddl_trainer *t, const bool used[2]) {
+    enum { BYTES = 256 << 10 };
+    bool again = false;
+    for (int32_t k = 0; k < 2; k++) {
+        double before = ddl__line_time(&t->served.measured[k], BYTES), now = ddl__line_time(&t->lines[k], BYTES);
+        again = again || (used[k] && !used[1 - k] && (now > 1.5 * before || before > 1.5 * now));
+    }
+    if (again && t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        DDL__TRY(ddl__line_measure(t));
+    }
+    ddl__served_choose(t);
+    return DDL_OK;
+}
+
 /* Agrees on the ready times of all ranks, and fits the line to what operations have taken on all of them since
  * the last plan; what the config gives stays. */
 static ddl_status ddl__figures_agree(ddl_trainer *t) {
-    enum { SUMS = sizeof(ddl__fit) / sizeof(double) };
+    enum { SUMS = 2 * sizeof(ddl__fit) / sizeof(double) };
     size_t n = (size_t)t->count;
+    bool used[2] = {false, false};
     double *figures = malloc((n + SUMS) * sizeof *figures);
     if (figures == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to plan anew");
@@ -227,23 +254,27 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
     for (size_t i = 0; i < n; i++) {
         figures[i] = t->weights[i].ready_s;
     }
-    memcpy(figures + n, &t->fit, sizeof t->fit);
+    memcpy(figures + n, &t->fits[0], sizeof t->fits);
     ddl_tensor all = ddl_tensor_1d(figures, DDL_F64, (int64_t)n + SUMS);
     ddl_status status = ddl__figures_share(t, all, DDL_AVG);
     for (size_t i = 0; i < n && status == DDL_OK; i++) {
         t->weights[i].agreed_s = figures[i];
     }
     if (status == DDL_OK) {
-        ddl__fit fit;
-        ddl__line line = t->line;
-        memcpy(&fit, figures + n, sizeof fit);
-        ddl__fit_line(&fit, &line);
-        t->line.latency_s = t->config.latency_s > 0 ? t->line.latency_s : line.latency_s;
-        t->line.seconds_per_byte = t->config.seconds_per_byte > 0 ? t->line.seconds_per_byte : line.seconds_per_byte;
+        ddl__fit fits[2];
+        ddl__line line = t->lines[0];
+        memcpy(fits, figures + n, sizeof fits);
+        ddl__fit_line(&fits[0], &line);
+        used[0] = fits[0].w > 0;
+        used[1] = fits[1].w > 0;
+        ddl__fit_line(&fits[1], &t->lines[1]);
+        t->lines[0].latency_s = t->config.latency_s > 0 ? t->lines[0].latency_s : line.latency_s;
+        t->lines[0].seconds_per_byte =
+            t->config.seconds_per_byte > 0 ? t->lines[0].seconds_per_byte : line.seconds_per_byte;
     }
-    t->fit = (ddl__fit){0};
+    memset(t->fits, 0, sizeof t->fits);
     free(figures);
-    return status;
+    return status < 0 ? status : ddl__served_look_again(t, used);
 }
 
 /* >>plans */
@@ -289,7 +320,11 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
         ready = DDL__MAX(ready, w->agreed_s);
         int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
-        layers[p].apart = p > 0 && w->wire != t->weights[t->count - p].wire;
+        if (w->served) {
+            layers[p].way = ddl__served_way(t, true);
+            layers[p].grains = t->served.grains + t->served.ps->first[p];
+        }
+        layers[p].apart = p > 0 && (w->wire != t->weights[t->count - p].wire || layers[p].way != layers[p - 1].way);
     }
     for (int32_t p = 0; p < t->count; p++) {
         layers[p].needed_s = (ready - layers[p].ready_s) / 2;
@@ -309,27 +344,22 @@ static void ddl__draft_all_first(const ddl_trainer *t, ddl__draft *d) {
     }
 }
 
-static void ddl__draft_cut(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    d->count = t->served.ps != NULL
-                   ? ddl__plan_cut_grains(d->layers, t->count, d->first, t->served.grains, piece_bytes, d->pieces)
-                   : ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
-}
-
 /* Pieces in backward's order. */
 static void ddl__draft_in_order(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes) {
-    ddl__draft_cut(t, d, piece_bytes);
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
     for (int32_t i = 0; i < d->count; i++) {
         d->order[i] = i;
     }
     d->credit_bytes = INT64_MAX;
-    d->late_s = ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+    d->late_s =
+        ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->lines[0], d->ended_s));
 }
 
 /* Pieces in the order in which forward needs them, as far as backward allows. */
 static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t piece_bytes, int64_t credit_bytes) {
-    ddl__draft_cut(t, d, piece_bytes);
-    double end =
-        ddl__plan_priority(d->layers, d->pieces, d->count, &t->line, credit_bytes, d->order, d->started_s, d->ended_s);
+    d->count = ddl__plan_cut(d->layers, t->count, d->first, piece_bytes, d->pieces);
+    double end = ddl__plan_priority(d->layers, d->pieces, d->count, &t->lines[0], credit_bytes, d->order, d->started_s,
+                                    d->ended_s);
     d->credit_bytes = credit_bytes;
     d->late_s = ddl__draft_late(t, d, end);
 }
@@ -357,7 +387,7 @@ static const struct ddl__way {
 static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
     const struct ddl__way *w = &ddl__ways[way];
     if (w->fuse == 0) {
-        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+        ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else {
         ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
@@ -393,7 +423,7 @@ static void ddl__draft_fill(const ddl_trainer *t, ddl__draft *d, bool timed) {
         d->name = "none";
         ddl__plan_fuse(d->layers, t->count, INT64_MAX, d->first);
     } else if (s == DDL_SCHEDULE_MERGED && timed) {
-        ddl__plan_merge(d->layers, t->count, &t->line, d->end, d->from, d->first);
+        ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else if (s != DDL_SCHEDULE_WAIT_FREE) {
         ddl__plan_fuse(d->layers, t->count, t->config.bucket_bytes, d->first);
     }
@@ -424,7 +454,6 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
         t->weights[i].unit_first = INT32_MAX;
     }
-    int64_t grain = 0;
     for (int32_t i = 0; i < d->count; i++) {
         const ddl__piece *p = &d->pieces[i];
         const ddl__weight *first = ddl__piece_home(t, p);
@@ -434,13 +463,12 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
                          .dtype = first->wire,
                          .begin = first->at + p->begin_bytes / size,
                          .count = p->bytes / size,
-                         .served = t->served.ps != NULL,
-                         .grain_first = grain,
+                         .served = first->served,
                          .members = p->last - p->first + 1};
-        for (int64_t bytes = 0; t->served.ps != NULL && bytes < p->bytes; grain++) {
-            bytes += t->served.grains[grain];
+        if (first->served) {
+            u->grain_first = t->served.ps->first[p->first] + p->grain;
+            u->grain_end = u->grain_first + p->grains;
         }
-        u->grain_end = grain;
         for (int32_t k = p->first; k <= p->last; k++) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
@@ -497,7 +525,7 @@ static bool ddl__draft_is_current(const ddl_trainer *t, const ddl__draft *d) {
         const ddl__unit *u = &t->units[i];
         int64_t size = (int64_t)ddl_dtype_bytes(w->wire);
         same = u->dtype == w->wire && u->begin == w->at + p->begin_bytes / size && u->count == p->bytes / size &&
-               u->members == p->last - p->first + 1 && t->order[flag + i] == d->order[i];
+               u->members == p->last - p->first + 1 && u->served == w->served && t->order[flag + i] == d->order[i];
     }
     return same;
 }
@@ -514,7 +542,7 @@ static double ddl__units_late(const ddl_trainer *t, ddl__draft *d) {
         d->pieces[i] =
             (ddl__piece){.first = layer, .last = layer + t->units[i].members - 1, .bytes = t->units[i].bytes};
     }
-    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->line, d->ended_s));
+    return ddl__draft_late(t, d, ddl__plan_run(d->layers, d->pieces, d->order, d->count, &t->lines[0], d->ended_s));
 }
 
 /* Makes the units: the first time (timed false), or when another plan is clearly better by the newest figures. All
@@ -528,18 +556,22 @@ static ddl_status ddl__trainer_plan(ddl_trainer *t, bool timed) {
     }
     double current = 0;
     bool first_timed = t->planned_at == 0;
+    if (!timed) {
+        ddl__served_choose(t);
+    }
     if (timed && !first_timed) {
         ddl__draft_layers(t, draft.layers);
         current = ddl__units_late(t, &draft);
     }
     ddl__draft_fill(t, &draft, timed);
-    bool better = !timed || first_timed || t->trial.on || draft.late_s < 0.95 * current;
+    bool better = !timed || first_timed || t->trial.on || t->served.chosen || draft.late_s < 0.95 * current;
     ddl_status status = DDL_OK;
     if (better && (!timed || !ddl__draft_is_current(t, &draft))) {
         status = ddl__units_make(t, &draft);
         t->stats.replans += timed && status == DDL_OK;
     }
     t->plan_name = better ? draft.name : t->plan_name;
+    t->served.chosen = false;
     t->planned_at = timed ? t->steps_tried : 0;
     t->planned_s = draft.late_s;
     free(memory);
@@ -633,7 +665,7 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
-    if (t->config.architecture == DDL_ARCHITECTURE_PS) {
+    if (t->config.architecture != DDL_ARCHITECTURE_ALL_REDUCE) {
         DDL__TRY(ddl__served_make(t));
         t->started = t->served.only;
     }

@@ -150,7 +150,7 @@ static void ddl__weight_publish(const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums) {
+    if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
         memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
     }
 }
@@ -190,15 +190,6 @@ static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 /* >>layout */
-
-/* 16-bit gradients travel as they are, except where they would be rounded again: sums over several calls, parameters
- * that travel too (local SGD; shards of another type). */
-static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
-    const ddl_trainer_config *o = &t->config;
-    bool exact = ddl__weight_is_squeezed(w) || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
-                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
-    return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
-}
 
 static void ddl__arenas_free(ddl_trainer *t) {
     for (int32_t d = 0; d < DDL__ARENAS; d++) {

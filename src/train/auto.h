@@ -90,7 +90,7 @@ static ddl_status ddl__trial_end(ddl_trainer *t) {
     }
     status = status < 0 ? status : ddl__figures_agree(t);
     x->way = best;
-    x->line = t->line;
+    x->line = t->lines[0];
     status = ddl__trainer_install(t, status);
     x->on = false;
     return status;
@@ -116,7 +116,7 @@ static ddl_status ddl__trial_step(ddl_trainer *t) {
 
 /* Whether the link is another than when plans were tried. */
 static bool ddl__trial_is_stale(const ddl_trainer *t) {
-    const ddl__line *was = &t->trial.line, *is = &t->line;
+    const ddl__line *was = &t->trial.line, *is = &t->lines[0];
     double bytes = (double)(256 << 10), before = ddl__line_time(was, (int64_t)bytes),
            now = ddl__line_time(is, (int64_t)bytes);
     return now > 1.5 * before || now < before / 1.5;

@@ -5,7 +5,8 @@
 
 #include "../base.h"
 
-/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. */
+/* The link: an operation of m bytes takes latency_s + m * seconds_per_byte, one after the other. Where there is
+ * more than one way to go there is an array of such lines. */
 typedef struct ddl__line {
     double latency_s, seconds_per_byte;
 } ddl__line;
@@ -54,9 +55,11 @@ static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
 /* A gradient in the order in which backward makes them. */
 typedef struct ddl__layer {
     int64_t bytes;
-    double ready_s;  /* not before the one before it */
-    double needed_s; /* forward of the next step uses its parameter so long after the first parameter */
-    bool apart;      /* lies in other memory than the one before it: they cannot travel together */
+    double ready_s;        /* not before the one before it */
+    double needed_s;       /* forward of the next step uses its parameter so long after the first parameter */
+    bool apart;            /* lies in other memory than the one before it: they cannot travel together */
+    int32_t way;           /* which line it goes by; all that travel together go by one */
+    const int64_t *grains; /* bytes of what cannot be cut, such as lies on servers; NULL: any cut will do */
 } ddl__layer;
 
 /* Merges neighbours so that the last operation ends as early as it can, with as few operations as that allows:
@@ -73,7 +76,7 @@ static double ddl__plan_merge(const ddl__layer *layers, int32_t count, const ddl
         end[j] = -1;
         for (int32_t i = j - 1; i >= 0; i--) {
             bytes += layers[i].bytes;
-            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(line, bytes);
+            double last = DDL__MAX(end[i], layers[j - 1].ready_s) + ddl__line_time(&line[layers[i].way], bytes);
             if (end[j] < 0 || last <= end[j]) {
                 end[j] = last;
                 from[j] = i;
@@ -174,59 +177,68 @@ static void ddl__plan_fuse(const ddl__layer *layers, int32_t count, int64_t byte
 typedef struct ddl__piece {
     int32_t first, last;        /* layers; of a part of one layer both are that layer */
     int64_t begin_bytes, bytes; /* from the begin of layer `first` */
+    int64_t grain, grains;      /* where there are such: its first one in layer `first`, and how many it has */
 } ddl__piece;
+
+/* Cuts layers i ... j - 1, which lie one after the other, into pieces of piece_bytes. Returns how many. */
+static int32_t ddl__plan_cut_range(const ddl__layer *layers, int32_t i, int32_t j, int64_t piece_bytes,
+                                   ddl__piece *out) {
+    int32_t made = 0, layer = i;
+    int64_t bytes = 0, at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
+    for (int32_t k = i; k < j; k++) {
+        bytes += layers[k].bytes;
+    }
+    do {
+        ddl__piece p = {
+            .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
+        at += p.bytes;
+        while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
+            passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
+        }
+        bool whole = passed + layers[p.last].bytes == at;
+        passed += whole ? layers[p.last].bytes : 0;
+        layer = p.last + whole;
+        out[made++] = p;
+    } while (at < bytes);
+    return made;
+}
+
+/* The same, but cuts only between grains, which are put together as long as they are at most piece_bytes. */
+static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t i, int32_t j, int64_t piece_bytes,
+                                    ddl__piece *out) {
+    int32_t made = 0, layer = i;
+    int64_t at = 0, grain = 0; /* of `layer`: bytes and grains before the next */
+    do {
+        ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at, .grain = grain};
+        while (layer < j) {
+            int64_t bytes = layers[layer].bytes == 0 ? 0 : layers[layer].grains[grain];
+            if (p.bytes > 0 && bytes > piece_bytes - p.bytes) {
+                break;
+            }
+            p.bytes += bytes;
+            p.grains += bytes > 0;
+            p.last = layer;
+            at += bytes;
+            grain++;
+            if (at == layers[layer].bytes) {
+                layer++;
+                at = grain = 0;
+            }
+        }
+        out[made++] = p;
+    } while (layer < j);
+    return made;
+}
 
 /* Cuts ranges into pieces, in backward's order. A piece covers all layers that it touches. */
 static int32_t ddl__plan_cut(const ddl__layer *layers, int32_t count, const bool *first, int64_t piece_bytes,
                              ddl__piece *out) {
     int32_t made = 0;
     for (int32_t i = 0, j; i < count; i = j) {
-        int64_t bytes = layers[i].bytes;
-        for (j = i + 1; j < count && !first[j]; j++) {
-            bytes += layers[j].bytes;
-        }
-        int64_t at = 0, passed = 0; /* passed: bytes of the layers before `layer` */
-        int32_t layer = i;
-        do {
-            ddl__piece p = {
-                .first = layer, .last = layer, .begin_bytes = at - passed, .bytes = DDL__MIN(piece_bytes, bytes - at)};
-            at += p.bytes;
-            while (p.last + 1 < j && (passed + layers[p.last].bytes < at || at == bytes)) {
-                passed += layers[p.last++].bytes; /* the last piece takes empty layers at the end with it */
-            }
-            bool whole = passed + layers[p.last].bytes == at;
-            passed += whole ? layers[p.last].bytes : 0;
-            layer = p.last + whole;
-            out[made++] = p;
-        } while (at < bytes);
-    }
-    return made;
-}
-
-/* As ddl__plan_cut, but cuts only between grains: what lies on servers as one. grains: bytes of each, in order; none
- * goes over the end of a layer. Grains are put together as long as they are at most piece_bytes. */
-static int32_t ddl__plan_cut_grains(const ddl__layer *layers, int32_t count, const bool *first, const int64_t *grains,
-                                    int64_t piece_bytes, ddl__piece *out) {
-    int32_t made = 0;
-    for (int32_t i = 0, j, grain = 0; i < count; i = j) {
         for (j = i + 1; j < count && !first[j]; j++) {
         }
-        int32_t layer = i; /* that the next grain is of, and where */
-        int64_t at = 0;
-        do {
-            ddl__piece p = {.first = layer, .last = layer, .begin_bytes = at};
-            while (layer < j && (layers[layer].bytes == 0 || p.bytes == 0 || grains[grain] <= piece_bytes - p.bytes)) {
-                int64_t bytes = layers[layer].bytes == 0 ? 0 : grains[grain++];
-                p.bytes += bytes;
-                p.last = layer;
-                at += bytes;
-                if (at == layers[layer].bytes) {
-                    layer++;
-                    at = 0;
-                }
-            }
-            out[made++] = p;
-        } while (layer < j);
+        made += layers[i].grains != NULL ? ddl__plan_cut_grains(layers, i, j, piece_bytes, &out[made])
+                                         : ddl__plan_cut_range(layers, i, j, piece_bytes, &out[made]);
     }
     return made;
 }
@@ -263,7 +275,7 @@ static double ddl__plan_priority(const ddl__layer *layers, const ddl__piece *pie
         }
         if (best >= 0 && (out_bytes < credit_bytes || oldest == made)) {
             started_s[best] = now;
-            free_s = DDL__MAX(free_s, now) + ddl__line_time(line, pieces[best].bytes);
+            free_s = DDL__MAX(free_s, now) + ddl__line_time(&line[layers[pieces[best].first].way], pieces[best].bytes);
             ended_s[best] = free_s;
             out_bytes += pieces[best].bytes;
             out_order[made++] = best;
@@ -282,7 +294,7 @@ static double ddl__plan_run(const ddl__layer *layers, const ddl__piece *pieces, 
     double end = 0;
     for (int32_t k = 0; k < count; k++) {
         const ddl__piece *p = &pieces[order[k]];
-        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(line, p->bytes);
+        end = DDL__MAX(end, layers[p->last].ready_s) + ddl__line_time(&line[layers[p->first].way], p->bytes);
         ended_s[order[k]] = end;
     }
     return end;

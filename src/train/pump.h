@@ -45,7 +45,7 @@ static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
         t->busy_ns += now - t->busy_since;
     }
     if (u->dtype != DDL_DTYPE_NONE) { /* what it added to those that were under way before it */
-        ddl__fit_add(&t->fit, u->bytes, (double)(now - since) / 1e9);
+        ddl__fit_add(&t->fits[ddl__served_way(t, u->served)], u->bytes, (double)(now - since) / 1e9);
         t->last_unit_ns = now;
     }
     if (status < 0) {

@@ -73,12 +73,35 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
 }
 
+/* Elements of a tensor that the servers have. */
+static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_wire_type(t, w) == DDL_F32 ? w->count : 0;
+}
+
+/* Which line an operation is on. */
+static int32_t ddl__served_way(const ddl_trainer *t, bool served) {
+    return served && t->config.architecture == DDL_ARCHITECTURE_AUTO;
+}
+
+/* Architecture auto: each tensor goes where the lines say that it takes less time. Another way has to promise a tenth,
+ * so that noise moves nothing. Lines are the same on all ranks. */
+static void ddl__served_choose(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count && t->config.architecture == DDL_ARCHITECTURE_AUTO; i++) {
+        ddl__weight *w = &t->weights[i];
+        int64_t bytes = ddl__served_count(t, w) * (int64_t)sizeof(float);
+        double reduced = ddl__line_time(&t->lines[0], bytes), served = ddl__line_time(&t->lines[1], bytes);
+        bool better = bytes > 0 && (w->served ? served < 1.1 * reduced : 1.1 * served < reduced);
+        t->served.chosen = t->served.chosen || better != w->served;
+        w->served = better;
+    }
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
     int64_t total = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        total += t->weights[i].count;
+        total += ddl__served_count(t, &t->weights[i]);
     }
     DDL__TRY(ddl__enter(t->context));
     s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
@@ -89,15 +112,19 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__unlock(t->context);
     DDL__TRY(status);
     DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
-    for (int64_t i = t->count - 1, at = 0; i >= 0; at += t->weights[i--].count) {
-        const ddl__weight *w = &t->weights[i];
+    for (int64_t i = t->count - 1, at = 0; i >= 0; at += ddl__served_count(t, &t->weights[i--])) {
+        ddl__weight *w = &t->weights[i];
         float *to = s->only ? NULL : ddl__served_pulled(t, at);
         int32_t number = ddl__served_number(t, (int32_t)i);
-        params[number] = ddl_tensor_1d(to, DDL_F32, w->count);
+        params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
+        w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
-        if (to != NULL && w->param.dtype == DDL_F32) {
+        if (t->served.sums || to == NULL) {
+            continue; /* gradients are averaged there: nothing comes first */
+        }
+        if (w->param.dtype == DDL_F32) {
             memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
-        } else if (to != NULL) {
+        } else {
             ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
         }
     }

@@ -510,8 +510,8 @@ DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer
         out_stats != NULL ? DDL_OK : ddl__error(c, DDL_ERR_ARG, "ddl_trainer_stats_get: out_stats is NULL");
     if (status == DDL_OK) {
         *out_stats = trainer->stats;
-        out_stats->latency_s = trainer->line.latency_s;
-        out_stats->seconds_per_byte = trainer->line.seconds_per_byte;
+        out_stats->latency_s = trainer->lines[0].latency_s;
+        out_stats->seconds_per_byte = trainer->lines[0].seconds_per_byte;
         out_stats->local_steps = trainer->since_sync;
     }
     ddl__unlock(c);
@@ -530,7 +530,8 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
                 ddl__text_add(text, " to %d", s->staleness_max);
             }
         }
-        ddl__text_add(text, " over %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
+        ddl__text_add(text, t->config.architecture == DDL_ARCHITECTURE_AUTO ? " over all-reduce and" : " over");
+        ddl__text_add(text, " %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
                       o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
@@ -582,13 +583,17 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
-    int32_t squeezed = 0;
+    int32_t squeezed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
         squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+        served += t->weights[i].served;
     }
     if (squeezed > 0) {
         ddl__text_add(&text, ", %d of them compressed", squeezed);
         ddl__trainer_tell_codes(t, &text);
+    }
+    if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {
+        ddl__text_add(&text, ", %d of them over servers", served);
     }
     double total_s = s->exposed_s + s->hidden_s;
     if (s->steps > 0 && total_s > 0) {

@@ -32,6 +32,7 @@ typedef struct ddl__weight {
     bool ready;                    /* in this call of the loop */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
+    bool served;                   /* goes over servers */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
@@ -64,11 +65,13 @@ typedef struct ddl__served {
     ddl_ps *ps;        /* NULL: there are none */
     ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
     ddl__ps_trait *traits;
-    bool *bad;       /* the gradient of this step is not finite */
-    int64_t *grains; /* bytes of the servers' pieces */
-    bool only;       /* this rank only serves */
-    bool sums;       /* servers average gradients, and workers run the optimizer */
-    bool alone;      /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
+    bool *bad;             /* the gradient of this step is not finite */
+    int64_t *grains;       /* bytes of the servers' pieces */
+    bool only;             /* this rank only serves */
+    bool chosen;           /* architecture auto: some tensors go another way than units do */
+    ddl__line measured[2]; /* when both ways were measured last */
+    bool sums;             /* servers average gradients, and workers run the optimizer */
+    bool alone;            /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
 /* auto tries one plan after the other. */
@@ -127,10 +130,10 @@ struct ddl_trainer {
     ddl_trainer_stats stats;
 
     /* what plans are made from */
-    ddl__line line;
-    ddl__fit fit;             /* of operations since the last plan */
-    uint64_t last_unit_ns;    /* when an operation ended last */
-    double period_s;          /* the last step, from the end of the one before */
+    ddl__line lines[2];    /* of operations; architecture auto: [1] is that of servers */
+    ddl__fit fits[2];      /* of operations since the last plan */
+    uint64_t last_unit_ns; /* when an operation ended last */
+    double period_s;       /* the last step, from the end of the one before */
     ddl__trial trial;
     int64_t planned_at; /* step */
     double planned_s;   /* exposed time that the plan promises */
@@ -139,6 +142,18 @@ struct ddl_trainer {
 
 /* Servers run the optimizer: they have its state, and the f32 copies of 16-bit parameters. */
 static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps != NULL && !t->served.sums; }
+
+/* >>layout */
+
+/* 16-bit gradients travel as they are, except where they would be rounded again: sums over several calls, parameters
+ * that travel too (local SGD; shards of another type), servers, which have f32. */
+static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
+    const ddl_trainer_config *o = &t->config;
+    bool squeezed = w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool exact = squeezed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
+                 (o->shard && w->param.dtype != w->grad.dtype);
+    return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
+}
 
 /* >>checks */
 
@@ -184,7 +199,7 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
         {"exposed_s", o->exposed_s, 0, 1e6},
         {"outer_rate", o->outer_rate, 0, 1e6},
         {"outer_momentum", o->outer_momentum, -1, 0.9999999},
-        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_PS},
+        {"architecture", o->architecture, 0, DDL_ARCHITECTURE_AUTO},
         {"servers", o->servers, 0, 1 << 20},
         {"staleness", o->staleness, -1, 1000000},
         {"staleness_max", o->staleness_max, 0, 1000000},
@@ -209,13 +224,14 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o) {
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
  * piece that a server has, or is the program's. */
 static bool ddl__served_sums(const ddl_trainer_config *o) {
-    return o->architecture == DDL_ARCHITECTURE_PS &&
-           (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer));
+    return o->architecture == DDL_ARCHITECTURE_AUTO ||
+           (o->architecture == DDL_ARCHITECTURE_PS &&
+            (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
 }
 
 /* What does not go together with servers. */
 static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
-    bool ps = o->architecture == DDL_ARCHITECTURE_PS, ssp = o->sync == DDL_SYNC_SSP;
+    bool ps = o->architecture != DDL_ARCHITECTURE_ALL_REDUCE, ssp = o->sync == DDL_SYNC_SSP;
     if (!ps && (ssp || o->sync == DDL_SYNC_ASP || o->servers != 0 || o->dedicated)) {
         return "sync SSP and ASP, servers and dedicated need parameter servers: set architecture to "
                "DDL_ARCHITECTURE_PS";
@@ -225,6 +241,10 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
     }
     if (!ps) {
         return NULL;
+    }
+    if (o->architecture == DDL_ARCHITECTURE_AUTO && (o->dedicated || o->sync != DDL_SYNC_BSP)) {
+        return "architecture auto is BSP, and all ranks take part in all-reduce: without dedicated, SSP, ASP and local "
+               "SGD";
     }
     return o->sync == DDL_SYNC_LOCAL ? "servers hold the parameters, so that no rank can step alone: take sync BSP, "
                                        "SSP or ASP with them, or local SGD over all-reduce"
@@ -305,7 +325,7 @@ static ddl_status ddl__trainer_settle(ddl_context *c, int32_t ranks, const ddl_t
     o.credit_bytes = ddl__or_bytes(o.credit_bytes, 4 * o.piece_bytes);
     o.replan_steps = o.replan_steps == 0 ? 50 : o.replan_steps;
     o.local_steps = local && o.local_steps == 0 ? 8 : o.local_steps;
-    if (o.architecture == DDL_ARCHITECTURE_PS && o.servers == 0) {
+    if (o.architecture != DDL_ARCHITECTURE_ALL_REDUCE && o.servers == 0) {
         o.servers = o.dedicated ? 1 : ranks;
     }
     o.outer_momentum = o.outer_momentum < 0 ? 0 : o.outer_rate != 0 && o.outer_momentum == 0 ? 0.9 : o.outer_momentum;
