@@ -22,6 +22,15 @@ typedef struct cuda_sink {
 
 #define CUDA_BLOCKS_MOST (1 << 22)
 
+/* Of an element; a plugin has no symbol of the program, so not ddl_dtype_bytes. */
+static int64_t cuda_dtype_bytes(int32_t dtype) {
+    static const uint8_t bytes[] = {[DDL_F16] = 2,     [DDL_BF16] = 2,     [DDL_F32] = 4,     [DDL_F64] = 8,
+                                    [DDL_I8] = 1,      [DDL_U8] = 1,       [DDL_I32] = 4,     [DDL_U32] = 4,
+                                    [DDL_I64] = 8,     [DDL_U64] = 8,      [DDL_BOOL] = 1,    [DDL_F32_I32] = 8,
+                                    [DDL_F64_I64] = 16, [DDL_I32_I32] = 8, [DDL_I64_I64] = 16};
+    return dtype > 0 && dtype < (int32_t)sizeof bytes ? bytes[dtype] : 0;
+}
+
 /* Blocks for so many pieces of work, `each` of them to a block. */
 static uint32_t cuda_blocks_for(int64_t pieces, int64_t each) {
     int64_t blocks = (pieces + each - 1) / each;
@@ -91,7 +100,7 @@ static bool cuda_reduce_kernel(int32_t dtype, int32_t op, cuda_kernel *out) {
 /* Bytes of an element of a kernel: bits are of any type. */
 static int64_t cuda_element_bytes(cuda_kernel kernel, int32_t dtype) {
     bool bits = kernel == CUDA_K_bits_band || kernel == CUDA_K_bits_bor || kernel == CUDA_K_bits_bxor;
-    return bits ? 1 : (int64_t)ddl_dtype_bytes((ddl_dtype)dtype);
+    return bits ? 1 : cuda_dtype_bytes(dtype);
 }
 
 /* What a reduction is: the op, or for sums a factor per source and a divisor of the result. */
@@ -130,7 +139,7 @@ static ddl_status cuda_put_reduce(const cuda_sink *sink, const cuda_reduction *w
     }
     memset(&a, 0, sizeof a);
     int64_t element = cuda_element_bytes(kernel, what->dtype);
-    count *= (int64_t)ddl_dtype_bytes((ddl_dtype)what->dtype) / element;
+    count *= cuda_dtype_bytes((int32_t)what->dtype) / element;
     for (int32_t i = 0; i < dst_count; i++) {
         all[i] = a.reduce.dst[i] = dsts[i];
     }
@@ -176,7 +185,7 @@ static ddl_status cuda_put_scale(const cuda_sink *sink, const ddl_kernel_scale *
     void *dst = p->dst;
     cuda_reduction what = {p->dtype, DDL_SUM, p->factor != 1, p->divisor, &p->factor};
     if (p->dtype < DDL_F16 || p->dtype > DDL_U64) { /* bool and pairs have no factor */
-        return cuda_put_copy(sink, &dst, 1, p->src, p->count * (int64_t)ddl_dtype_bytes((ddl_dtype)p->dtype));
+        return cuda_put_copy(sink, &dst, 1, p->src, p->count * cuda_dtype_bytes((int32_t)p->dtype));
     }
     return cuda_put_reduce(sink, &what, &dst, 1, &p->src, 1, p->count);
 }
@@ -232,7 +241,7 @@ static int32_t cuda_strided_word(const cuda_strided_args *a) {
 /* packed = the elements of a tensor, or the tensor's elements = packed. */
 static ddl_status cuda_put_strided(const cuda_sink *sink, const ddl_tensor *t, void *packed, int32_t unpack) {
     cuda_strided_args a;
-    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), bytes = size;
+    int64_t size = cuda_dtype_bytes((int32_t)t->dtype), bytes = size;
     memset(&a, 0, sizeof a);
     a.packed = packed;
     a.data = t->data;

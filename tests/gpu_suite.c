@@ -1,0 +1,240 @@
+/* gpu_suite: ddl on GPUs, with the plugin that `make` built and the driver of this machine; tests/gpu runs it. Ranks are
+ * processes first and threads then, all on the GPUs that there are, several on one where there are fewer. Collectives and
+ * messages of every kind, type and op with tensors on GPUs and on the host against an oracle of plain loops; memory that is
+ * freed and comes back at the same address; a rank that is killed. GPU_SUITE_CASES=n: cases of each kind (20).
+ *
+ * Over the stand-in for the driver (LD_LIBRARY_PATH) it shows that the suite and the plugin fit each other, no more. */
+#define TEST_TIMEOUT_S 240
+#include "coll.h"
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+
+static int cases_of_each_kind(void) {
+    const char *s = getenv("GPU_SUITE_CASES");
+    return s != NULL ? atoi(s) : 20;
+}
+
+/* Numbers of the GPUs are 1 and so on; a rank begins with its own. */
+static int32_t gpu_of(ddl_context *c, int rank, unsigned draw) {
+    int32_t count = ddl_device_count(c);
+    return count > 0 ? (int32_t)(((unsigned)rank + draw) % (unsigned)count) + 1 : DDL_HOST;
+}
+
+static ddl_context *join(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    if (c != NULL && ddl_device_count(c) == 0) {
+        test__fail(__FILE__, __LINE__, "there is no GPU");
+        coll_leave(c);
+        c = NULL;
+    }
+    return c;
+}
+
+static void each_way(ranks_fn fn, int threads) {
+    for (int n = 2; n <= 4; n += 2) {
+        coll_job job;
+        coll_job_make(&job);
+        if (threads) {
+            ranks_threads(n, fn, &job);
+        } else {
+            ranks_fork(n, fn, &job, 200);
+        }
+    }
+}
+
+/* ---- which GPUs ---- */
+
+static void list(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    for (int32_t i = 1; i <= ddl_device_count(c); i++) {
+        ddl_device_info info;
+        CHECK_EQ(ddl_device_info_get(c, i, &info), DDL_OK);
+        printf("     device %d: plugin %s, GPU %d\n", i, info.plugin, info.index);
+        CHECK_STR(info.plugin, "cuda");
+    }
+    coll_leave(c);
+}
+
+TEST(gpus_are_found) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(1, list, &job, 60);
+}
+
+/* ---- collectives ---- */
+
+static void every_kind(int rank, int n, void *arg) {
+    static const int64_t sizes[] = {0, 1, 7, 300, 4099, 65537, 1 << 20};
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_group *g = ddl_world(c);
+    unsigned random = coll_seed() * 31 + (unsigned)n;
+    bool ok = true;
+    for (int kind = DDL_BROADCAST; ok && kind < DDL_GATHERV; kind++) {
+        for (int i = 0; ok && i < cases_of_each_kind(); i++) {
+            unsigned draw = coll_random(&random), more = coll_random(&random);
+            coll_case k = {.kind = (ddl_kind)kind,
+                           .dtype = draw % 3 == 0 ? DDL_F32 : draw % 3 == 1 ? DDL_BF16 : DDL_I64,
+                           .op = coll_reduces((ddl_kind)kind) ? DDL_SUM : DDL_OP_NONE,
+                           .root = coll_rooted((ddl_kind)kind) ? (int)(draw / 4 % (unsigned)n) : 0,
+                           .count = sizes[draw / 16 % (cases_of_each_kind() < 20 ? 6 : 7)],
+                           .way = (coll_way)(draw / 512 % 3),
+                           .in_place = draw / 128 % 2 == 0 && kind != DDL_BARRIER,
+                           .salt = more / 16 % 50};
+            k.in_device = more % 5 == 0 ? DDL_HOST : gpu_of(c, rank, more / 8 % 3);
+            k.out_device = more % 7 == 0 ? DDL_HOST : gpu_of(c, rank, more / 64 % 2);
+            if (k.in_place && (coll_many_in(k.kind) || coll_many_out(k.kind))) {
+                k.in_device = k.out_device;
+            }
+            ok = coll_check(g, &k);
+        }
+    }
+    coll_leave(c);
+}
+
+TEST(collectives_of_processes) { each_way(every_kind, 0); }
+
+static bool makes_sense(ddl_dtype dtype, int op) {
+    bool pair_op = op == DDL_MIN_INDEX || op == DDL_MAX_INDEX;
+    return coll_is_pair(dtype) || pair_op ? coll_is_pair(dtype) && pair_op
+           : op == DDL_AVG ? dtype != DDL_BOOL : op <= DDL_MAX || !coll_is_float(dtype);
+}
+
+static void every_type_and_op(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    bool ok = true;
+    for (int d = DDL_F16; ok && d <= DDL_I64_I64; d++) {
+        for (int op = DDL_SUM; ok && op <= DDL_MAX_INDEX; op++) {
+            for (int i = 0; ok && i < 2 && makes_sense((ddl_dtype)d, op); i++) {
+                int32_t gpu = gpu_of(c, rank, 0);
+                coll_case k = {.kind = i == 0 ? DDL_ALL_REDUCE : DDL_REDUCE_SCATTER, .dtype = (ddl_dtype)d, .op = op,
+                               .count = 1001, .salt = 3 + op, .in_place = op % 2 == 0 && i == 0, .in_device = gpu,
+                               .out_device = gpu};
+                ok = coll_check(ddl_world(c), &k);
+            }
+        }
+    }
+    coll_leave(c);
+}
+
+TEST(types_and_ops_of_processes) { each_way(every_type_and_op, 0); }
+
+/* ---- messages ---- */
+
+static void ring(int rank, int n, void *arg) {
+    static const int64_t sizes[] = {1, 63, 65537, 3000001};
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    for (int i = 0; i < 8; i++) {
+        int64_t count = sizes[i % 4], wrong = 0;
+        int32_t from = i < 4 ? gpu_of(c, rank, 0) : rank % 2 == 0 ? DDL_HOST : gpu_of(c, rank, 0);
+        unsigned char *data = (unsigned char *)malloc((size_t)count);
+        ddl_tensor out = {0}, in = {0}, host = ddl_tensor_1d(data, DDL_U8, count);
+        ddl_request *sent = NULL, *got = NULL;
+        REQUIRE(ddl_tensor_alloc_on(c, from, DDL_U8, 1, &count, &out) == DDL_OK);
+        REQUIRE(ddl_tensor_alloc_on(c, gpu_of(c, rank, 1), DDL_U8, 1, &count, &in) == DDL_OK);
+        for (int64_t j = 0; j < count; j++) {
+            data[j] = (unsigned char)(j * 7 + j / 251 + rank * 13 + i);
+        }
+        CHECK_EQ(ddl_tensor_copy(c, out, host), DDL_OK);
+        CHECK_EQ(ddl_irecv(ddl_world(c), in, (rank + n - 1) % n, i, &got), DDL_OK);
+        CHECK_EQ(ddl_isend(ddl_world(c), out, (rank + 1) % n, i, &sent), DDL_OK);
+        CHECK_EQ(ddl_wait(&got, NULL), DDL_OK);
+        CHECK_EQ(ddl_wait(&sent, NULL), DDL_OK);
+        memset(data, 0xEE, (size_t)count);
+        CHECK_EQ(ddl_tensor_copy(c, host, in), DDL_OK);
+        for (int64_t j = 0; j < count; j++) {
+            wrong += data[j] != (unsigned char)(j * 7 + j / 251 + (rank + n - 1) % n * 13 + i);
+        }
+        CHECK_EQ(wrong, 0);
+        CHECK_EQ(ddl_tensor_free(c, &out), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &in), DDL_OK);
+        free(data);
+    }
+    coll_leave(c);
+}
+
+TEST(messages_of_processes) { each_way(ring, 0); }
+
+/* ---- memory that comes back ---- */
+
+static void sum_once(ddl_context *c, int rank, int n, int turn, int64_t count) {
+    ddl_tensor t = {0};
+    int64_t wrong = 0;
+    int32_t *host = (int32_t *)calloc((size_t)count, 4);
+    ddl_tensor view = ddl_tensor_1d(host, DDL_I32, count);
+    REQUIRE(ddl_tensor_alloc_on(c, gpu_of(c, rank, 0), DDL_I32, 1, &count, &t) == DDL_OK);
+    for (int64_t j = 0; j < count; j++) {
+        host[j] = (int32_t)(j + turn * 1000 + rank);
+    }
+    CHECK_EQ(ddl_tensor_copy(c, t, view), DDL_OK);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
+    CHECK_EQ(ddl_tensor_copy(c, view, t), DDL_OK);
+    for (int64_t j = 0; j < count; j++) {
+        wrong += host[j] != (int32_t)(n * (j + turn * 1000) + n * (n - 1) / 2);
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    free(host);
+}
+
+static void allocate_anew(int rank, int n, void *arg) {
+    static const int64_t sizes[] = {100000, 700000, 20, 100000, 5000000};
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    for (int turn = 0; turn < 20; turn++) {
+        sum_once(c, rank, n, turn, sizes[turn % (cases_of_each_kind() < 20 ? 4 : 5)]);
+    }
+    coll_leave(c);
+}
+
+TEST(freed_and_reused_by_processes) { each_way(allocate_anew, 0); }
+
+/* ---- a rank that is killed ---- */
+
+static void until_killed(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    int64_t count = 300000;
+    ddl_tensor t = {0};
+    REQUIRE(ddl_tensor_alloc_on(c, gpu_of(c, rank, 0), DDL_F32, 1, &count, &t) == DDL_OK);
+    ddl_status status = DDL_OK;
+    for (int i = 0; status == DDL_OK && i < 10000; i++) {
+        if (rank == 1 && i == 7) {
+            raise(SIGKILL);
+        }
+        status = ddl_all_reduce(ddl_world(c), t, t, DDL_MAX);
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 1");
+    ddl_group *left = NULL;
+    CHECK_EQ(ddl_group_shrink(ddl_world(c), &left), DDL_OK); /* and those that are left go on */
+    for (int i = 0; left != NULL && i < 5; i++) {
+        CHECK_EQ(ddl_all_reduce(left, t, t, DDL_MAX), DDL_OK);
+    }
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    CHECK_EQ(left != NULL ? ddl_group_free(&left) : DDL_OK, DDL_OK);
+    coll_leave(c);
+}
+
+TEST(a_killed_rank_is_told) {
+    coll_job job;
+    ranks r;
+    coll_job_make(&job);
+    ranks_start(&r, 4, until_killed, &job);
+    ranks_wait(&r, 100);
+    CHECK_EQ(r.timed_out, 0);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(i == 1 ? WIFSIGNALED(r.status[i]) && WTERMSIG(r.status[i]) == SIGKILL : r.status[i] == 0, 1);
+    }
+}
+
+/* ---- threads, last: this process opens the driver, and can fork no rank that uses it ---- */
+
+TEST(collectives_of_threads) { each_way(every_kind, 1); }
+TEST(types_and_ops_of_threads) { each_way(every_type_and_op, 1); }
+TEST(messages_of_threads) { each_way(ring, 1); }
+TEST(freed_and_reused_by_threads) { each_way(allocate_anew, 1); }
