@@ -11020,7 +11020,7 @@ enum {
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
 #define DDL__TCP_ENDING_MS 400u                /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
-#define DDL__TCP_SILENT_MS 4000u                /* its host has not answered for so long: it is cut off */
+#define DDL__TCP_SILENT_MS 3500u                /* its host has not answered: at the fourth probe, one a second */
 
 static void ddl__tcp_start(ddl__tcp *t, int32_t peer);
 
