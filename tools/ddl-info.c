@@ -20,8 +20,9 @@ static const char info_usage[] =
     "ranks of a job also hosts, transports, measured latency and bandwidth, and the algorithm chosen for each size.\n"
     "Secrets are not shown.\n"
     "\n"
-    "  --doctor   look for what commonly goes wrong instead, on every rank: limits of descriptors, locked memory and\n"
-    "             memory, cores, the secret, plugins, messages between every two ranks; each finding with what fixes it\n"
+    "  --doctor   look for what commonly goes wrong instead, on every rank: limits of descriptors, memory, CPU; the\n"
+    "             secret, plugins, libfabric, devices; messages between every two ranks; which interface of which host\n"
+    "             is reached from where, MTU, clocks, versions; each finding with the line that fixes it\n"
     "  --json     the doctor's findings for machines\n"
     "  --attach   of the job that process PID is a rank of, or has started, or that is called so: what each rank on\n"
     "             this host does, its last collectives, its links, and who waits for whom. The ranks do not notice, and\n"
@@ -263,7 +264,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (ask_doctor) {
-        int result = doctor(c, json);
+        int result = doctor(c, json, said.text);
         fflush(stdout);
         ddl_finalize(&c);
         return result;

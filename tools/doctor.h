@@ -4,8 +4,9 @@
 #define DDL_TOOLS_DOCTOR_H
 
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 
-enum { FINDINGS_MAX = 12, FINDING_BYTES = 400 };
+enum { FINDINGS_MAX = 48, FINDING_BYTES = 400 };
 
 typedef struct finding {
     int32_t rank, level; /* 0 fine, 1 warning, 2 wrong */
@@ -32,6 +33,9 @@ static void __attribute__((format(printf, 5, 6))) found(findings *f, int32_t lev
     snprintf(n->what, sizeof n->what, "%s", what);
     snprintf(n->fix, sizeof n->fix, "%s", level > 0 ? fix : "");
 }
+
+#include "doctor_device.h"
+#include "doctor_net.h"
 
 /* A job of 1000 ranks needs three descriptors for each. */
 static void look_at_descriptors(findings *f, int32_t world_size) {
@@ -73,6 +77,34 @@ static void look_at_memory(findings *f, int32_t local_ranks) {
     bool little = (limit - used) / (local_ranks > 0 ? local_ranks : 1) < 64ll << 20;
     found(f, little ? 1 : 0, "memory of the container", "raise the container's memory limit (docker --memory, resources.limits)",
           "%lld MiB of %lld MiB are free for %d ranks", (limit - used) >> 20, limit >> 20, (int)local_ranks);
+}
+
+/* Others need it (libfabric's shm, MPI, data loaders); ddl's shared memory has no name and no limit but the memory's. */
+static void look_at_dev_shm(findings *f) {
+    struct statvfs room;
+    if (statvfs("/dev/shm", &room) != 0) {
+        found(f, 1, "/dev/shm", "mount -t tmpfs tmpfs /dev/shm, or a volume of kind emptyDir with medium: Memory there",
+              "is not there: data loaders, MPI and libfabric's shm need it");
+        return;
+    }
+    unsigned long long all = (unsigned long long)room.f_blocks * room.f_frsize >> 20,
+                       left = (unsigned long long)room.f_bavail * room.f_frsize >> 20;
+    found(f, left < 64 ? 1 : 0, "/dev/shm", "docker run --shm-size=8g, or a volume of kind emptyDir with medium: Memory "
+          "there; or rm what ended jobs have left in it", "%llu MiB of %llu MiB are free (ddl itself uses none)", left, all);
+}
+
+/* What a quota has taken away shows in the control group's own count. */
+static void look_at_quota(findings *f) {
+    char text[1024] = "";
+    if (ddl__read_text("/sys/fs/cgroup/cpu.stat", text, sizeof text) <= 0 &&
+        ddl__read_text("/sys/fs/cgroup/cpu/cpu.stat", text, sizeof text) <= 0) {
+        return;
+    }
+    const char *periods = strstr(text, "nr_periods "), *throttled = strstr(text, "nr_throttled ");
+    long long all = periods != NULL ? atoll(periods + 11) : 0, taken = throttled != NULL ? atoll(throttled + 13) : 0;
+    found(f, all > 0 && taken > all / 20 ? 1 : 0, "CPU quota",
+          "raise the container's CPU limit (docker --cpus, resources.limits.cpu), or use fewer ranks",
+          "%s: the control group was stopped in %lld of %lld periods", all > 0 ? "limited" : "not limited", taken, all);
 }
 
 static void look_at_cores(findings *f, const ddl_context *c) {
@@ -149,39 +181,97 @@ static void print_finding(const finding *n, bool json, bool first) {
     printf("}");
 }
 
-/* 0: all is fine or a warning; 1: something is wrong, or the ranks could not be asked. */
-static int doctor(ddl_context *c, bool json) {
-    findings own = {.rank = c->rank};
-    ddl_group *world = ddl_world(c);
-    look_at_descriptors(&own, c->world_size);
-    look_at_locked_memory(&own);
-    look_at_memory(&own, c->local_ranks);
-    look_at_cores(&own, c);
-    look_at_secret(&own, c);
-    look_at_plugins(&own, c);
-    look_at_pairs(&own, c);
-    findings *all = calloc((size_t)c->world_size, sizeof *all);
-    ddl_status status = all == NULL ? DDL_ERR_NOMEM
-                                    : ddl_gather(world, DDL_VIEW((uint8_t *)&own, sizeof own),
-                                                 DDL_VIEW((uint8_t *)all, sizeof own * (size_t)c->world_size), 0);
-    int result = status == DDL_OK ? 0 : 1, shown = 0;
-    if (status != DDL_OK) {
-        fprintf(stderr, "ddl-info: The ranks could not be asked: %s\n", ddl_error(c));
+/* What libfabric's plugin said while it opened, line by line: providers found, taken and refused. */
+static void look_at_fabric(findings *f, const ddl_context *c, const char *notes) {
+    int32_t lines = 0;
+    bool loaded = false;
+    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
+        loaded = loaded || strcmp(p->name, "fabric") == 0;
     }
-    printf("%s", c->rank == 0 && json && status == DDL_OK ? "{\"findings\": [" : "");
-    for (int32_t r = 0; status == DDL_OK && c->rank == 0 && r < c->world_size; r++) {
+    for (const char *at = notes; at != NULL && (at = strstr(at, "fabric: ")) != NULL && lines < 8; lines++) {
+        int bytes = (int)strcspn(at, "\n");
+        found(f, 0, "libfabric", "", "%.*s", bytes - 8, at + 8);
+        at += bytes;
+    }
+    if (!loaded) {
+        found(f, access("/dev/infiniband", F_OK) == 0 ? 1 : 0, "libfabric",
+              "apt-get install libfabric-dev, make plugins, and DDL_PLUGIN_PATH=folder of libddl-fabric.so",
+              "its plugin is not loaded%s", access("/dev/infiniband", F_OK) == 0 ? ", and this host has RDMA adapters" : "");
+    } else if (lines == 0) {
+        found(f, 0, "libfabric", "", "its plugin is loaded; it was not asked, or found nothing to say");
+    }
+}
+
+static void look_at_rank(findings *own, ddl_context *c, const char *notes) {
+    look_at_descriptors(own, c->world_size);
+    look_at_locked_memory(own);
+    look_at_memory(own, c->local_ranks);
+    look_at_quota(own);
+    look_at_dev_shm(own);
+    look_at_cores(own, c);
+    look_at_secret(own, c);
+    look_at_plugins(own, c);
+    look_at_fabric(own, c, notes);
+    look_at_devices(own, c);
+    look_at_pairs(own, c);
+}
+
+/* On rank 0: those of all ranks; what is fine is told once. Returns whether something is wrong. */
+static bool print_findings(const findings *all, int32_t ranks, bool json) {
+    bool wrong = false;
+    int32_t shown = 0;
+    printf("%s", json ? "\"findings\": [" : "");
+    for (int32_t r = 0; r < ranks; r++) {
         for (int32_t i = 0; i < all[r].count; i++) {
-            /* what is fine is told once */
-            bool told = all[r].list[i].level > 0 || r == 0;
-            if (told) {
+            if (all[r].list[i].level > 0 || r == 0) {
                 print_finding(&all[r].list[i], json, shown++ == 0);
             }
-            result |= all[r].list[i].level == 2;
+            wrong = wrong || all[r].list[i].level == 2;
         }
     }
-    printf("%s", c->rank == 0 && json && status == DDL_OK ? "\n]}\n" : "");
+    printf("%s", json ? "\n]}\n" : "");
+    return wrong;
+}
+
+static ddl_status gather_findings(ddl_context *c, const findings *own, findings *all) {
+    return all == NULL ? DDL_ERR_NOMEM
+                       : ddl_gather(ddl_world(c), DDL_VIEW((uint8_t *)(uintptr_t)own, sizeof *own),
+                                    DDL_VIEW((uint8_t *)all, sizeof *own * (size_t)c->world_size), 0);
+}
+
+/* 0: all is fine or a warning; 1: something is wrong, or the ranks could not be asked. notes: what transports said. */
+static int doctor(ddl_context *c, bool json, const char *notes) {
+    findings *own = calloc(1, sizeof *own), *all = calloc((size_t)c->world_size, sizeof *all);
+    net n;
+    bool wrong = false;
+    ddl_status status = own == NULL ? DDL_ERR_NOMEM : DDL_OK;
+    if (status == DDL_OK) {
+        own->rank = c->rank;
+        look_at_rank(own, c, notes);
+    }
+    ddl_status looked = net_look(&n, c);
+    status = status == DDL_OK ? looked : status;
+    status = status == DDL_OK ? look_at_clocks(own, c) : status;
+    if (status == DDL_OK && c->rank == 0) {
+        judge_network(&n, own);
+    }
+    status = status == DDL_OK ? gather_findings(c, own, all) : status;
+    if (status != DDL_OK) {
+        fprintf(stderr, "ddl-info: The ranks could not be asked: %s\n", ddl_error(c));
+    } else if (c->rank == 0) {
+        if (json) {
+            printf("{\"version\": 1, \"ranks\": %d, \"hosts\": %d, ", (int)c->world_size, (int)n.hosts);
+            print_matrix_json(&n);
+        }
+        wrong = print_findings(all, c->world_size, json);
+        if (!json) {
+            print_matrix(&n);
+        }
+    }
+    net_close(&n);
+    free(own);
     free(all);
-    return result;
+    return status == DDL_OK && !wrong ? 0 : 1;
 }
 
 #endif /* DDL_TOOLS_DOCTOR_H */
