@@ -189,6 +189,7 @@
 #define ddl_group_set DDL__PASTE(DDL_NAMESPACE, ddl_group_set)
 #define ddl_group_shrink DDL__PASTE(DDL_NAMESPACE, ddl_group_shrink)
 #define ddl_group_split DDL__PASTE(DDL_NAMESPACE, ddl_group_split)
+#define ddl_group_stream DDL__PASTE(DDL_NAMESPACE, ddl_group_stream)
 #define ddl_group_translate DDL__PASTE(DDL_NAMESPACE, ddl_group_translate)
 #define ddl_iall_gather DDL__PASTE(DDL_NAMESPACE, ddl_iall_gather)
 #define ddl_iall_gatherv DDL__PASTE(DDL_NAMESPACE, ddl_iall_gatherv)
@@ -258,6 +259,7 @@
 #define ddl_status_name DDL__PASTE(DDL_NAMESPACE, ddl_status_name)
 #define ddl_status_text DDL__PASTE(DDL_NAMESPACE, ddl_status_text)
 #define ddl_step DDL__PASTE(DDL_NAMESPACE, ddl_step)
+#define ddl_stream_wait DDL__PASTE(DDL_NAMESPACE, ddl_stream_wait)
 #define ddl_tensor_1d DDL__PASTE(DDL_NAMESPACE, ddl_tensor_1d)
 #define ddl_tensor_alloc DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc)
 #define ddl_tensor_alloc_on DDL__PASTE(DDL_NAMESPACE, ddl_tensor_alloc_on)
@@ -713,6 +715,17 @@ typedef struct ddl_group_options {
  * Errors: DDL_ERR_ARG for an unknown algorithm or a number out of range; then nothing is set. [any thread] */
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
 
+/* Orders this rank's operations on a group on a stream of a device (CUDA: a cudaStream_t; the default stream is
+ * (void *)1, cudaStreamLegacy): those that have tensors on devices begin, on this rank, when the stream comes to the
+ * place of the call. The blocking forms return at once, and what is put on the stream later waits there until they are
+ * over; only ddl_recv and ddl_send_recv with an out_info wait themselves. Nothing on the stream waits for the i-forms
+ * but by ddl_stream_wait. Where an operation fails after its call has returned, the stream goes on, the result is not
+ * there, a warning tells why, and a collective's group is broken. Starts the context's progress thread. stream NULL: as
+ * before. A stream that is captured into a graph takes collectives that devices run by themselves; others are
+ * DDL_ERR_UNSUPPORTED and change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such
+ * device), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread). [any thread] */
+DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream);
+
 /* >>request
  * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
  * are skipped. Buffers belong to ddl until then. A call that fails sets what it would have returned, *out_request or
@@ -741,6 +754,10 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
 /* Cancels a receive that nothing has arrived for; it then ends with DDL_ERR_CANCELLED, which ddl_wait reports.
  * Errors: DDL_ERR_STATE when it is too late, DDL_ERR_ARG when it is not a receive. [any thread] */
 DDL_API ddl_status ddl_cancel(ddl_request *request);
+/* Ends a request in the order of its group's stream: what is put on the stream after this waits, on the device, until
+ * the operation is over. Sets *request to NULL; does not block. Errors: DDL_ERR_STATE when the group has no stream,
+ * DDL_ERR_ARG for a persistent request; what the operation returned if it is over. [any thread] */
+DDL_API ddl_status ddl_stream_wait(ddl_request **request);
 /* Frees a persistent request that is not running, or a finished one, and sets *request to NULL. Errors: DDL_ERR_STATE
  * while it runs. [any thread] */
 DDL_API ddl_status ddl_request_free(ddl_request **request);
@@ -12980,6 +12997,7 @@ struct ddl_context {
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
     ddl__devices *devices;    /* NULL: no plugin brings any */
+    ddl_request *detached;     /* that nobody waits for: streams do */
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
@@ -14907,6 +14925,8 @@ enum {
 static int32_t ddl__natives_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
 static int32_t ddl__stages_poll(ddl_context *c);
+/* Request room: frees those that nobody waits for and that are over. */
+static void ddl__detached_reap(ddl_context *c);
 
 /* A transport says that it is of no use any more: so are the links that it carried. */
 static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
@@ -14922,6 +14942,9 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
     events += c->stages != NULL ? ddl__stages_poll(c) : 0;
+    if (c->detached != NULL) {
+        ddl__detached_reap(c);
+    }
     const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
     bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -16898,6 +16921,8 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
+    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
+    void *stream;
     ddl__native native, device_native; /* the latter for tensors on devices */
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;
@@ -17244,6 +17269,12 @@ struct ddl_request {
     int32_t parts;
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
+    bool ordered;      /* it begins when its group's stream has come to its call */
+    bool in_stream;    /* and is on the stream itself: what is put there later waits for it anyway */
+    bool detached;     /* nobody waits for it but the stream */
+    ddl__device *gate_device;
+    void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
+    ddl_request *detached_next; /* of the context's */
 
     /* messages */
     bool filling;  /* what is sent is on its way from a device */
@@ -17409,6 +17440,10 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
     }
+    if (r->gate != NULL) {
+        r->gate_device->table->gate_open(r->gate_device->self, r->gate);
+        r->gate = NULL;
+    }
     ddl__page_wait_over(c, r);
     r->status = status;
     r->info.status = status;
@@ -17450,6 +17485,60 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
     ddl__request_release(r);
     *slot = NULL;
     return status;
+}
+
+/* >>streams */
+
+/* Orders what a stage does on the group's stream. */
+static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
+    const ddl__device *d = g->stream_device;
+    if (d == NULL) {
+        return DDL_OK;
+    }
+    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1) {
+        return ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
+                          "graph, where this operation cannot be, as the host has a part in it", what, g->name);
+    }
+    s->stream_device = g->stream_device;
+    s->stream = g->stream;
+    r->ordered = true;
+    return DDL_OK;
+}
+
+/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to. */
+static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
+    const ddl_group *g = r->group;
+    ddl__device *d = g->stream_device;
+    if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
+        return false;
+    }
+    if (!r->in_stream) {
+        r->gate_device = d;
+        if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
+            r->gate = NULL;
+            return false;
+        }
+    }
+    r->detached = true;
+    r->detached_next = c->detached;
+    c->detached = r;
+    return true;
+}
+
+static void ddl__detached_reap(ddl_context *c) {
+    for (ddl_request **at = &c->detached; *at != NULL;) {
+        ddl_request *r = *at;
+        if (r->state == DDL__REQUEST_ACTIVE) {
+            at = &r->detached_next;
+            continue;
+        }
+        *at = r->detached_next;
+        if (r->status < 0 && !c->finalized) {
+            ddl__log(&c->base, DDL_LOG_WARN, "an operation that was ordered on a stream failed, and its result is not "
+                     "there: %s", r->why != NULL ? r->why : ddl_status_text(r->status));
+        }
+        ddl__request_release(r);
+    }
 }
 
 /* >>waiting */
@@ -17990,8 +18079,11 @@ static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 static void ddl__recv_done(ddl_request *r) {
     if (r->stage != NULL) {
         r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
-        r->stage->done = ddl__recv_drained;
         r->draining = true;
+        if (r->filling) {
+            return; /* the stream has not come here yet: see ddl__send_filled */
+        }
+        r->stage->done = ddl__recv_drained;
         ddl_status status = ddl__stage_drain(r->context, r->stage, r->total);
         if (status != DDL_IN_PROGRESS) {
             ddl__recv_drained(r->context, r->stage, status);
@@ -18634,6 +18726,7 @@ static ddl_status ddl__p2p_stage(ddl_request *r) {
     }
     r->stage->owner = r;
     DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
+    DDL__TRY(ddl__stage_order(r->group, r, r->stage, r->is_recv ? "a receive" : "a send"));
     r->stage->items[0].comes = !r->is_recv;
     r->stage->items[0].goes = r->is_recv;
     r->data = r->stage->items[0].host;
@@ -18741,11 +18834,19 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
     return DDL_OK;
 }
 
-/* What is sent has come from its device; the receiver may have asked for it. */
+/* What is sent has come from its device, and may have been asked for. Or the stream has come to a receive. */
 static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl_request *r = s->owner;
     r->filling = false;
-    if (status < 0) {
+    if (r->is_recv && status >= 0) {
+        if (r->draining) { /* the message was here before the stream */
+            ddl__recv_done(r);
+        }
+    } else if (r->is_recv) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, status, "receive into a tensor of device %d: %s", r->tensor.device,
+                          ddl_status_text(status));
+    } else if (status < 0) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, status, "send of %llu bytes to rank %d of group \"%s\": device %d did not give them: %s",
                           (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device,
@@ -18757,7 +18858,7 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     }
 }
 
-/* Begins to bring a device's tensor. False: that failed, and the request has ended. */
+/* Begins to bring a device's tensor, or to wait until one may be written. False: that failed; the request has ended. */
 static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
     r->stage->done = ddl__send_filled;
     ddl_status status = ddl__stage_fill(c, r->stage);
@@ -18777,10 +18878,10 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
     } else if (c->finalized) { /* a call of several messages (making a group) is not to wait for its next one */
         ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
+    } else if (r->stage != NULL && (!r->is_recv || r->ordered) && !ddl__send_fill(c, r)) {
+        return;
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
-    } else if (r->stage != NULL && !ddl__send_fill(c, r)) {
-        return;
     } else if (r->peer == r->group->rank) {
         ddl__send_self(c, r);
     } else {
@@ -18826,6 +18927,9 @@ static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int3
     if (status == DDL_OK && out_requests == NULL) {
         for (int32_t i = 0; i < count; i++) {
             own[i]->unseen = true;
+            if (own[i]->ordered && out_infos == NULL && ddl__request_detach(c, own[i])) {
+                own[i] = NULL;
+            }
         }
         ddl__wait_requests(c, own, count, false);
         status = ddl__report_all(c, own, count, out_infos);
@@ -18897,7 +19001,7 @@ DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest
                                  int32_t source, int32_t recv_tag, ddl_info *out_info) {
     ddl_transfer both[2] = {{0, recv, source, recv_tag}, {1, send, dest, send_tag}};
     ddl_info infos[2];
-    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, infos);
+    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, out_info != NULL ? infos : NULL);
     if (out_info != NULL && status == DDL_OK) {
         *out_info = infos[0];
     }
@@ -19135,6 +19239,7 @@ typedef struct ddl__call {
     ddl_tensor in, out;
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
+    bool later; /* a stream does not wait for it by itself */
     int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
@@ -21231,7 +21336,8 @@ typedef struct ddl__asked {
     int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
     const ddl_tensor *list;
     uint64_t detail;
-    bool held; /* it begins when ddl__op_release says so */
+    bool held;  /* it begins when ddl__op_release says so */
+    bool later; /* a request is to be made of it: a stream does not wait for it */
 } ddl__asked;
 
 static ddl__asked ddl__asked_of(const ddl_collective *d) {
@@ -21244,7 +21350,8 @@ static ddl__asked ddl__asked_of(const ddl_collective *d) {
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held};
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held,
+                       .later = d->later};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -21317,11 +21424,11 @@ static void ddl__op_release(ddl_context *c, ddl__op *op) {
 static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__op *op = s->owner;
     if (status < 0) {
-        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from device %d: %s",
-                              op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
+        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from a device: %s",
+                              op->group->rank, ddl_status_text(status));
         return;
     }
-    if (op->call.on_device == DDL_HOST && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+    if (op->call.on_device == DDL_HOST && s->count > 0 && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
         ddl__op_scale(op, op->base[DDL__IN]);
     }
@@ -21351,6 +21458,31 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
+/* Orders an operation with device tensors on its group's stream: what the device runs by itself is put there, if it
+ * begins at once; else the host looks when the stream has come here. */
+static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
+    ddl_group *g = op->group;
+    const ddl__device *d = g->stream_device;
+    if (d == NULL) {
+        return DDL_OK;
+    }
+    bool captured = DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1;
+    bool turn = op->stage == NULL && !op->held && op->device == d && (!op->call.later || captured);
+    for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
+        turn = o->natives_left == 0; /* those of earlier calls begin first */
+    }
+    if (turn) {
+        op->stream = g->stream;
+        op->request->ordered = op->request->in_stream = true;
+        return DDL_OK;
+    }
+    if (op->stage == NULL) {
+        op->stage = ddl__stage_make(c, 0);
+    }
+    return op->stage != NULL ? ddl__stage_order(g, op->request, op->stage, ddl__kind_name(op->call.kind))
+                             : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
+}
+
 /* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
  * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
 static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
@@ -21366,6 +21498,7 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
         bool reads = ddl__kind_is_v(call->kind);
         DDL__TRY(ddl__op_stage_add(c, op, &call->out, call->out_bytes, reads, true, &op->base[DDL__OUT]));
     }
+    DDL__TRY(ddl__op_order(c, op));
     if (op->stage == NULL) {
         return DDL_OK;
     }
@@ -21793,7 +21926,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     status = ddl__coll_begin(g, d, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK) {
+    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }
@@ -21803,7 +21936,9 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
 }
 
 static ddl_status ddl__coll_icall(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out_request) {
-    return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
+    ddl__asked ask = *d;
+    ask.later = true;
+    return out_request != NULL ? ddl__coll_call(g, &ask, what, out_request) : ddl__refuse_group(g, what, "out_request");
 }
 
 /* >>coll/coll */
@@ -22291,6 +22426,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         }
         m->stage->owner = r;
         m->stage->done = ddl__many_filled;
+        DDL__TRY(ddl__stage_order(r->group, r, m->stage, what));
     }
     for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
         int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
@@ -22423,7 +22559,7 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
                             : ddl__many_begin(g, tensors, count, op, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK) {
+    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }
@@ -22520,6 +22656,7 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
+    call.later = true;
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
     r->kept = ddl__keep(g, &call);
@@ -24879,7 +25016,7 @@ static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
-            ddl__request_attend(c, r, now, false);
+            ddl__request_attend(c, r, now, r->detached);
         }
     }
 }
@@ -25196,17 +25333,18 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     return status;
 }
 
-/* The progress thread, where it is asked for. */
-static ddl_status ddl__thread_begin(ddl_context *c) {
-    if (c->settings.progress_thread) {
-        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
-        if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
-                              strerror(error));
-        }
-        c->has_thread = true;
+/* The progress thread; there is one at most. */
+static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
+    int error = c->has_thread ? 0 : pthread_create(&c->thread, NULL, ddl__thread_main, c);
+    if (error != 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));
     }
+    c->has_thread = true;
     return DDL_OK;
+}
+
+static ddl_status ddl__thread_begin(ddl_context *c) {
+    return c->settings.progress_thread ? ddl__thread_start(c, "ddl_init") : DDL_OK;
 }
 
 static ddl_status ddl__greet(ddl_context *c) {
@@ -25353,6 +25491,61 @@ DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes
     ddl__stats_late(context, &text);
     ddl__unlock(context);
     return text.used;
+}
+
+/* >>coll/stream */
+/* coll: operations in the order of a device's stream. The device waits for them, the host does not. */
+
+static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) {
+    ddl_context *c = g->context;
+    ddl__device *d = NULL;
+    if (stream == NULL) {
+        g->stream_device = NULL;
+        g->stream = NULL;
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__device_get(c, device, "ddl_group_stream", &d));
+    if (!DDL_HAS(d->table, gate_put) || !DDL_HAS(d->table, gate_open)) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_group_stream: streams of device %d (%s) cannot wait for "
+                          "operations", device, d->plugin->name);
+    }
+    DDL__TRY(ddl__thread_start(c, "ddl_group_stream")); /* nobody else may come and move operations on */
+    g->stream_device = d;
+    g->stream = stream;
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream) {
+    DDL__TRY(ddl__enter_group(group, "ddl_group_stream"));
+    ddl_status status = ddl__group_stream(group, device, stream);
+    ddl__unlock(group->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_stream_wait(ddl_request **request) {
+    ddl_context *c;
+    DDL__TRY(request == NULL ? DDL_ERR_ARG : ddl__enter_requests(request, 1, "ddl_stream_wait", &c));
+    if (c == NULL) {
+        return DDL_OK;
+    }
+    ddl_request *r = *request;
+    ddl_status status = DDL_OK;
+    if (r->persistent) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_stream_wait: a persistent request is to be waited for by ddl_wait");
+    } else if (r->state == DDL__REQUEST_DONE) {
+        status = ddl__request_report(request, NULL);
+    } else if (r->group->stream_device == NULL) {
+        status = ddl__error(c, DDL_ERR_STATE, "ddl_stream_wait: group \"%s\" has no stream; ddl_group_stream gives it "
+                            "one", r->group->name);
+    } else {
+        r->in_stream = false; /* the place to wait at is here, not at the call */
+        status = ddl__request_detach(c, r) ? DDL_OK
+                                           : ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let "
+                                                                           "its stream wait");
+        *request = status == DDL_OK ? NULL : r;
+    }
+    ddl__unlock(c);
+    return status;
 }
 
 /* >>coll/timeline */
@@ -26168,6 +26361,7 @@ static void ddl__context_close(ddl_context *c) {
         c->endpoints[i].table->close(c->endpoints[i].self);
     }
     c->endpoint_count = 0;
+    c->detached = NULL;
     ddl__requests_free(c); /* before the groups: persistent ones hold plans of theirs */
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
@@ -26387,6 +26581,10 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
         return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
     ddl__lock(c);
+    if (c->detached != NULL && !c->polling && !c->finalized) { /* the stream may have passed what is over */
+        ddl__poll(c, -1);
+    }
+    ddl__detached_reap(c);
     if (!g->user_holds || g->outstanding > 0) {
         ddl_status status =
             g == c->world    ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")

@@ -421,6 +421,17 @@ typedef struct ddl_group_options {
  * Errors: DDL_ERR_ARG for an unknown algorithm or a number out of range; then nothing is set. [any thread] */
 DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *options);
 
+/* Orders this rank's operations on a group on a stream of a device (CUDA: a cudaStream_t; the default stream is
+ * (void *)1, cudaStreamLegacy): those that have tensors on devices begin, on this rank, when the stream comes to the
+ * place of the call. The blocking forms return at once, and what is put on the stream later waits there until they are
+ * over; only ddl_recv and ddl_send_recv with an out_info wait themselves. Nothing on the stream waits for the i-forms
+ * but by ddl_stream_wait. Where an operation fails after its call has returned, the stream goes on, the result is not
+ * there, a warning tells why, and a collective's group is broken. Starts the context's progress thread. stream NULL: as
+ * before. A stream that is captured into a graph takes collectives that devices run by themselves; others are
+ * DDL_ERR_UNSUPPORTED and change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such
+ * device), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread). [any thread] */
+DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream);
+
 /* >>request
  * A request ends with the wait or test that reports it done, which frees it and sets *request to NULL. NULL requests
  * are skipped. Buffers belong to ddl until then. A call that fails sets what it would have returned, *out_request or
@@ -449,6 +460,10 @@ DDL_API ddl_status ddl_test_all(ddl_request **requests, int32_t count, ddl_info 
 /* Cancels a receive that nothing has arrived for; it then ends with DDL_ERR_CANCELLED, which ddl_wait reports.
  * Errors: DDL_ERR_STATE when it is too late, DDL_ERR_ARG when it is not a receive. [any thread] */
 DDL_API ddl_status ddl_cancel(ddl_request *request);
+/* Ends a request in the order of its group's stream: what is put on the stream after this waits, on the device, until
+ * the operation is over. Sets *request to NULL; does not block. Errors: DDL_ERR_STATE when the group has no stream,
+ * DDL_ERR_ARG for a persistent request; what the operation returned if it is over. [any thread] */
+DDL_API ddl_status ddl_stream_wait(ddl_request **request);
 /* Frees a persistent request that is not running, or a finished one, and sets *request to NULL. Errors: DDL_ERR_STATE
  * while it runs. [any thread] */
 DDL_API ddl_status ddl_request_free(ddl_request **request);

@@ -144,3 +144,155 @@ TEST(devices_here_and_ordinary_memory_there) {
     coll_job_make(&job);
     ranks_threads(3, differ, &job);
 }
+
+/* ---- streams ---- */
+
+/* Waits for what is on a stream so far, as a program with kernels of its own does. */
+static bool stream_over(void *stream) {
+    const ddl_device *t = standin_table();
+    void *event = NULL;
+    CHECK_EQ(t->event_record(NULL, stream, &event), DDL_OK);
+    double deadline = test_now_s() + 20 * test_slow();
+    ddl_status status = DDL_IN_PROGRESS;
+    while (status == DDL_IN_PROGRESS && test_now_s() < deadline) {
+        status = t->event_test(NULL, event);
+        sched_yield();
+    }
+    t->event_free(NULL, event);
+    CHECK_EQ(status, DDL_OK);
+    return status == DDL_OK;
+}
+
+enum { ROUNDS = 6, LENGTH = 500 };
+
+/* Input is written on the stream before the call, and the result is read on the stream after it; nobody waits between.
+ * way 0: all_reduce; 1: messages round a ring; 2: all_reduce by a request; 3: a list. */
+static void in_stream(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c);
+    const ddl_device *t = standin_table();
+    static const float poison[LENGTH] = {-1};
+    float(*in)[LENGTH] = (float(*)[LENGTH])calloc(ROUNDS, sizeof *in);
+    float(*out)[LENGTH] = (float(*)[LENGTH])calloc(ROUNDS, sizeof *out);
+    ddl_tensor from[ROUNDS], to = standin_tensor(c, 1, poison, DDL_F32, LENGTH);
+    void *stream = NULL;
+    REQUIRE(t->stream_make(NULL, &stream) == DDL_OK);
+    CHECK_EQ(ddl_group_stream(w, 1, stream), DDL_OK);
+    for (int way = 0; way < 4; way++) {
+        bool ok = true;
+        for (int i = 0; i < ROUNDS; i++) {
+            for (int j = 0; j < LENGTH; j++) {
+                in[i][j] = (float)(rank + i * 3 + j + way);
+            }
+            from[i] = standin_tensor(c, 1, poison, DDL_F32, LENGTH);
+            memset(out[i], 0xCC, sizeof out[i]);
+        }
+        for (int i = 0; ok && i < ROUNDS; i++) {
+            ddl_request *r = NULL;
+            t->copy(NULL, from[i].data, in[i], sizeof in[i], stream);
+            if (way == 0) {
+                ok = ddl_all_reduce(w, from[i], to, DDL_SUM) == DDL_OK;
+            } else if (way == 1) {
+                ok = ddl_send_recv(w, from[i], (rank + 1) % n, 1, to, (rank + n - 1) % n, 1, NULL) == DDL_OK;
+            } else if (way == 2) {
+                ok = ddl_iall_reduce(w, from[i], to, DDL_SUM, &r) == DDL_OK && ddl_stream_wait(&r) == DDL_OK;
+                CHECK(r == NULL);
+            } else {
+                ddl_tensor both[2] = {from[i], to};
+                t->fill(NULL, to.data, 0, sizeof in[i], stream);
+                ok = ddl_all_reduce_many(w, both, 2, DDL_SUM) == DDL_OK;
+                t->copy(NULL, to.data, from[i].data, sizeof in[i], stream);
+            }
+            CHECK(ok);
+            t->copy(NULL, out[i], to.data, sizeof out[i], stream);
+        }
+        if (!ok) {
+            printf("%s\n", ddl_error(c));
+        }
+        ok = stream_over(stream) && ok;
+        int wrong = 0;
+        for (int i = 0; i < ROUNDS; i++) {
+            for (int j = 0; j < LENGTH; j++) {
+                float one = (float)(i * 3 + j + way), sum = (float)n * one + (float)(n * (n - 1)) / 2;
+                wrong += out[i][j] != (way == 1 ? one + (float)((rank + n - 1) % n) : sum);
+            }
+            CHECK_EQ(ddl_tensor_free(c, &from[i]), DDL_OK);
+        }
+        CHECK_EQ(wrong == 0 ? -1 : way, -1);
+    }
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    CHECK_EQ(ddl_group_stream(w, 1, NULL), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &to), DDL_OK);
+    t->stream_free(NULL, stream);
+    free(in);
+    free(out);
+    coll_leave(c);
+}
+
+TEST(streams_of_staged_operations) {
+    standin("");
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(1, in_stream, &job);
+    ranks_threads(2, in_stream, &job);
+    ranks_threads(3, in_stream, &job);
+}
+
+TEST(streams_of_operations_by_the_device) {
+    standin("native");
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(2, in_stream, &job);
+    ranks_threads(3, in_stream, &job);
+}
+
+/* A stream that does not move holds up nobody but itself; one that is captured takes no operation that needs the host. */
+static void still(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c);
+    const ddl_device *t = standin_table();
+    standin_state *s = standin_of();
+    float data[8] = {1, 2, 3, 4, 5, 6, 7, 8}, back[8] = {0};
+    ddl_tensor from = standin_tensor(c, 1, data, DDL_F32, 8), to = standin_tensor(c, 1, back, DDL_F32, 8);
+    void *stream = NULL;
+    ddl_request *r = NULL;
+    REQUIRE(t->stream_make(NULL, &stream) == DDL_OK);
+    CHECK_EQ(ddl_group_stream(w, 3, stream), DDL_ERR_ARG);
+    CHECK_STR(ddl_error(c), "no device 3");
+    CHECK_EQ(ddl_iall_reduce(w, from, to, DDL_SUM, &r), DDL_OK);
+    CHECK_EQ(ddl_stream_wait(&r), DDL_ERR_STATE);
+    CHECK_EQ(ddl_wait(&r, NULL), DDL_OK);
+    CHECK_EQ(ddl_group_stream(w, 1, stream), DDL_OK);
+    s->captured = stream;
+    CHECK_EQ(ddl_all_reduce(w, from, to, DDL_SUM), DDL_ERR_UNSUPPORTED);
+    CHECK_STR(ddl_error(c), "captured into a graph");
+    CHECK_EQ(ddl_send(w, from, 0, 0), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_all_reduce_many(w, &from, 1, DDL_SUM), DDL_ERR_UNSUPPORTED);
+    s->captured = NULL;
+    s->stopped = 1;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(ddl_all_reduce(w, from, to, DDL_SUM), DDL_OK);
+        CHECK_EQ(ddl_send_recv(w, from, 0, i, to, 0, i, NULL), DDL_OK);
+    }
+    float host = 3;
+    CHECK_EQ(ddl_send_recv(w, ddl_tensor_1d(&host, DDL_F32, 1), 0, 9, ddl_tensor_1d(back, DDL_F32, 1), 0, 9, NULL), DDL_OK);
+    CHECK(back[0] == 3);
+    s->stopped = 0;
+    CHECK(stream_over(stream));
+    CHECK_EQ(ddl_group_stream(w, 1, NULL), DDL_OK);
+    standin_read(c, to, back);
+    CHECK(memcmp(back, data, sizeof data) == 0);
+    CHECK_EQ(ddl_tensor_free(c, &from), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &to), DDL_OK);
+    t->stream_free(NULL, stream);
+    coll_leave(c);
+}
+
+TEST(a_stream_that_does_not_move_and_one_that_is_captured) {
+    standin("");
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(1, still, &job);
+}

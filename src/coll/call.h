@@ -215,7 +215,8 @@ typedef struct ddl__asked {
     int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
     const ddl_tensor *list;
     uint64_t detail;
-    bool held; /* it begins when ddl__op_release says so */
+    bool held;  /* it begins when ddl__op_release says so */
+    bool later; /* a request is to be made of it: a stream does not wait for it */
 } ddl__asked;
 
 static ddl__asked ddl__asked_of(const ddl_collective *d) {
@@ -228,7 +229,8 @@ static ddl__asked ddl__asked_of(const ddl_collective *d) {
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held};
+                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held,
+                       .later = d->later};
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -301,11 +303,11 @@ static void ddl__op_release(ddl_context *c, ddl__op *op) {
 static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__op *op = s->owner;
     if (status < 0) {
-        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from device %d: %s",
-                              op->group->rank, s->items[0].tensor.device, ddl_status_text(status));
+        ddl__break_everywhere(c, op->group, DDL_ERR_SYSTEM, "rank %d could not read its tensor from a device: %s",
+                              op->group->rank, ddl_status_text(status));
         return;
     }
-    if (op->call.on_device == DDL_HOST && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
+    if (op->call.on_device == DDL_HOST && s->count > 0 && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
         ddl__op_scale(op, op->base[DDL__IN]);
     }
@@ -335,6 +337,31 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
+/* Orders an operation with device tensors on its group's stream: what the device runs by itself is put there, if it
+ * begins at once; else the host looks when the stream has come here. */
+static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
+    ddl_group *g = op->group;
+    const ddl__device *d = g->stream_device;
+    if (d == NULL) {
+        return DDL_OK;
+    }
+    bool captured = DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1;
+    bool turn = op->stage == NULL && !op->held && op->device == d && (!op->call.later || captured);
+    for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
+        turn = o->natives_left == 0; /* those of earlier calls begin first */
+    }
+    if (turn) {
+        op->stream = g->stream;
+        op->request->ordered = op->request->in_stream = true;
+        return DDL_OK;
+    }
+    if (op->stage == NULL) {
+        op->stage = ddl__stage_make(c, 0);
+    }
+    return op->stage != NULL ? ddl__stage_order(g, op->request, op->stage, ddl__kind_name(op->call.kind))
+                             : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
+}
+
 /* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
  * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
 static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
@@ -350,6 +377,7 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
         bool reads = ddl__kind_is_v(call->kind);
         DDL__TRY(ddl__op_stage_add(c, op, &call->out, call->out_bytes, reads, true, &op->base[DDL__OUT]));
     }
+    DDL__TRY(ddl__op_order(c, op));
     if (op->stage == NULL) {
         return DDL_OK;
     }

@@ -227,7 +227,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     status = ddl__coll_begin(g, d, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK) {
+    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }
@@ -237,7 +237,9 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
 }
 
 static ddl_status ddl__coll_icall(ddl_group *g, const ddl__asked *d, const char *what, ddl_request **out_request) {
-    return out_request != NULL ? ddl__coll_call(g, d, what, out_request) : ddl__refuse_group(g, what, "out_request");
+    ddl__asked ask = *d;
+    ask.later = true;
+    return out_request != NULL ? ddl__coll_call(g, &ask, what, out_request) : ddl__refuse_group(g, what, "out_request");
 }
 
 #endif /* DDL_COLL_FAST_H */

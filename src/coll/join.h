@@ -6,6 +6,7 @@
 #include "porch.h"
 #include "measure.h"
 #include "stats.h"
+#include "stream.h"
 #include "timeline.h"
 
 /* Waits until shared memory and the like stand, or have been given up by both sides, and until those whom this rank has
@@ -492,6 +493,7 @@ static void ddl__context_close(ddl_context *c) {
         c->endpoints[i].table->close(c->endpoints[i].self);
     }
     c->endpoint_count = 0;
+    c->detached = NULL;
     ddl__requests_free(c); /* before the groups: persistent ones hold plans of theirs */
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC) {
@@ -711,6 +713,10 @@ DDL_API ddl_status ddl_group_free(ddl_group **group) {
         return g->magic == DDL__GROUP_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
     ddl__lock(c);
+    if (c->detached != NULL && !c->polling && !c->finalized) { /* the stream may have passed what is over */
+        ddl__poll(c, -1);
+    }
+    ddl__detached_reap(c);
     if (!g->user_holds || g->outstanding > 0) {
         ddl_status status =
             g == c->world    ? ddl__error(c, DDL_ERR_ARG, "ddl_group_free: the world belongs to the context")

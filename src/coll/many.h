@@ -226,6 +226,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         }
         m->stage->owner = r;
         m->stage->done = ddl__many_filled;
+        DDL__TRY(ddl__stage_order(r->group, r, m->stage, what));
     }
     for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
         int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
@@ -358,7 +359,7 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
                             : ddl__many_begin(g, tensors, count, op, what, &r);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK) {
+    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }
@@ -455,6 +456,7 @@ static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, dd
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
+    call.later = true;
     ddl_request *r;
     DDL__TRY(ddl__request_new(g, &ddl__persistent_ops, &r));
     r->kept = ddl__keep(g, &call);

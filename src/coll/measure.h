@@ -21,7 +21,7 @@ static void ddl__thread_tick(ddl_context *c, void *arg, uint64_t now) {
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (ddl__is_pending(r) && now - DDL__MIN(r->attended_ns, now) > DDL__ATTEND_NS) {
-            ddl__request_attend(c, r, now, false);
+            ddl__request_attend(c, r, now, r->detached);
         }
     }
 }
@@ -338,17 +338,18 @@ static ddl_status ddl__native_agree(ddl_group *world) {
     return status;
 }
 
-/* The progress thread, where it is asked for. */
-static ddl_status ddl__thread_begin(ddl_context *c) {
-    if (c->settings.progress_thread) {
-        int error = pthread_create(&c->thread, NULL, ddl__thread_main, c);
-        if (error != 0) {
-            return ddl__error(c, DDL_ERR_SYSTEM, "ddl_init: the progress thread cannot be started: %s",
-                              strerror(error));
-        }
-        c->has_thread = true;
+/* The progress thread; there is one at most. */
+static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
+    int error = c->has_thread ? 0 : pthread_create(&c->thread, NULL, ddl__thread_main, c);
+    if (error != 0) {
+        return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));
     }
+    c->has_thread = true;
     return DDL_OK;
+}
+
+static ddl_status ddl__thread_begin(ddl_context *c) {
+    return c->settings.progress_thread ? ddl__thread_start(c, "ddl_init") : DDL_OK;
 }
 
 static ddl_status ddl__greet(ddl_context *c) {

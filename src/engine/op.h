@@ -20,6 +20,7 @@ typedef struct ddl__call {
     ddl_tensor in, out;
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
+    bool later; /* a stream does not wait for it by itself */
     int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */

@@ -94,6 +94,8 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
+    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
+    void *stream;
     ddl__native native, device_native; /* the latter for tensors on devices */
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;

@@ -206,6 +206,7 @@ struct ddl_context {
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
     ddl__devices *devices;    /* NULL: no plugin brings any */
+    ddl_request *detached;     /* that nobody waits for: streams do */
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */

@@ -28,6 +28,8 @@ enum {
 static int32_t ddl__natives_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
 static int32_t ddl__stages_poll(ddl_context *c);
+/* Request room: frees those that nobody waits for and that are over. */
+static void ddl__detached_reap(ddl_context *c);
 
 /* A transport says that it is of no use any more: so are the links that it carried. */
 static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
@@ -43,6 +45,9 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
     events += c->stages != NULL ? ddl__stages_poll(c) : 0;
+    if (c->detached != NULL) {
+        ddl__detached_reap(c);
+    }
     const ddl__endpoint *expected = expect >= 0 ? c->links[expect].endpoint : NULL;
     bool all = (expected == NULL && c->natives == NULL) || ++c->polls % DDL__POLLS_CHEAP == 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {

@@ -196,8 +196,11 @@ static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 static void ddl__recv_done(ddl_request *r) {
     if (r->stage != NULL) {
         r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
-        r->stage->done = ddl__recv_drained;
         r->draining = true;
+        if (r->filling) {
+            return; /* the stream has not come here yet: see ddl__send_filled */
+        }
+        r->stage->done = ddl__recv_drained;
         ddl_status status = ddl__stage_drain(r->context, r->stage, r->total);
         if (status != DDL_IN_PROGRESS) {
             ddl__recv_drained(r->context, r->stage, status);

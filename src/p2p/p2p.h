@@ -13,6 +13,7 @@ static ddl_status ddl__p2p_stage(ddl_request *r) {
     }
     r->stage->owner = r;
     DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
+    DDL__TRY(ddl__stage_order(r->group, r, r->stage, r->is_recv ? "a receive" : "a send"));
     r->stage->items[0].comes = !r->is_recv;
     r->stage->items[0].goes = r->is_recv;
     r->data = r->stage->items[0].host;
@@ -120,11 +121,19 @@ static ddl_status ddl__p2p_make(ddl_group *g, const ddl_transfer *t, ddl_request
     return DDL_OK;
 }
 
-/* What is sent has come from its device; the receiver may have asked for it. */
+/* What is sent has come from its device, and may have been asked for. Or the stream has come to a receive. */
 static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl_request *r = s->owner;
     r->filling = false;
-    if (status < 0) {
+    if (r->is_recv && status >= 0) {
+        if (r->draining) { /* the message was here before the stream */
+            ddl__recv_done(r);
+        }
+    } else if (r->is_recv) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, status, "receive into a tensor of device %d: %s", r->tensor.device,
+                          ddl_status_text(status));
+    } else if (status < 0) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, status, "send of %llu bytes to rank %d of group \"%s\": device %d did not give them: %s",
                           (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device,
@@ -136,7 +145,7 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     }
 }
 
-/* Begins to bring a device's tensor. False: that failed, and the request has ended. */
+/* Begins to bring a device's tensor, or to wait until one may be written. False: that failed; the request has ended. */
 static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
     r->stage->done = ddl__send_filled;
     ddl_status status = ddl__stage_fill(c, r->stage);
@@ -156,10 +165,10 @@ static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
         ddl__request_fail(r, DDL_ERR_ABORTED, "%s", c->abort_text);
     } else if (c->finalized) { /* a call of several messages (making a group) is not to wait for its next one */
         ddl__request_fail(r, DDL_ERR_STATE, "the context was finalized while the operation was running");
+    } else if (r->stage != NULL && (!r->is_recv || r->ordered) && !ddl__send_fill(c, r)) {
+        return;
     } else if (r->is_recv) {
         ddl__recv_start(c, r);
-    } else if (r->stage != NULL && !ddl__send_fill(c, r)) {
-        return;
     } else if (r->peer == r->group->rank) {
         ddl__send_self(c, r);
     } else {
@@ -205,6 +214,9 @@ static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int3
     if (status == DDL_OK && out_requests == NULL) {
         for (int32_t i = 0; i < count; i++) {
             own[i]->unseen = true;
+            if (own[i]->ordered && out_infos == NULL && ddl__request_detach(c, own[i])) {
+                own[i] = NULL;
+            }
         }
         ddl__wait_requests(c, own, count, false);
         status = ddl__report_all(c, own, count, out_infos);
@@ -276,7 +288,7 @@ DDL_API ddl_status ddl_send_recv(ddl_group *group, ddl_tensor send, int32_t dest
                                  int32_t source, int32_t recv_tag, ddl_info *out_info) {
     ddl_transfer both[2] = {{0, recv, source, recv_tag}, {1, send, dest, send_tag}};
     ddl_info infos[2];
-    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, infos);
+    ddl_status status = ddl__p2p_call(group, both, 2, "ddl_send_recv", NULL, out_info != NULL ? infos : NULL);
     if (out_info != NULL && status == DDL_OK) {
         *out_info = infos[0];
     }

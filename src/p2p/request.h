@@ -50,6 +50,12 @@ struct ddl_request {
     int32_t parts;
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
+    bool ordered;      /* it begins when its group's stream has come to its call */
+    bool in_stream;    /* and is on the stream itself: what is put there later waits for it anyway */
+    bool detached;     /* nobody waits for it but the stream */
+    ddl__device *gate_device;
+    void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
+    ddl_request *detached_next; /* of the context's */
 
     /* messages */
     bool filling;  /* what is sent is on its way from a device */
@@ -215,6 +221,10 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
     }
+    if (r->gate != NULL) {
+        r->gate_device->table->gate_open(r->gate_device->self, r->gate);
+        r->gate = NULL;
+    }
     ddl__page_wait_over(c, r);
     r->status = status;
     r->info.status = status;
@@ -256,6 +266,60 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
     ddl__request_release(r);
     *slot = NULL;
     return status;
+}
+
+/* >>streams */
+
+/* Orders what a stage does on the group's stream. */
+static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
+    const ddl__device *d = g->stream_device;
+    if (d == NULL) {
+        return DDL_OK;
+    }
+    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1) {
+        return ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
+                          "graph, where this operation cannot be, as the host has a part in it", what, g->name);
+    }
+    s->stream_device = g->stream_device;
+    s->stream = g->stream;
+    r->ordered = true;
+    return DDL_OK;
+}
+
+/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to. */
+static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
+    const ddl_group *g = r->group;
+    ddl__device *d = g->stream_device;
+    if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
+        return false;
+    }
+    if (!r->in_stream) {
+        r->gate_device = d;
+        if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
+            r->gate = NULL;
+            return false;
+        }
+    }
+    r->detached = true;
+    r->detached_next = c->detached;
+    c->detached = r;
+    return true;
+}
+
+static void ddl__detached_reap(ddl_context *c) {
+    for (ddl_request **at = &c->detached; *at != NULL;) {
+        ddl_request *r = *at;
+        if (r->state == DDL__REQUEST_ACTIVE) {
+            at = &r->detached_next;
+            continue;
+        }
+        *at = r->detached_next;
+        if (r->status < 0 && !c->finalized) {
+            ddl__log(&c->base, DDL_LOG_WARN, "an operation that was ordered on a stream failed, and its result is not "
+                     "there: %s", r->why != NULL ? r->why : ddl_status_text(r->status));
+        }
+        ddl__request_release(r);
+    }
 }
 
 /* >>waiting */
