@@ -43,6 +43,23 @@ with ddl.Context() as job:
     for op, plain in (("sum", sum), ("max", numpy.maximum.reduce), ("min", numpy.minimum.reduce),
                       ("prod", numpy.multiply.reduce), ("avg", lambda x: sum(x) / numpy.float32(n))):
         same(op, job.all_reduce(of(me), op), plain(everybody).astype(numpy.float32))
+    bits = [of(r, dtype=numpy.uint32) for r in range(n)]
+    for op, plain in (("band", numpy.bitwise_and), ("bor", numpy.bitwise_or), ("bxor", numpy.bitwise_xor)):
+        same(op, job.all_reduce(bits[me], op), plain.reduce(bits))
+    truth = [numpy.array([r > 0, r == 1, True, False]) for r in range(n)]
+    for op, plain in (("land", numpy.logical_and), ("lor", numpy.logical_or), ("lxor", numpy.logical_xor)):
+        same(op, job.all_reduce(truth[me], op), plain.reduce(truth))
+    many = [of(me), of(me, (2, 3), numpy.int32)]
+    job.all_reduce_many(many)
+    same("all_reduce_many", many[0], sum(everybody))
+    same("all_reduce_many", many[1], sum(of(r, (2, 3), numpy.int32) for r in range(n)))
+    if job.all_reduce_scalar(me + 0.5, "max") != n - 0.5:
+        raise AssertionError("all_reduce_scalar")
+    into = numpy.zeros(6, numpy.float32)
+    if job.send_recv(of(me), (me + 1) % n, into, (me - 1) % n, 3, 3) != 6:
+        raise AssertionError("send_recv: not 6 elements came")
+    same("send_recv", into, of((me - 1) % n))
+    raises(TypeError, job.all_reduce_many, [[1.0]])
     same("bool", job.broadcast(numpy.array([True, False] if me == 1 else [False, False]), 1), numpy.array([True, False]))
     same("broadcast", job.broadcast(of(me), n - 1), of(n - 1))
     root = n - 1

@@ -1,6 +1,8 @@
-"""The manifests of examples/kubernetes: what Kubernetes itself defines is valid by its schemas, the rest has the shape
-that its operators ask for, and the variables that they give to pods are enough for the ranks to meet.
+"""The manifests of examples/kubernetes: what Kubernetes itself defines is valid by its schemas, the rest by what
+its operators define (kubernetes_schemas.json), and the variables that they give to pods are enough for the ranks to meet.
 tests/run: timeout=120 """
+import copy
+import json
 import os
 import pathlib
 import re
@@ -48,29 +50,41 @@ def schemas_of_kubernetes():
     check(False, "the schema refuses nothing")
 
 
-def keys(found, must, may, where):
-    check(set(must) <= set(found) <= set(must) | set(may), f"{where} has {sorted(found)}")
+def validator(kind):
+    try:
+        import jsonschema
+    except ImportError:
+        skip("jsonschema is not installed (make deps)")
+    schema = json.loads((ROOT / "tests" / "kubernetes_schemas.json").read_text())[kind]
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
 
 
 @test
-def shape_of_custom_resources():
-    """By the types of jobset.x-k8s.io/v1alpha2 and kubeflow.org/v2beta1."""
+def schemas_of_custom_resources():
+    """JobSet and MPIJob by what tests/kubernetes_schemas.json has of their definitions; what is wrong is refused."""
     jobset, = documents("jobset.yaml")
-    check((jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet"), "another kind")
-    keys(jobset["spec"], ["replicatedJobs"], ["network", "successPolicy", "failurePolicy", "suspend"], "JobSet.spec")
-    keys(jobset["spec"]["network"], [], ["enableDNSHostnames", "subdomain", "publishNotReadyAddresses"], "network")
-    keys(jobset["spec"]["failurePolicy"], [], ["maxRestarts", "rules"], "failurePolicy")
-    for part in jobset["spec"]["replicatedJobs"]:
-        keys(part, ["name", "template"], ["replicas"], "replicatedJobs")
     mpi, = documents("mpijob.yaml")
-    check((mpi["apiVersion"], mpi["kind"]) == ("kubeflow.org/v2beta1", "MPIJob"), "another kind")
-    keys(mpi["spec"], ["mpiReplicaSpecs"], ["slotsPerWorker", "runPolicy", "sshAuthMountPath", "mpiImplementation",
-                                            "launcherCreationPolicy"], "MPIJob.spec")
-    check(mpi["spec"]["mpiImplementation"] in ("OpenMPI", "Intel", "MPICH"), "no such implementation")
+    for kind, d in (("JobSet", jobset), ("MPIJob", mpi)):
+        found = [e.message for e in validator(kind).iter_errors(d)]
+        check(not found, f"{kind}: {found}")
+    for kind, d, path, value in (("JobSet", jobset, ["network", "subDomain"], "x"), ("JobSet", jobset, ["failurePolicy", "maxRestarts"], "3"),
+                                 ("JobSet", jobset, ["replicatedJobs", 0, "name"], 5), ("JobSet", jobset, ["completions"], 4),
+                                 ("MPIJob", mpi, ["mpiImplementation"], "OpenMpi"), ("MPIJob", mpi, ["slotsPerWorker"], "2"),
+                                 ("MPIJob", mpi, ["runPolicy", "cleanPodPolicy"], "Never"),
+                                 ("MPIJob", mpi, ["mpiReplicaSpecs", "Workers"], {"template": {}})):
+        wrong = copy.deepcopy(d)
+        at = wrong["spec"]
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = value
+        check(list(validator(kind).iter_errors(wrong)), f"{kind} with {path} = {value!r} is not refused")
+
+
+@test
+def ranks_and_slots_of_the_mpi_job():
+    mpi, = documents("mpijob.yaml")
     replicas = mpi["spec"]["mpiReplicaSpecs"]
-    keys(replicas, ["Launcher", "Worker"], [], "mpiReplicaSpecs")
-    for part in replicas.values():
-        keys(part, ["template"], ["replicas", "restartPolicy"], "a replica")
     command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
     check(int(command[command.index("-n") + 1]) == replicas["Worker"]["replicas"] * mpi["spec"]["slotsPerWorker"],
           "ranks and slots differ")

@@ -1,5 +1,6 @@
 """examples/python/ddl.py: all collectives on numpy arrays and DLPack, on three ranks.
 tests/run: timeout=120 """
+import ast
 import os
 import pathlib
 import re
@@ -27,6 +28,27 @@ def every_collective():
                    PYTHONDONTWRITEBYTECODE="1")
         out = good([BUILD / "ddlrun", "-n", "3", "--no-prefix", program, ROOT / "tests" / "python_rank.py"], env=env)
         check(all(f"rank {r} is done" in out for r in range(3)), out)
+
+
+@test
+def each_collective_is_wrapped():
+    """Whatever the header has in a blocking and a non-blocking form, with the number of arguments that it takes there."""
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "src" / "api.h").read_text(), flags=re.S)
+    functions = {name: args.count(",") + 1 for name, args in
+                 re.findall(r"^DDL_API ddl_status ddl_(\w+)\((ddl_group \*[^;]*)\);", header, re.M)}
+    collectives = [f for f in functions if "i" + f in functions and f != "probe"] + ["all_reduce_scalar", "send_recv"]
+    check(len(collectives) >= 21 and {"all_reduce", "all_to_allv", "exscan", "barrier", "send"} <= set(collectives), f"{collectives}")
+    module = ast.parse((ROOT / "examples" / "python" / "ddl.py").read_text())
+    context, = (n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Context")
+    methods = {n.name for n in context.body if isinstance(n, ast.FunctionDef)}
+    missing = [f for f in collectives if f not in methods]
+    check(not missing, f"examples/python/ddl.py lacks {missing}")
+    for call in (n for n in ast.walk(context) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "_call"):
+        if isinstance(call.args[0], ast.Constant) and not isinstance(call.args[-1], ast.Starred):
+            name = call.args[0].value.removeprefix("ddl_")
+            check(len(call.args) == functions[name], f"{name} is called with {len(call.args)} arguments, not {functions[name]}")
+    tried = (ROOT / "tests" / "python_rank.py").read_text()
+    check(not [f for f in collectives if not re.search(rf'job\.{f}\b|"{f}"', tried)], "python_rank.py does not try all")
 
 
 @test

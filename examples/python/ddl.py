@@ -17,7 +17,7 @@ import numpy
 
 _TYPES = {"float16": 1, "float32": 3, "float64": 4, "int8": 5, "uint8": 6, "int32": 7, "uint32": 8, "int64": 9,
           "uint64": 10, "bool": 11}
-_OPS = {"sum": 1, "prod": 2, "min": 3, "max": 4, "avg": 5}
+_OPS = {"sum": 1, "prod": 2, "min": 3, "max": 4, "avg": 5, "band": 6, "bor": 7, "bxor": 8, "land": 9, "lor": 10, "lxor": 11}
 _P, _I = ctypes.c_void_p, ctypes.c_int32
 
 
@@ -132,6 +132,19 @@ class Context:
     def all_reduce(self, x, op="sum", out=None):
         return self._alike("ddl_all_reduce", x, out, self._op(op))
 
+    def all_reduce_many(self, arrays, op="sum"):
+        """All in place, and as one operation: for many small ones."""
+        if not all(isinstance(a, numpy.ndarray) and a.flags.writeable for a in arrays):
+            raise TypeError("all_reduce_many works in place, on writeable numpy arrays")
+        self._call("ddl_all_reduce_many", (Tensor * len(arrays))(*map(view, arrays)), _I(len(arrays)), self._op(op))
+        return arrays
+
+    def all_reduce_scalar(self, value, op="sum"):
+        """Of a number, as f64."""
+        x = ctypes.c_double(value)
+        self._call("ddl_all_reduce_scalar", ctypes.byref(x), self._op(op))
+        return x.value
+
     def scan(self, x, op="sum", out=None):
         return self._alike("ddl_scan", x, out, self._op(op))
 
@@ -210,6 +223,13 @@ class Context:
 
     def send(self, x, peer, tag=0):
         self._call("ddl_send", view(array(x)), _I(peer), _I(tag))
+
+    def send_recv(self, x, to, out, source, send_tag=0, recv_tag=0):
+        """Both at once; returns the number of elements that came into out."""
+        info, out = _Info(), array(out)
+        self._call("ddl_send_recv", view(array(x)), _I(to), _I(send_tag), view(self._into(out, out, out.shape)), _I(source),
+                   _I(recv_tag), ctypes.byref(info))
+        return info.count
 
     def recv(self, out, peer, tag=0):
         """Into out; returns the number of elements that came."""
