@@ -1260,7 +1260,7 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
-    ddl_compression compression; /* of gradients; BSP over all-reduce, without shard, uneven, overlap_forward */
+    ddl_compression compression; /* of gradients; over all-reduce BSP, without shard, uneven, overlap_forward */
     ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -28730,6 +28730,7 @@ typedef struct ddl__ps_piece {
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
+    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: f32 */
 } ddl__ps_trait;
 
 /* Of all parameters. */
@@ -28738,6 +28739,18 @@ typedef struct ddl__ps_details {
     bool check;                  /* gradients that are not finite are passed over */
     bool sums;                   /* BSP: a parameter is the sum (DDL_AVG: average) of the last clock's gradients */
 } ddl__ps_details;
+
+/* Kinds that a server can add up: what one worker sends says by itself what it stands for. */
+static bool ddl__ps_takes(ddl_compression_kind kind) {
+    return kind == DDL_COMPRESS_F16 || kind == DDL_COMPRESS_BF16 || kind == DDL_COMPRESS_INT8 ||
+           kind == DDL_COMPRESS_QSGD || kind == DDL_COMPRESS_SIGN || kind == DDL_COMPRESS_TOP_K;
+}
+
+/* Bytes of a push of `count` elements. traits: of all parameters, or NULL. */
+static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, int64_t count) {
+    bool coded = traits != NULL && traits[param].code.kind != DDL_COMPRESS_NONE;
+    return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
+}
 
 /* Elements of the largest piece: total is that of all parameters. */
 static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
@@ -29826,6 +29839,20 @@ static bool ddl__ps_is_finite(const float *x, int64_t count) {
     return bad == 0;
 }
 
+/* sum = gradient, or sum += gradient, of a push that may be a code. */
+static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
+    size_t count = (size_t)p->piece->count;
+    const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
+    if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
+        memset(p->sum, 0, first ? count * sizeof(float) : 0);
+        ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
+    } else if (first) {
+        memcpy(p->sum, job->in, count * sizeof(float));
+    } else {
+        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, count);
+    }
+}
+
 /* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
 static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
     static const ddl__ps_trait plain;
@@ -29879,7 +29906,8 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        job->skipped = !ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job),
+        ddl__ps_take_gradient(s, p, job, true);
+        job->skipped = !ddl__ps_step_piece(s, p, p->sum, s->present_count, ddl__ps_rate_of(job),
                                            job->ask.flags & DDL__PS_NOT_FINITE);
     }
     s->applied++;
@@ -29892,10 +29920,8 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     p->bad = (p->given > 0 && p->bad) || (job->ask.flags & DDL__PS_NOT_FINITE);
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
-    } else if (p->given == 0) {
-        memcpy(p->sum, job->in, ddl__ps_in_bytes(job));
     } else {
-        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, (size_t)p->piece->count);
+        ddl__ps_take_gradient(s, p, job, p->given == 0);
     }
     p->given++;
     s->applied++;
@@ -31009,7 +31035,12 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
     }
     if (ddl__ps_is_piece_op(a->op)) {
         bool here = a->place >= 0 && a->place < s->piece_count && s->places[a->place] != NULL;
-        return here && a->bytes == (a->op == DDL__PS_PULL ? 0 : s->pieces[a->place].count * (int64_t)sizeof(float));
+        if (!here || a->op == DDL__PS_PULL) {
+            return here && a->bytes == 0;
+        }
+        const ddl__ps_piece *piece = &s->pieces[a->place];
+        const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
+        return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
     }
     int64_t most = a->op == DDL__PS_SAVE || a->op == DDL__PS_LOAD ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
@@ -31623,11 +31654,19 @@ static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, i
     return ddl__ps_call_start(out_request, status);
 }
 
+/* Gradients that were encoded piece by piece. */
+typedef struct ddl__ps_codes {
+    const char *data;
+    const int64_t *at; /* by piece: where its code begins, -1: it has none */
+} ddl__ps_codes;
+
 /* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
  * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
- * `grads` and from `out`. not_finite, by parameter, says which gradients of this worker's are not. */
+ * `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which gradients of this
+ * worker are not. */
 static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
-                                     float *out, const bool *not_finite, ddl_request **out_request) {
+                                     const ddl__ps_codes *codes, float *out, const bool *not_finite,
+                                     ddl_request **out_request) {
     uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
     DDL__TRY(
         ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
@@ -31640,9 +31679,11 @@ static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first
                            .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
-                           .bytes = grads != NULL ? (int64_t)bytes : 0};
+                           .bytes =
+                               grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece->param, piece->count) : 0};
+        const void *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : (const void *)grads;
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, grads, out, bytes);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, out, bytes);
         grads += grads != NULL ? piece->count : 0;
         out += piece->count;
     }
@@ -32895,9 +32936,9 @@ static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, con
 
 enum {
     DDL__TRAINER_MAGIC = 0x74726169,
-    DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
-    DDL__ARENAS = DDL_F64 + 1, /* by type */
-    DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
+    DDL__TRAIN_BLOCK = 2048,    /* elements that are converted at a time: they stay in the first cache */
+    DDL__ARENAS = DDL_F64 + 1,  /* by type */
+    DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
     DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
@@ -32919,6 +32960,8 @@ typedef struct ddl__weight {
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     bool served;                   /* goes over servers */
+    ddl__ps_trait *coded;          /* servers take it as a code; else NULL */
+    float *residual;               /* what its codes have missed; NULL without error feedback */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
@@ -32953,6 +32996,8 @@ typedef struct ddl__served {
     ddl__ps_trait *traits;
     bool *bad;             /* the gradient of this step is not finite */
     int64_t *grains;       /* bytes of the servers' pieces */
+    char *codes;           /* of compressed tensors, piece by piece */
+    int64_t *code_at;      /* by piece: where its code begins, -1: it has none */
     bool only;             /* this rank only serves */
     bool chosen;           /* architecture auto: some tensors go another way than units do */
     ddl__line measured[2]; /* when both ways were measured last */
@@ -33102,9 +33147,12 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. */
 #define DDL__NO_SQUEEZE                                                                                                \
     "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
-static bool ddl__may_squeeze(const ddl_trainer_config *o) {
-    return o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE && !o->shard && !o->uneven &&
-           !o->overlap_forward;
+static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
+    if (o->architecture == DDL_ARCHITECTURE_PS) {
+        return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
+    }
+    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE &&
+                                         !o->shard && !o->uneven && !o->overlap_forward);
 }
 
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
@@ -33113,6 +33161,13 @@ static bool ddl__served_sums(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_AUTO ||
            (o->architecture == DDL_ARCHITECTURE_PS &&
             (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
+}
+
+static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
+    return o->architecture == DDL_ARCHITECTURE_PS ? "servers take gradients as f16, bf16, int8, QSGD, sign and top-k, "
+                                                    "and without uneven; other kinds need "
+                                                    "all-reduce"
+                                                  : DDL__NO_SQUEEZE;
 }
 
 /* What does not go together with servers. */
@@ -33166,7 +33221,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
-        {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
+        {!ddl__may_squeeze(o, o->compression.kind), ddl__no_squeeze(o)},
         {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
@@ -33310,15 +33365,17 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
     if (code->kind == DDL_COMPRESS_NONE) {
         return DDL_OK;
     }
-    if (!ddl__may_squeeze(&t->config) || grad->dtype == DDL_F64) {
+    if (!ddl__may_squeeze(&t->config, code->kind) || grad->dtype == DDL_F64) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
-                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : DDL__NO_SQUEEZE);
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_squeeze(&t->config));
     }
     ddl_status status = ddl__compress_init(&c->error, code, &filled);
     return status < 0 ? ddl__said(c, status) : DDL_OK;
 }
 
-static bool ddl__weight_is_squeezed(const ddl__weight *w) { return w->options.compression.kind != DDL_COMPRESS_NONE; }
+static bool ddl__weight_is_squeezed(const ddl__weight *w) {
+    return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
+}
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
     if (t->count < t->room) {
@@ -33419,8 +33476,31 @@ static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
     const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
-    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, ddl__served_pulled(t, u->begin),
-                              t->served.bad, &u->request);
+    ddl__ps_codes codes = {t->served.codes, t->served.code_at};
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
+                              ddl__served_pulled(t, u->begin), t->served.bad, &u->request);
+}
+
+/* What a unit pushes; it pulls f32. */
+static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
+    int64_t bytes = 0;
+    for (int64_t i = u->grain_first; i < u->grain_end; i++) {
+        const ddl__ps_piece *piece = &t->served.ps->pieces[i];
+        bytes += ddl__ps_push_bytes(t->served.traits, piece->param, piece->count);
+    }
+    return bytes;
+}
+
+/* Encodes a gradient that lies in the arena, piece by piece. The lock is not held. */
+static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
+    const ddl_ps *ps = t->served.ps;
+    int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));
+    for (int64_t i = ps->first[number]; w->coded != NULL && i < ps->first[number + 1]; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        ddl__code_key key = {t->coded + 1, (int32_t)i, t->rank};
+        ddl__encode(&w->coded->code, key, grad + piece->begin, w->residual != NULL ? w->residual + piece->begin : NULL,
+                    piece->count, t->served.codes + t->served.code_at[i]);
+    }
 }
 
 /* A unit has ended: notes which tensors were passed over. The lock is held. */
@@ -33496,6 +33576,30 @@ static void ddl__served_choose(ddl_trainer *t) {
     }
 }
 
+/* A number of elements to keep is that of the tensor: pieces get their parts. */
+static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait *trait) {
+    ddl_context *c = t->context;
+    w->coded = NULL;
+    if (w->options.compression.kind == DDL_COMPRESS_NONE) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(c));
+    ddl_status status = ddl__compress_init(&c->error, &w->options.compression, &trait->code);
+    if (status == DDL_OK && trait->code.k > 0) {
+        trait->code.ratio = w->count > 0 ? (double)DDL__MIN(trait->code.k, w->count) / (double)w->count : 1;
+        trait->code.k = 0;
+    }
+    if (status == DDL_OK && trait->code.error_feedback && !t->served.only) {
+        w->residual = ddl__alloc_array(&c->base, (size_t)w->count + 1, sizeof *w->residual);
+        status = w->residual != NULL
+                     ? DDL_OK
+                     : ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_start: no memory to compress \"%s\"", w->name);
+    }
+    w->coded = status == DDL_OK ? trait : NULL;
+    ddl__unlock(c);
+    return status;
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
@@ -33518,7 +33622,9 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         int32_t number = ddl__served_number(t, (int32_t)i);
         params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
-        s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
+        s->traits[number] =
+            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
+        DDL__TRY(ddl__served_code(t, w, &s->traits[number]));
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */
         }
@@ -33550,11 +33656,22 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
     const ddl_ps *ps = t->served.ps;
     DDL__TRY(ddl__enter(t->context));
     int64_t *grains = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *grains);
-    for (int64_t i = 0; grains != NULL && i < ps->piece_count; i++) {
-        grains[i] = ps->pieces[i].count * (int64_t)sizeof(float);
+    int64_t *at = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *at), bytes = 0;
+    for (int64_t i = 0; grains != NULL && at != NULL && i < ps->piece_count; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        bool coded = t->served.traits[piece->param].code.kind != DDL_COMPRESS_NONE;
+        grains[i] = piece->count * (int64_t)sizeof(float);
+        at[i] = coded ? bytes : -1;
+        bytes += coded
+                     ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece->param, piece->count))
+                     : 0;
     }
     t->served.grains = grains;
-    ddl_status status = grains != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    t->served.code_at = at;
+    t->served.codes = ddl__alloc(&t->context->base, (size_t)bytes + 1);
+    ddl_status status = grains != NULL && at != NULL && t->served.codes != NULL
+                            ? DDL_OK
+                            : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     ddl__unlock(t->context);
     return status;
 }
@@ -33595,6 +33712,13 @@ static void ddl__served_free(ddl_trainer *t) {
     ddl__free(&t->context->base, s->traits);
     ddl__free(&t->context->base, s->bad);
     ddl__free(&t->context->base, s->grains);
+    ddl__free(&t->context->base, s->codes);
+    ddl__free(&t->context->base, s->code_at);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__free(&t->context->base, t->weights[i].residual);
+        t->weights[i].residual = NULL;
+        t->weights[i].coded = NULL;
+    }
     ddl__unlock(t->context);
     *s = (ddl__served){0};
 }
@@ -33638,7 +33762,7 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
     t->out_count++;
     t->out_bytes += u->bytes;
     t->started_units++;
-    t->started_bytes += u->bytes;
+    t->started_bytes += u->served ? ddl__served_bytes(t, u) : u->bytes;
     t->next++;
 }
 
@@ -34302,7 +34426,7 @@ static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t
         ddl_request *r;
         uint64_t start = ddl__now_ns();
         DDL__TRY(ddl__enter(t->context));
-        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL,
+        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL, NULL,
                                                ddl__served_pulled(t, 0), t->served.bad, &r);
         status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
         ddl__unlock(t->context);
@@ -35301,7 +35425,11 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__ready_one(ddl_trainer *t, int32_t index) {
-    ddl__weight_pack(t, &t->weights[index]);
+    ddl__weight *w = &t->weights[index];
+    ddl__weight_pack(t, w);
+    if (w->coded != NULL && t->micro + 1 == t->config.accumulate) {
+        ddl__served_encode(t, w, (const float *)(const void *)ddl__weight_wire(t, w));
+    }
     ddl__lock(t->context);
     ddl__weight_ready(t, &t->weights[index]);
     ddl__trainer_pump(t->context, t);
@@ -35782,7 +35910,7 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
     int32_t squeezed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+        squeezed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
         served += t->weights[i].served;
     }
     if (squeezed > 0) {
@@ -36012,7 +36140,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "next ddl_grad_ready",
                           what, t->rank);
     }
-    if (t->squeeze_group != NULL && !ddl__may_squeeze(out)) {
+    if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
@@ -36484,8 +36612,8 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     }
     DDL__TRY(ddl_ps_load(ps, folder));
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, ddl__served_pulled(t, 0),
-                                           t->served.bad, &r);
+    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
+                                           ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
         ddl__weight_update(t, &t->weights[i]);

@@ -345,6 +345,81 @@ TEST(a_server_that_dies_is_named_and_a_checkpoint_goes_on) {
     remove_folder(what.folder);
 }
 
+/* >>compression: what is not sent stays with its worker, and is sent later */
+
+typedef struct squeeze {
+    ddl_trainer_config config;
+    double off;  /* what a parameter may be off, in the end */
+    double part; /* of the bytes of f32 that are pushed */
+} squeeze;
+
+enum { SQUEEZED_STEPS = 60 };
+
+static float part_of(int rank, int i, int k) { return (float)((rank + 1) * (((i + k) * 5) % 7 - 3)) / 4; }
+
+static void squeezed(ddl_group *w, void *arg) {
+    squeeze *x = arg;
+    net *m = malloc(sizeof *m);
+    int me = ddl_rank(w), n = ddl_size(w), total = 0;
+    ddl_trainer_stats stats;
+    net_make(w, m, &x->config);
+    for (int step = 0; step <= SQUEEZED_STEPS; step++) {
+        for (int i = 0; i < TENSORS; i++) {
+            for (int k = 0; k < sizes[i]; k++) {
+                m->g[i][k] = part_of(me, i, k);
+            }
+        }
+        if (step == SQUEEZED_STEPS) {
+            OK(ddl_barrier(w)); /* SSP: the others have pushed all */
+        }
+        OK(ddl_grad_ready(m->t, DDL_ALL));
+        OK(ddl_step(m->t));
+        OK(ddl_param_wait(m->t, DDL_ALL));
+    }
+    OK(ddl_barrier(w));
+    OK(ddl_trainer_stats_get(m->t, &stats));
+    for (int i = 0; i < TENSORS; i++) {
+        total += sizes[i];
+        for (int k = 0; k < sizes[i]; k++) {
+            double want = 0;
+            for (int r = 0; r < n; r++) {
+                want -= (double)part_of(r, i, k) *
+                        (x->config.sync == DDL_SYNC_BSP || r == me ? SQUEEZED_STEPS + 1 : SQUEEZED_STEPS + 0.5) / n;
+            }
+            double off = (double)m->p[i][k] - want;
+            if (!(off <= x->off && off >= -x->off)) {
+                test__fail(__FILE__, __LINE__, "compression %d: element %d of tensor %d is %g off",
+                           x->config.compression.kind, k, i, off);
+                i = TENSORS;
+                break;
+            }
+        }
+    }
+    if (!(stats.bytes <= x->part * 4 * total + 300)) {
+        test__fail(__FILE__, __LINE__, "compression %d: %lld bytes of %d", x->config.compression.kind,
+                   (long long)stats.bytes, 4 * total);
+    }
+    OK(ddl_trainer_free(&m->t));
+    free(m);
+}
+
+TEST(compressed_pushes) {
+    const squeeze all[] = {
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_F16}}, 1e-4, 0.5},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_BF16}, .schedule = DDL_SCHEDULE_WAIT_FREE}, 1e-4, 0.5},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_INT8}, .overlap_forward = 1}, 0.05, 0.27},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_QSGD, .error_feedback = 1}}, 0.6, 0.14},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_SIGN}}, 4, 0.04},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_TOP_K, .ratio = 0.25}}, 8, 0.51},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_TOP_K, .k = 750}, .clip_norm = 1e9}, 8, 0.51},
+        {{RATE1, .compression = {.kind = DDL_COMPRESS_INT8}, .sync = DDL_SYNC_SSP, .servers = 1}, 2, 0.27},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        squeeze x = all[i];
+        world_threads(2, squeezed, &x);
+    }
+}
+
 /* >>every strategy by its name: two ranks that have the same gradients are one */
 
 typedef struct named {

@@ -134,6 +134,20 @@ static bool ddl__ps_is_finite(const float *x, int64_t count) {
     return bad == 0;
 }
 
+/* sum = gradient, or sum += gradient, of a push that may be a code. */
+static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
+    size_t count = (size_t)p->piece->count;
+    const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
+    if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
+        memset(p->sum, 0, first ? count * sizeof(float) : 0);
+        ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
+    } else if (first) {
+        memcpy(p->sum, job->in, count * sizeof(float));
+    } else {
+        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, count);
+    }
+}
+
 /* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
 static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
     static const ddl__ps_trait plain;
@@ -187,7 +201,8 @@ static bool ddl__ps_apply(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job)
         if (!ddl__ps_own(s, p)) {
             return false;
         }
-        job->skipped = !ddl__ps_step_piece(s, p, (float *)(void *)job->in, s->present_count, ddl__ps_rate_of(job),
+        ddl__ps_take_gradient(s, p, job, true);
+        job->skipped = !ddl__ps_step_piece(s, p, p->sum, s->present_count, ddl__ps_rate_of(job),
                                            job->ask.flags & DDL__PS_NOT_FINITE);
     }
     s->applied++;
@@ -200,10 +215,8 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     p->bad = (p->given > 0 && p->bad) || (job->ask.flags & DDL__PS_NOT_FINITE);
     if (p->piece == NULL) {
         ddl__ps_rows_add(&p->rows, ddl__ps_ids(job), ddl__ps_grads(job), job->ask.count);
-    } else if (p->given == 0) {
-        memcpy(p->sum, job->in, ddl__ps_in_bytes(job));
     } else {
-        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, (size_t)p->piece->count);
+        ddl__ps_take_gradient(s, p, job, p->given == 0);
     }
     p->given++;
     s->applied++;

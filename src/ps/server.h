@@ -380,7 +380,12 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
     }
     if (ddl__ps_is_piece_op(a->op)) {
         bool here = a->place >= 0 && a->place < s->piece_count && s->places[a->place] != NULL;
-        return here && a->bytes == (a->op == DDL__PS_PULL ? 0 : s->pieces[a->place].count * (int64_t)sizeof(float));
+        if (!here || a->op == DDL__PS_PULL) {
+            return here && a->bytes == 0;
+        }
+        const ddl__ps_piece *piece = &s->pieces[a->place];
+        const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
+        return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
     }
     int64_t most = a->op == DDL__PS_SAVE || a->op == DDL__PS_LOAD ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;

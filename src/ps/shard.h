@@ -2,6 +2,7 @@
 #ifndef DDL_PS_SHARD_H
 #define DDL_PS_SHARD_H
 
+#include "../compress/sparse.h"
 #include "../optim/optim.h"
 
 enum {
@@ -19,6 +20,7 @@ typedef struct ddl__ps_piece {
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
+    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: f32 */
 } ddl__ps_trait;
 
 /* Of all parameters. */
@@ -27,6 +29,18 @@ typedef struct ddl__ps_details {
     bool check;                  /* gradients that are not finite are passed over */
     bool sums;                   /* BSP: a parameter is the sum (DDL_AVG: average) of the last clock's gradients */
 } ddl__ps_details;
+
+/* Kinds that a server can add up: what one worker sends says by itself what it stands for. */
+static bool ddl__ps_takes(ddl_compression_kind kind) {
+    return kind == DDL_COMPRESS_F16 || kind == DDL_COMPRESS_BF16 || kind == DDL_COMPRESS_INT8 ||
+           kind == DDL_COMPRESS_QSGD || kind == DDL_COMPRESS_SIGN || kind == DDL_COMPRESS_TOP_K;
+}
+
+/* Bytes of a push of `count` elements. traits: of all parameters, or NULL. */
+static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, int64_t count) {
+    bool coded = traits != NULL && traits[param].code.kind != DDL_COMPRESS_NONE;
+    return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
+}
 
 /* Elements of the largest piece: total is that of all parameters. */
 static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {

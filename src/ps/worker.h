@@ -320,11 +320,19 @@ static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, i
     return ddl__ps_call_start(out_request, status);
 }
 
+/* Gradients that were encoded piece by piece. */
+typedef struct ddl__ps_codes {
+    const char *data;
+    const int64_t *at; /* by piece: where its code begins, -1: it has none */
+} ddl__ps_codes;
+
 /* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
  * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
- * `grads` and from `out`. not_finite, by parameter, says which gradients of this worker's are not. */
+ * `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which gradients of this
+ * worker are not. */
 static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
-                                     float *out, const bool *not_finite, ddl_request **out_request) {
+                                     const ddl__ps_codes *codes, float *out, const bool *not_finite,
+                                     ddl_request **out_request) {
     uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
     DDL__TRY(
         ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
@@ -337,9 +345,11 @@ static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first
                            .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
-                           .bytes = grads != NULL ? (int64_t)bytes : 0};
+                           .bytes =
+                               grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece->param, piece->count) : 0};
+        const void *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : (const void *)grads;
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, grads, out, bytes);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, out, bytes);
         grads += grads != NULL ? piece->count : 0;
         out += piece->count;
     }

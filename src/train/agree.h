@@ -152,7 +152,7 @@ static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t
         ddl_request *r;
         uint64_t start = ddl__now_ns();
         DDL__TRY(ddl__enter(t->context));
-        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL,
+        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL, NULL,
                                                ddl__served_pulled(t, 0), t->served.bad, &r);
         status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
         ddl__unlock(t->context);

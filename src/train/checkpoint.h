@@ -405,8 +405,8 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     }
     DDL__TRY(ddl_ps_load(ps, folder));
     DDL__TRY(ddl__enter(t->context));
-    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, ddl__served_pulled(t, 0),
-                                           t->served.bad, &r);
+    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
+                                           ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
         ddl__weight_update(t, &t->weights[i]);

@@ -29,7 +29,7 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
     t->out_count++;
     t->out_bytes += u->bytes;
     t->started_units++;
-    t->started_bytes += u->bytes;
+    t->started_bytes += u->served ? ddl__served_bytes(t, u) : u->bytes;
     t->next++;
 }
 

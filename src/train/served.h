@@ -19,8 +19,31 @@ static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
     const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
-    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, ddl__served_pulled(t, u->begin),
-                              t->served.bad, &u->request);
+    ddl__ps_codes codes = {t->served.codes, t->served.code_at};
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
+                              ddl__served_pulled(t, u->begin), t->served.bad, &u->request);
+}
+
+/* What a unit pushes; it pulls f32. */
+static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
+    int64_t bytes = 0;
+    for (int64_t i = u->grain_first; i < u->grain_end; i++) {
+        const ddl__ps_piece *piece = &t->served.ps->pieces[i];
+        bytes += ddl__ps_push_bytes(t->served.traits, piece->param, piece->count);
+    }
+    return bytes;
+}
+
+/* Encodes a gradient that lies in the arena, piece by piece. The lock is not held. */
+static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
+    const ddl_ps *ps = t->served.ps;
+    int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));
+    for (int64_t i = ps->first[number]; w->coded != NULL && i < ps->first[number + 1]; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        ddl__code_key key = {t->coded + 1, (int32_t)i, t->rank};
+        ddl__encode(&w->coded->code, key, grad + piece->begin, w->residual != NULL ? w->residual + piece->begin : NULL,
+                    piece->count, t->served.codes + t->served.code_at[i]);
+    }
 }
 
 /* A unit has ended: notes which tensors were passed over. The lock is held. */
@@ -96,6 +119,30 @@ static void ddl__served_choose(ddl_trainer *t) {
     }
 }
 
+/* A number of elements to keep is that of the tensor: pieces get their parts. */
+static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait *trait) {
+    ddl_context *c = t->context;
+    w->coded = NULL;
+    if (w->options.compression.kind == DDL_COMPRESS_NONE) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(c));
+    ddl_status status = ddl__compress_init(&c->error, &w->options.compression, &trait->code);
+    if (status == DDL_OK && trait->code.k > 0) {
+        trait->code.ratio = w->count > 0 ? (double)DDL__MIN(trait->code.k, w->count) / (double)w->count : 1;
+        trait->code.k = 0;
+    }
+    if (status == DDL_OK && trait->code.error_feedback && !t->served.only) {
+        w->residual = ddl__alloc_array(&c->base, (size_t)w->count + 1, sizeof *w->residual);
+        status = w->residual != NULL
+                     ? DDL_OK
+                     : ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_start: no memory to compress \"%s\"", w->name);
+    }
+    w->coded = status == DDL_OK ? trait : NULL;
+    ddl__unlock(c);
+    return status;
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
@@ -118,7 +165,9 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         int32_t number = ddl__served_number(t, (int32_t)i);
         params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
-        s->traits[number] = (ddl__ps_trait){w->options.rate_factor, w->options.no_decay != 0};
+        s->traits[number] =
+            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
+        DDL__TRY(ddl__served_code(t, w, &s->traits[number]));
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */
         }
@@ -150,11 +199,22 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
     const ddl_ps *ps = t->served.ps;
     DDL__TRY(ddl__enter(t->context));
     int64_t *grains = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *grains);
-    for (int64_t i = 0; grains != NULL && i < ps->piece_count; i++) {
-        grains[i] = ps->pieces[i].count * (int64_t)sizeof(float);
+    int64_t *at = ddl__alloc_array(&t->context->base, (size_t)ps->piece_count + 1, sizeof *at), bytes = 0;
+    for (int64_t i = 0; grains != NULL && at != NULL && i < ps->piece_count; i++) {
+        const ddl__ps_piece *piece = &ps->pieces[i];
+        bool coded = t->served.traits[piece->param].code.kind != DDL_COMPRESS_NONE;
+        grains[i] = piece->count * (int64_t)sizeof(float);
+        at[i] = coded ? bytes : -1;
+        bytes += coded
+                     ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece->param, piece->count))
+                     : 0;
     }
     t->served.grains = grains;
-    ddl_status status = grains != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+    t->served.code_at = at;
+    t->served.codes = ddl__alloc(&t->context->base, (size_t)bytes + 1);
+    ddl_status status = grains != NULL && at != NULL && t->served.codes != NULL
+                            ? DDL_OK
+                            : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     ddl__unlock(t->context);
     return status;
 }
@@ -195,6 +255,13 @@ static void ddl__served_free(ddl_trainer *t) {
     ddl__free(&t->context->base, s->traits);
     ddl__free(&t->context->base, s->bad);
     ddl__free(&t->context->base, s->grains);
+    ddl__free(&t->context->base, s->codes);
+    ddl__free(&t->context->base, s->code_at);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__free(&t->context->base, t->weights[i].residual);
+        t->weights[i].residual = NULL;
+        t->weights[i].coded = NULL;
+    }
     ddl__unlock(t->context);
     *s = (ddl__served){0};
 }

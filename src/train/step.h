@@ -104,7 +104,11 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__ready_one(ddl_trainer *t, int32_t index) {
-    ddl__weight_pack(t, &t->weights[index]);
+    ddl__weight *w = &t->weights[index];
+    ddl__weight_pack(t, w);
+    if (w->coded != NULL && t->micro + 1 == t->config.accumulate) {
+        ddl__served_encode(t, w, (const float *)(const void *)ddl__weight_wire(t, w));
+    }
     ddl__lock(t->context);
     ddl__weight_ready(t, &t->weights[index]);
     ddl__trainer_pump(t->context, t);
@@ -585,7 +589,7 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
     int32_t squeezed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        squeezed += ddl__weight_is_squeezed(&t->weights[i]);
+        squeezed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
         served += t->weights[i].served;
     }
     if (squeezed > 0) {

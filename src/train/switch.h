@@ -26,7 +26,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "next ddl_grad_ready",
                           what, t->rank);
     }
-    if (t->squeeze_group != NULL && !ddl__may_squeeze(out)) {
+    if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {

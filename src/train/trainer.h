@@ -9,9 +9,9 @@
 
 enum {
     DDL__TRAINER_MAGIC = 0x74726169,
-    DDL__TRAIN_BLOCK = 2048,   /* elements that are converted at a time: they stay in the first cache */
-    DDL__ARENAS = DDL_F64 + 1, /* by type */
-    DDL__PIECE_UNIT = 64,      /* pieces are cut at multiples of it, in bytes */
+    DDL__TRAIN_BLOCK = 2048,    /* elements that are converted at a time: they stay in the first cache */
+    DDL__ARENAS = DDL_F64 + 1,  /* by type */
+    DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
     DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
@@ -33,6 +33,8 @@ typedef struct ddl__weight {
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     bool served;                   /* goes over servers */
+    ddl__ps_trait *coded;          /* servers take it as a code; else NULL */
+    float *residual;               /* what its codes have missed; NULL without error feedback */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
@@ -67,6 +69,8 @@ typedef struct ddl__served {
     ddl__ps_trait *traits;
     bool *bad;             /* the gradient of this step is not finite */
     int64_t *grains;       /* bytes of the servers' pieces */
+    char *codes;           /* of compressed tensors, piece by piece */
+    int64_t *code_at;      /* by piece: where its code begins, -1: it has none */
     bool only;             /* this rank only serves */
     bool chosen;           /* architecture auto: some tensors go another way than units do */
     ddl__line measured[2]; /* when both ways were measured last */
@@ -216,9 +220,12 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. */
 #define DDL__NO_SQUEEZE                                                                                                \
     "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
-static bool ddl__may_squeeze(const ddl_trainer_config *o) {
-    return o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE && !o->shard && !o->uneven &&
-           !o->overlap_forward;
+static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
+    if (o->architecture == DDL_ARCHITECTURE_PS) {
+        return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
+    }
+    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE &&
+                                         !o->shard && !o->uneven && !o->overlap_forward);
 }
 
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
@@ -227,6 +234,13 @@ static bool ddl__served_sums(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_AUTO ||
            (o->architecture == DDL_ARCHITECTURE_PS &&
             (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
+}
+
+static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
+    return o->architecture == DDL_ARCHITECTURE_PS ? "servers take gradients as f16, bf16, int8, QSGD, sign and top-k, "
+                                                    "and without uneven; other kinds need "
+                                                    "all-reduce"
+                                                  : DDL__NO_SQUEEZE;
 }
 
 /* What does not go together with servers. */
@@ -280,7 +294,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
-        {o->compression.kind != DDL_COMPRESS_NONE && !ddl__may_squeeze(o), DDL__NO_SQUEEZE},
+        {!ddl__may_squeeze(o, o->compression.kind), ddl__no_squeeze(o)},
         {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
@@ -424,15 +438,17 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
     if (code->kind == DDL_COMPRESS_NONE) {
         return DDL_OK;
     }
-    if (!ddl__may_squeeze(&t->config) || grad->dtype == DDL_F64) {
+    if (!ddl__may_squeeze(&t->config, code->kind) || grad->dtype == DDL_F64) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
-                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : DDL__NO_SQUEEZE);
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_squeeze(&t->config));
     }
     ddl_status status = ddl__compress_init(&c->error, code, &filled);
     return status < 0 ? ddl__said(c, status) : DDL_OK;
 }
 
-static bool ddl__weight_is_squeezed(const ddl__weight *w) { return w->options.compression.kind != DDL_COMPRESS_NONE; }
+static bool ddl__weight_is_squeezed(const ddl__weight *w) {
+    return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
+}
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
     if (t->count < t->room) {
