@@ -331,6 +331,25 @@ TEST(keep_going_waits_for_the_others) {
     forget(&p);
 }
 
+/* So many times in all, whichever rank it is; then the job ends as without. */
+TEST(restart_starts_a_failed_rank_again) {
+    program p;
+    run(&p, "-n 3 --restart 2 sh -c", "echo start $DDL_RESTARTED; [ $RANK = 1 ] && [ $DDL_RESTARTED = 0 ] && kill -9 $$; "
+                                      "[ $RANK = 2 ] && [ $DDL_RESTARTED = 0 ] && exit 7; echo done $DDL_RESTARTED");
+    CHECK_EQ(p.status, 0);
+    CHECK_EQ(lines(p.text[0], "[0] start 0") + lines(p.text[0], "[0] done 0"), 2);
+    CHECK_EQ(lines(p.text[0], "[1] start 0") + lines(p.text[0], "[1] start 1") + lines(p.text[0], "[1] done 1"), 3);
+    CHECK_EQ(lines(p.text[0], "[2] start 0") + lines(p.text[0], "[2] start 1") + lines(p.text[0], "[2] done 1"), 3);
+    CHECK_STR(p.text[1], "rank 1 of 3 was killed by signal 9; starting it again, ");
+    CHECK_STR(p.text[1], "rank 2 of 3 failed with exit code 7; starting it again, ");
+    forget(&p);
+    run(&p, "-n 2 --restart 3 sh -c", "[ $RANK = 0 ] && { echo try $DDL_RESTARTED; exit 9; }; sleep 100");
+    CHECK_EQ(p.status, 9);
+    CHECK_EQ(lines(p.text[0], "[0] try 3"), 1);
+    CHECK_STR(p.text[1], "rank 0 of 2 failed with exit code 9; ending the others");
+    forget(&p);
+}
+
 TEST(grace_then_kill) {
     program p;
     run(&p, "-n 3 --grace 0.5 sh -c",
@@ -500,6 +519,7 @@ TEST(wrong_usage_is_explained) {
                                   {"-n 1 --env =1 true", "--env is \"=1\"", 2},
                                   {"-n 1 --timeout soon true", "--timeout is \"soon\"", 2},
                                   {"-n 1 --grace -1 true", "--grace is \"-1\"", 2},
+                                  {"-n 1 --restart -1 true", "--restart is -1", 2},
                                   {"-n 1 --nonsense true", "unknown flag --nonsense; --help lists", 2},
                                   {"-n 1 --keep-gong true", "did you mean --keep-going?\nusage: ddlrun -n", 2},
                                   {"-n 1 --prot=5 true", "unknown flag --prot=5: did you mean --port?", 2},

@@ -143,3 +143,396 @@ TEST(a_killed_rank_is_replaced_and_all_go_on) {
         kill_and_grow(s, i < RANKS ? i : (int)(fault_random(&random) % RANKS), &random);
     }
 }
+
+/* ---- nobody, and everybody ---- */
+
+/* Nobody comes: the call ends at its time, the group is what it was. Then somebody does, after one that does not belong
+ * here. */
+static void nobody_then_somebody(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    ddl_group *grown = NULL, *left = NULL;
+    CHECK_EQ(ddl_group_grow(NULL, 1, 100, &grown), DDL_ERR_ARG);
+    CHECK_EQ(ddl_group_grow(ddl_world(c), 1, 100, NULL), DDL_ERR_ARG);
+    CHECK_EQ(ddl_group_grow(ddl_world(c), -1, 100, &grown), DDL_ERR_ARG);
+    CHECK_EQ(ddl_group_grow(ddl_world(c), 1, -5, &grown), DDL_ERR_ARG);
+    CHECK_EQ(ddl_group_grow(ddl_world(c), 1, 20000, &grown), DDL_ERR_STATE); /* at once: all live */
+    CHECK(strstr(ddl_error(c), "all ranks of the world live") != NULL && grown == NULL);
+    CHECK_EQ(fault_all_reduce(ddl_world(c), 100, 1), DDL_OK);
+    __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
+    while (fault_all_reduce(ddl_world(c), 1000, 2) == DDL_OK) {
+    }
+    double start = test_now_s();
+    CHECK_EQ(ddl_group_grow(ddl_world(c), 0, 300, &grown), DDL_ERR_TIMEOUT);
+    CHECK(strstr(ddl_error(c), "no new process came") != NULL && grown == NULL);
+    CHECK(test_now_s() - start > 0.25 && test_now_s() - start < 20 * test_slow());
+    CHECK_EQ(ddl_group_shrink(ddl_world(c), &left), DDL_OK);
+    CHECK_EQ(ddl_group_grow(left, 1, 200, &grown), DDL_ERR_TIMEOUT);
+    CHECK_EQ(fault_all_reduce(left, 1000, 3), DDL_OK); /* it was whole, and is */
+    __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
+    CHECK_EQ(ddl_group_grow(left, 1, 30000, &grown), DDL_OK);
+    go_on(c, grown, n);
+    CHECK_EQ(fault_all_reduce(left, 1000, 4), DDL_OK);
+    CHECK_EQ(ddl_rank(grown), rank);
+    ddl_group *pair = NULL; /* groups are made from a grown one as from any other */
+    CHECK_EQ(ddl_group_split(grown, ddl_rank(grown) % 2, 0, &pair), DDL_OK);
+    CHECK_EQ(fault_all_reduce(pair, 500, 5), DDL_OK);
+    CHECK_EQ(ddl_group_free(&pair), DDL_OK);
+    CHECK_EQ(ddl_group_free(&grown), DDL_OK);
+    CHECK_EQ(ddl_group_free(&left), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static void join_and_split(int rank, int n, void *arg) {
+    (void)arg, (void)rank;
+    ddl_group *g = NULL, *pair = NULL;
+    ddl_context *c = newcomer(&g);
+    REQUIRE(c != NULL);
+    go_on(c, g, n);
+    CHECK_EQ(ddl_group_split(g, ddl_rank(g) % 2, 0, &pair), DDL_OK);
+    CHECK_EQ(fault_all_reduce(pair, 500, 5), DDL_OK);
+    CHECK_EQ(ddl_group_free(&pair), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static void join_with_a_wrong_secret(int rank, int n, void *arg) {
+    (void)rank, (void)n, (void)arg;
+    char why[1024] = "";
+    ddl_group *g = NULL;
+    ddl_context *c = NULL;
+    setenv("DDL_SECRET", "0123456789abcdef0123456789abcdef", 1);
+    ddl_config config = config_of(why, sizeof why);
+    config.init_timeout_ms = 4000;
+    CHECK_EQ(ddl_join(&config, &c, &g), DDL_ERR_AUTH);
+    CHECK(strstr(why, "secret") != NULL);
+}
+
+TEST(without_newcomers_the_call_ends_and_the_group_stays) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    static ranks r, stranger;
+    ranks_start(&r, RANKS, nobody_then_somebody, s);
+    until(&s->running, RANKS);
+    ranks_kill(&r, 2, SIGKILL);
+    ranks_reaped(&r, 2);
+    until(&s->grown, RANKS - 1);
+    stranger = r;
+    stranger.running = 0;
+    memset(stranger.pid, 0, sizeof stranger.pid);
+    memset(stranger.status, 0, sizeof stranger.status);
+    ranks_again(&stranger, 2, join_with_a_wrong_secret, s);
+    CHECK_EQ(ranks_wait(&stranger, 60), 0);
+    ranks_again(&r, 2, join_and_split, s);
+    all_well(&r);
+}
+
+/* ---- who receives newcomers dies ---- */
+
+static void grow_with_two(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    (void)rank;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
+    while (fault_all_reduce(ddl_world(c), 1000, 2) == DDL_OK) {
+    }
+    ddl_group *grown = NULL;
+    ddl_status status = ddl_group_grow(ddl_world(c), 2, 30000, &grown);
+    if (status != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "ddl_group_grow: %s", ddl_error(c));
+    } else {
+        go_on(c, grown, n);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(ddl_group_free(&grown), DDL_OK);
+}
+
+TEST(another_member_receives_newcomers_when_the_first_dies) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    ranks r;
+    ranks_start(&r, 5, grow_with_two, s);
+    until(&s->running, 5);
+    ranks_kill(&r, 3, SIGKILL);
+    ranks_reaped(&r, 3);
+    usleep(100000); /* rank 0 receives, and nobody is there */
+    ranks_kill(&r, 0, SIGKILL);
+    ranks_reaped(&r, 0);
+    ranks_again(&r, 3, join_late, s);
+    ranks_again(&r, 0, join_late, s);
+    all_well(&r);
+}
+
+/* ---- a storm ---- */
+
+static void join_or_not(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    char why[1024] = "";
+    ddl_group *g = NULL;
+    ddl_context *c = NULL;
+    ddl_config config = config_of(why, sizeof why);
+    config.init_timeout_ms = 4000;
+    ddl_status status = ddl_join(&config, &c, &g);
+    if (status == DDL_OK) {
+        CHECK_EQ(ddl_rank(g), rank);
+        __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
+        go_on(c, g, n);
+        CHECK_EQ(ddl_finalize(&c), DDL_OK);
+        return;
+    }
+    CHECK_EQ(status, DDL_ERR_TIMEOUT);
+    CHECK(strstr(why, "ddl_join: nobody admitted a new rank 2") != NULL && c == NULL && g == NULL);
+}
+
+/* Six processes want the rank, others talk rubbish: one is admitted. */
+TEST(of_many_newcomers_one_is_admitted) {
+    enum { STORM = 6 };
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    static ranks r, others[STORM];
+    s->want = 1;
+    ranks_start(&r, RANKS, work_and_grow, s);
+    until(&s->running, RANKS);
+    for (int i = 0; i < STORM; i++) { /* the first come too early, while the old one lives */
+        others[i] = r;
+        memset(others[i].pid, 0, sizeof others[i].pid);
+        others[i].running = 0;
+        ranks_again(&others[i], 2, join_or_not, s);
+        if (i == 2) {
+            ranks_kill(&r, 2, SIGKILL);
+            ranks_reaped(&r, 2);
+            r.status[2] = 0;
+        }
+    }
+    for (int i = 0; i < 40; i++) {
+        struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)r.port)};
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) {
+            CHECK(send(fd, "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) <= 18);
+        }
+        usleep(2000);
+        close(fd);
+    }
+    all_well(&r);
+    for (int i = 0; i < STORM; i++) {
+        CHECK_EQ(ranks_wait(&others[i], 60), 0);
+    }
+    CHECK_EQ(s->grown, 1);
+}
+
+/* ---- one that was cut off ---- */
+
+typedef struct places {
+    shared s;
+    struct sockaddr_storage at[RANKS];
+    socklen_t bytes[RANKS];
+} places;
+
+static void tell_place(places *p, ddl_context *c, int rank) {
+    for (int i = 0; i < c->endpoint_count; i++) {
+        if (c->endpoints[i].plugin == &ddl__tcp_plugin) {
+            const ddl__tcp *t = (const ddl__tcp *)c->endpoints[i].self;
+            p->at[rank] = t->bound;
+            p->bytes[rank] = t->bound_bytes;
+        }
+    }
+}
+
+/* The verdict on a process that proves the secret and says that it is an incarnation of rank 2. */
+static uint8_t knock(const places *p, int at, const ranks *r, uint32_t incarnation) {
+    ddl__auth a;
+    uint8_t nonce[32], in[DDL__AUTH_BYTES], out[DDL__AUTH_MAX_OUT];
+    ddl__auth_params params = {.secret = (const uint8_t *)r->secret, .secret_bytes = 64, .purpose = DDL__AUTH_MESH,
+                               .rank = 2, .peer = (uint32_t)at, .world = RANKS, .incarnation = incarnation};
+    int fd = socket(p->at[at].ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    size_t have = 0, used, wrote;
+    CHECK_EQ(ddl__random(nonce, sizeof nonce), DDL_OK);
+    CHECK_EQ(ddl__auth_client(&a, &params, nonce), DDL_OK);
+    CHECK_EQ(connect(fd, (const struct sockaddr *)&p->at[at], p->bytes[at]), 0);
+    while (ddl__auth_step(&a, in, have, &used, out, sizeof out, &wrote) == DDL_IN_PROGRESS || wrote > 0) {
+        CHECK(wrote == 0 || send(fd, out, wrote, MSG_NOSIGNAL) == (ssize_t)wrote);
+        ssize_t n = recv(fd, in, sizeof in, 0);
+        have = n > 0 ? (size_t)n : 0;
+        if (n <= 0) {
+            break;
+        }
+    }
+    close(fd);
+    return a.code;
+}
+
+/* The members take rank 2 for dead, as after a cut; it lives, and hears of it. */
+static void cut_off(int rank, int n, void *arg) {
+    places *p = (places *)arg;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    tell_place(p, c, rank);
+    CHECK_EQ(fault_all_reduce(ddl_world(c), 100, 1), DDL_OK);
+    __atomic_fetch_add(&p->s.running, 1, __ATOMIC_SEQ_CST);
+    until(&p->s.running, n);
+    if (rank == 2) {
+        ddl_group *g = NULL;
+        ddl_status status = DDL_OK;
+        while (status == DDL_OK) {
+            status = fault_all_reduce(ddl_world(c), 1000, 2);
+        }
+        CHECK_EQ(status, DDL_ERR_PEER);
+        CHECK(ddl_group_grow(ddl_world(c), 1, 1000, &g) < 0 && g == NULL); /* it is alone */
+        until(&p->s.stop, 1);
+        CHECK_EQ(ddl_finalize(&c), DDL_OK);
+        return;
+    }
+    ddl__lock(c);
+    ddl__dead(c, 2, "rank 2 is dead: a test says so", 0, -1);
+    ddl__unlock(c);
+    ddl_group *grown = NULL;
+    CHECK_EQ(ddl_group_grow(ddl_world(c), 1, 30000, &grown), DDL_OK);
+    if (grown != NULL) {
+        go_on(c, grown, n);
+        __atomic_fetch_add(&p->s.grown, 1, __ATOMIC_SEQ_CST);
+        while (p->s.stop == 0) { /* with knocks at the door */
+            CHECK_EQ(ddl_progress(c), DDL_OK);
+            usleep(500);
+        }
+        CHECK_EQ(ddl_barrier(grown), DDL_OK);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(ddl_group_free(&grown), DDL_OK);
+}
+
+static void join_after_a_cut(int rank, int n, void *arg) {
+    places *p = (places *)arg;
+    (void)rank;
+    ddl_group *g = NULL;
+    ddl_context *c = newcomer(&g);
+    REQUIRE(c != NULL);
+    go_on(c, g, n);
+    until(&p->s.stop, 1);
+    CHECK_EQ(ddl_barrier(g), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+TEST(who_was_cut_off_does_not_come_back_beside_its_successor) {
+    places *p = (places *)ranks_shared(sizeof *p);
+    static ranks r, successor;
+    ranks_start(&r, RANKS, cut_off, p);
+    until(&p->s.running, RANKS);
+    successor = r;
+    memset(successor.pid, 0, sizeof successor.pid);
+    successor.running = 0;
+    ranks_again(&successor, 2, join_after_a_cut, p);
+    until(&p->s.grown, RANKS - 1);
+    for (int at = 0; at < RANKS && p->s.grown == RANKS - 1; at++) {
+        if (at != 2) {
+            CHECK_EQ(knock(p, at, &r, 0), DDL__AUTH_INCARNATION);
+            CHECK_EQ(knock(p, at, &r, 7), DDL__AUTH_INCARNATION);
+            CHECK_EQ(knock(p, at, &r, 1), DDL__AUTH_OK); /* the door is not simply shut */
+        }
+    }
+    p->s.stop = 1;
+    all_well(&r);
+    CHECK_EQ(ranks_wait(&successor, 60), 0);
+}
+
+/* ---- kills all the time ---- */
+
+enum { CROWD = 5 };
+
+typedef struct crowd {
+    volatile int steps[CROWD], stop;
+    volatile int done[CROWD];
+} crowd;
+
+/* The loop of a program whose ranks come back: it ends when somebody says stop. */
+static void live(int rank, ddl_context *c, ddl_group *g, crowd *w) {
+    for (;;) {
+        ddl_status status = DDL_OK;
+        bool stop = false;
+        while (status == DDL_OK && !stop) {
+            int32_t mine[2] = {1, w->stop}, all[2] = {-1, -1};
+            status = ddl_all_reduce(g, DDL_ARRAY(mine), DDL_ARRAY(all), DDL_SUM);
+            if (status == DDL_OK) {
+                CHECK_EQ(all[0], ddl_size(g));
+                stop = all[1] > 0;
+                w->steps[rank]++;
+                usleep(500);
+            }
+        }
+        if (stop) {
+            w->done[rank] = ddl_size(g);
+            return;
+        }
+        ddl_group *old = g;
+        if (status == DDL_ERR_PEER) {
+            status = ddl_group_grow(old, 0, 40000, &g);
+        }
+        if (status != DDL_OK) {
+            test__fail(__FILE__, __LINE__, "%s: %s", ddl_status_name(status), ddl_error(c));
+            return;
+        }
+        if (old != ddl_world(c)) {
+            CHECK_EQ(ddl_group_free(&old), DDL_OK);
+        }
+    }
+}
+
+static void live_from_the_start(int rank, int n, void *arg) {
+    (void)n;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    live(rank, c, ddl_world(c), (crowd *)arg);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static void live_from_now(int rank, int n, void *arg) {
+    (void)n;
+    ddl_group *g = NULL;
+    ddl_context *c = newcomer(&g);
+    REQUIRE(c != NULL);
+    live(rank, c, g, (crowd *)arg);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static bool all_step(crowd *w, const ranks *r) {
+    int before[CROWD];
+    double limit = test_now_s() + 40 * test_slow();
+    for (int i = 0; i < CROWD; i++) {
+        before[i] = w->steps[i];
+    }
+    for (int i = 0; i < CROWD; i++) {
+        while (w->steps[i] < before[i] + 2 && test_now_s() < limit && r->running > 0) {
+            usleep(500);
+        }
+    }
+    return test_now_s() < limit;
+}
+
+/* Whoever dies comes back; a second one dies now and then while the first does: the newcomer or who receives it. */
+TEST(ranks_that_die_all_the_time_come_back) {
+    uint64_t random = fault_seed("kills all the time");
+    crowd *w = (crowd *)ranks_shared(sizeof *w);
+    ranks r;
+    ranks_start(&r, CROWD, live_from_the_start, w);
+    for (int i = 0; i < fault_runs(6, 300) && test__now->failures == 0; i++) {
+        if (!all_step(w, &r)) {
+            test__fail(__FILE__, __LINE__, "the job stands still after %d kills: TEST_SEED above", i);
+            break;
+        }
+        int first = (int)(fault_random(&random) % CROWD);
+        int second = fault_random(&random) % 2 == 0 ? (first + 1) % CROWD : first;
+        ranks_kill(&r, first, SIGKILL);
+        ranks_reaped(&r, first);
+        ranks_again(&r, first, live_from_now, w);
+        if (i % 2 == 1) {
+            usleep((unsigned)(fault_random(&random) % 60000));
+            ranks_kill(&r, second, SIGKILL);
+            ranks_reaped(&r, second);
+            ranks_again(&r, second, live_from_now, w);
+        }
+    }
+    CHECK(all_step(w, &r));
+    w->stop = 1;
+    all_well(&r);
+    for (int i = 0; i < CROWD; i++) {
+        CHECK_EQ(w->done[i], CROWD);
+    }
+}

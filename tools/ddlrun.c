@@ -45,11 +45,13 @@ typedef struct stream {
 typedef struct rank {
     pid_t pid; /* 0: has ended */
     pid_t group;
+    int starts; /* again, after it failed */
     stream streams[2];
 } rank;
 
 typedef struct job {
     int count, port, port_fd, secret_fd, signal_fd, warden_fd, running;
+    int restarts; /* that are left, of all ranks together */
     bool prefix, bind_cores, keep_going;
     double timeout_s, grace_s;
     char **extra_env; /* NULL-ended K=V */
@@ -75,6 +77,8 @@ static const char usage[] =
     "      --timeout S   end the job after S seconds, with exit code 124\n"
     "      --grace S     from SIGTERM to SIGKILL when ranks are ended (default 5)\n"
     "      --keep-going  do not end the others when a rank fails\n"
+    "      --restart N   start a rank that fails again, N times in all, with DDL_RESTARTED set: it joins the others\n"
+    "                    when they call ddl_group_grow\n"
     "      --bind-cores  give each rank its own cores\n"
     "  -h, --help        show this\n"
     "\n"
@@ -182,6 +186,8 @@ static bool parse_valued(job *j, int argc, char **argv, int *at) {
         j->count = (int)parse_count("the number of ranks (-n)", option_value(argc, argv, at, name), 1, RANKS_MAX);
     } else if (is_option(arg, "--port")) {
         j->port = (int)parse_count("--port", option_value(argc, argv, at, "--port"), 1, 65535);
+    } else if (is_option(arg, "--restart")) {
+        j->restarts = (int)parse_count("--restart", option_value(argc, argv, at, "--restart"), 0, 1000000);
     } else if (is_option(arg, "--env")) {
         const char *text = option_value(argc, argv, at, "--env");
         check_env(text);
@@ -364,6 +370,7 @@ static void set_env(const job *j, int r) {
     set_number("LOCAL_WORLD_SIZE", j->count);
     set_number("MASTER_PORT", j->port);
     set_number("DDL_SECRET_FD", j->secret_fd);
+    set_number("DDL_RESTARTED", j->ranks[r].starts);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("DDL_JOB", j->name, 0); /* the user's own stays */
     for (char **e = j->extra_env; e != NULL && *e != NULL; e++) {
@@ -609,6 +616,34 @@ static void report_failure(job *j, int r, int status) {
     }
 }
 
+/* Starts a rank that failed again, if it may be. What it wrote comes first, what it started ends. */
+static bool restart(job *j, int r, int status) {
+    rank *k = &j->ranks[r];
+    char how[64];
+    if (j->restarts == 0 || j->kill_ms != 0 || j->endings > 0) {
+        return false;
+    }
+    j->restarts--;
+    k->starts++;
+    if (WIFSIGNALED(status)) {
+        snprintf(how, sizeof how, "was killed by signal %d", WTERMSIG(status));
+    } else {
+        snprintf(how, sizeof how, "failed with exit code %d", WEXITSTATUS(status));
+    }
+    kill(-k->group, SIGKILL);
+    for (int i = 0; i < 2; i++) {
+        read_stream(&k->streams[i], r);
+        if (k->streams[i].bytes > 0) {
+            put_line(&k->streams[i], r, k->streams[i].bytes);
+        }
+        close_stream(&k->streams[i]);
+    }
+    say("rank %d of %d %s; starting it again, %d restart%s left", r, j->count, how, j->restarts,
+        j->restarts == 1 ? "" : "s");
+    start_rank(j, r);
+    return true;
+}
+
 /* Reaps what has ended. Of several at once one that a signal ended is named before one that gave up in consequence. */
 static void reap(job *j) {
     int first = -1, first_status = 0;
@@ -617,6 +652,9 @@ static void reap(job *j) {
         if (j->ranks[r].pid > 0 && waitpid(j->ranks[r].pid, &status, WNOHANG) == j->ranks[r].pid) {
             j->ranks[r].pid = 0;
             j->running--;
+            if (status != 0 && restart(j, r, status)) {
+                continue;
+            }
             if (status != 0 && (first < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(first_status)))) {
                 first = r;
                 first_status = status;
