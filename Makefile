@@ -74,7 +74,8 @@ $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
 
 # plugins/NAME/*.c -> build/libddl-NAME.so. plugins/NAME/flags holds extra words for the compiler ("-lfabric").
 # A plugin whose libraries are not on this machine is left out, and said so. Its kernels for GPUs, plugins/NAME/*.cu, become
-# a part of it: build/NAME.fatbin has machine code for each of CUDA_ARCHS that this nvcc knows, and PTX of the last one.
+# a part of it: build/NAME.fatbin has machine code for each of CUDA_ARCHS that this nvcc knows, all made
+# from the PTX of the first one, which is in it too: nothing here is for one architecture alone.
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_ARCHS ?= 75 80 86 89 90 100
 CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
@@ -91,9 +92,10 @@ $B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h $$(if $$(and $(NVCC),$$(KERNELS
 	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
 $B/%.fatbin: plugins/%/*.cu
 	@mkdir -p $B
-	known="$$($(NVCC) --list-gpu-arch)"; for a in $(CUDA_ARCHS); do case "$$known" in *compute_$$a*) last=$$a; \
-	    codes="$$codes -gencode arch=compute_$$a,code=sm_$$a";; esac; done; \
-	$(NVCC) -fatbin -O3 --threads 0 $$codes -gencode arch=compute_$$last,code=compute_$$last -MD -MP -MF $@.d -o $@ $<
+	known="$$($(NVCC) --list-gpu-arch)"; for a in $(CUDA_ARCHS); do case "$$known" in *compute_$$a*) \
+	    first=$${first:-$$a}; codes="$$codes,sm_$$a";; esac; done; \
+	$(NVCC) -std=c++17 -fatbin -O3 --threads 0 -gencode "arch=compute_$$first,code=[compute_$$first$$codes]" \
+	    -MD -MP -MF $@.d -o $@ $<
 .SECONDARY: $(addsuffix .fatbin,$(addprefix $B/,$(PLUGINS)))
 -include $(wildcard $B/*.fatbin.d)
 

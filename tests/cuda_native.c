@@ -1,7 +1,7 @@
 /* Native collectives of plugins/cuda (native.h), all ranks stepped by one thread in random order: a small stand-in
- * for the driver runs what was put on a stream at a random later time, kernels on the CPU (cuda_cpu.cc). Every kind, odd
- * sizes and addresses, in place, memory that cannot be shared, streams; other calls, cancelled and dead ranks, sets that
- * come and go. Built and run by test_cuda_kernels.py. It proves the logic, not a GPU. */
+ * for the driver runs what was put on a stream at a random later time, kernels on the CPU (cuda_cpu.cc). Every kind,
+ * odd sizes and addresses, in place, memory that cannot be shared, streams; other calls, cancelled and dead ranks, sets
+ * that come and go. Built and run by test_cuda_kernels.py. It proves the logic, not a GPU. */
 #include "test.h"
 
 #define DDL_IMPLEMENTATION
@@ -311,7 +311,10 @@ static void expect_reduced(const call *c, char *want, char *const *inputs, int h
     for (int j = 0; j < hi; j++) {
         double factor = c->op == DDL_SUM && c->factor != 0 ? c->factor + j : 1;
         memcpy(scaled, inputs[j] + part, bytes);
-        if (c->op == DDL_SUM && c->factor != 0) {
+        if (c->op == DDL_AVG && c->dtype == DDL_F16) {
+            factor = ddl__average_scale(c->n);
+        }
+        if (factor != 1) {
             ddl__scale(scaled, scaled, count, c->dtype, factor);
         }
         if (j == 0) {
@@ -320,8 +323,10 @@ static void expect_reduced(const call *c, char *want, char *const *inputs, int h
             kernel(want, want, scaled, count);
         }
     }
-    if (c->op == DDL_AVG && c->factor != 0) {
+    if (c->op == DDL_AVG && c->dtype != DDL_F16) {
         ddl__average(want, count, c->dtype, c->n);
+    } else if (c->op == DDL_AVG && c->n == 3) {
+        ddl__apply_float(want, want, count, c->dtype, 3 * ddl__average_scale(3), 1);
     }
     free(scaled);
 }
@@ -388,7 +393,7 @@ static void start(const call *c, int r, uint64_t signature) {
                               .element_bytes = (int32_t)ddl_dtype_bytes(c->dtype), .signature = signature, .in = x->in,
                               .out = x->out, .bytes = (uint64_t)c->count * ddl_dtype_bytes(c->dtype), .dtype = c->dtype,
                               .op = c->op, .device = 1, .stream = streamed ? x->stream : NULL};
-    native.factor = c->op == DDL_AVG && c->factor != 0 ? 1.0 / c->n : c->factor != 0 ? c->factor + r : 0;
+    native.factor = c->op == DDL_AVG ? 1.0 / c->n : c->factor != 0 ? c->factor + r : 1; /* as the core says it */
     if (streamed && in_bytes > 0) { /* until this has run the input is garbage */
         memory_copy((CUdeviceptr)(uintptr_t)x->in, (CUdeviceptr)(uintptr_t)memory[r][2], in_bytes, x->stream);
     }
@@ -471,20 +476,20 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
         ddl_dtype dtype;
         ddl_op op;
     } types[] = {{DDL_F32, DDL_SUM}, {DDL_BF16, DDL_SUM}, {DDL_U8, DDL_BXOR}, {DDL_F64, DDL_MAX}, {DDL_I64, DDL_AVG},
-                 {DDL_F32_I32, DDL_MIN_INDEX}};
+                 {DDL_F32_I32, DDL_MIN_INDEX}, {DDL_F16, DDL_AVG}};
     static const int64_t counts[] = {0, 1, 7, 1001, 5000, 30001};
     static const size_t places[] = {0, 0, 8, 3};
     int tried = 0;
     for (int n = 1; n <= RANKS; n++) {
         make_ranks(n);
         open_sets(n, (uint64_t)n);
-        for (int i = 0; i < 11 * 6 * 6; i++) {
+        for (int i = 0; i < 11 * 7 * 6; i++) {
             call c = {.kind = DDL_BARRIER + i % 11, .n = n, .root = (int)(random_bits() % (uint64_t)n),
-                      .dtype = types[i / 11 % 6].dtype, .op = types[i / 11 % 6].op, .count = counts[i / 66 % 6],
+                      .dtype = types[i / 11 % 7].dtype, .op = types[i / 11 % 7].op, .count = counts[i / 77 % 6],
                       .sequence = (uint64_t)i + 1, .in_place = (int)(random_bits() % 3 == 0 ? 0 : random_bits() % 16),
                       .streams = (int)(random_bits() % 16), .place = places[random_bits() % 4],
                       .factor = random_bits() % 2 == 0 ? 0 : 0.5};
-            c.factor = c.op == DDL_SUM || c.op == DDL_AVG ? c.factor : 0;
+            c.factor = c.op == DDL_SUM ? c.factor : 0;
             unshareable = i % 3;
             if (!run(&c)) {
                 test__fail(__FILE__, __LINE__, "%s of %d: %s %s, %lld elements, in place %x, streams %x, place %zu, "
@@ -496,7 +501,7 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
         }
         free_ranks(n);
     }
-    CHECK_EQ(tried, 4 * 396);
+    CHECK_EQ(tried, 4 * 462);
 }
 
 /* One rank calls something else: all that see it say so, and nothing is written. */

@@ -106,7 +106,8 @@ static int64_t cuda_element_bytes(cuda_kernel kernel, int32_t dtype) {
 /* What a reduction is: the op, or for sums a factor per source and a divisor of the result. */
 typedef struct cuda_reduction {
     int32_t dtype, op;
-    int32_t has_factor, divisor;
+    int32_t has_factor;
+    double divisor; /* 0 and 1: none */
     const double *factor; /* per source */
 } cuda_reduction;
 
@@ -128,7 +129,8 @@ static ddl_status cuda_put_reduce(const cuda_sink *sink, const cuda_reduction *w
                                   int32_t dst_count, const void *const *srcs, int32_t src_count, int64_t count) {
     cuda_scaled_args a;
     const void *all[2 * CUDA_PLACES];
-    bool scaled = (what->has_factor || what->divisor > 1) && (what->op == DDL_SUM || what->op == DDL_AVG);
+    bool divides = what->divisor > 0 && what->divisor != 1;
+    bool scaled = (what->has_factor || divides) && (what->op == DDL_SUM || what->op == DDL_AVG);
     cuda_kernel kernel = CUDA_K_bits_bor;
     bool known = scaled ? cuda_scaled_kernel(what->dtype, &kernel) : cuda_reduce_kernel(what->dtype, what->op, &kernel);
     if (!known || src_count < 1 || src_count > CUDA_PLACES || dst_count < 1 || dst_count > CUDA_PLACES) {
@@ -151,7 +153,7 @@ static ddl_status cuda_put_reduce(const cuda_sink *sink, const cuda_reduction *w
     a.reduce.src_count = src_count;
     a.reduce.dst_count = dst_count;
     a.has_factor = what->has_factor;
-    a.divisor = what->divisor;
+    a.divisor = divides ? what->divisor : 1;
     uint32_t blocks = cuda_range_blocks(&a.reduce.range, element);
     return sink->put(sink, kernel, blocks, 1, scaled ? (const void *)&a : (const void *)&a.reduce);
 }

@@ -32,6 +32,8 @@
 
 #include "probe.h"
 
+#include "native.h"
+
 #include "ipc.h"
 
 static const ddl_device cuda_device = {

@@ -55,6 +55,7 @@ static void cuda_ipc_close(void *self) {
         t->host->free(t->host, x);
     }
     if (t->board != NULL) {
+        cuda_natives_close(t);
         cuda_share_close(t);
         cuda_probes_close(t);
     }
@@ -379,7 +380,9 @@ static ddl_status cuda_ipc_send(void *self, int32_t peer, ddl_message *message) 
     return DDL_ERR_UNSUPPORTED; /* DDL_TRANSPORT_DEVICE: nobody asks */
 }
 
-static int32_t cuda_ipc_work(cuda_ipc *t) { return cuda_share_progress(t) + cuda_transfers_progress(t); }
+static int32_t cuda_ipc_work(cuda_ipc *t) {
+    return cuda_share_progress(t) + cuda_transfers_progress(t) + cuda_natives_progress(t);
+}
 
 static int32_t cuda_ipc_progress(void *self, int32_t expect) {
     cuda_ipc *t = self;
@@ -439,6 +442,7 @@ static void cuda_ipc_peer_dead(void *self, int32_t peer) {
         x->failed = x->failed || x->peer == peer;
     }
     cuda_share_peer_dead(t, peer);
+    cuda_natives_reclaim(t, false);
 }
 
 static const char *cuda_ipc_describe(void *self, int32_t peer) {
@@ -465,6 +469,12 @@ static const ddl_transport cuda_transport = {
     .memory_release = cuda_ipc_release,
     .get = cuda_ipc_get,
     .put = cuda_ipc_put,
+    .native_open = cuda_native_open,
+    .native_close = cuda_native_close,
+    .native_cost_ns = cuda_native_cost_ns,
+    .native_start = cuda_native_start,
+    .native_test = cuda_native_test,
+    .native_cancel = cuda_native_cancel,
     .ready = cuda_ipc_ready,
     .describe = cuda_ipc_describe,
 };

@@ -58,6 +58,7 @@ template <class Word, class Value> struct cuda_plain {
     typedef Word word;
     typedef Value value;
     typedef Word lane; /* what a 16-byte word is taken apart into */
+    enum { SCALE_UNROLL = 0 }; /* words per thread and step of sums with factors; 0: see cuda_tiles */
     CUDA_INLINE Value open(Word w) { return (Value)w; }
     CUDA_INLINE Word close(Value v) { return (Word)v; }
 };
@@ -74,6 +75,7 @@ struct cuda_f16 {
     typedef uint16_t word;
     typedef uint16_t lane;
     typedef float value;
+    enum { SCALE_UNROLL = 2 };
     CUDA_INLINE float open(uint16_t w) { return cuda_f16_widen(w); }
     CUDA_INLINE uint16_t close(float v) { return cuda_f16_narrow(v); }
 };
@@ -81,6 +83,7 @@ struct cuda_bf16 {
     typedef uint16_t word;
     typedef uint16_t lane;
     typedef float value;
+    enum { SCALE_UNROLL = 2 };
     CUDA_INLINE float open(uint16_t w) { return cuda_bf16_widen(w); }
     CUDA_INLINE uint16_t close(float v) { return cuda_bf16_narrow(v); }
 };
@@ -88,6 +91,7 @@ struct cuda_f32 {
     typedef uint32_t word;
     typedef uint32_t lane;
     typedef float value;
+    enum { SCALE_UNROLL = 2 };
     CUDA_INLINE float open(uint32_t w) { return __uint_as_float(w); }
     CUDA_INLINE uint32_t close(float v) { return __float_as_uint(cuda_canonical(v)); }
 };
@@ -95,6 +99,7 @@ struct cuda_f64 {
     typedef uint64_t word;
     typedef uint64_t lane;
     typedef double value;
+    enum { SCALE_UNROLL = 2 };
     CUDA_INLINE double open(uint64_t w) { return __longlong_as_double((long long)w); }
     CUDA_INLINE uint64_t close(double v) { return (uint64_t)__double_as_longlong(cuda_canonical(v)); }
 };
@@ -216,17 +221,17 @@ CUDA_INLINE uint32_t cuda_scale(cuda_f32, uint32_t x, double factor) {
 CUDA_INLINE uint64_t cuda_scale(cuda_f64, uint64_t x, double factor) {
     return cuda_f64::close(__dmul_rn(cuda_f64::open(x), factor));
 }
-CUDA_INLINE uint16_t cuda_divide(cuda_f16, uint16_t x, int32_t n) {
+CUDA_INLINE uint16_t cuda_divide(cuda_f16, uint16_t x, double n) {
     return cuda_f16_narrow(__fdiv_rn(cuda_f16_widen(x), (float)n));
 }
-CUDA_INLINE uint16_t cuda_divide(cuda_bf16, uint16_t x, int32_t n) {
+CUDA_INLINE uint16_t cuda_divide(cuda_bf16, uint16_t x, double n) {
     return cuda_bf16_narrow(__fdiv_rn(cuda_bf16_widen(x), (float)n));
 }
-CUDA_INLINE uint32_t cuda_divide(cuda_f32, uint32_t x, int32_t n) {
+CUDA_INLINE uint32_t cuda_divide(cuda_f32, uint32_t x, double n) {
     return cuda_f32::close(__fdiv_rn(cuda_f32::open(x), (float)n));
 }
-CUDA_INLINE uint64_t cuda_divide(cuda_f64, uint64_t x, int32_t n) {
-    return cuda_f64::close(__ddiv_rn(cuda_f64::open(x), (double)n));
+CUDA_INLINE uint64_t cuda_divide(cuda_f64, uint64_t x, double n) {
+    return cuda_f64::close(__ddiv_rn(cuda_f64::open(x), n));
 }
 
 /* Integers: a whole factor multiplies and wraps like a sum of that many terms; another one goes through double,
@@ -245,9 +250,9 @@ template <class W, class V> CUDA_INLINE W cuda_scale(cuda_plain<W, V>, W word, d
     }
     return (W)(y >= (double)most ? most : y <= (double)least ? least : (V)0);
 }
-template <class W, class V> CUDA_INLINE W cuda_divide(cuda_plain<W, V>, W word, int32_t n) {
+template <class W, class V> CUDA_INLINE W cuda_divide(cuda_plain<W, V>, W word, double n) {
     V x = (V)word;
-    return (V)~(V)0 < (V)1 ? (W)((int64_t)x / n) : (W)((uint64_t)x / (uint64_t)n);
+    return (V)~(V)0 < (V)1 ? (W)((int64_t)x / (int64_t)n) : (W)((uint64_t)x / (uint64_t)n);
 }
 
 #endif /* CUDA_KERNEL_ELEMENT_H */

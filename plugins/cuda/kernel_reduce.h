@@ -86,12 +86,14 @@ template <class W> CUDA_INLINE void cuda_store_one(char *p, W word) {
 
 /* What is done to a word of source s: the first one is taken, others join it, and at last it is finished. */
 template <class T, class Op> struct cuda_folding {
+    enum { UNROLL = CUDA_UNROLL };
     template <class W> CUDA_INLINE W take(const cuda_reduce_args &, int, W x) { return x; }
     template <class W> CUDA_INLINE W join(const cuda_reduce_args &, int, W x, W y) { return Op::apply(x, y); }
     template <class W> CUDA_INLINE W finish(const cuda_reduce_args &, W x) { return x; }
     CUDA_INLINE const cuda_reduce_args &base(const cuda_reduce_args &a) { return a; }
 };
 template <class T> struct cuda_scaling {
+    enum { UNROLL = T::SCALE_UNROLL };
     template <class W> CUDA_INLINE W take(const cuda_scaled_args &a, int s, W x) {
         return a.has_factor ? cuda_scale(T(), x, a.factor[s]) : x;
     }
@@ -99,7 +101,7 @@ template <class T> struct cuda_scaling {
         return cuda_sum<T>::apply(x, take(a, s, y));
     }
     template <class W> CUDA_INLINE W finish(const cuda_scaled_args &a, W x) {
-        return a.divisor > 1 ? cuda_divide(T(), x, a.divisor) : x;
+        return a.divisor != 1 ? cuda_divide(T(), x, a.divisor) : x;
     }
     CUDA_INLINE const cuda_reduce_args &base(const cuda_scaled_args &a) { return a.reduce; }
 };
@@ -139,40 +141,40 @@ template <class T, class F, class A> CUDA_INLINE uint4 cuda_finish(const A &a, u
     return l.all;
 }
 
-/* CUDA_UNROLL words per thread, a block apart: all loads of a source are under way before the first is used. Every
+/* Some words per thread, a block apart: all loads of a source are under way before the first is used. Every
  * source is read before a destination is written, by the thread that writes it, so that they may be the same. */
 template <class T, class F, class A>
 CUDA_INLINE void cuda_reduce_tile(const A &args, int64_t skip, int64_t first, int64_t words) {
     const cuda_reduce_args &a = F::base(args);
-    uint4 sum[CUDA_UNROLL];
+    uint4 sum[F::UNROLL];
 #pragma unroll
-    for (int u = 0; u < CUDA_UNROLL; u++) {
+    for (int u = 0; u < F::UNROLL; u++) {
         int64_t i = first + u * (int)blockDim.x;
         sum[u] = i < words ? ((const uint4 *)((const char *)a.src[0] + skip))[i] : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (int u = 0; u < CUDA_UNROLL; u++) {
+    for (int u = 0; u < F::UNROLL; u++) {
         sum[u] = cuda_take<T, F>(args, sum[u]);
     }
     for (int s = 1; s < a.src_count; s++) {
-        uint4 x[CUDA_UNROLL];
+        uint4 x[F::UNROLL];
 #pragma unroll
-        for (int u = 0; u < CUDA_UNROLL; u++) {
+        for (int u = 0; u < F::UNROLL; u++) {
             int64_t i = first + u * (int)blockDim.x;
             x[u] = i < words ? ((const uint4 *)((const char *)a.src[s] + skip))[i] : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int u = 0; u < CUDA_UNROLL; u++) {
+        for (int u = 0; u < F::UNROLL; u++) {
             sum[u] = cuda_join<T, F>(args, s, sum[u], x[u]);
         }
     }
 #pragma unroll
-    for (int u = 0; u < CUDA_UNROLL; u++) {
+    for (int u = 0; u < F::UNROLL; u++) {
         sum[u] = cuda_finish<T, F>(args, sum[u]);
     }
     for (int d = 0; d < a.dst_count; d++) {
 #pragma unroll
-        for (int u = 0; u < CUDA_UNROLL; u++) {
+        for (int u = 0; u < F::UNROLL; u++) {
             int64_t i = first + u * (int)blockDim.x;
             if (i < words) {
                 ((uint4 *)((char *)a.dst[d] + skip))[i] = sum[u];
@@ -180,6 +182,17 @@ CUDA_INLINE void cuda_reduce_tile(const A &args, int64_t skip, int64_t first, in
         }
     }
 }
+
+/* Sums with factors of integers, which nobody waits for, have no tiles: they would be a third of all code. */
+template <bool TILES> struct cuda_tiles {
+    template <class T, class F, class A>
+    CUDA_INLINE void reduce(const A &args, int64_t skip, int64_t at, int64_t words) {
+        cuda_reduce_tile<T, F>(args, skip, at, words);
+    }
+};
+template <> struct cuda_tiles<false> {
+    template <class T, class F, class A> CUDA_INLINE void reduce(const A &, int64_t, int64_t, int64_t) {}
+};
 
 /* One word whose pointers are not all aligned alike. */
 template <class T, class F, class A> CUDA_INLINE void cuda_reduce_word(const A &args, int64_t at) {
@@ -215,10 +228,10 @@ template <class T, class F, class A> CUDA_INLINE void cuda_reduce_one(const A &a
 template <class T, class F, class A> CUDA_INLINE void cuda_reduce(const A &args) {
     const cuda_range &r = F::base(args).range;
     const int64_t size = sizeof(typename T::word), skip = r.head * size, words = (r.count - r.head) * size / 16;
-    if (r.aligned) {
-        const int64_t tile = (int64_t)blockDim.x * CUDA_UNROLL;
+    if (F::UNROLL > 0 && r.aligned) {
+        const int64_t tile = (int64_t)blockDim.x * F::UNROLL;
         for (int64_t at = blockIdx.x * tile; at < words; at += gridDim.x * tile) {
-            cuda_reduce_tile<T, F>(args, skip, at + threadIdx.x, words);
+            cuda_tiles<(F::UNROLL > 0)>::template reduce<T, F>(args, skip, at + threadIdx.x, words);
         }
     } else {
         for (int64_t i = cuda_thread(); i < words; i += cuda_threads()) {
@@ -261,11 +274,8 @@ CUDA_INLINE void cuda_exchange(const cuda_pair &p) {
 
 CUDA_INLINE int64_t cuda_strided_offset(const cuda_strided_args &a, int64_t i) {
     int64_t offset = 0;
-#pragma unroll
-    for (int d = CUDA_DIMS - 1; d >= 0; d--) {
-        if (d >= a.ndim) {
-            continue;
-        }
+#pragma unroll 1
+    for (int d = a.ndim - 1; d >= 0; d--) {
         int64_t size = a.shape[d], next;
         if (((i | size) >> 32) == 0) { /* a division of 64 bits takes several times as long */
             next = (int64_t)((uint32_t)i / (uint32_t)size);

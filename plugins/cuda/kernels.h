@@ -34,8 +34,8 @@ typedef struct cuda_reduce_args {
 /* dsts[..] = (factor[0] * srcs[0] + factor[1] * srcs[1] + ...) / divisor, rounded after each step. */
 typedef struct cuda_scaled_args {
     cuda_reduce_args reduce;
-    int32_t has_factor;
-    int32_t divisor; /* 1 and less: none */
+    int32_t has_factor, reserved;
+    double divisor; /* 1: none; a whole number for integers */
     double factor[CUDA_PLACES];
 } cuda_scaled_args;
 

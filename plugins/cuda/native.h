@@ -317,7 +317,7 @@ static ddl_status cuda_op_share(cuda_native *set, cuda_op *op, int32_t line, con
 
 static int cuda_arrive_step(cuda_native *set, cuda_op *op) {
     uint64_t factor;
-    double own = op->call.op == DDL_SUM && op->call.factor != 0 ? op->call.factor : 1;
+    double own = cuda_job_reduces(op->call.kind) && op->call.op == DDL_SUM ? op->call.factor : 1;
     ddl_status status = cuda_op_marked(op);
     if (status != DDL_OK) {
         return status == DDL_IN_PROGRESS ? CUDA_STUCK : cuda_op_fails(op, status);
@@ -550,14 +550,16 @@ static bool cuda_native_forgotten(cuda_native *set) {
     return true;
 }
 
-/* Frees sets that all ranks have closed; at the end, `all` of them. */
+/* Frees sets that all ranks have closed; at the end `all` of them, with the words left as they are for the others. */
 static void cuda_natives_reclaim(cuda_ipc *t, bool all) {
     cuda_native **at = t->natives != NULL ? &t->natives->first : NULL;
     while (at != NULL && *at != NULL) {
         cuda_native *set = *at;
         if (all || (set->left && cuda_native_forgotten(set))) {
             *at = set->next;
-            cuda_set_end(set->own);
+            if (!all) {
+                cuda_set_end(set->own);
+            }
             cuda_native_free(set);
         } else {
             at = &set->next;
@@ -619,16 +621,6 @@ static int32_t cuda_natives_progress(cuda_ipc *t) {
         }
     }
     return events;
-}
-
-/* Does any operation wait for a GPU, whose events wake nobody? */
-static bool cuda_natives_busy(const cuda_ipc *t) {
-    for (cuda_native *set = t->natives == NULL ? NULL : t->natives->first; set != NULL; set = set->next) {
-        if (set->head != NULL && set->head->event != NULL) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void cuda_natives_close(cuda_ipc *t) {

@@ -69,10 +69,19 @@ static ddl_status cuda_job_reduce(const cuda_sink *sink, const cuda_job *job, ch
     const ddl_native_call *call = &job->call;
     const void *srcs[CUDA_PLACES];
     void *to[CUDA_PLACES];
+    double scale[CUDA_PLACES];
     cuda_reduction what = {call->dtype, call->op, job->has_factor, 0, job->factor};
-    if (call->op == DDL_AVG) {
-        what.divisor = call->factor > 0 ? (int32_t)(1 / call->factor + 0.5) : 0; /* a division rounds like the host's */
-        what.has_factor = 0;
+    if (call->op == DDL_AVG) { /* a division rounds like the host's; see ddl__average_scale for f16 */
+        what.divisor = call->factor > 0 ? (double)(int32_t)(1 / call->factor + 0.5) : 0;
+        what.has_factor = call->dtype == DDL_F16 && what.divisor > 1;
+        what.factor = scale;
+        for (scale[0] = 1; what.has_factor && what.divisor > 1;) {
+            scale[0] /= 2;
+            what.divisor /= 2;
+        }
+        for (int32_t j = 1; j < hi; j++) {
+            scale[j] = scale[0];
+        }
     }
     for (int32_t j = 0; j < hi; j++) {
         srcs[j] = job->in[j] + part + at;
