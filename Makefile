@@ -17,7 +17,7 @@ LIBS = -lpthread -ldl -lm
 DEPS = gcc g++ clang libc6-dev make cmake binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
        openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev libfabric-dev \
        qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
-       python3-torch python3-yaml python3-numpy python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
+       python3-matplotlib python3-torch python3-yaml python3-numpy python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
@@ -28,7 +28,7 @@ EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),
 PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
 VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
 
-.PHONY: all help header tools plugins examples demo test torture bench check deps install uninstall clean format
+.PHONY: all help header tools plugins examples demo test torture bench plots timeline check deps install uninstall clean format
 .DELETE_ON_ERROR:
 
 all: header tools plugins examples
@@ -39,7 +39,8 @@ help:
 	@echo 'make deps       install what the tests need (Debian, Ubuntu)'
 	@echo 'make test       all tests; make test T=ring for some'
 	@echo 'make torture    the same, with the long runs'
-	@echo 'make bench      measure against other libraries'
+	@echo 'make bench      measure against other libraries, and draw it'
+	@echo 'make plots      draw the figures of bench/results anew; make timeline: the one of docs/operations.md'
 	@echo 'make check      the rules of the house: is ddl.h fresh, names, layers, docs'
 	@echo 'make install    header, tools, plugins, man pages, ddl.pc, CMake package; PREFIX=/usr/local DESTDIR='
 	@echo 'make uninstall  take them away again'
@@ -108,8 +109,20 @@ test:
 torture:
 	tests/run --torture $(T)
 
+# The exit status is that of compare: whether all floors are reached.
 bench: all
-	bench/compare
+	bench/compare; reached=$$?; $(MAKE) plots && exit $$reached
+
+# The Python that has matplotlib: the first in PATH, or Debian's.
+plots:
+	if python3 -c 'import matplotlib' 2>/dev/null; then bench/plot; else /usr/bin/python3 bench/plot; fi
+
+# The picture of docs/operations.md: the third step of four ranks.
+timeline: $B/ddlrun $B/train_gpt $B/libddl-shm.so
+	DDL_TRACE=$B/timeline.json $B/ddlrun -n 4 --no-prefix $B/train_gpt --fresh --steps 4 --batch 4 --sample 0 --eval 0 \
+	    --save 0 --strategy DistributedDataParallel --bucket 256 --out $B/gpt-timeline
+	tools/ddl-timeline $B/timeline.json --from forward:3 --to step:3 --show program,buckets,waits > $B/timeline.svg
+	mv $B/timeline.svg docs/
 
 check:
 	./amalgamate.py --check

@@ -74,6 +74,7 @@
  *     DDL_TRACE                      a file for the timeline of the job, for Perfetto or chrome://tracing
  *     DDL_TRACE_EVENTS     65536     so many events of each rank are kept, the newest
  *     DDL_TRACE_SUMMARY    0         1: with DDL_TRACE, rank 0 says at the end what communication cost
+ *     DDL_TRACE_STEPS      0         1: with DDL_TRACE, also the steps of algorithms; many, and small operations are slower
  *     DDL_TIMEOUT_MS       300000    deadline of an operation; -1: none
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
@@ -6569,7 +6570,7 @@ static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_B
 
 /* >>trace/ring */
 /* trace, first part: what a rank has done, in a ring of fixed size: the newest events stay, the others are counted.
- * Recording is one store of 72 bytes under the context's lock. It must not know of messages and files. */
+ * Recording is one store of 80 bytes under the context's lock. It must not know of messages and files. */
 
 enum { DDL__TRACE_GROUPS = 32, DDL__TRACE_NAME = 24, DDL__TRACE_DEPTH = 16 };
 
@@ -6577,19 +6578,25 @@ typedef enum ddl__trace_what {
     DDL__TRACE_OP,   /* a collective, of a group */
     DDL__TRACE_SEND, /* a message */
     DDL__TRACE_RECV,
-    DDL__TRACE_WAIT, /* the program was inside ddl until something ended */
-    DDL__TRACE_SPAN  /* ddl_trace_begin to ddl_trace_end */
+    DDL__TRACE_WAIT,   /* the program was inside ddl until something ended */
+    DDL__TRACE_SPAN,   /* ddl_trace_begin to ddl_trace_end */
+    DDL__TRACE_STEP,   /* of an algorithm: from when it could start until it ended; with DDL_TRACE_STEPS */
+    DDL__TRACE_BUCKET, /* gradients of a trainer that travel together */
+    DDL__TRACE_CODE    /* a tensor is compressed (kind 0) or taken out of what came (kind 1) */
 } ddl__trace_what;
 
 typedef struct ddl__trace_event {
     uint64_t start_ns, end_ns; /* of this rank's clock */
     int64_t bytes;
-    const char *algorithm; /* of a collective; lives as long as the program */
-    uint32_t sequence;     /* of a collective, in its group */
+    const char *algorithm; /* of a collective or step; of a bucket the strategy; the compression: lives for ever */
+    uint32_t sequence;     /* of a collective, in its group; of a bucket, in its step; of a compressed tensor */
     int32_t peer;          /* world rank: whose part came last, or the other side of a message; -1: not known */
     int16_t status;
     uint8_t what, group, kind, blocking; /* group: of ddl__trace.groups; blocking: the program waited all the time */
-    char name[DDL__TRACE_NAME];          /* of a span or wait */
+    union {
+        char name[DDL__TRACE_NAME]; /* of a span, wait or bucket */
+        int64_t coded_bytes;        /* what `bytes` are when they are compressed */
+    };
 } ddl__trace_event;
 
 /* Clock of rank 0 minus this rank's, measured at a moment of this rank's clock. */
@@ -6613,7 +6620,10 @@ typedef struct ddl__trace {
     int32_t depth;                /* may be more than DDL__TRACE_DEPTH: those are not recorded */
     uint64_t base_ns;             /* of rank 0's clock: zero of the file */
     ddl__trace_offset offsets[2]; /* when the job began, and when it ends */
+    int32_t ended_peer;           /* of the operation or message that ended last; -1: not known */
+    uint64_t ended_ns;
     bool together;                /* all ranks trace: one file */
+    bool steps;                   /* so fine that it costs something */
 } ddl__trace;
 
 static void ddl__trace_free(ddl__base *base, ddl__trace *t) {
@@ -6656,10 +6666,11 @@ static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, cons
     return (uint8_t)i;
 }
 
+/* What ended last ended the wait, and whoever its last part came from was waited for. */
 static void ddl__trace_wait(ddl__trace *t, uint64_t start_ns, uint64_t end_ns, const char *name) {
     ddl__trace_event *e = ddl__trace_next(t);
-    *e = (ddl__trace_event){.start_ns = start_ns, .end_ns = end_ns, .what = DDL__TRACE_WAIT, .peer = -1};
-    snprintf(e->name, sizeof e->name, "%s", name != NULL ? name : "wait");
+    *e = (ddl__trace_event){.start_ns = start_ns, .end_ns = end_ns, .what = DDL__TRACE_WAIT, .peer = t->ended_peer};
+    memccpy(e->name, name != NULL ? name : "wait", 0, sizeof e->name - 1); /* a third of what snprintf takes */
 }
 
 static void ddl__trace_span_begin(ddl__trace *t, const char *name) {
@@ -6668,6 +6679,19 @@ static void ddl__trace_span_begin(ddl__trace *t, const char *name) {
         snprintf(t->open[t->depth].name, DDL__TRACE_NAME, "%s", name);
     }
     t->depth++;
+}
+
+static void ddl__trace_code(ddl__trace *t, bool decodes, uint32_t tensor, const char *kind, uint64_t start_ns,
+                            uint64_t end_ns, int64_t bytes, int64_t coded_bytes) {
+    *ddl__trace_next(t) = (ddl__trace_event){.start_ns = start_ns,
+                                             .end_ns = end_ns,
+                                             .bytes = bytes,
+                                             .algorithm = kind,
+                                             .sequence = tensor,
+                                             .peer = -1,
+                                             .what = DDL__TRACE_CODE,
+                                             .kind = decodes,
+                                             .coded_bytes = coded_bytes};
 }
 
 /* False: none has begun. */
@@ -6731,10 +6755,22 @@ static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, 
 
 /* >>trace/json */
 /* trace, second part: events as text in the Trace Event Format, which Perfetto and chrome://tracing read: one process
- * per rank, in it one thread per group, for messages, for waits and for the program's own spans. Events of a thread
- * must nest, so what overlaps goes to another lane of it. (Trace Event Format, Google, 2016.) */
+ * per rank, in it one thread per group, for messages, for waits, for the program's own spans and so on. Events of a
+ * thread must nest, so what overlaps goes to another lane of it. (Trace Event Format, Google, 2016.) */
 
-enum { DDL__TRACE_LANES = 8, DDL__TRACE_TRACKS = DDL__TRACE_GROUPS + 3, DDL__TRACE_BUFFER = 65536 };
+enum { DDL__TRACE_LANES = 64, DDL__TRACE_BUFFER = 65536 };
+
+/* In the order in which they are shown; groups are between. */
+enum ddl__trace_tracks {
+    DDL__TRACK_PROGRAM,
+    DDL__TRACK_BUCKETS,
+    DDL__TRACK_CODES,
+    DDL__TRACK_WAITS,
+    DDL__TRACK_GROUPS,
+    DDL__TRACK_STEPS = DDL__TRACK_GROUPS + DDL__TRACE_GROUPS,
+    DDL__TRACK_MESSAGES,
+    DDL__TRACE_TRACKS
+};
 
 /* Takes text in pieces. After the first error nothing more is written. */
 typedef struct ddl__sink {
@@ -6784,10 +6820,9 @@ static const char *ddl__json_text(const char *text, char *out, size_t cap) {
 }
 
 static int32_t ddl__trace_track(const ddl__trace_event *e) {
-    return e->what == DDL__TRACE_OP     ? e->group
-           : e->what <= DDL__TRACE_RECV ? DDL__TRACE_GROUPS
-           : e->what == DDL__TRACE_WAIT ? DDL__TRACE_GROUPS + 1
-                                        : DDL__TRACE_GROUPS + 2;
+    static const uint8_t tracks[] = {DDL__TRACK_GROUPS,  DDL__TRACK_MESSAGES, DDL__TRACK_MESSAGES, DDL__TRACK_WAITS,
+                                     DDL__TRACK_PROGRAM, DDL__TRACK_STEPS,    DDL__TRACK_BUCKETS,  DDL__TRACK_CODES};
+    return tracks[e->what] + (e->what == DDL__TRACE_OP ? e->group : 0);
 }
 
 /* Longer ones first where two begin at once: they hold the others. */
@@ -6803,6 +6838,7 @@ typedef struct ddl__json {
     int32_t rank;
     bool first;
     const char *(*kind_name)(int32_t kind);
+    uint64_t crowded; /* events that were left out, as too many happened at once */
     uint64_t busy_ns[DDL__TRACE_TRACKS][DDL__TRACE_LANES]; /* until when */
     bool named[DDL__TRACE_TRACKS][DDL__TRACE_LANES];
 } ddl__json;
@@ -6813,27 +6849,34 @@ static void ddl__json_begin(ddl__json *j) {
 }
 
 static void ddl__json_name(ddl__json *j, int32_t track, int32_t lane) {
-    static const char *const others[] = {"messages", "waits", "program"};
+    static const char *const others[] = {"program", "buckets", "compression", "waits"};
     char text[400];
-    const char *name = track >= DDL__TRACE_GROUPS       ? others[track - DDL__TRACE_GROUPS]
-                       : track == DDL__TRACE_GROUPS - 1 ? "other groups"
-                                                        : j->trace->groups[track].name;
+    int32_t group = track - DDL__TRACK_GROUPS;
+    bool of_group = group >= 0 && group < DDL__TRACE_GROUPS - 1;
+    const char *name = group < 0                          ? others[track]
+                       : of_group                         ? j->trace->groups[group].name
+                       : group == DDL__TRACE_GROUPS - 1   ? "other groups"
+                       : track == DDL__TRACK_STEPS        ? "steps"
+                                                          : "messages";
     int32_t thread = track * DDL__TRACE_LANES + lane;
     ddl__json_begin(j);
     ddl__sink_add(j->sink, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s%s\"}}",
-                  j->rank, thread, track < DDL__TRACE_GROUPS - 1 ? "group " : "",
+                  j->rank, thread, of_group ? "group " : "",
                   ddl__json_text(name, text, sizeof text));
     ddl__json_begin(j);
     ddl__sink_add(j->sink,
                   "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}",
-                  j->rank, thread, (track + 3) % DDL__TRACE_TRACKS * DDL__TRACE_LANES + lane);
+                  j->rank, thread, thread);
 }
 
-/* Spans nest by themselves, as they end in the order of a stack. */
+/* Its thread. Spans nest by themselves, as they end in the order of a stack. -1: all lanes are taken. */
 static int32_t ddl__json_lane(ddl__json *j, int32_t track, const ddl__trace_event *e) {
     int32_t lane = 0;
-    while (e->what != DDL__TRACE_SPAN && lane < DDL__TRACE_LANES - 1 && j->busy_ns[track][lane] > e->start_ns) {
+    while (e->what != DDL__TRACE_SPAN && lane < DDL__TRACE_LANES && j->busy_ns[track][lane] > e->start_ns) {
         lane++;
+    }
+    if (lane == DDL__TRACE_LANES) {
+        return -1;
     }
     j->busy_ns[track][lane] = e->end_ns;
     if (!j->named[track][lane]) {
@@ -6849,28 +6892,85 @@ static void ddl__json_time(ddl__json *j, const char *name, int64_t ns) {
                   (long long)(ns < 0 ? -ns : ns) % 1000);
 }
 
-static void ddl__json_event(ddl__json *j, const ddl__trace_event *e) {
-    char text[8 * DDL__TRACE_NAME];
-    int32_t thread = ddl__json_lane(j, ddl__trace_track(e), e);
-    const char *name = e->what == DDL__TRACE_OP     ? j->kind_name(e->kind)
-                       : e->what == DDL__TRACE_SEND ? "send"
-                       : e->what == DDL__TRACE_RECV ? "recv"
-                                                    : ddl__json_text(e->name, text, sizeof text);
-    ddl__json_begin(j);
-    ddl__sink_add(j->sink, "{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,", name, j->rank, thread);
-    ddl__json_time(j, "ts", ddl__trace_time(j->trace, e->start_ns));
-    ddl__json_time(j, "dur", (int64_t)ddl__trace_length(e));
-    ddl__sink_add(j->sink, "\"args\":{");
-    if (e->what == DDL__TRACE_OP) {
-        ddl__sink_add(j->sink, "\"operation\":%u,\"algorithm\":\"%s\",\"bytes\":%lld,\"status\":\"%s\"", e->sequence,
+/* What there is to say of an event beside its name and times. */
+static void ddl__json_details(ddl__json *j, const ddl__trace_event *e) {
+    ddl__sink *s = j->sink;
+    switch ((ddl__trace_what)e->what) {
+    case DDL__TRACE_OP:
+        ddl__sink_add(s, "\"operation\":%u,\"algorithm\":\"%s\",\"bytes\":%lld,\"status\":\"%s\"", e->sequence,
                       e->algorithm != NULL ? e->algorithm : "?", (long long)e->bytes,
                       ddl_status_name((ddl_status)e->status));
         if (e->peer >= 0) {
-            ddl__sink_add(j->sink, ",\"last came rank\":%d", e->peer);
+            ddl__sink_add(s, ",\"last came rank\":%d", e->peer);
         }
-    } else if (e->what <= DDL__TRACE_RECV) {
-        ddl__sink_add(j->sink, "\"peer\":%d,\"bytes\":%lld", e->peer, (long long)e->bytes);
+        return;
+    case DDL__TRACE_SEND:
+    case DDL__TRACE_RECV:
+        ddl__sink_add(s, "\"peer\":%d,\"bytes\":%lld", e->peer, (long long)e->bytes);
+        return;
+    case DDL__TRACE_WAIT:
+        if (e->peer >= 0) {
+            ddl__sink_add(s, "\"for rank\":%d", e->peer);
+        }
+        return;
+    case DDL__TRACE_STEP: {
+        char text[400];
+        bool known = e->group < DDL__TRACE_GROUPS - 1;
+        ddl__sink_add(s, "\"group\":\"%s\",\"operation\":%u,\"algorithm\":\"%s\",\"bytes\":%lld",
+                      known ? ddl__json_text(j->trace->groups[e->group].name, text, sizeof text) : "?", e->sequence,
+                      e->algorithm, (long long)e->bytes);
+        if (e->peer >= 0) {
+            ddl__sink_add(s, ",\"peer\":%d", e->peer);
+        }
+        return;
     }
+    case DDL__TRACE_BUCKET:
+        ddl__sink_add(s, "\"bucket\":%u,\"operation\":\"%s\",\"plan\":\"%s\",\"tensors\":%d,\"bytes\":%lld",
+                      e->sequence, e->kind == 0 ? "push and pull" : j->kind_name(e->kind), e->algorithm, e->peer,
+                      (long long)e->bytes);
+        return;
+    case DDL__TRACE_CODE:
+        ddl__sink_add(s, "\"compression\":\"%s\",\"tensor\":%u,\"bytes\":%lld,\"compressed bytes\":%lld", e->algorithm,
+                      e->sequence, (long long)e->bytes, (long long)e->coded_bytes);
+        return;
+    case DDL__TRACE_SPAN:
+        return;
+    }
+}
+
+static const char *ddl__json_title(const ddl__json *j, const ddl__trace_event *e, char *text, size_t cap) {
+    static const char *const steps[] = {"", "send", "receive", "receive and reduce", "copy", "reduce", "native"};
+    switch ((ddl__trace_what)e->what) {
+    case DDL__TRACE_OP:
+        return j->kind_name(e->kind);
+    case DDL__TRACE_SEND:
+        return "send";
+    case DDL__TRACE_RECV:
+        return "recv";
+    case DDL__TRACE_STEP:
+        return steps[e->kind];
+    case DDL__TRACE_CODE:
+        return e->kind == 0 ? "compress" : "decompress";
+    default:
+        return ddl__json_text(e->name, text, cap);
+    }
+}
+
+static void ddl__json_event(ddl__json *j, const ddl__trace_event *e) {
+    char text[8 * DDL__TRACE_NAME];
+    int32_t thread = ddl__json_lane(j, ddl__trace_track(e), e);
+    if (thread < 0) {
+        j->crowded++;
+        return;
+    }
+    ddl__json_begin(j);
+    ddl__sink_add(j->sink, "{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,",
+                  ddl__json_title(j, e, text, sizeof text), j->rank, thread);
+    int64_t start = ddl__trace_time(j->trace, e->start_ns), end = ddl__trace_time(j->trace, e->end_ns);
+    ddl__json_time(j, "ts", start);
+    ddl__json_time(j, "dur", DDL__MAX(end - start, 0)); /* in rank 0's time too, so that what nests here nests there */
+    ddl__sink_add(j->sink, "\"args\":{");
+    ddl__json_details(j, e);
     ddl__sink_add(j->sink, "}}");
 }
 
@@ -6884,15 +6984,15 @@ static void ddl__trace_write(ddl__trace *t, ddl__sink *sink, int32_t rank, const
     ddl__json_begin(&j);
     ddl__sink_add(sink, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d on %s\"}}",
                   rank, rank, ddl__json_text(host, text, sizeof text));
-    ddl__json_begin(&j);
-    ddl__sink_add(sink,
-                  "{\"ph\":\"M\",\"name\":\"ddl\",\"pid\":%d,\"args\":{\"events\":%llu,\"older events lost\":%llu,"
-                  "\"clock error ns\":%lld}}",
-                  rank, (unsigned long long)kept, (unsigned long long)(t->count - kept),
-                  (long long)DDL__MAX(t->offsets[0].error_ns, t->offsets[1].error_ns));
     for (uint64_t i = 0; i < kept; i++) {
         ddl__json_event(&j, &t->events[i]);
     }
+    ddl__json_begin(&j);
+    ddl__sink_add(sink,
+                  "{\"ph\":\"M\",\"name\":\"ddl\",\"pid\":%d,\"args\":{\"events\":%llu,\"older events lost\":%llu,"
+                  "\"left out as too many at once\":%llu,\"clock error ns\":%lld}}",
+                  rank, (unsigned long long)(kept - j.crowded), (unsigned long long)(t->count - kept),
+                  (unsigned long long)j.crowded, (long long)DDL__MAX(t->offsets[0].error_ns, t->offsets[1].error_ns));
 }
 
 /* >>settings/machine */
@@ -7183,6 +7283,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_TRACE", "", "a file for the timeline of the job, for Perfetto or chrome://tracing"},
     {"DDL_TRACE_EVENTS", "65536", "so many events of each rank are kept, the newest"},
     {"DDL_TRACE_SUMMARY", "0", "1: with DDL_TRACE, rank 0 says at the end what communication cost"},
+    {"DDL_TRACE_STEPS", "0", "1: with DDL_TRACE, also the steps of algorithms; many, and small operations are slower"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
@@ -7945,7 +8046,7 @@ typedef struct ddl__settings {
     int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
     int64_t restarted; /* how often this rank was started again */
-    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -8044,6 +8145,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
     DDL__TRY(ddl__pick_int(0, "", "DDL_TRACE_EVENTS", false, 1 << 24, &out->trace_events, why));
     DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_SUMMARY", &out->trace_summary, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_STEPS", &out->trace_steps, why));
     return ddl__settings_check(out, why);
 }
 
@@ -17419,20 +17521,26 @@ static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
 
 /* >>ending */
 
-/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. */
+/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. start_ns 0: whoever called records
+ * it, but the wait for it must know the peer. */
 static void ddl__message_trace(ddl_group *g, bool recv, int32_t peer, int64_t bytes, uint64_t start_ns, bool blocking) {
-    *ddl__trace_next(g->context->trace) =
+    ddl__trace *t = g->context->trace;
+    t->ended_peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1;
+    if (start_ns == 0) {
+        return;
+    }
+    *ddl__trace_next(t) =
         (ddl__trace_event){.start_ns = start_ns,
                            .end_ns = ddl__now_ns(),
                            .bytes = bytes,
-                           .peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1,
+                           .peer = t->ended_peer,
                            .what = recv ? DDL__TRACE_RECV : DDL__TRACE_SEND,
                            .blocking = blocking};
 }
 
 static void ddl__request_done(ddl_request *r, ddl_status status) {
     ddl_context *c = r->context;
-    if (r->start_ns != 0 && c->trace != NULL) {
+    if (c->trace != NULL && (r->start_ns != 0 || r->is_recv)) {
         ddl__message_trace(r->group, r->is_recv, r->is_recv && r->matched ? r->info.source : r->peer, (int64_t)r->moved,
                            r->start_ns, false);
     }
@@ -17649,19 +17757,29 @@ static const char *ddl__wait_name(const ddl_request *r) {
     return r->op != NULL ? "ddl_wait for a collective" : r->is_recv ? "ddl_recv" : "ddl_send";
 }
 
-/* Waits for all, or for any one. The lock is held. */
+/* When a wait begins; 0: nothing is recorded. */
+static uint64_t ddl__wait_from(ddl_context *c) {
+    if (c->trace == NULL) {
+        return 0;
+    }
+    c->trace->ended_peer = -1;
+    return ddl__now_ns();
+}
+
 static void ddl__wait_trace(ddl_context *c, uint64_t from) {
     if (c->trace != NULL && from != 0) {
-        ddl__trace_wait(c->trace, from, ddl__now_ns(), c->doing);
+        bool known = c->trace->ended_ns > from && !c->settings.progress_thread; /* we saw it, so that was the end */
+        ddl__trace_wait(c->trace, from, known ? c->trace->ended_ns : ddl__now_ns(), c->doing);
     }
 }
 
+/* Waits for all, or for any one. The lock is held. */
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
     ddl__waiting waiting = {.requests = requests, .count = count};
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
-    uint64_t from = c->trace != NULL ? ddl__now_ns() : 0;
+    uint64_t from = ddl__wait_from(c);
     /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
@@ -17681,9 +17799,9 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
         }
     }
     ddl__wait_for(c, &w);
-    c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;
     ddl__wait_trace(c, from);
+    c->doing = doing;
 }
 
 /* >>public */
@@ -19256,6 +19374,7 @@ typedef struct ddl__step_state {
     struct ddl__step_state *held_next;
     uint32_t waits;
     bool ready, arrived, finished, in_transport;
+    uint64_t start_ns;    /* when it could start; of an op that is traced */
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
     ddl__landing *landing;
@@ -19269,6 +19388,7 @@ typedef struct ddl__op {
     ddl__call call;
     uint32_t sequence;
     uint32_t left; /* steps that have not finished */
+    bool traced;   /* its steps are */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
@@ -20008,9 +20128,28 @@ static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     op->ready[(op->ready_first + op->ready_count++) % size] = i;
 }
 
+static void ddl__step_trace(const ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl_group *g = op->group;
+    bool pair = s->kind == DDL__SEND || s->kind == DDL__RECV || s->kind == DDL__RECV_REDUCE;
+    *ddl__trace_next(g->context->trace) =
+        (ddl__trace_event){.start_ns = op->steps[i].start_ns,
+                           .end_ns = ddl__now_ns(),
+                           .bytes = s->bytes,
+                           .algorithm = op->cached->plan.algorithm,
+                           .sequence = op->sequence,
+                           .peer = pair ? g->ranks[s->peer] : -1,
+                           .what = DDL__TRACE_STEP,
+                           .group = ddl__trace_group(g->context->trace, g->id, g->epoch, g->name),
+                           .kind = s->kind};
+}
+
 static void ddl__step_finish(ddl__op *op, uint32_t i) {
     const ddl__plan *plan = &op->cached->plan;
     const ddl__step *s = &plan->steps[i];
+    if (op->traced && op->group->context->trace != NULL) {
+        ddl__step_trace(op, i);
+    }
     op->steps[i].finished = true;
     op->left--;
     for (uint32_t k = 0; k < s->next_count; k++) {
@@ -20215,6 +20354,9 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 
 static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
+    if (op->traced) {
+        op->steps[i].start_ns = ddl__now_ns();
+    }
     switch (s->kind) {
     case DDL__SEND:
         ddl__step_send(c, op, i);
@@ -20264,7 +20406,9 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
 /* Sets all steps to their beginning and queues those that wait for nothing. */
 static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
+    const ddl__trace *trace = op->group->context->trace;
     op->left = plan->step_count;
+    op->traced = trace != NULL && trace->steps && op->cached->native_count < plan->step_count;
     op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
     op->natives_left = op->cached->native_count;
@@ -20525,6 +20669,8 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. */
 static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
+    t->ended_peer = last >= 0 ? g->ranks[last] : -1;
+    t->ended_ns = r->end_ns;
     *ddl__trace_next(t) =
         (ddl__trace_event){.start_ns = r->start_ns,
                            .end_ns = DDL__MAX(r->end_ns, r->start_ns),
@@ -25846,11 +25992,13 @@ static ddl_status ddl__timeline_make(ddl_context *c) {
         close(fd);
     }
     c->trace = ddl__trace_new(&c->base, (uint64_t)c->settings.trace_events);
-    return c->trace != NULL
-               ? DDL_OK
-               : ddl__error(c, DDL_ERR_NOMEM,
-                            "ddl_init: no memory for the %lld events of DDL_TRACE; DDL_TRACE_EVENTS takes less",
-                            (long long)c->settings.trace_events);
+    if (c->trace == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM,
+                          "ddl_init: no memory for the %lld events of DDL_TRACE; DDL_TRACE_EVENTS takes less",
+                          (long long)c->settings.trace_events);
+    }
+    c->trace->steps = c->settings.trace_steps;
+    return DDL_OK;
 }
 
 DDL_API ddl_status ddl_trace_begin(ddl_context *context, const char *name) {
@@ -28420,6 +28568,7 @@ typedef struct ddl__compressor {
     int64_t step;
     int32_t phase, round;
     uint64_t odd;
+    uint64_t coded_ns; /* when its first code was there */
 } ddl__compressor;
 
 static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
@@ -28641,9 +28790,11 @@ static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request 
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
         c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
         ddl__power_left(level, &a);
+        c->coded_ns = ddl__now_ns();
         return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
     }
     c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
+    c->coded_ns = ddl__now_ns();
     if (c->config.kind == DDL_COMPRESS_GTOP_K) {
         return ddl__gtop_k_round(c, out_request);
     }
@@ -32986,6 +33137,8 @@ typedef struct ddl__unit {
     ddl__unit_state state;
     ddl_request *request; /* persistent; with servers of one step */
     uint64_t begin_ns;    /* when it was started */
+    int32_t tensors;      /* for the timeline: whose gradients it carries, or parts of them */
+    char label[DDL__TRACE_NAME];
 } ddl__unit;
 
 /* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
@@ -33751,13 +33904,13 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
+    u->begin_ns = ddl__now_ns();
     ddl_status status = u->served ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
     }
     u->state = DDL__UNIT_STARTED;
-    u->begin_ns = ddl__now_ns();
     t->busy_since = t->out_count == 0 ? u->begin_ns : t->busy_since;
     t->out_count++;
     t->out_bytes += u->bytes;
@@ -33766,12 +33919,28 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
     t->next++;
 }
 
+static void ddl__unit_trace(const ddl_trainer *t, const ddl__unit *u) {
+    ddl__trace_event *e = ddl__trace_next(t->context->trace);
+    *e = (ddl__trace_event){.start_ns = u->begin_ns,
+                            .end_ns = ddl__now_ns(),
+                            .bytes = u->bytes,
+                            .algorithm = t->plan_name,
+                            .sequence = (uint32_t)(u - t->units),
+                            .peer = u->tensors,
+                            .what = DDL__TRACE_BUCKET,
+                            .kind = u->served ? 0 : (uint8_t)u->kind};
+    memcpy(e->name, u->label, sizeof e->name);
+}
+
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
     if (u->served) {
         ddl__served_note(t, u);
     }
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
+    if (u->bytes > 0 && t->context->trace != NULL) {
+        ddl__unit_trace(t, u);
+    }
     t->out_bytes -= u->bytes;
     uint64_t now = ddl__now_ns(), since = DDL__MAX(u->begin_ns, t->last_unit_ns);
     if (--t->out_count == 0) {
@@ -33868,9 +34037,10 @@ static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t f
                    .deadline = DDL__NEVER};
     if (!ddl__units_done(c, &at)) {
         const char *doing = c->doing;
-        uint64_t start = ddl__now_ns();
+        uint64_t start = ddl__now_ns(), from = ddl__wait_from(c);
         c->doing = what;
         ddl__wait_for(c, &w);
+        ddl__wait_trace(c, from);
         c->doing = doing;
         uint64_t spent = ddl__now_ns() - start;
         c->stats.wait_ns += spent;
@@ -34234,6 +34404,17 @@ static int64_t ddl__squeezer_bytes(const ddl__compressor *c) {
     return c->dense ? c->count * (int64_t)sizeof(float) : power + (int64_t)c->code_bytes;
 }
 
+/* For the timeline: from start_ns to end_ns a tensor was compressed, or taken out of what has come. */
+static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decodes, uint64_t start_ns, uint64_t end_ns) {
+    const ddl__compressor *c = w->squeezer;
+    ddl__lock(t->context);
+    if (t->context->trace != NULL && !c->dense) {
+        ddl__trace_code(t->context->trace, decodes, (uint32_t)(w - t->weights), ddl__compress_name(c->config.kind),
+                        start_ns, end_ns, c->count * (int64_t)sizeof(float), ddl__squeezer_bytes(c));
+    }
+    ddl__unlock(t->context);
+}
+
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
 static ddl_status ddl__squeeze_start(ddl_trainer *t) {
@@ -34245,11 +34426,13 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t) {
         t->squeeze_next--;
         if (w->squeezer != NULL) {
             float *grad = (float *)(void *)ddl__weight_wire(t, w);
+            uint64_t start = ddl__now_ns();
             ddl_status status =
                 ddl__compressed_start(w->squeezer, t->squeeze_group, t->coded + 1, grad, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
+            ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
         }
@@ -34264,7 +34447,11 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
         ddl__weight *w = &t->weights[i];
         while (w->squeezer != NULL && w->squeezing != NULL) {
             ddl_status status = ddl_wait(&w->squeezing, NULL);
+            uint64_t since = ddl__now_ns();
             status = status < 0 ? status : ddl__compressed_next(w->squeezer, &w->squeezing);
+            if (status >= 0 && w->squeezing == NULL) {
+                ddl__squeeze_trace(t, w, true, since, ddl__now_ns());
+            }
             if (status < 0) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);
@@ -34723,6 +34910,15 @@ static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece
     return &t->weights[t->count - 1 - k];
 }
 
+/* "head.w ... block0.w": what the timeline calls a unit, by the first and the last tensor, in backward's order. */
+static void ddl__unit_label(ddl__unit *u, const ddl__weight *first, const ddl__weight *last) {
+    if (first == last) {
+        snprintf(u->label, sizeof u->label, "%.23s", first->name);
+    } else {
+        snprintf(u->label, sizeof u->label, "%.9s ... %.9s", first->name, last->name);
+    }
+}
+
 /* Which units carry which tensors. */
 static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
@@ -34747,7 +34943,9 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
             w->unit_last = i;
+            u->tensors += !ddl__weight_is_squeezed(w);
         }
+        ddl__unit_label(u, first, &t->weights[t->count - 1 - p->last]);
     }
 }
 
@@ -34778,7 +34976,8 @@ static ddl_status ddl__units_make(ddl_trainer *t, const ddl__draft *d) {
         }
     }
     if (flag) { /* first, so that it is known when the gradients are */
-        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1};
+        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1,
+                                             .label = "who contributes"};
         t->order[0] = total - 1;
     }
     ddl_status status = ddl__units_plan(t);

@@ -26,7 +26,7 @@ typedef struct ddl__settings {
     int64_t slow; /* times the estimate; 0: never */
     int64_t trace_events; /* of each rank, at most */
     int64_t restarted; /* how often this rank was started again */
-    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary;
+    bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
     int32_t cores;
     char host_id[128];
 } ddl__settings;
@@ -125,6 +125,7 @@ static ddl_status ddl__settings_numbers(const ddl_config *c, ddl__settings *out,
     DDL__TRY(ddl__pick_switch(0, "", "DDL_SPREAD", &out->spread, why));
     DDL__TRY(ddl__pick_int(0, "", "DDL_TRACE_EVENTS", false, 1 << 24, &out->trace_events, why));
     DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_SUMMARY", &out->trace_summary, why));
+    DDL__TRY(ddl__pick_switch(0, "", "DDL_TRACE_STEPS", &out->trace_steps, why));
     return ddl__settings_check(out, why);
 }
 

@@ -69,7 +69,10 @@ def complete(events, size):
         check(len([e for e in mine if e[0] == "broadcast" and e[1] != "group world" and e[4]["bytes"] == 12]) == 1, "broadcast")
         spans = [e for e in mine if e[1] == "program"]
         check(sorted(e[0] for e in spans) == ["backward"] * 5 + ['step "\\\n'] * 5, f"rank {rank}: {spans}")
-        check(len([e for e in mine if e[1] == "waits"]) > 0, f"rank {rank}: no waits")
+        waits = [e for e in mine if e[1] == "waits"]
+        check(len(waits) > 0 and all(e[4].get("for rank") != rank for e in waits), f"rank {rank}: {waits}")
+        check(rank != size - 1 or any(e[4].get("for rank") == 0 and e[3] - e[2] > 20000 for e in waits), f"for 0: {waits}")
+        check(not any(e[1] in ("steps", "buckets", "compression") for e in mine), f"rank {rank}: what nobody did or asked for")
         message = [(e[0], e[4]["peer"]) for e in mine if e[1].startswith("messages") and e[4]["bytes"] == 2000]
         check(message == {0: [("send", size - 1)], size - 1: [("recv", 0)]}.get(rank, []), f"rank {rank}: {message}")
 
@@ -95,9 +98,68 @@ def one_file_for_all():
         aligned(events, notes)
         picture = good(ROOT / "tools" / "ddl-timeline", f"{folder}/t.json")
         check(picture.count("<rect") > 4 * 24 and picture.rstrip().endswith("</svg>"), "no picture")
+        part = good(ROOT / "tools" / "ddl-timeline", f"{folder}/t.json", "--from backward:2 --to backward:3 --show=program")
+        mine = [e for e in events[0] if e[0] == "backward"][1:3]  # rank 0's second and third, and what overlaps them
+        inside = [e for r in events for e in events[r] if e[1] == "program" and e[2] < mine[1][3] and e[3] > mine[0][2]]
+        check(part.count("<title>") == len(inside), f"{part.count('<title>')} spans, not {len(inside)}")
+        refused = sh([ROOT / "tools" / "ddl-timeline", f"{folder}/t.json", "--from", "backward:6"])
+        check(refused.returncode == 2 and "rank 0 has 5 spans of the name backward" in refused.stdout, refused.stdout)
         said = [line for line in job.output(0).splitlines() if "timeline: " in line]
         job.check(len(said) == 1 and "hidden" in said[0] and "the others wait for rank 1:" in said[0], f"summary: {said}")
         job.check("timeline: " not in job.output(1), "more than one rank sums up")
+
+
+@test
+def the_steps_of_an_algorithm():
+    """Every send has its receive, of the same bytes; a ring of n ranks moves 2 (n - 1) times the vector, and adds n - 1
+    times its elements."""
+    with scratch() as folder, Job(RANK, "steps", ranks=4, DDL_TRACE=f"{folder}/t.json", DDL_TRACE_STEPS=1, DDL_ALGO="ring",
+                                  DDL_TRANSPORTS="tcp") as job:
+        job.succeed()
+        events, notes = read(f"{folder}/t.json", range(4))
+        aligned(events, notes)
+        numbers = {r: [e[4]["operation"] for e in mine if e[0] == "all_reduce" and e[4]["bytes"] == 96000]
+                   for r, mine in events.items()}
+        check(len(numbers[0]) == 3 and all(n == numbers[0] for n in numbers.values()), f"{numbers}")
+        for number in numbers[0]:
+            sent, received, added = [], [], 0
+            for rank, mine in events.items():
+                whole, = [e for e in mine if e[0] == "all_reduce" and e[4]["operation"] == number and e[1] == "group world"]
+                steps = [e for e in mine if e[1] == "steps" and e[4]["operation"] == number and e[4]["group"] == "world"]
+                for name, _, start, end, args in steps:
+                    check(whole[2] - 0.002 <= start and end <= whole[3] + 0.002, f"{name} is not inside its operation")
+                    check(args["algorithm"] == "ring" == whole[4]["algorithm"], f"{args}, {whole}")
+                sent += [(rank, e[4]["peer"], e[4]["bytes"]) for e in steps if e[0] == "send"]
+                received += [(e[4]["peer"], rank, e[4]["bytes"]) for e in steps if e[0].startswith("receive")]
+                added += sum(e[4]["bytes"] for e in steps if e[0] == "receive and reduce")
+            check(sorted(sent) == sorted(received), f"sent {sent}, received {received}")
+            check(sum(bytes for _, _, bytes in sent) == 2 * 3 * 96000 and added == 3 * 96000, f"{sent}, {added} bytes added")
+            check(all(b == (a + 1) % 4 or b == (a - 1) % 4 for a, b, bytes in sent if bytes > 0), f"no ring: {sent}")
+
+
+@test
+def buckets_and_compression():
+    with scratch() as folder, Job(RANK, "train", ranks=2, DDL_TRACE=f"{folder}/t.json") as job:
+        job.succeed()
+        events, _ = read(f"{folder}/t.json", range(2))
+        for rank, mine in events.items():
+            buckets = [e for e in mine if e[1] == "buckets"]
+            told = [(e[0], e[4]["bucket"], e[4]["operation"], e[4]["plan"], e[4]["tensors"], e[4]["bytes"]) for e in buckets]
+            step = [("w3 ... w2", 0, "all_reduce", "fused", 2, 12000), ("w1 ... w0", 1, "all_reduce", "fused", 2, 12000)]
+            check(sorted(told) == sorted(3 * step), f"rank {rank}: {told}")
+            first = min(e[4]["operation"] for e in mine if e[0] == "all_reduce" and e[4].get("bytes") == 12000) % 2
+            for bucket in buckets:  # what carried it
+                inside = [e for e in mine if e[0] == "all_reduce" and e[4]["bytes"] == 12000 and e[4]["operation"] % 2 == bucket[4]["bucket"] ^ first and
+                          bucket[2] - 0.002 <= e[2] and e[3] <= bucket[3] + 0.002]
+                check(len(inside) == 1, f"rank {rank}: {bucket} holds {inside}")
+            codes = [e for e in mine if e[1].startswith("compression")]
+            told = [(e[0], e[4]["compression"], e[4]["tensor"], e[4]["bytes"], e[4]["compressed bytes"]) for e in codes]
+            tensors = (("f16", 0, 12000, 6000), ("top-k", 1, 16000, 800))
+            check(sorted(told) == sorted(2 * [(name, *t) for t in tensors for name in ("compress", "decompress")]), f"{told}")
+            for tensor in (0, 1):
+                times = [(e[0], e[2], e[3]) for e in codes if e[4]["tensor"] == tensor]
+                check([n for n, _, _ in times] == ["compress", "decompress"] * 2, f"{times}")
+                check(all(a[2] <= b[1] + 0.002 for a, b in zip(times, times[1:])), f"one ends before the next: {times}")
 
 
 @test
@@ -178,7 +240,8 @@ def wrong_settings_are_refused():
     for env, words in (({"DDL_TRACE": "/no/such/folder/t"}, "cannot write /no/such/folder/t of DDL_TRACE"),
                        ({"DDL_TRACE": "/tmp"}, "cannot write /tmp of DDL_TRACE"),
                        ({"DDL_TRACE": "/dev/null", "DDL_TRACE_EVENTS": "0"}, "DDL_TRACE_EVENTS is \"0\""),
-                       ({"DDL_TRACE_SUMMARY": "yes"}, "DDL_TRACE_SUMMARY is \"yes\"")):
+                       ({"DDL_TRACE_SUMMARY": "yes"}, "DDL_TRACE_SUMMARY is \"yes\""),
+                       ({"DDL_TRACE_STEPS": "2"}, "DDL_TRACE_STEPS is \"2\"")):
         done = subprocess.run([RANK, "run"], env=dict(os.environ, **env), stdout=subprocess.PIPE, text=True, timeout=30)
         check(done.returncode == 1 and words in done.stdout, f"{env}: {done.stdout}")
 

@@ -3,6 +3,8 @@
  *     trace_rank run          a known sequence of operations
  *     trace_rank die          rank 1 ends without a word in the middle; the others leave in order
  *     trace_rank early        rank 0 leaves at once, the others a second later
+ *     trace_rank steps        three all_reduces of 96,000 bytes
+ *     trace_rank train        trainers: three steps with two buckets, then two with two compressed tensors
  *     trace_rank speed N      N all_reduces of 8 bytes, and prints the seconds of the fastest block
  *
  * Prints `meet RANK NS`: when it passed a barrier, of its own CLOCK_MONOTONIC. */
@@ -66,6 +68,7 @@ static void run(ddl_context *c, ddl_group *world) {
     must(c, ddl_group_split(world, rank % 2, rank, &pair), "split");
     must(c, ddl_broadcast(pair, ddl_tensor_1d(x, DDL_F32, 3), 0), "broadcast");
     if (rank == 0) {
+        usleep(50000); /* the receiver waits for rank 0 */
         must(c, ddl_send(world, ddl_tensor_1d(x, DDL_F32, 500), size - 1, 3), "send");
     } else if (rank == size - 1) {
         must(c, ddl_recv(world, ddl_tensor_1d(x, DDL_F32, 500), 0, 3, NULL), "recv");
@@ -75,6 +78,49 @@ static void run(ddl_context *c, ddl_group *world) {
         usleep(rank == 1 ? 60000 : 1000); /* the others wait for rank 1 */
         must(c, ddl_barrier(world), "barrier");
     }
+}
+
+static void steps(ddl_context *c, ddl_group *world) {
+    static float x[24000], y[24000];
+    for (int i = 0; i < 3; i++) {
+        must(c, ddl_all_reduce(world, DDL_ARRAY(x), DDL_ARRAY(y), DDL_SUM), "all_reduce");
+    }
+}
+
+static void step(ddl_context *c, ddl_trainer *t, int count, int tensors) {
+    for (int k = 0; k < count; k++) {
+        for (int i = tensors - 1; i >= 0; i--) {
+            must(c, ddl_grad_ready(t, i), "grad_ready");
+        }
+        must(c, ddl_step(t), "step");
+    }
+}
+
+/* Backward's order fills a bucket with w3 and w2, the next with w1 and w0. */
+static void train(ddl_context *c, ddl_group *world) {
+    static float weight[10000], gradient[10000];
+    static const char *const names[] = {"w0", "w1", "w2", "w3"};
+    static const int64_t counts[] = {1000, 2000, 500, 2500};
+    ddl_trainer_config fused = {.schedule = DDL_SCHEDULE_FUSED, .bucket_bytes = 11000};
+    ddl_trainer_options half = {.compression = {.kind = DDL_COMPRESS_F16}};
+    ddl_trainer_options few = {.compression = {.kind = DDL_COMPRESS_TOP_K, .k = 100}};
+    ddl_trainer *t;
+    must(c, ddl_trainer_create(world, &fused, &t), "create");
+    for (int64_t i = 0, at = 0; i < 4; at += counts[i++]) {
+        must(c, ddl_trainer_add(t, names[i], ddl_tensor_1d(weight + at, DDL_F32, counts[i]),
+                                ddl_tensor_1d(gradient + at, DDL_F32, counts[i]), NULL, NULL), "add");
+    }
+    must(c, ddl_trainer_start(t), "start");
+    step(c, t, 3, 4);
+    must(c, ddl_trainer_free(&t), "free");
+    must(c, ddl_trainer_create(world, NULL, &t), "create");
+    must(c, ddl_trainer_add(t, "half", ddl_tensor_1d(weight, DDL_F32, 3000), ddl_tensor_1d(gradient, DDL_F32, 3000), &half,
+                            NULL), "add");
+    must(c, ddl_trainer_add(t, "few", ddl_tensor_1d(weight + 3000, DDL_F32, 4000),
+                            ddl_tensor_1d(gradient + 3000, DDL_F32, 4000), &few, NULL), "add");
+    must(c, ddl_trainer_start(t), "start");
+    step(c, t, 2, 2);
+    must(c, ddl_trainer_free(&t), "free");
 }
 
 int main(int argc, char **argv) {
@@ -90,6 +136,10 @@ int main(int argc, char **argv) {
     ddl_group *world = ddl_world(c);
     if (strcmp(mode, "speed") == 0) {
         speed(c, world, atoi(argv[2]));
+    } else if (strcmp(mode, "steps") == 0) {
+        steps(c, world);
+    } else if (strcmp(mode, "train") == 0) {
+        train(c, world);
     } else if (strcmp(mode, "die") == 0) {
         must(c, ddl_barrier(world), "barrier");
         if (ddl_rank(world) == 1) {

@@ -302,11 +302,13 @@ static ddl_status ddl__timeline_make(ddl_context *c) {
         close(fd);
     }
     c->trace = ddl__trace_new(&c->base, (uint64_t)c->settings.trace_events);
-    return c->trace != NULL
-               ? DDL_OK
-               : ddl__error(c, DDL_ERR_NOMEM,
-                            "ddl_init: no memory for the %lld events of DDL_TRACE; DDL_TRACE_EVENTS takes less",
-                            (long long)c->settings.trace_events);
+    if (c->trace == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM,
+                          "ddl_init: no memory for the %lld events of DDL_TRACE; DDL_TRACE_EVENTS takes less",
+                          (long long)c->settings.trace_events);
+    }
+    c->trace->steps = c->settings.trace_steps;
+    return DDL_OK;
 }
 
 DDL_API ddl_status ddl_trace_begin(ddl_context *context, const char *name) {

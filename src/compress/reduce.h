@@ -45,6 +45,7 @@ typedef struct ddl__compressor {
     int64_t step;
     int32_t phase, round;
     uint64_t odd;
+    uint64_t coded_ns; /* when its first code was there */
 } ddl__compressor;
 
 static inline bool ddl__compress_gathers(ddl_compression_kind kind) {
@@ -266,9 +267,11 @@ static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request 
         ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
         c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
         ddl__power_left(level, &a);
+        c->coded_ns = ddl__now_ns();
         return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
     }
     c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
+    c->coded_ns = ddl__now_ns();
     if (c->config.kind == DDL_COMPRESS_GTOP_K) {
         return ddl__gtop_k_round(c, out_request);
     }

@@ -240,6 +240,8 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. */
 static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
+    t->ended_peer = last >= 0 ? g->ranks[last] : -1;
+    t->ended_ns = r->end_ns;
     *ddl__trace_next(t) =
         (ddl__trace_event){.start_ns = r->start_ns,
                            .end_ns = DDL__MAX(r->end_ns, r->start_ns),

@@ -37,6 +37,7 @@ typedef struct ddl__step_state {
     struct ddl__step_state *held_next;
     uint32_t waits;
     bool ready, arrived, finished, in_transport;
+    uint64_t start_ns;    /* when it could start; of an op that is traced */
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
     ddl__landing *landing;
@@ -50,6 +51,7 @@ typedef struct ddl__op {
     ddl__call call;
     uint32_t sequence;
     uint32_t left; /* steps that have not finished */
+    bool traced;   /* its steps are */
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */

@@ -27,9 +27,28 @@ static void ddl__op_enqueue(ddl__op *op, uint32_t i) {
     op->ready[(op->ready_first + op->ready_count++) % size] = i;
 }
 
+static void ddl__step_trace(const ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl_group *g = op->group;
+    bool pair = s->kind == DDL__SEND || s->kind == DDL__RECV || s->kind == DDL__RECV_REDUCE;
+    *ddl__trace_next(g->context->trace) =
+        (ddl__trace_event){.start_ns = op->steps[i].start_ns,
+                           .end_ns = ddl__now_ns(),
+                           .bytes = s->bytes,
+                           .algorithm = op->cached->plan.algorithm,
+                           .sequence = op->sequence,
+                           .peer = pair ? g->ranks[s->peer] : -1,
+                           .what = DDL__TRACE_STEP,
+                           .group = ddl__trace_group(g->context->trace, g->id, g->epoch, g->name),
+                           .kind = s->kind};
+}
+
 static void ddl__step_finish(ddl__op *op, uint32_t i) {
     const ddl__plan *plan = &op->cached->plan;
     const ddl__step *s = &plan->steps[i];
+    if (op->traced && op->group->context->trace != NULL) {
+        ddl__step_trace(op, i);
+    }
     op->steps[i].finished = true;
     op->left--;
     for (uint32_t k = 0; k < s->next_count; k++) {
@@ -234,6 +253,9 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 
 static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
+    if (op->traced) {
+        op->steps[i].start_ns = ddl__now_ns();
+    }
     switch (s->kind) {
     case DDL__SEND:
         ddl__step_send(c, op, i);
@@ -283,7 +305,9 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
 /* Sets all steps to their beginning and queues those that wait for nothing. */
 static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
+    const ddl__trace *trace = op->group->context->trace;
     op->left = plan->step_count;
+    op->traced = trace != NULL && trace->steps && op->cached->native_count < plan->step_count;
     op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
     op->natives_left = op->cached->native_count;

@@ -200,20 +200,26 @@ static ddl_request *ddl__request_of(ddl_context *c, uint64_t cookie) {
 
 /* >>ending */
 
-/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. */
+/* For the timeline. peer: a rank of the group, or DDL_ANY_RANK when none was found. start_ns 0: whoever called records
+ * it, but the wait for it must know the peer. */
 static void ddl__message_trace(ddl_group *g, bool recv, int32_t peer, int64_t bytes, uint64_t start_ns, bool blocking) {
-    *ddl__trace_next(g->context->trace) =
+    ddl__trace *t = g->context->trace;
+    t->ended_peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1;
+    if (start_ns == 0) {
+        return;
+    }
+    *ddl__trace_next(t) =
         (ddl__trace_event){.start_ns = start_ns,
                            .end_ns = ddl__now_ns(),
                            .bytes = bytes,
-                           .peer = peer >= 0 && peer < g->size ? g->ranks[peer] : -1,
+                           .peer = t->ended_peer,
                            .what = recv ? DDL__TRACE_RECV : DDL__TRACE_SEND,
                            .blocking = blocking};
 }
 
 static void ddl__request_done(ddl_request *r, ddl_status status) {
     ddl_context *c = r->context;
-    if (r->start_ns != 0 && c->trace != NULL) {
+    if (c->trace != NULL && (r->start_ns != 0 || r->is_recv)) {
         ddl__message_trace(r->group, r->is_recv, r->is_recv && r->matched ? r->info.source : r->peer, (int64_t)r->moved,
                            r->start_ns, false);
     }
@@ -430,19 +436,29 @@ static const char *ddl__wait_name(const ddl_request *r) {
     return r->op != NULL ? "ddl_wait for a collective" : r->is_recv ? "ddl_recv" : "ddl_send";
 }
 
-/* Waits for all, or for any one. The lock is held. */
+/* When a wait begins; 0: nothing is recorded. */
+static uint64_t ddl__wait_from(ddl_context *c) {
+    if (c->trace == NULL) {
+        return 0;
+    }
+    c->trace->ended_peer = -1;
+    return ddl__now_ns();
+}
+
 static void ddl__wait_trace(ddl_context *c, uint64_t from) {
     if (c->trace != NULL && from != 0) {
-        ddl__trace_wait(c->trace, from, ddl__now_ns(), c->doing);
+        bool known = c->trace->ended_ns > from && !c->settings.progress_thread; /* we saw it, so that was the end */
+        ddl__trace_wait(c->trace, from, known ? c->trace->ended_ns : ddl__now_ns(), c->doing);
     }
 }
 
+/* Waits for all, or for any one. The lock is held. */
 static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t count, bool any) {
     ddl__waiting waiting = {.requests = requests, .count = count};
     if (any ? ddl__any_done(c, &waiting) : ddl__all_done(c, &waiting)) {
         return; /* many sends have ended when they were started */
     }
-    uint64_t from = c->trace != NULL ? ddl__now_ns() : 0;
+    uint64_t from = ddl__wait_from(c);
     /* Each request has its own deadline, which ends it alone: see ddl__request_attend. */
     ddl__wait w = {.done = any ? ddl__any_done : ddl__all_done,
                    .tick = ddl__wait_tick,
@@ -462,9 +478,9 @@ static void ddl__wait_requests(ddl_context *c, ddl_request **requests, int32_t c
         }
     }
     ddl__wait_for(c, &w);
-    c->doing = doing;
     c->stats.wait_ns += ddl__now_ns() - start;
     ddl__wait_trace(c, from);
+    c->doing = doing;
 }
 
 /* >>public */

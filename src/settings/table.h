@@ -30,6 +30,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_TRACE", "", "a file for the timeline of the job, for Perfetto or chrome://tracing"},
     {"DDL_TRACE_EVENTS", "65536", "so many events of each rank are kept, the newest"},
     {"DDL_TRACE_SUMMARY", "0", "1: with DDL_TRACE, rank 0 says at the end what communication cost"},
+    {"DDL_TRACE_STEPS", "0", "1: with DDL_TRACE, also the steps of algorithms; many, and small operations are slower"},
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},

@@ -1,5 +1,5 @@
 /* trace, first part: what a rank has done, in a ring of fixed size: the newest events stay, the others are counted.
- * Recording is one store of 72 bytes under the context's lock. It must not know of messages and files. */
+ * Recording is one store of 80 bytes under the context's lock. It must not know of messages and files. */
 #ifndef DDL_TRACE_RING_H
 #define DDL_TRACE_RING_H
 
@@ -11,19 +11,25 @@ typedef enum ddl__trace_what {
     DDL__TRACE_OP,   /* a collective, of a group */
     DDL__TRACE_SEND, /* a message */
     DDL__TRACE_RECV,
-    DDL__TRACE_WAIT, /* the program was inside ddl until something ended */
-    DDL__TRACE_SPAN  /* ddl_trace_begin to ddl_trace_end */
+    DDL__TRACE_WAIT,   /* the program was inside ddl until something ended */
+    DDL__TRACE_SPAN,   /* ddl_trace_begin to ddl_trace_end */
+    DDL__TRACE_STEP,   /* of an algorithm: from when it could start until it ended; with DDL_TRACE_STEPS */
+    DDL__TRACE_BUCKET, /* gradients of a trainer that travel together */
+    DDL__TRACE_CODE    /* a tensor is compressed (kind 0) or taken out of what came (kind 1) */
 } ddl__trace_what;
 
 typedef struct ddl__trace_event {
     uint64_t start_ns, end_ns; /* of this rank's clock */
     int64_t bytes;
-    const char *algorithm; /* of a collective; lives as long as the program */
-    uint32_t sequence;     /* of a collective, in its group */
+    const char *algorithm; /* of a collective or step; of a bucket the strategy; the compression: lives for ever */
+    uint32_t sequence;     /* of a collective, in its group; of a bucket, in its step; of a compressed tensor */
     int32_t peer;          /* world rank: whose part came last, or the other side of a message; -1: not known */
     int16_t status;
     uint8_t what, group, kind, blocking; /* group: of ddl__trace.groups; blocking: the program waited all the time */
-    char name[DDL__TRACE_NAME];          /* of a span or wait */
+    union {
+        char name[DDL__TRACE_NAME]; /* of a span, wait or bucket */
+        int64_t coded_bytes;        /* what `bytes` are when they are compressed */
+    };
 } ddl__trace_event;
 
 /* Clock of rank 0 minus this rank's, measured at a moment of this rank's clock. */
@@ -47,7 +53,10 @@ typedef struct ddl__trace {
     int32_t depth;                /* may be more than DDL__TRACE_DEPTH: those are not recorded */
     uint64_t base_ns;             /* of rank 0's clock: zero of the file */
     ddl__trace_offset offsets[2]; /* when the job began, and when it ends */
+    int32_t ended_peer;           /* of the operation or message that ended last; -1: not known */
+    uint64_t ended_ns;
     bool together;                /* all ranks trace: one file */
+    bool steps;                   /* so fine that it costs something */
 } ddl__trace;
 
 static void ddl__trace_free(ddl__base *base, ddl__trace *t) {
@@ -90,10 +99,11 @@ static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, cons
     return (uint8_t)i;
 }
 
+/* What ended last ended the wait, and whoever its last part came from was waited for. */
 static void ddl__trace_wait(ddl__trace *t, uint64_t start_ns, uint64_t end_ns, const char *name) {
     ddl__trace_event *e = ddl__trace_next(t);
-    *e = (ddl__trace_event){.start_ns = start_ns, .end_ns = end_ns, .what = DDL__TRACE_WAIT, .peer = -1};
-    snprintf(e->name, sizeof e->name, "%s", name != NULL ? name : "wait");
+    *e = (ddl__trace_event){.start_ns = start_ns, .end_ns = end_ns, .what = DDL__TRACE_WAIT, .peer = t->ended_peer};
+    memccpy(e->name, name != NULL ? name : "wait", 0, sizeof e->name - 1); /* a third of what snprintf takes */
 }
 
 static void ddl__trace_span_begin(ddl__trace *t, const char *name) {
@@ -102,6 +112,19 @@ static void ddl__trace_span_begin(ddl__trace *t, const char *name) {
         snprintf(t->open[t->depth].name, DDL__TRACE_NAME, "%s", name);
     }
     t->depth++;
+}
+
+static void ddl__trace_code(ddl__trace *t, bool decodes, uint32_t tensor, const char *kind, uint64_t start_ns,
+                            uint64_t end_ns, int64_t bytes, int64_t coded_bytes) {
+    *ddl__trace_next(t) = (ddl__trace_event){.start_ns = start_ns,
+                                             .end_ns = end_ns,
+                                             .bytes = bytes,
+                                             .algorithm = kind,
+                                             .sequence = tensor,
+                                             .peer = -1,
+                                             .what = DDL__TRACE_CODE,
+                                             .kind = decodes,
+                                             .coded_bytes = coded_bytes};
 }
 
 /* False: none has begun. */

@@ -449,6 +449,15 @@ static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece
     return &t->weights[t->count - 1 - k];
 }
 
+/* "head.w ... block0.w": what the timeline calls a unit, by the first and the last tensor, in backward's order. */
+static void ddl__unit_label(ddl__unit *u, const ddl__weight *first, const ddl__weight *last) {
+    if (first == last) {
+        snprintf(u->label, sizeof u->label, "%.23s", first->name);
+    } else {
+        snprintf(u->label, sizeof u->label, "%.9s ... %.9s", first->name, last->name);
+    }
+}
+
 /* Which units carry which tensors. */
 static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
     for (int32_t i = 0; i < t->count; i++) {
@@ -473,7 +482,9 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
             w->unit_last = i;
+            u->tensors += !ddl__weight_is_squeezed(w);
         }
+        ddl__unit_label(u, first, &t->weights[t->count - 1 - p->last]);
     }
 }
 
@@ -504,7 +515,8 @@ static ddl_status ddl__units_make(ddl_trainer *t, const ddl__draft *d) {
         }
     }
     if (flag) { /* first, so that it is known when the gradients are */
-        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1};
+        t->units[total - 1] = (ddl__unit){.kind = DDL_ALL_REDUCE, .dtype = DDL_DTYPE_NONE, .count = 1, .members = 1,
+                                             .label = "who contributes"};
         t->order[0] = total - 1;
     }
     ddl_status status = ddl__units_plan(t);

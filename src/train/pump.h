@@ -18,13 +18,13 @@ static ddl_status ddl__trainer_broken(ddl_trainer *t, const char *what) {
 }
 
 static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
+    u->begin_ns = ddl__now_ns();
     ddl_status status = u->served ? ddl__served_begin(t, u) : ddl__persistent_start(c, u->request);
     if (status < 0) {
         ddl__trainer_break(t, status);
         return;
     }
     u->state = DDL__UNIT_STARTED;
-    u->begin_ns = ddl__now_ns();
     t->busy_since = t->out_count == 0 ? u->begin_ns : t->busy_since;
     t->out_count++;
     t->out_bytes += u->bytes;
@@ -33,12 +33,28 @@ static void ddl__unit_begin(ddl_context *c, ddl_trainer *t, ddl__unit *u) {
     t->next++;
 }
 
+static void ddl__unit_trace(const ddl_trainer *t, const ddl__unit *u) {
+    ddl__trace_event *e = ddl__trace_next(t->context->trace);
+    *e = (ddl__trace_event){.start_ns = u->begin_ns,
+                            .end_ns = ddl__now_ns(),
+                            .bytes = u->bytes,
+                            .algorithm = t->plan_name,
+                            .sequence = (uint32_t)(u - t->units),
+                            .peer = u->tensors,
+                            .what = DDL__TRACE_BUCKET,
+                            .kind = u->served ? 0 : (uint8_t)u->kind};
+    memcpy(e->name, u->label, sizeof e->name);
+}
+
 static void ddl__unit_end(ddl_trainer *t, ddl__unit *u) {
     if (u->served) {
         ddl__served_note(t, u);
     }
     ddl_status status = ddl__request_report(&u->request, NULL);
     u->state = DDL__UNIT_DONE;
+    if (u->bytes > 0 && t->context->trace != NULL) {
+        ddl__unit_trace(t, u);
+    }
     t->out_bytes -= u->bytes;
     uint64_t now = ddl__now_ns(), since = DDL__MAX(u->begin_ns, t->last_unit_ns);
     if (--t->out_count == 0) {
@@ -135,9 +151,10 @@ static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t f
                    .deadline = DDL__NEVER};
     if (!ddl__units_done(c, &at)) {
         const char *doing = c->doing;
-        uint64_t start = ddl__now_ns();
+        uint64_t start = ddl__now_ns(), from = ddl__wait_from(c);
         c->doing = what;
         ddl__wait_for(c, &w);
+        ddl__wait_trace(c, from);
         c->doing = doing;
         uint64_t spent = ddl__now_ns() - start;
         c->stats.wait_ns += spent;

@@ -56,6 +56,17 @@ static int64_t ddl__squeezer_bytes(const ddl__compressor *c) {
     return c->dense ? c->count * (int64_t)sizeof(float) : power + (int64_t)c->code_bytes;
 }
 
+/* For the timeline: from start_ns to end_ns a tensor was compressed, or taken out of what has come. */
+static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decodes, uint64_t start_ns, uint64_t end_ns) {
+    const ddl__compressor *c = w->squeezer;
+    ddl__lock(t->context);
+    if (t->context->trace != NULL && !c->dense) {
+        ddl__trace_code(t->context->trace, decodes, (uint32_t)(w - t->weights), ddl__compress_name(c->config.kind),
+                        start_ns, end_ns, c->count * (int64_t)sizeof(float), ddl__squeezer_bytes(c));
+    }
+    ddl__unlock(t->context);
+}
+
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
 static ddl_status ddl__squeeze_start(ddl_trainer *t) {
@@ -67,11 +78,13 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t) {
         t->squeeze_next--;
         if (w->squeezer != NULL) {
             float *grad = (float *)(void *)ddl__weight_wire(t, w);
+            uint64_t start = ddl__now_ns();
             ddl_status status =
                 ddl__compressed_start(w->squeezer, t->squeeze_group, t->coded + 1, grad, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
+            ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
         }
@@ -86,7 +99,11 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
         ddl__weight *w = &t->weights[i];
         while (w->squeezer != NULL && w->squeezing != NULL) {
             ddl_status status = ddl_wait(&w->squeezing, NULL);
+            uint64_t since = ddl__now_ns();
             status = status < 0 ? status : ddl__compressed_next(w->squeezer, &w->squeezing);
+            if (status >= 0 && w->squeezing == NULL) {
+                ddl__squeeze_trace(t, w, true, since, ddl__now_ns());
+            }
             if (status < 0) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);

@@ -59,6 +59,8 @@ typedef struct ddl__unit {
     ddl__unit_state state;
     ddl_request *request; /* persistent; with servers of one step */
     uint64_t begin_ns;    /* when it was started */
+    int32_t tensors;      /* for the timeline: whose gradients it carries, or parts of them */
+    char label[DDL__TRACE_NAME];
 } ddl__unit;
 
 /* Parameters that live on servers: see served.h. Arrays are by parameter of the servers: the last tensor is their
