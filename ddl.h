@@ -13445,6 +13445,7 @@ typedef struct ddl__page {
     uint32_t sleeps;       /* the thread that polls is in the kernel */
     _Atomic uint32_t turn; /* odd while what follows is written */
     char doing[48];        /* the call that slept last; "" for none, or a progress thread */
+    uint64_t doing_ns;     /* since when */
     ddl__page_wait wait;
     ddl__page_link links[];
 } ddl__page;
@@ -13627,11 +13628,12 @@ static inline void ddl__page_wait_over(ddl_context *c, const void *request) {
     }
 }
 
-/* Before and after a sleep in the kernel. */
+/* Before and after a sleep in the kernel. A wait sets page_doing back when it begins. */
 static void ddl__page_sleep_tell(ddl_context *c, bool sleeps) {
     if (c->page != NULL && sleeps && c->page_doing != c->doing) { /* names of calls are literals */
         ddl__page_begin(c->page);
         snprintf(c->page->doing, sizeof c->page->doing, "%s", c->doing != NULL ? c->doing : "");
+        c->page->doing_ns = ddl__now_ns();
         ddl__page_end(c->page);
         c->page_doing = c->doing;
     }
@@ -15259,6 +15261,7 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     int32_t empty = 0, spins = 0;
     c->busy_waits -= c->busy_waits > 0;
+    c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;

@@ -1,6 +1,6 @@
 /* A rank for test_attach.py: 300 collectives, then "ready", then what its first argument says: `late R` rank R computes
- * while the others wait in a barrier; `message R` it computes while rank 0 waits for a message of it; `busy` collectives
- * for ever. The second argument is for how many seconds. */
+ * while the others wait in a barrier; `agree R` while they agree; `message R` it computes while rank 0 waits for a message
+ * of it; `busy` collectives for ever. The second argument is for how many seconds. */
 #include "ddl.h"
 
 #include <stdio.h>
@@ -52,6 +52,10 @@ int main(int argc, char **argv) {
         return fail(c);
     }
     if (strcmp(argv[1], "message") == 0 && rank == slow && ddl_send(world, DDL_VIEW(x, 5), 0, 7) != DDL_OK) {
+        return fail(c);
+    }
+    int32_t flags = 0;
+    if (strcmp(argv[1], "agree") == 0 && ddl_agree(world, &flags) != DDL_OK) {
         return fail(c);
     }
     ddl_barrier(world);

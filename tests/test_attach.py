@@ -1,5 +1,5 @@
-"""ddl-info --attach tells what the ranks of a running job do and who waits for whom, though they compute or are stopped,
-and refuses what it may not or cannot see. The oracle is the program that the ranks run.
+"""ddl-info --attach tells what the ranks of a running job do and who waits for whom, though they compute or are
+stopped, and refuses what it may not or cannot see. The oracle is the program that the ranks run.
     tests/run: timeout=200 waits=yes
 """
 import contextlib
@@ -52,8 +52,8 @@ def of_rank(out, rank):
 def a_rank_that_computes():
     with job("late", 2, 60, DDL_JOB="attached") as j:
         j.until("ready")
-        out = until(j.process[0].pid, r"3 ranks wait for rank 2 \(pid \d+\), which computes: it waits in no call of ddl; its "
-                                      r"last collective ended [\d.]+ s ago")
+        out = until(j.process[0].pid, r"3 ranks wait for rank 2 \(pid \d+\), which computes: it waits in no call of ddl; "
+                                      r"its last collective ended [\d.]+ s ago")
         check("job attached of 4 ranks; 4 are seen here" in out, out)
         for rank, p in j.process.items():
             mine = of_rank(out, rank)
@@ -63,7 +63,8 @@ def a_rank_that_computes():
             check(re.search(r"links: 3 alive by \w+;", mine), mine)
             check(('group "pair"' in mine) == (rank < 2), mine)
         check("began" not in of_rank(out, 2), "a rank that computes has no operation")
-        check(attach(j.process[3].pid)[1].splitlines()[-1].startswith("3 ranks wait for rank 2"), "not from another rank")
+        last = attach(j.process[3].pid)[1].splitlines()[-1]
+        check(last.startswith("3 ranks wait for rank 2"), f"from another rank: {last}")
         code, out = attach("attached")
         check(code == 0 and "4 are seen here" in out, out)
 
@@ -73,7 +74,8 @@ def a_rank_that_is_stopped():
     with job("late", 1, 60) as j:
         j.until("ready")
         j.signal(1, signal.SIGSTOP)
-        out = until(j.process[2].pid, r"3 ranks wait for rank 1 \(pid \d+\), which is stopped \(kill -CONT lets it go on\)")
+        out = until(j.process[2].pid,
+                    r"3 ranks wait for rank 1 \(pid \d+\), which is stopped \(kill -CONT lets it go on\)")
         check(f"rank 1 (pid {j.process[1].pid}, stopped)" in out, out)
         j.signal(0, signal.SIGSTOP)  # one that waits itself: what it waits for is told still
         until(j.process[0].pid, r"rank 0 \(pid \d+, stopped\) waits for .* barrier\(\)")
@@ -89,9 +91,18 @@ def a_message_that_does_not_come():
 
 
 @test
+def a_wait_without_a_request():
+    with job("agree", 1, 60, ranks=3) as j:
+        j.until("ready")
+        until(j.process[0].pid, r"rank 0 \(pid \d+, \w+\) is in ddl_agree for (?!0\.0)",
+              r"rank 1 \(pid \d+, \w+\) computes")
+
+
+@test
 def a_rank_that_has_not_come():
     with job("late", 0, 0, ranks=3, only=[0, 2], DDL_JOB="incomplete") as j:
-        out = until("incomplete", r"rank 0 \(pid \d+, \w+\) is in ddl_init for [\d.]+ s: not all ranks have come", r"rank 2 \(")
+        out = until("incomplete", r"rank 0 \(pid \d+, \w+\) is in ddl_init for [\d.]+ s: not all ranks have come",
+                    r"rank 2 \(")
         check("of 3 ranks; 2 are seen here" in out, out)
         j.start(1)
         j.succeed()
@@ -165,7 +176,8 @@ def a_job_that_ends_meanwhile():
             check((code == 0 and re.search(r"^rank 0 ", out, re.M)) or
                   (code == 1 and out.startswith("ddl-info: ") and len(out.splitlines()) == 1), f"{code}: {out}")
             if i < 10:
-                check(code == 0 and "3 are seen here" in out and re.search(r"#\d+ all_reduce\(5 x f32, max\)", out), out)
+                seen = "3 are seen here" in out and re.search(r"#\d+ all_reduce\(5 x f32, max\)", out)
+                check(code == 0 and seen, out)
         check(answers[:10] == [0] * 10 and answers[20:] == [1] * 10, f"{answers}")
 
 

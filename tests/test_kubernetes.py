@@ -68,9 +68,12 @@ def schemas_of_custom_resources():
     for kind, d in (("JobSet", jobset), ("MPIJob", mpi)):
         found = [e.message for e in validator(kind).iter_errors(d)]
         check(not found, f"{kind}: {found}")
-    for kind, d, path, value in (("JobSet", jobset, ["network", "subDomain"], "x"), ("JobSet", jobset, ["failurePolicy", "maxRestarts"], "3"),
-                                 ("JobSet", jobset, ["replicatedJobs", 0, "name"], 5), ("JobSet", jobset, ["completions"], 4),
-                                 ("MPIJob", mpi, ["mpiImplementation"], "OpenMpi"), ("MPIJob", mpi, ["slotsPerWorker"], "2"),
+    for kind, d, path, value in (("JobSet", jobset, ["network", "subDomain"], "x"),
+                                 ("JobSet", jobset, ["failurePolicy", "maxRestarts"], "3"),
+                                 ("JobSet", jobset, ["replicatedJobs", 0, "name"], 5),
+                                 ("JobSet", jobset, ["completions"], 4),
+                                 ("MPIJob", mpi, ["mpiImplementation"], "OpenMpi"),
+                                 ("MPIJob", mpi, ["slotsPerWorker"], "2"),
                                  ("MPIJob", mpi, ["runPolicy", "cleanPodPolicy"], "Never"),
                                  ("MPIJob", mpi, ["mpiReplicaSpecs", "Workers"], {"template": {}})):
         wrong = copy.deepcopy(d)

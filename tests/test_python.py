@@ -32,12 +32,12 @@ def every_collective():
 
 @test
 def each_collective_is_wrapped():
-    """Whatever the header has in a blocking and a non-blocking form, with the number of arguments that it takes there."""
+    """Whatever the header has in a blocking and a non-blocking form, with as many arguments as it takes there."""
     header = re.sub(r"/\*.*?\*/", "", (ROOT / "src" / "api.h").read_text(), flags=re.S)
     functions = {name: args.count(",") + 1 for name, args in
                  re.findall(r"^DDL_API ddl_status ddl_(\w+)\((ddl_group \*[^;]*)\);", header, re.M)}
     collectives = [f for f in functions if "i" + f in functions and f != "probe"] + ["all_reduce_scalar", "send_recv"]
-    check(len(collectives) >= 21 and {"all_reduce", "all_to_allv", "exscan", "barrier", "send"} <= set(collectives), f"{collectives}")
+    check(len(collectives) >= 21 and {"all_reduce", "all_to_allv", "barrier"} <= set(collectives), f"{collectives}")
     module = ast.parse((ROOT / "examples" / "python" / "ddl.py").read_text())
     context, = (n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Context")
     methods = {n.name for n in context.body if isinstance(n, ast.FunctionDef)}
@@ -46,7 +46,7 @@ def each_collective_is_wrapped():
     for call in (n for n in ast.walk(context) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "_call"):
         if isinstance(call.args[0], ast.Constant) and not isinstance(call.args[-1], ast.Starred):
             name = call.args[0].value.removeprefix("ddl_")
-            check(len(call.args) == functions[name], f"{name} is called with {len(call.args)} arguments, not {functions[name]}")
+            check(len(call.args) == functions[name], f"{name} has {functions[name]} arguments, not {len(call.args)}")
     tried = (ROOT / "tests" / "python_rank.py").read_text()
     check(not [f for f in collectives if not re.search(rf'job\.{f}\b|"{f}"', tried)], "python_rank.py does not try all")
 

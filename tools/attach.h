@@ -440,7 +440,7 @@ static void describe_rank(const job *j, const seen *s, ddl__text *out) {
     } else if (s->waits) {
         ddl__text_add(out, "waits for %.1f s: %s", ago_s(j, p->wait.since_ns), p->wait.text);
     } else if (p->sleeps && p->doing[0] != 0) {
-        ddl__text_add(out, "is in %s, and has waited only for a moment", p->doing);
+        ddl__text_add(out, "is in %s for %.1f s", p->doing, ago_s(j, p->doing_ns));
     } else if (r != NULL && r->status == DDL_IN_PROGRESS) {
         ddl__text_add(out, "computes, or has only just begun to wait; operation %u began %.3f s ago", r->sequence,
                       ago_s(j, r->start_ns));

@@ -17,7 +17,8 @@ import numpy
 
 _TYPES = {"float16": 1, "float32": 3, "float64": 4, "int8": 5, "uint8": 6, "int32": 7, "uint32": 8, "int64": 9,
           "uint64": 10, "bool": 11}
-_OPS = {"sum": 1, "prod": 2, "min": 3, "max": 4, "avg": 5, "band": 6, "bor": 7, "bxor": 8, "land": 9, "lor": 10, "lxor": 11}
+_OPS = {"sum": 1, "prod": 2, "min": 3, "max": 4, "avg": 5, "band": 6, "bor": 7, "bxor": 8, "land": 9, "lor": 10,
+        "lxor": 11}
 _P, _I = ctypes.c_void_p, ctypes.c_int32
 
 
@@ -227,8 +228,8 @@ class Context:
     def send_recv(self, x, to, out, source, send_tag=0, recv_tag=0):
         """Both at once; returns the number of elements that came into out."""
         info, out = _Info(), array(out)
-        self._call("ddl_send_recv", view(array(x)), _I(to), _I(send_tag), view(self._into(out, out, out.shape)), _I(source),
-                   _I(recv_tag), ctypes.byref(info))
+        self._call("ddl_send_recv", view(array(x)), _I(to), _I(send_tag), view(self._into(out, out, out.shape)),
+                   _I(source), _I(recv_tag), ctypes.byref(info))
         return info.count
 
     def recv(self, out, peer, tag=0):

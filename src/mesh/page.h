@@ -84,6 +84,7 @@ typedef struct ddl__page {
     uint32_t sleeps;       /* the thread that polls is in the kernel */
     _Atomic uint32_t turn; /* odd while what follows is written */
     char doing[48];        /* the call that slept last; "" for none, or a progress thread */
+    uint64_t doing_ns;     /* since when */
     ddl__page_wait wait;
     ddl__page_link links[];
 } ddl__page;
@@ -266,11 +267,12 @@ static inline void ddl__page_wait_over(ddl_context *c, const void *request) {
     }
 }
 
-/* Before and after a sleep in the kernel. */
+/* Before and after a sleep in the kernel. A wait sets page_doing back when it begins. */
 static void ddl__page_sleep_tell(ddl_context *c, bool sleeps) {
     if (c->page != NULL && sleeps && c->page_doing != c->doing) { /* names of calls are literals */
         ddl__page_begin(c->page);
         snprintf(c->page->doing, sizeof c->page->doing, "%s", c->doing != NULL ? c->doing : "");
+        c->page->doing_ns = ddl__now_ns();
         ddl__page_end(c->page);
         c->page_doing = c->doing;
     }

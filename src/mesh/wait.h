@@ -260,6 +260,7 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     int32_t empty = 0, spins = 0;
     c->busy_waits -= c->busy_waits > 0;
+    c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
