@@ -28,7 +28,7 @@ EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),
 PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
 VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
 
-.PHONY: all help header tools plugins examples demo test torture bench plots timeline check deps install uninstall clean format
+.PHONY: all help header tools plugins examples demo test test-gpu torture bench bench-gpu plots timeline check deps install uninstall clean format
 .DELETE_ON_ERROR:
 
 all: header tools plugins examples
@@ -39,6 +39,8 @@ help:
 	@echo 'make deps       install what the tests need (Debian, Ubuntu)'
 	@echo 'make test       all tests; make test T=ring for some'
 	@echo 'make torture    the same, with the long runs'
+	@echo 'make test-gpu   the suite for GPUs, on the GPUs of this machine (docs/cuda.md)'
+	@echo 'make bench-gpu  figures on GPUs, into bench/results/'
 	@echo 'make bench      measure against other libraries, and draw it'
 	@echo 'make plots      draw the figures of bench/results anew; make timeline: the one of docs/operations.md'
 	@echo 'make check      the rules of the house: is ddl.h fresh, names, layers, docs'
@@ -108,6 +110,12 @@ test:
 
 torture:
 	tests/run --torture $(T)
+
+test-gpu: all
+	tests/gpu test
+
+bench-gpu: all
+	tests/gpu bench
 
 # The exit status is that of compare: whether all floors are reached.
 bench: all

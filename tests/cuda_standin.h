@@ -52,8 +52,8 @@ static int standin_build(int kernels) {
     snprintf(made, sizeof made, "%s/kernels.o", standin_folder);
     snprintf(command, sizeof command,
              "gcc -std=c11 -g -w -fPIC -c -o %s/driver.o %s/cuda_driver.c && %s%s%s%s%s "
-             "gcc -shared -Wl,-soname,libcuda.so.1 -o %s/libcuda.so.1 %s/*.o -lstdc++ -lpthread && rm %s/*.o",
-             standin_folder, here, kernels ? "g++ -std=c++17 -O1 -w -fPIC -ffp-contract=off -c -o " : "",
+             "gcc -shared -Wl,-soname,libcuda.so.1 -o %s/libcuda.so.1 %s/*.o -lstdc++ -lpthread -lm && rm %s/*.o",
+             standin_folder, here, kernels ? "g++ -std=c++17 -O1 -w -fPIC -fno-strict-aliasing -ffp-contract=off -c -o " : "",
              kernels ? made : "", kernels ? " " : "", kernels ? here : "", kernels ? "/cuda_cpu.cc &&" : "",
              standin_folder, standin_folder, standin_folder);
     return system(command);

@@ -76,18 +76,19 @@ static void every_kind(int rank, int n, void *arg) {
         for (int i = 0; ok && i < cases_of_each_kind(); i++) {
             unsigned draw = coll_random(&random), more = coll_random(&random);
             coll_case k = {.kind = (ddl_kind)kind,
-                           .dtype = draw % 3 == 0 ? DDL_F32 : draw % 3 == 1 ? DDL_BF16 : DDL_I64,
+                           .dtype = draw % 3 == 0   ? DDL_F32
+                                    : draw % 3 == 1 ? DDL_BF16
+                                                    : DDL_I64,
                            .op = coll_reduces((ddl_kind)kind) ? DDL_SUM : DDL_OP_NONE,
                            .root = coll_rooted((ddl_kind)kind) ? (int)(draw / 4 % (unsigned)n) : 0,
                            .count = sizes[draw / 16 % (cases_of_each_kind() < 20 ? 6 : 7)],
                            .way = (coll_way)(draw / 512 % 3),
                            .in_place = draw / 128 % 2 == 0 && kind != DDL_BARRIER,
                            .salt = more / 16 % 50};
-            k.in_device = more % 5 == 0 ? DDL_HOST : gpu_of(c, rank, more / 8 % 3);
-            k.out_device = more % 7 == 0 ? DDL_HOST : gpu_of(c, rank, more / 64 % 2);
-            if (k.in_place && (coll_many_in(k.kind) || coll_many_out(k.kind))) {
-                k.in_device = k.out_device;
-            }
+            bool mixed = !k.in_place && !coll_rooted(k.kind); /* each rank passes one on a GPU, or all go by the host */
+            k.in_device = mixed && more % 5 == 0 ? DDL_HOST : gpu_of(c, rank, more / 8 % 3);
+            k.out_device = mixed && more % 5 == 1 ? DDL_HOST : gpu_of(c, rank, more / 64 % 2);
+            k.in_device = k.in_place ? k.out_device : k.in_device;
             ok = coll_check(g, &k);
         }
     }
@@ -99,7 +100,8 @@ TEST(collectives_of_processes) { each_way(every_kind, 0); }
 static bool makes_sense(ddl_dtype dtype, int op) {
     bool pair_op = op == DDL_MIN_INDEX || op == DDL_MAX_INDEX;
     return coll_is_pair(dtype) || pair_op ? coll_is_pair(dtype) && pair_op
-           : op == DDL_AVG ? dtype != DDL_BOOL : op <= DDL_MAX || !coll_is_float(dtype);
+           : op == DDL_AVG                ? dtype != DDL_BOOL
+                                          : op <= DDL_MAX || !coll_is_float(dtype);
 }
 
 static void every_type_and_op(int rank, int n, void *arg) {
@@ -110,8 +112,13 @@ static void every_type_and_op(int rank, int n, void *arg) {
         for (int op = DDL_SUM; ok && op <= DDL_MAX_INDEX; op++) {
             for (int i = 0; ok && i < 2 && makes_sense((ddl_dtype)d, op); i++) {
                 int32_t gpu = gpu_of(c, rank, 0);
-                coll_case k = {.kind = i == 0 ? DDL_ALL_REDUCE : DDL_REDUCE_SCATTER, .dtype = (ddl_dtype)d, .op = op,
-                               .count = 1001, .salt = 3 + op, .in_place = op % 2 == 0 && i == 0, .in_device = gpu,
+                coll_case k = {.kind = i == 0 ? DDL_ALL_REDUCE : DDL_REDUCE_SCATTER,
+                               .dtype = (ddl_dtype)d,
+                               .op = op,
+                               .count = 1001,
+                               .salt = 3 + op,
+                               .in_place = op % 2 == 0 && i == 0,
+                               .in_device = gpu,
                                .out_device = gpu};
                 ok = coll_check(ddl_world(c), &k);
             }

@@ -188,7 +188,7 @@ TEST(out_of_memory_fails_and_the_context_lives) {
     CHECK_EQ(device()->alloc(self, 60 << 20, &b), DDL_ERR_NOMEM);
     CHECK_STR(h.said, "CUDA_ERROR_OUT_OF_MEMORY");
     CHECK_STR(h.said, "other programs may use this GPU");
-    device()->free(self, a); /* kept for later ... */
+    device()->free(self, a);                               /* kept for later ... */
     CHECK_EQ(device()->alloc(self, 90 << 20, &b), DDL_OK); /* ... and given up for this */
     device()->free(self, b);
     device()->close(self);
@@ -393,8 +393,10 @@ TEST(each_call_of_the_driver_fails_once) {
     int said = 0;
     for (long i = 1; i <= calls; i++) {
         int before = h.warnings;
-        standin.fail(NULL, i, i % 3 == 0 ? CUDA_ERROR_OUT_OF_MEMORY : i % 3 == 1 ? CUDA_ERROR_UNKNOWN
-                                                                                : CUDA_ERROR_INVALID_VALUE);
+        standin.fail(NULL, i,
+                     i % 3 == 0   ? CUDA_ERROR_OUT_OF_MEMORY
+                     : i % 3 == 1 ? CUDA_ERROR_UNKNOWN
+                                  : CUDA_ERROR_INVALID_VALUE);
         (void)life(&h);
         said += h.warnings > before;
         CHECK_EQ(standin.depth(), 0);

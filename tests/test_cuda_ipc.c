@@ -21,7 +21,7 @@ typedef struct letter {
 
 /* One rank: a host that passes descriptors, the transport, a GPU. */
 typedef struct rank_world {
-    small_host h; /* first */
+    small_host h;       /* first */
     int rank, n, *wire; /* wire[peer] */
     letter got[N][LETTERS];
     int count[N];
@@ -86,8 +86,8 @@ static void wire_read(rank_world *w, int peer) {
     while (w->count[peer] < LETTERS) {
         letter *l = &w->got[peer][w->count[peer]];
         struct iovec part = {l, sizeof *l};
-        struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room,
-                           .msg_controllen = sizeof control.room};
+        struct msghdr m = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
         if (recvmsg(w->wire[peer], &m, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *l) {
             return;
         }
@@ -148,8 +148,8 @@ static void world_open(rank_world *w, int rank, int n, int gpu) {
     w->rank = rank;
     w->n = n;
     w->wire = wires[rank];
-    ddl_transport_params params = {.size = sizeof params, .rank = rank, .world_size = n, .local_ranks = n, .cores = 2,
-                                   .host_id = "here"};
+    ddl_transport_params params = {
+        .size = sizeof params, .rank = rank, .world_size = n, .local_ranks = n, .cores = 2, .host_id = "here"};
     uint8_t address[128];
     size_t bytes = sizeof address;
     void *self = NULL;
@@ -471,8 +471,8 @@ static void survivor(rank_world *w, const setting *s) {
     int before = w->ended;
     cuda_transport.peer_dead(w->t, 0);
     cuda_ipc_progress(w->t, -1);
-    CHECK_EQ(w->ended, before);             /* the copy still goes on */
-    CHECK(w->t->shares->imports != NULL);   /* and so its memory is kept */
+    CHECK_EQ(w->ended, before);           /* the copy still goes on */
+    CHECK(w->t->shares->imports != NULL); /* and so its memory is kept */
     cuda_device_gate_open(((cuda_registered *)handle)->gpu, gate);
     CHECK_EQ(finish(w, DDL_IN_PROGRESS), DDL_ERR_PEER);
     CHECK(w->t->shares->imports == NULL); /* nothing pins the dead one's memory */

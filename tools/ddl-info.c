@@ -87,6 +87,14 @@ static void print_machine(const ddl_context *c) {
                                                             : "none, so only ranks of this user on this host are let in");
 }
 
+/* Devices are counted, not opened: that would take memory of each. */
+static void print_devices(ddl_context *c) {
+    int32_t count = ddl_device_count(c);
+    if (count > 0) {
+        printf("  devices for tensors: %d, numbered from 1\n", (int)count);
+    }
+}
+
 static void print_plugins(const ddl_context *c) {
     printf("\nplugins\n");
     printf("  %-12s %-8s built in: TCP and unix sockets\n", "tcp", "used");
@@ -275,6 +283,7 @@ int main(int argc, char **argv) {
         print_machine(c);
         print_interfaces();
         print_plugins(c);
+        print_devices(c);
         print_notes(&said);
         if (c->world_size > 1) {
             print_links(c);

@@ -32,6 +32,8 @@
 
 #include "probe.h"
 
+#include "native_plan.h"
+
 #include "native.h"
 
 #include "ipc.h"

@@ -24,6 +24,9 @@ static ddl_status cuda_device_open(const ddl_host *host, int32_t device, void **
     cuda_gpu *gpu = NULL;
     ddl_status status = cuda_gpu_open(host, device, &gpu);
     if (status == DDL_OK) {
+        cuda_log(host, DDL_LOG_INFO, "GPU %d is %s: compute capability %d.%d, %d multiprocessors, memory %s", device,
+                 gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->multiprocessors,
+                 gpu->vmm ? "by descriptors" : "by handles of CUDA IPC");
         *out_self = gpu;
     }
     return status;

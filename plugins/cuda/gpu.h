@@ -44,6 +44,7 @@ typedef struct cuda_gpu {
     pthread_mutex_t lock;             /* of what follows */
     _Atomic(CUcontext) context;       /* NULL: not needed so far */
     CUstream stream;                  /* what NULL means in the device table */
+    CUstream wakes;                   /* ipc.h: where events ring; NULL: not needed so far */
     CUmodule module;                  /* the kernels, once one was needed */
     struct cuda_pool *pool;           /* of alloc and free: pool.h */
     struct cuda_gates *gates;         /* gate.h */
@@ -217,8 +218,13 @@ static const char *cuda_driver_open(cuda_driver *cu, char *text, size_t bytes) {
     const char *missing = cuda_driver_find(cu);
     int version = 0, count = 0;
     if (missing != NULL && strcmp(missing, "libcuda.so.1") == 0) {
-        return "there is no NVIDIA driver here: libcuda.so.1 cannot be loaded; in a container, start it with the GPUs "
-               "(docker run --gpus all)";
+        const char *told = dlerror();
+        snprintf(
+            text, bytes,
+            "there is no NVIDIA driver here: libcuda.so.1 cannot be loaded; in a container, start it with the GPUs "
+            "(docker run --gpus all) (%s)",
+            told != NULL ? told : "no reason given");
+        return text;
     }
     if (missing != NULL) {
         snprintf(text, bytes, "the NVIDIA driver is older than CUDA 11.8 (libcuda.so.1 lacks %s); install a newer one",
@@ -292,6 +298,10 @@ static void cuda_gpu_close(cuda_gpu *gpu) {
         bool inside = cuda_enter(gpu, &guard) == DDL_OK;
         gpu->cu.cuStreamSynchronize(gpu->stream);
         gpu->cu.cuStreamDestroy(gpu->stream);
+        if (gpu->wakes != NULL) {
+            gpu->cu.cuStreamSynchronize(gpu->wakes);
+            gpu->cu.cuStreamDestroy(gpu->wakes);
+        }
         while (gpu->spare_count > 0) {
             gpu->cu.cuEventDestroy(gpu->spare[--gpu->spare_count]);
         }

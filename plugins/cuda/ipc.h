@@ -8,6 +8,8 @@
 
 #include "gate.h"
 
+#include "native.h"
+
 /* What a key holds for peers. */
 typedef struct cuda_key {
     cuda_place place;
@@ -54,11 +56,11 @@ static void cuda_ipc_close(void *self) {
         }
         t->host->free(t->host, x);
     }
-    if (t->board != NULL) {
+    if (t->natives != NULL) {
         cuda_natives_close(t);
-        cuda_share_close(t);
-        cuda_probes_close(t);
     }
+    cuda_share_close(t);
+    cuda_probes_close(t);
     for (int32_t i = 0; i < t->gpu_count; i++) {
         if (t->gpus[i] != NULL) {
             cuda_device_close(t->gpus[i]);
@@ -406,9 +408,24 @@ static void cuda_ipc_wake(void *user) {
     (void)n;
 }
 
-/* Work on a GPU rings when it is done: what is on the plugin's own streams. */
+/* Rings when an event has happened. On a stream of its own, as others must not wait behind a user's stream. */
+static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event) {
+    cuda_guard guard;
+    if (cuda_enter(gpu, &guard) != DDL_OK) {
+        return false;
+    }
+    CUresult result = gpu->wakes != NULL ? CUDA_SUCCESS : gpu->cu.cuStreamCreate(&gpu->wakes, CU_STREAM_NON_BLOCKING);
+    result = result == CUDA_SUCCESS ? gpu->cu.cuStreamWaitEvent(gpu->wakes, event, 0) : result;
+    result = result == CUDA_SUCCESS ? gpu->cu.cuLaunchHostFunc(gpu->wakes, cuda_ipc_wake, (void *)(intptr_t)t->bell)
+                                    : result;
+    cuda_leave(&guard);
+    return result == CUDA_SUCCESS;
+}
+
+/* Work on a GPU rings when it is done; where it cannot, the core has to look. */
 static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     cuda_ipc *t = self;
+    bool wakes = true;
     *out_fd = t->bell;
     if (t->board == NULL) {
         return DDL_OK;
@@ -418,18 +435,14 @@ static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     if (cuda_ipc_work(t) > 0) {
         return DDL_IN_PROGRESS;
     }
-    for (const cuda_transfer *x = t->transfers; x != NULL; x = x->next) {
-        cuda_guard guard;
-        if (x->event != NULL && cuda_enter(x->gpu, &guard) == DDL_OK) {
-            CUresult result = x->gpu->cu.cuLaunchHostFunc(x->gpu->stream, cuda_ipc_wake, (void *)(intptr_t)t->bell);
-            cuda_leave(&guard);
-            if (result != CUDA_SUCCESS) {
-                return DDL_IN_PROGRESS; /* then by looking */
-            }
-            break;
-        }
+    for (const cuda_transfer *x = t->transfers; wakes && x != NULL; x = x->next) {
+        wakes = x->event == NULL || cuda_ipc_wake_after(t, x->gpu, x->event);
     }
-    return DDL_OK;
+    for (cuda_native *set = t->natives != NULL ? t->natives->first : NULL; wakes && set != NULL; set = set->next) {
+        wakes =
+            set->head == NULL || set->head->event == NULL || cuda_ipc_wake_after(t, set->head->gpu, set->head->event);
+    }
+    return wakes ? DDL_OK : DDL_IN_PROGRESS;
 }
 
 static void cuda_ipc_peer_dead(void *self, int32_t peer) {

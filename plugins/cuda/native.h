@@ -16,7 +16,9 @@
 #define CUDA_NATIVE_H
 
 #include "device.h"
+
 #include "native_plan.h"
+
 #include "share.h"
 
 enum { CUDA_ARRIVAL, CUDA_IN, CUDA_OUT, CUDA_STATE };               /* lines of a rank in a set */
@@ -557,7 +559,7 @@ static void cuda_natives_reclaim(cuda_ipc *t, bool all) {
         cuda_native *set = *at;
         if (all || (set->left && cuda_native_forgotten(set))) {
             *at = set->next;
-            if (!all) {
+            if (!all) { /* at the end the words stay as they are: peers may still look, in their mappings of the board */
                 cuda_set_end(set->own);
             }
             cuda_native_free(set);

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""What plugins/cuda/driver.h declares anew is what the toolkit's cuda.h says: values, sizes, places of members, parameters."""
+import pathlib
+import re
+import shutil
+
+from harness import ROOT, check, good, main, scratch, skip, test
+
+DRIVER = (ROOT / "plugins/cuda/driver.h").read_text()
+MEMBERS = ["CUmemAllocationProp, type", "CUmemAllocationProp, requestedHandleTypes", "CUmemAllocationProp, location",
+           "CUmemAllocationProp, win32HandleMetaData", "CUmemAllocationProp, allocFlags", "CUmemAccessDesc, location",
+           "CUmemAccessDesc, flags", "CUmemLocation, type", "CUmemLocation, id"]
+
+
+def toolkit():
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    folder = pathlib.Path(nvcc).resolve().parent.parent / "include"
+    if not (folder / "cuda.h").exists():
+        skip("no CUDA toolkit is installed: cuda.h is not here")
+    return folder
+
+
+def printed(header, folders):
+    """All constants and sizes, as a program that includes this header prints them."""
+    constants = sorted(set(re.findall(r"\b(CU(?:DA_(?:SUCCESS|ERROR)|_)\w+) = ", DRIVER)) | {"CUDA_SUCCESS"})
+    types = sorted(set(re.findall(r"^(?:typedef .*\b|\} )(CU\w+);", DRIVER, re.M)))
+    check(len(constants) > 60 and len(types) > 10, f"driver.h is not read right: {constants} {types}")
+    lines = [f'printf("{c} %lld\\n", (long long){c});' for c in constants]
+    lines += [f'printf("{t} %zu\\n", sizeof({t}));' for t in types]
+    lines += [f'printf("{m} %zu\\n", offsetof({m}));' for m in MEMBERS]
+    with scratch() as folder:
+        source = pathlib.Path(folder, "print.c")
+        source.write_text(f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\nint main(void) {{\n" + "\n".join(lines) + "\nreturn 0;\n}\n")
+        good("gcc -std=c11 -w -o", f"{folder}/print", source, *(f"-I{f}" for f in folders), "-ldl")
+        return good(f"{folder}/print").splitlines()
+
+
+@test
+def constants_and_sizes_agree():
+    here, there = printed(f'"{ROOT}/plugins/cuda/driver.h"', []), printed("<cuda.h>", [toolkit()])
+    differ = [f"{a} here, {b} there" for a, b in zip(here, there) if a != b]
+    check(not differ and len(here) == len(there), "\n".join(differ))
+
+
+def parameter_sizes(text):
+    """Of each function: how many parameters, and which are pointers."""
+    return [("*" in p or p.strip().endswith("]")) for p in text.split(",")] if text.strip() not in ("", "void") else []
+
+
+@test
+def functions_have_the_toolkits_parameters():
+    header = (toolkit() / "cuda.h").read_text(errors="replace")
+    names = dict(re.findall(r"^\s*#define\s+(cu\w+)\s+(cu\w+_v\d)\s*$", header, re.M))
+    names.update(re.findall(r"^\s*#define\s+(cu\w+)\s+__CUDA_API_PT[DS][SZ]\((cu\w+)\)\s*$", header, re.M))
+    declared = re.findall(r"F\((cu\w+), (cu\w+),\s*\((.*?)\)\)", re.sub(r"\\\n", " ", DRIVER), re.S)
+    check(len(declared) > 50, f"driver.h is not read right: {len(declared)} functions")
+    for member, symbol, parameters in declared:
+        check(symbol == member or re.fullmatch(member + r"_v\d", symbol), f"{member} is looked up as {symbol}")
+        found = re.search(rf"^CUresult CUDAAPI {member}\((.*?)\);", header, re.M | re.S)
+        check(found, f"cuda.h has no {member}")
+        check(names.get(member, member) == symbol or member == "cuDeviceGetUuid", f"cuda.h says {names.get(member, member)}, driver.h {symbol}")
+        theirs = re.sub(r"CUhostFn|CUdevice_attribute|CUpointer_attribute", "int", found[1])
+        check(parameter_sizes(parameters) == parameter_sizes(theirs), f"{member}: ({parameters}) here, ({found[1]}) there")
+
+
+main()

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Whole jobs on "GPUs": gpu_suite.c, which `make test-gpu` runs on a GPU, over the stand-in for the driver (cuda_driver.c), with
+the plugin's kernels compiled for a CPU. And what `make test-gpu` says where there is no GPU."""
+import ctypes
+import os
+
+from harness import BUILD, ROOT, check, good, main, sh, skip, test
+
+FOLDER = BUILD / "tests" / "cuda_suite"
+
+
+def built():
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    kernels, driver = FOLDER / "kernels.o", FOLDER / "driver.o"
+    good("g++ -std=c++17 -O1 -w -fPIC -fno-strict-aliasing -ffp-contract=off -c -o", kernels, "tests/cuda_cpu.cc", timeout=300)
+    good("gcc -std=c11 -g -w -fPIC -c -o", driver, "tests/cuda_driver.c")
+    good("gcc -shared -Wl,-soname,libcuda.so.1 -o", FOLDER / "libcuda.so.1", kernels, driver, "-lstdc++ -lpthread -lm")
+    good(["gcc", "-std=c11", "-g", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", '-DCUDA_IMAGE="a stand-in"', "-o",
+          FOLDER / "libddl-cuda.so", "plugins/cuda/cuda.c", "-lpthread", "-ldl"])
+    good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / "gpu_suite",
+         "tests/gpu_suite.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
+
+
+def run(**more):
+    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda", GPU_SUITE_CASES="3", **more)
+    return good(FOLDER / "gpu_suite", env=env, timeout=400)
+
+
+@test
+def jobs_over_the_stand_in():
+    built()
+    out = run()
+    check("10 passed, 0 failed, 0 skipped" in out, out)
+    check("device 2: plugin cuda, GPU 1" in out, out)
+
+
+@test
+def several_ranks_on_one():
+    out = run(STANDIN_GPUS="1")
+    check("10 passed, 0 failed, 0 skipped" in out and "device 2:" not in out, out)
+
+
+@test
+def without_a_gpu_it_says_so():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        skip("this machine has an NVIDIA driver")
+    for what in ("test", "bench"):
+        result = sh("tests/gpu", what)
+        check(result.returncode == 1, f"status {result.returncode}")
+        check("There is no GPU that could be used here: " in result.stdout, result.stdout)
+        check("1 skipped" in result.stdout or what == "bench", result.stdout)
+
+
+main()
