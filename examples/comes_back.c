@@ -75,6 +75,9 @@ int main(void) {
     } else if (ddl_rank(g) == 0) {
         printf("rank 0: %.0f steps, the parameter is %.0f\n", s.step, s.parameter);
     }
+    if (g != ddl_world(c)) {
+        ddl_group_free(&g);
+    }
     ddl_finalize(&c);
     return status == DDL_OK ? 0 : 1;
 }

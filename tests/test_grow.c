@@ -1,5 +1,5 @@
 /* Growing a group: a rank is killed, another process takes its place, and all go on as if nothing had happened.
- * tests/run: timeout=120 waits=yes
+ * tests/run: variants=gcc,asan,tsan timeout=120 waits=yes
  * FAULT_RUNS sets the number of kills, TEST_SEED repeats a run. */
 #define TEST_TIMEOUT_S 3000
 #define DDL_IMPLEMENTATION
@@ -319,6 +319,75 @@ TEST(of_many_newcomers_one_is_admitted) {
     CHECK_EQ(s->grown, 1);
 }
 
+/* ---- who left, and where newcomers cannot come ---- */
+
+/* Rank 2 leaves in order; the others grow as soon as it counts as gone. */
+static ddl_status grow_after_leave(int rank, ddl_context *c, ddl_group **grown) {
+    CHECK_EQ(fault_all_reduce(ddl_world(c), 100, 1), DDL_OK);
+    if (rank == 2) {
+        return DDL_OK;
+    }
+    ddl_status status;
+    double limit = test_now_s() + 30 * test_slow();
+    while ((status = ddl_group_grow(ddl_world(c), 1, 20000, grown)) == DDL_ERR_STATE && test_now_s() < limit) {
+        usleep(20000); /* all members get the same answer */
+    }
+    return status;
+}
+
+static void leave_and_grow(int rank, int n, void *arg) {
+    (void)arg;
+    ddl_context *c = member();
+    ddl_group *grown = NULL;
+    REQUIRE(c != NULL);
+    ddl_status status = grow_after_leave(rank, c, &grown);
+    if (status != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "ddl_group_grow: %s", ddl_error(c));
+    } else if (rank != 2) {
+        go_on(c, grown, n);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(ddl_group_free(&grown), DDL_OK);
+}
+
+TEST(a_rank_that_left_is_replaced_too) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    ranks r;
+    ranks_start(&r, RANKS, leave_and_grow, s);
+    ranks_reaped(&r, 2);
+    CHECK_EQ(r.status[2], 0);
+    ranks_again(&r, 2, join_late, s);
+    all_well(&r);
+}
+
+static void grow_from_a_folder(int rank, int n, void *arg) {
+    (void)n;
+    char why[1024] = "";
+    setenv("DDL_RENDEZVOUS", (const char *)arg, 1);
+    ddl_context *c = member();
+    ddl_group *grown = NULL;
+    REQUIRE(c != NULL);
+    ddl_status status = grow_after_leave(rank, c, &grown);
+    if (rank != 2) {
+        CHECK_EQ(status, DDL_ERR_UNSUPPORTED);
+        CHECK(strstr(ddl_error(c), "rendezvous by TCP") != NULL && grown == NULL);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    ddl_config config = config_of(why, sizeof why);
+    CHECK_EQ(ddl_join(&config, &c, &grown), DDL_ERR_UNSUPPORTED);
+    CHECK(strstr(why, "rendezvous by TCP") != NULL && c == NULL && grown == NULL);
+    CHECK_EQ(ddl_join(NULL, NULL, &grown), DDL_ERR_ARG);
+    CHECK_EQ(ddl_join(NULL, &c, NULL), DDL_ERR_ARG);
+}
+
+TEST(a_folder_is_not_served_again) {
+    char folder[] = "/tmp/ddl-grow-XXXXXX", url[64];
+    REQUIRE(mkdtemp(folder) != NULL);
+    snprintf(url, sizeof url, "file://%s", folder);
+    ranks_fork(RANKS, grow_from_a_folder, url, 60);
+    rmdir(folder);
+}
+
 /* ---- one that was cut off ---- */
 
 typedef struct places {
@@ -459,6 +528,9 @@ static void live(int rank, ddl_context *c, ddl_group *g, crowd *w) {
         }
         if (stop) {
             w->done[rank] = ddl_size(g);
+            if (g != ddl_world(c)) {
+                CHECK_EQ(ddl_group_free(&g), DDL_OK);
+            }
             return;
         }
         ddl_group *old = g;

@@ -57,6 +57,19 @@ def shared_memory_inside_and_tcp_between():
 
 
 @test
+def a_rank_that_dies_on_either_host_comes_back():
+    """The suite of growing groups, its ranks in turn on both hosts: newcomers come over the cable to a member of the host
+    of the rendezvous, also after rank 0 has died there."""
+    path = BUILD / "tests" / "gcc" / "test_grow"
+    if not path.exists():
+        skip(f"{path} is not built; tests/run builds it")
+    with two_hosts() as hosts, hosts.spread() as env:
+        done = sh(path, "a_killed_rank", "another_member", "ranks_that_die", env=env, timeout=200 * SLOW)
+        check(done.returncode == 0 and "3 passed, 0 failed" in done.stdout, done.stdout[-3000:])
+        check(int(hosts.run("A", "cat /sys/class/net/ddla/statistics/tx_bytes")) > 1 << 20, "nothing went over the cable")
+
+
+@test
 def one_slow_cable():
     """10 Mbit/s: 1 MiB between the hosts takes a second; nothing is given up meanwhile."""
     with two_hosts() as hosts:
