@@ -631,7 +631,7 @@ typedef struct ddl_algorithm_stats {
 #define DDL_STATS_ALGORITHMS 24
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
-    uint64_t ops_slow; /* took DDL_SLOW times their estimate from the last arrival on, and more than 1 ms */
+    uint64_t ops_slow; /* took DDL_SLOW times their estimate after the last arrival; none where ranks share cores */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
@@ -19424,6 +19424,7 @@ typedef struct ddl__cached {
     struct ddl__cached *next; /* most recently used first */
     ddl_kind kind;
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int32_t slow_runs;                 /* of the last ones, in a row: see account.h */
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative, on_device;
@@ -19757,6 +19758,7 @@ static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cach
  * information is there anyway: this adds it up, in constant memory. */
 
 #define DDL__SLOW_NS DDL__NS_PER_MS /* what is over sooner is never slow */
+enum { DDL__SLOW_RUNS = 3 };        /* the same call so often in a row: once, another program had the core */
 
 /* The counters of an algorithm. Its name is a literal, one pointer in most builds. NULL: there are too many. */
 static ddl_algorithm_stats *ddl__account_of(ddl_context *c, const char *name) {
@@ -19809,21 +19811,22 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     s->late_max_ns = DDL__MAX(s->late_max_ns, late_ns);
 }
 
-/* The first slow one of a group is reported. It is the info log's, as a busy machine is no fault of the job. */
+/* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no
+ * fault of the job. */
 static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t took_ns) {
     ddl_group *g = op->group;
     double estimate_ns = op->cached->estimate_s * 1e9;
     c->stats.ops_slow++;
-    if (!g->slow_told) {
+    if (++op->cached->slow_runs >= DDL__SLOW_RUNS && !g->slow_told) {
         char line[DDL__SENTENCE_BYTES];
         ddl__text text = {line, sizeof line, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         g->slow_told = true;
         ddl__log(&c->base, DDL_LOG_INFO,
                  "%s, operation %u of group \"%s\", took %.3f ms after the last rank had arrived, %.0f times its "
-                 "estimate of %.3f ms; ddl_stats counts others like it",
+                 "estimate of %.3f ms, as the %d before; ddl_stats counts others like it",
                  line, op->sequence, g->name, (double)took_ns * 1e-6, (double)took_ns / estimate_ns,
-                 estimate_ns * 1e-6);
+                 estimate_ns * 1e-6, op->cached->slow_runs - 1);
     }
 }
 
@@ -19841,9 +19844,12 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    if (c->settings.slow > 0 && estimate_ns > 0 && took > DDL__SLOW_NS &&
+    bool crowded = c->local_ranks > c->cores; /* then ranks wait for a core as much as for each other */
+    if (c->settings.slow > 0 && estimate_ns > 0 && !crowded && took > DDL__SLOW_NS &&
         (double)took > estimate_ns * (double)c->settings.slow) {
         ddl__account_slow(c, op, took);
+    } else {
+        op->cached->slow_runs = 0;
     }
 }
 

@@ -52,6 +52,16 @@ def every_setting_is_in_manual_and_operations():
 
 
 @test
+def every_setting_of_a_plugin_is_in_a_document():
+    """DDL_FABRIC_FORCE_UNORDERED, _NO_RMA: what follows the first may be said by its end."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("operations.md", "plugins.md"))
+    names = {n for p in (ROOT / "plugins").glob("*/*.[ch]") for n in re.findall(r'"(DDL_(?:SHM|FABRIC|CUDA)_\w+)"', p.read_text())}
+    check(len(names) > 12, str(names))
+    for name in names:
+        check(name in text or f" {name.replace('DDL_FABRIC_FORCE', '')}" in text, f"docs/operations.md lacks {name}")
+
+
+@test
 def every_algorithm_is_in_operations():
     table = (ROOT / "src/algo/table.h").read_text()
     operations = (ROOT / "docs/operations.md").read_text()

@@ -6,6 +6,7 @@
 #include "op.h"
 
 #define DDL__SLOW_NS DDL__NS_PER_MS /* what is over sooner is never slow */
+enum { DDL__SLOW_RUNS = 3 };        /* the same call so often in a row: once, another program had the core */
 
 /* The counters of an algorithm. Its name is a literal, one pointer in most builds. NULL: there are too many. */
 static ddl_algorithm_stats *ddl__account_of(ddl_context *c, const char *name) {
@@ -58,21 +59,22 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     s->late_max_ns = DDL__MAX(s->late_max_ns, late_ns);
 }
 
-/* The first slow one of a group is reported. It is the info log's, as a busy machine is no fault of the job. */
+/* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no
+ * fault of the job. */
 static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t took_ns) {
     ddl_group *g = op->group;
     double estimate_ns = op->cached->estimate_s * 1e9;
     c->stats.ops_slow++;
-    if (!g->slow_told) {
+    if (++op->cached->slow_runs >= DDL__SLOW_RUNS && !g->slow_told) {
         char line[DDL__SENTENCE_BYTES];
         ddl__text text = {line, sizeof line, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
         g->slow_told = true;
         ddl__log(&c->base, DDL_LOG_INFO,
                  "%s, operation %u of group \"%s\", took %.3f ms after the last rank had arrived, %.0f times its "
-                 "estimate of %.3f ms; ddl_stats counts others like it",
+                 "estimate of %.3f ms, as the %d before; ddl_stats counts others like it",
                  line, op->sequence, g->name, (double)took_ns * 1e-6, (double)took_ns / estimate_ns,
-                 estimate_ns * 1e-6);
+                 estimate_ns * 1e-6, op->cached->slow_runs - 1);
     }
 }
 
@@ -90,9 +92,12 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    if (c->settings.slow > 0 && estimate_ns > 0 && took > DDL__SLOW_NS &&
+    bool crowded = c->local_ranks > c->cores; /* then ranks wait for a core as much as for each other */
+    if (c->settings.slow > 0 && estimate_ns > 0 && !crowded && took > DDL__SLOW_NS &&
         (double)took > estimate_ns * (double)c->settings.slow) {
         ddl__account_slow(c, op, took);
+    } else {
+        op->cached->slow_runs = 0;
     }
 }
 

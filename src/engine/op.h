@@ -84,6 +84,7 @@ typedef struct ddl__cached {
     struct ddl__cached *next; /* most recently used first */
     ddl_kind kind;
     int32_t element_bytes, root, pins; /* pins: running ops and persistent requests */
+    int32_t slow_runs;                 /* of the last ones, in a row: see account.h */
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative, on_device;
