@@ -196,10 +196,23 @@ def fragment_block(fragment):
     return f"/* >>{name} */\n{fragment.body}\n"
 
 
+def included_from(sources):
+    """The headers of their folder that these reach by includes: not those of the code for GPUs that stands beside them."""
+    reached, left = set(), list(sources)
+    while left:
+        file = left.pop()
+        names = re.findall(r'^\s*#\s*include\s+"([^"/]+)"', file.read_text(), re.M)
+        new = {file.parent / n for n in names if (file.parent / n).exists()} - reached
+        reached |= new
+        left += sorted(new)
+    return sorted(reached)
+
+
 def read_plugin(house, folder):
     """Name and sources of a plugin, headers first."""
     path = (house.root / folder).resolve()
-    files = sorted(path.glob("*.h")) + sorted(path.glob("*.c"))
+    sources = sorted(path.glob("*.c"))
+    files = included_from(sources) + sources
     if not any(f.suffix == ".c" for f in files):
         sys.exit(f"amalgamate.py: {folder} holds no .c file")
     return path.name, house.in_include_order([Fragment(house.root, f, "plugin") for f in files])
