@@ -32793,41 +32793,30 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
     return line->latency_s + line->seconds_per_byte * (double)bytes;
 }
 
-/* Sums of a least-squares fit of such a line to measured operations. A time counts in proportion to itself, so that
- * large operations do not drown what small ones say about the latency. */
+/* What operations took in all: those that are under way together share the link and end in any order, so that single
+ * times say little. */
 typedef struct ddl__fit {
-    double w, x, y, xx, xy;
-    double most; /* bytes of the largest operation */
+    double operations, bytes, seconds;
+    double most; /* bytes of the largest */
 } ddl__fit;
 
 /* Operations that are all smaller say nothing about the time of a byte. */
 #define DDL__FIT_LEAST (128 << 10)
 
+/* seconds: from the end of the operation before, or its own start if that was later. */
 static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
-    double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
-    f->most = DDL__MAX(f->most, x);
-    f->w += w;
-    f->x += w * x;
-    f->y += w * seconds;
-    f->xx += w * x * x;
-    f->xy += w * x * seconds;
+    f->operations++;
+    f->bytes += (double)bytes;
+    f->seconds += seconds;
+    f->most = DDL__MAX(f->most, (double)bytes);
 }
 
-/* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
+/* The time of a byte, when the latency is known. */
 static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
-    double spread = f->w * f->xx - f->x * f->x;
-    if (f->most < DDL__FIT_LEAST) {
-        return;
+    double moving_s = f->seconds - f->operations * line->latency_s;
+    if (f->most >= DDL__FIT_LEAST && moving_s > 0) {
+        line->seconds_per_byte = moving_s / f->bytes;
     }
-    if (spread > 1e-3 * f->w * f->xx) {
-        double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
-        if (slope > 0 && at_zero > 0) {
-            *line = (ddl__line){at_zero, slope};
-            return;
-        }
-    }
-    double slope = f->xx > 0 ? (f->xy - line->latency_s * f->x) / f->xx : 0;
-    line->seconds_per_byte = slope > 0 ? slope : line->seconds_per_byte;
 }
 
 /* A gradient in the order in which backward makes them. */
@@ -34734,11 +34723,10 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
         ddl__fit fits[2];
         ddl__line line = t->lines[0];
         memcpy(fits, figures + n, sizeof fits);
+        used[0] = fits[0].operations > 0;
+        used[1] = fits[1].operations > 0;
         ddl__fit_line(&fits[0], &line);
-        used[0] = fits[0].w > 0;
-        used[1] = fits[1].w > 0;
         ddl__fit_line(&fits[1], &t->lines[1]);
-        t->lines[0].latency_s = t->config.latency_s > 0 ? t->lines[0].latency_s : line.latency_s;
         t->lines[0].seconds_per_byte =
             t->config.seconds_per_byte > 0 ? t->lines[0].seconds_per_byte : line.seconds_per_byte;
     }
@@ -35397,7 +35385,7 @@ static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
 #define DDL__TRIAL_RISK 0.3
 
 /* A second look is for those whose steps were at most so many times as long as the best one's. */
-#define DDL__TRIAL_CLOSE 1.1
+#define DDL__TRIAL_CLOSE 1.05
 
 /* The next plan that is worth it, from `way` on; DDL__WAYS: none. */
 static int32_t ddl__trial_next(const ddl__trial *x, int32_t way) {

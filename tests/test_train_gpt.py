@@ -115,6 +115,22 @@ def every_strategy_that_loses_nothing_has_the_same_curve():
 
 
 @test
+def compressed_gradients_learn():
+    """With error feedback; casts and int8 as if nothing were lost, a few values or a low rank a little later."""
+    with scratch() as folder:
+        words = [*SMALL, *text(folder), "--batch", "4"]
+        good(train(words, "--out", f"{folder}/none", ranks=2))
+        base = float(curve(f"{folder}/none")[-1]["held_out_loss"])
+        kinds = {"f16": 1.02, "int8": 1.02, "adaptive": 1.3, "top-k --ratio 0.03125": 1.3, "power --rank 3": 1.3}
+        for i, (kind, most) in enumerate(kinds.items()):
+            out = good(train(words, "--compress", *kind.split(), "--out", f"{folder}/{i}", ranks=2))
+            loss = float(curve(f"{folder}/{i}")[-1]["held_out_loss"])
+            check("of them compressed" in out, f"{kind} does not say so:\n{out}")
+            check(loss < most * base, f"{kind}: the loss is {loss}, without {base}")
+        refused(train(words, "--compress zip --out", folder + "/x"), "zip")
+
+
+@test
 def local_sgd_learns_too_and_nonsense_is_refused():
     with scratch() as folder:
         words = [*SMALL, *text(folder), "--batch", "4"]

@@ -22,6 +22,7 @@ struct shape {
 
 struct tensor {
     size_t first, count; /* its place among the parameters */
+    size_t rows;         /* of a matrix; a vector has one */
     double deviation;    /* of the random initial values; 0: all are `fill` */
     float fill;
     bool decays; /* matrices decay; gains and biases do not */
@@ -79,12 +80,12 @@ typedef void layer_ready(void *user, size_t index);
 /* ---- layout ----------------------------------------------------------------------------------------------------- */
 
 static void add_matrix(struct model *m, size_t rows, size_t columns, double deviation) {
-    m->tensors[m->tensor_count++] = (struct tensor){m->count, rows * columns, deviation, 0.0f, true};
+    m->tensors[m->tensor_count++] = (struct tensor){m->count, rows * columns, rows, deviation, 0.0f, true};
     m->count += rows * columns;
 }
 
 static void add_vector(struct model *m, size_t count, float fill) {
-    m->tensors[m->tensor_count++] = (struct tensor){m->count, count, 0.0, fill, false};
+    m->tensors[m->tensor_count++] = (struct tensor){m->count, count, 1, 0.0, fill, false};
     m->count += count;
 }
 

@@ -13,9 +13,9 @@
 
 struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
-    double lr, clip, decay, temperature;
-    size_t accumulate, bucket, local;
-    const char *data, *out, *prompt, *strategy;
+    double lr, clip, decay, temperature, ratio;
+    size_t accumulate, bucket, local, rank;
+    const char *data, *out, *prompt, *strategy, *compress;
     bool resume, fresh, help;
 };
 
@@ -38,6 +38,7 @@ static const struct options default_options = {
     .out = "gpt-run",
     .prompt = "The ",
     .strategy = "auto",
+    .compress = "none",
     .accumulate = 1,
 };
 
@@ -68,6 +69,11 @@ static const struct option_row option_rows[] = {
     {"decay", "X", "AdamW's weight decay", OPTION_REAL, OPTION(decay), 0, 1},
     {"strategy", "NAME", "how gradients travel: auto, BSP-A2A, WFBP-A2A, MG-WFBP, local-SGD, ... (docs/training.md)",
      OPTION_TEXT, OPTION(strategy), 0, 0},
+    {"compress", "KIND", "f16, bf16, int8, qsgd, sign, top-k, random-k, gtop-k, power, adaptive: what gradients travel as",
+     OPTION_TEXT, OPTION(compress), 0, 0},
+    {"ratio", "X", "the part of the gradients that top-k, random-k and gtop-k send; 0: 0.01", OPTION_REAL, OPTION(ratio),
+     0, 1},
+    {"rank", "N", "of power; 0: 2", OPTION_COUNT, OPTION(rank), 0, 64},
     {"accumulate", "N", "batches that make one step", OPTION_COUNT, OPTION(accumulate), 1, 1024},
     {"bucket", "N", "KiB of a bucket, for strategies that have them; 0: theirs", OPTION_COUNT, OPTION(bucket), 0, 1e6},
     {"local", "N", "steps alone between averages, for local SGD; 0: the strategy's", OPTION_COUNT, OPTION(local), 0,

@@ -58,13 +58,19 @@ static bool all_good(struct trainer *t, bool good) {
 
 /* ---- one step --------------------------------------------------------------------------------------------------- */
 
-/* backward says that layers[index] is final: start to average it. The other layers' backward runs meanwhile. The
- * trainer counts in forward's order, which is the reverse. */
+/* backward says that layers[index] is final: start to average its tensors. The other layers' backward runs meanwhile.
+ * The trainer counts in forward's order, which is the reverse. */
 static void start_average(void *user, size_t index) {
     struct trainer *t = user;
+    const struct model *m = &t->model;
     double start = now_seconds();
-    ddl_status status = ddl_grad_ready(t->sync, (int32_t)(t->model.shape.layers + 1 - index));
-    t->status = t->status == DDL_OK ? status : t->status;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        size_t at = m->tensors[i].first - m->layers[index].first; /* huge for a tensor of a layer before it */
+        if (at < m->layers[index].count) {
+            ddl_status status = ddl_grad_ready(t->sync, (int32_t)(m->tensor_count - 1 - i));
+            t->status = t->status == DDL_OK ? status : t->status;
+        }
+    }
     t->waiting += now_seconds() - start;
 }
 
@@ -281,13 +287,45 @@ static bool prepare(struct trainer *t) {
     return true;
 }
 
-/* The strategy by its name, with what the options say otherwise. Each layer is one range of parameters, and of
- * gradients. */
+/* --compress, with error feedback throughout: what a code loses is added to the next gradient. */
+static bool choose_compression(const struct options *o, ddl_compression *out) {
+    static const char *const names[] = {"none", "f16",      "bf16",  "int8",     "qsgd",   "sign",
+                                        "",     "top-k", "random-k", "gtop-k", "power", "adaptive"}; /* as numbered */
+    for (int kind = 0; kind < (int)(sizeof names / sizeof *names); kind++) {
+        if (*names[kind] != '\0' && strcmp(o->compress, names[kind]) == 0) {
+            out->kind = (ddl_compression_kind)kind;
+            out->error_feedback = kind != 0;
+            out->ratio = o->ratio;
+            out->rank = (int32_t)o->rank;
+            return true;
+        }
+    }
+    return problem("There is no compression \"%s\"; --help lists the kinds.", o->compress);
+}
+
+/* Matrices are compressed, vectors, which are small, go as they are. */
+static bool add_tensors(struct trainer *t) {
+    const struct model *m = &t->model;
+    bool good = true;
+    for (size_t i = m->tensor_count; good && i-- > 0;) {
+        const struct tensor *x = &m->tensors[i];
+        const int64_t shape[] = {(int64_t)x->rows, (int64_t)(x->count / x->rows)};
+        ddl_trainer_options options = {.uncompressed = x->rows == 1};
+        good = ddl_trainer_add(t->sync, NULL, ddl_tensor_nd(m->params + x->first, DDL_F32, 2, shape),
+                               ddl_tensor_nd(m->grads + x->first, DDL_F32, 2, shape), &options, NULL) == DDL_OK;
+    }
+    return good;
+}
+
+/* The strategy by its name, with what the options say otherwise. */
 static bool prepare_sync(struct trainer *t) {
     const struct options *o = &t->options;
     ddl_trainer_config config;
     if (ddl_trainer_preset(o->strategy, &config) != DDL_OK) {
         return problem("There is no strategy \"%s\"; docs/training.md lists them.", o->strategy);
+    }
+    if (strcmp(o->compress, "none") != 0 && !choose_compression(o, &config.compression)) {
+        return false;
     }
     config.step = take_step;
     config.step_user = t;
@@ -295,12 +333,7 @@ static bool prepare_sync(struct trainer *t) {
     config.accumulate = (int32_t)o->accumulate;
     config.bucket_bytes = o->bucket > 0 ? (int64_t)o->bucket * 1024 : config.bucket_bytes;
     config.local_steps = o->local > 0 ? (int32_t)o->local : config.local_steps;
-    bool good = ddl_trainer_create(t->world, &config, &t->sync) == DDL_OK;
-    for (size_t i = t->model.shape.layers + 2; good && i-- > 0;) {
-        struct range range = t->model.layers[i];
-        good = ddl_trainer_add(t->sync, NULL, DDL_VIEW(t->model.params + range.first, range.count),
-                               DDL_VIEW(t->model.grads + range.first, range.count), NULL, NULL) == DDL_OK;
-    }
+    bool good = ddl_trainer_create(t->world, &config, &t->sync) == DDL_OK && add_tensors(t);
     return (good && ddl_trainer_start(t->sync) == DDL_OK) || ddl_problem(t, "Preparing the strategy");
 }
 

@@ -264,11 +264,10 @@ static ddl_status ddl__figures_agree(ddl_trainer *t) {
         ddl__fit fits[2];
         ddl__line line = t->lines[0];
         memcpy(fits, figures + n, sizeof fits);
+        used[0] = fits[0].operations > 0;
+        used[1] = fits[1].operations > 0;
         ddl__fit_line(&fits[0], &line);
-        used[0] = fits[0].w > 0;
-        used[1] = fits[1].w > 0;
         ddl__fit_line(&fits[1], &t->lines[1]);
-        t->lines[0].latency_s = t->config.latency_s > 0 ? t->lines[0].latency_s : line.latency_s;
         t->lines[0].seconds_per_byte =
             t->config.seconds_per_byte > 0 ? t->lines[0].seconds_per_byte : line.seconds_per_byte;
     }

@@ -23,7 +23,7 @@ static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
 #define DDL__TRIAL_RISK 0.3
 
 /* A second look is for those whose steps were at most so many times as long as the best one's. */
-#define DDL__TRIAL_CLOSE 1.1
+#define DDL__TRIAL_CLOSE 1.05
 
 /* The next plan that is worth it, from `way` on; DDL__WAYS: none. */
 static int32_t ddl__trial_next(const ddl__trial *x, int32_t way) {

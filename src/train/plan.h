@@ -15,41 +15,30 @@ static double ddl__line_time(const ddl__line *line, int64_t bytes) {
     return line->latency_s + line->seconds_per_byte * (double)bytes;
 }
 
-/* Sums of a least-squares fit of such a line to measured operations. A time counts in proportion to itself, so that
- * large operations do not drown what small ones say about the latency. */
+/* What operations took in all: those that are under way together share the link and end in any order, so that single
+ * times say little. */
 typedef struct ddl__fit {
-    double w, x, y, xx, xy;
-    double most; /* bytes of the largest operation */
+    double operations, bytes, seconds;
+    double most; /* bytes of the largest */
 } ddl__fit;
 
 /* Operations that are all smaller say nothing about the time of a byte. */
 #define DDL__FIT_LEAST (128 << 10)
 
+/* seconds: from the end of the operation before, or its own start if that was later. */
 static void ddl__fit_add(ddl__fit *f, int64_t bytes, double seconds) {
-    double x = (double)bytes, w = 1 / ((x + 65536) * (x + 65536));
-    f->most = DDL__MAX(f->most, x);
-    f->w += w;
-    f->x += w * x;
-    f->y += w * seconds;
-    f->xx += w * x * x;
-    f->xy += w * x * seconds;
+    f->operations++;
+    f->bytes += (double)bytes;
+    f->seconds += seconds;
+    f->most = DDL__MAX(f->most, (double)bytes);
 }
 
-/* Both figures where sizes differ enough to tell them apart; else the latency stays as it was. */
+/* The time of a byte, when the latency is known. */
 static void ddl__fit_line(const ddl__fit *f, ddl__line *line) {
-    double spread = f->w * f->xx - f->x * f->x;
-    if (f->most < DDL__FIT_LEAST) {
-        return;
+    double moving_s = f->seconds - f->operations * line->latency_s;
+    if (f->most >= DDL__FIT_LEAST && moving_s > 0) {
+        line->seconds_per_byte = moving_s / f->bytes;
     }
-    if (spread > 1e-3 * f->w * f->xx) {
-        double slope = (f->w * f->xy - f->x * f->y) / spread, at_zero = (f->y * f->xx - f->x * f->xy) / spread;
-        if (slope > 0 && at_zero > 0) {
-            *line = (ddl__line){at_zero, slope};
-            return;
-        }
-    }
-    double slope = f->xx > 0 ? (f->xy - line->latency_s * f->x) / f->xx : 0;
-    line->seconds_per_byte = slope > 0 ? slope : line->seconds_per_byte;
 }
 
 /* A gradient in the order in which backward makes them. */
