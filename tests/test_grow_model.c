@@ -360,9 +360,23 @@ static void event(uint64_t *random, int *deaths_left) {
     }
 }
 
+/* With all that can happen done and time left, a living member waits for newcomers, or for whoever waits for them. */
+static void none_waits_for_the_dead(void) {
+    for (int i = 0; i < size; i++) {
+        const node *n = &nodes[i];
+        bool waits = n->phase == WAITS && n->grow.server >= 0 && !nodes[n->grow.server].dead;
+        if (!n->dead && !waits && n->phase != HAS_IT && n->phase != FAILED) {
+            test__fail(__FILE__, __LINE__, "member %d waits for the dead in phase %d", i, (int)n->phase);
+        }
+    }
+}
+
 /* All deaths are known, all messages arrive, all step; newcomers come while there is time. */
 static void settle(bool in_time) {
     for (int round = 0; round < 400; round++) {
+        if (in_time && round == 300) {
+            none_waits_for_the_dead();
+        }
         for (int a = 0; a < size; a++) {
             nodes[a].grow.until_ns = in_time || round < 100 ? nodes[a].grow.until_ns : 1;
             nodes[a].grow.until_ns = in_time && round > 300 ? 1 : nodes[a].grow.until_ns;
