@@ -110,6 +110,22 @@ static void print_plugins(const ddl_context *c) {
            libdir != NULL ? ", " : "", libdir != NULL ? libdir : "");
 }
 
+/* Without opening any: that takes a GPU's memory. */
+static void print_devices(const ddl_context *c) {
+    if (c->devices == NULL || c->devices->count == 0) {
+        return;
+    }
+    printf("\ndevices\n");
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        printf("  %-12d %s %d; streams %s, strided tensors %s\n", d->number, d->plugin->name, d->index,
+               DDL_HAS(d->table, gate_put) ? "can wait for operations" : "cannot wait for operations",
+               DDL_HAS(d->table, strided) ? "by a kernel" : "run by run");
+    }
+    bool native = c->world->device_native.set != NULL;
+    printf("  collectives of device tensors %s\n", native ? "run on the devices" : "go through pinned memory");
+}
+
 static void print_links(const ddl_context *c) {
     printf("\nranks, as rank %d sees them (%d ranks on %d host%s)\n", c->rank, c->world_size, c->host_count,
            c->host_count == 1 ? "" : "s");
