@@ -55,7 +55,8 @@ def every_setting_is_in_manual_and_operations():
 def every_setting_of_a_plugin_is_in_a_document():
     """DDL_FABRIC_FORCE_UNORDERED, _NO_RMA: what follows the first may be said by its end."""
     text = "".join((ROOT / "docs" / name).read_text() for name in ("operations.md", "plugins.md"))
-    names = {n for p in (ROOT / "plugins").glob("*/*.[ch]") for n in re.findall(r'"(DDL_(?:SHM|FABRIC|CUDA)_\w+)"', p.read_text())}
+    sources = [p.read_text() for p in (ROOT / "plugins").glob("*/*.[ch]")]
+    names = {f"DDL_{n}" for source in sources for n in re.findall(r'"((?:SHM|FABRIC|CUDA)_[A-Z_]+)"', source)}
     check(len(names) > 12, str(names))
     for name in names:
         check(name in text or f" {name.replace('DDL_FABRIC_FORCE', '')}" in text, f"docs/operations.md lacks {name}")
