@@ -13580,7 +13580,7 @@ static void ddl__page_stage_tell(ddl_context *c, ddl__page_stage stage) {
         ddl__page_link_tell(c, i);
     }
     if (c->page != NULL) {
-        c->page->stage = stage;
+        c->page->stage = (int32_t)stage;
     }
 }
 

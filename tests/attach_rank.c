@@ -1,6 +1,7 @@
 /* A rank for test_attach.py: 300 collectives, then "ready", then what its first argument says: `late R` rank R computes
- * while the others wait in a barrier; `agree R` while they agree; `message R` it computes while rank 0 waits for a message
- * of it; `busy` collectives for ever. The second argument is for how many seconds. */
+ * while the others wait in a barrier; `both R` it and the next one do; `agree R` it does while the others agree;
+ * `message R` while rank 0 waits for a message of it; `busy` collectives for ever. The third argument is for how many
+ * seconds. */
 #include "ddl.h"
 
 #include <stdio.h>
@@ -45,7 +46,7 @@ int main(int argc, char **argv) {
             return fail(c);
         }
     }
-    if (rank == slow) {
+    if (rank == slow || (strcmp(argv[1], "both") == 0 && rank == slow + 1)) {
         compute(atof(argv[3]));
     }
     if (strcmp(argv[1], "message") == 0 && rank == 0 && ddl_recv(world, DDL_VIEW(x, 5), slow, 7, NULL) != DDL_OK) {

@@ -52,8 +52,8 @@ def of_rank(out, rank):
 def a_rank_that_computes():
     with job("late", 2, 60, DDL_JOB="attached") as j:
         j.until("ready")
-        out = until(j.process[0].pid, r"3 ranks wait for rank 2 \(pid \d+\), which computes: it waits in no call of ddl; "
-                                      r"its last collective ended [\d.]+ s ago")
+        out = until(j.process[0].pid, r"3 ranks wait for rank 2 \(pid \d+\), which computes: it waits in no call of "
+                                      r"ddl; its last collective ended [\d.]+ s ago")
         check("job attached of 4 ranks; 4 are seen here" in out, out)
         for rank, p in j.process.items():
             mine = of_rank(out, rank)
@@ -79,6 +79,14 @@ def a_rank_that_is_stopped():
         check(f"rank 1 (pid {j.process[1].pid}, stopped)" in out, out)
         j.signal(0, signal.SIGSTOP)  # one that waits itself: what it waits for is told still
         until(j.process[0].pid, r"rank 0 \(pid \d+, stopped\) waits for .* barrier\(\)")
+
+
+@test
+def two_that_are_missing():
+    """Both are named, though nobody may wait for each of them himself."""
+    with job("both", 2, 60) as j:
+        j.until("ready")
+        until(j.process[0].pid, *(rf"2 ranks wait for rank {r} \(pid \d+\), which computes" for r in (2, 3)))
 
 
 @test
