@@ -13098,12 +13098,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
-    ddl__devices *devices;    /* NULL: no plugin brings any */
-    ddl_request *detached;     /* that nobody waits for: streams do */
-    struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
-    int32_t device_natives;  /* of those, on devices */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
@@ -13117,6 +13113,11 @@ struct ddl_context {
     pthread_mutex_t error_lock;
     ddl__told told[DDL__TOLD];
     uint64_t told_count;
+
+    ddl__devices *devices;     /* NULL: no plugin brings any */
+    struct ddl__stage *stages; /* copies to and from devices that are under way */
+    ddl_request *detached;     /* that nobody waits for: streams do */
+    int32_t device_natives;    /* among natives */
 };
 
 /* Writes the error that ddl_error shows. */
@@ -17026,9 +17027,7 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
-    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
-    void *stream;
-    ddl__native native, device_native; /* the latter for tensors on devices */
+    ddl__native native;
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;
     ddl__announced announced;
@@ -17048,6 +17047,10 @@ struct ddl_group {
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
+
+    ddl__native device_native;  /* for tensors on devices */
+    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
+    void *stream;
 };
 
 typedef struct ddl__groups {

@@ -94,9 +94,7 @@ struct ddl_group {
     struct ddl__op *ops;            /* running */
     struct ddl__early *early;       /* frames of collectives that this rank has not started */
     struct ddl__cached *cache;      /* plans */
-    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
-    void *stream;
-    ddl__native native, device_native; /* the latter for tensors on devices */
+    ddl__native native;
     struct ddl__fast *fast; /* see coll/fast.h */
     ddl__pending pending;
     ddl__announced announced;
@@ -116,6 +114,10 @@ struct ddl_group {
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
+
+    ddl__native device_native;  /* for tensors on devices */
+    ddl__device *stream_device; /* NULL: operations are ordered on no stream */
+    void *stream;
 };
 
 typedef struct ddl__groups {

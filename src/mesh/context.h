@@ -205,12 +205,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
-    ddl__devices *devices;    /* NULL: no plugin brings any */
-    ddl_request *detached;     /* that nobody waits for: streams do */
-    struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
-    int32_t device_natives;  /* of those, on devices */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
@@ -224,6 +220,11 @@ struct ddl_context {
     pthread_mutex_t error_lock;
     ddl__told told[DDL__TOLD];
     uint64_t told_count;
+
+    ddl__devices *devices;     /* NULL: no plugin brings any */
+    struct ddl__stage *stages; /* copies to and from devices that are under way */
+    ddl_request *detached;     /* that nobody waits for: streams do */
+    int32_t device_natives;    /* among natives */
 };
 
 /* Writes the error that ddl_error shows. */
