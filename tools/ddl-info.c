@@ -87,14 +87,6 @@ static void print_machine(const ddl_context *c) {
                                                             : "none, so only ranks of this user on this host are let in");
 }
 
-/* Devices are counted, not opened: that would take memory of each. */
-static void print_devices(ddl_context *c) {
-    int32_t count = ddl_device_count(c);
-    if (count > 0) {
-        printf("  devices for tensors: %d, numbered from 1\n", (int)count);
-    }
-}
-
 static void print_plugins(const ddl_context *c) {
     printf("\nplugins\n");
     printf("  %-12s %-8s built in: TCP and unix sockets\n", "tcp", "used");
