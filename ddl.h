@@ -30390,12 +30390,12 @@ static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps1\n"  u32 server, servers, workers, params, tables, slots   u64 clock, pushes
+ *     "ddl-ps2\n"  u32 server, servers, workers, params, tables, slots, optimizer   u64 clock, pushes
  *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
 
-enum { DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
+enum { DDL__PS_HEAD_WORDS = 7, DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
 
 typedef struct ddl__ps_file {
     FILE *file;
@@ -30430,9 +30430,10 @@ static void ddl__ps_write_u64(ddl__ps_file *f, uint64_t value) {
 static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g,
                                const uint64_t *sequences) {
     int32_t slots = ddl__optim_slots(&s->optimizer);
-    const uint32_t words[] = {(uint32_t)s->number, (uint32_t)s->servers,     (uint32_t)s->workers,
-                              (uint32_t)s->params, (uint32_t)s->table_count, (uint32_t)slots};
-    ddl__ps_write(f, "ddl-ps1\n", 8);
+    const uint32_t words[DDL__PS_HEAD_WORDS] = {
+        (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
+        (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
+    ddl__ps_write(f, "ddl-ps2\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
@@ -30582,15 +30583,15 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
                               int64_t *clocks, uint64_t *sequences, int32_t *out_workers, bool *out_match) {
     char magic[8];
     ddl__ps_read_bytes(f, magic, sizeof magic);
-    uint32_t words[6];
+    uint32_t words[DDL__PS_HEAD_WORDS];
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps1\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps2\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
-                 words[5] == (uint32_t)ddl__optim_slots(&s->optimizer);
+                 words[5] == (uint32_t)ddl__optim_slots(&s->optimizer) && words[6] == (uint32_t)s->optimizer.kind;
     int64_t least = INT64_MAX;
     uint64_t most = 0;
     for (uint32_t w = 0; w < words[2] && good && !f->bad; w++) {
@@ -31070,6 +31071,18 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
     }
 }
 
+/* There is no memory to do it with: all are told, and may ask again. */
+static void ddl__ps_refuse_joint(ddl__ps_server *s) {
+    ddl__ps_job *next;
+    for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
+        next = job->next;
+        if (ddl__ps_is_joint(job->ask.op)) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory for what all workers ask for", s->number);
+            ddl__ps_leave_queue(s, &s->control, job);
+        }
+    }
+}
+
 /* When every worker that is left has asked. True: it was done. */
 static bool ddl__ps_run_joint(ddl__ps_server *s) {
     int32_t asked = 0;
@@ -31090,7 +31103,10 @@ static bool ddl__ps_run_joint(ddl__ps_server *s) {
     uint64_t *sequences = ddl__ps_alloc(&s->memory, n, sizeof *sequences);
     ddl_status status = DDL_ERR_NOMEM;
     if (clocks == NULL || sequences == NULL) {
-        return false;
+        ddl__ps_free(&s->memory, clocks, n, sizeof *clocks);
+        ddl__ps_free(&s->memory, sequences, n, sizeof *sequences);
+        ddl__ps_refuse_joint(s);
+        return true;
     }
     memcpy(clocks, s->clock, n * sizeof *clocks);
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {

@@ -234,6 +234,28 @@ TEST(a_checkpoint_of_servers) {
     remove_folder(first.folder);
 }
 
+static void of_another_optimizer(ddl_group *w, void *arg) {
+    net *m = malloc(sizeof *m);
+    ddl_trainer_config config = {.optimizer = {.kind = DDL_ADAM}, .architecture = DDL_ARCHITECTURE_PS};
+    net_make(w, m, &config);
+    OK(net_step(m, 1));
+    OK(ddl_trainer_save(m->t, arg));
+    OK(ddl_trainer_free(&m->t));
+    config.optimizer.kind = DDL_ADAMW; /* which has as many states */
+    net_make(w, m, &config);
+    FAILS(ddl_trainer_load(m->t, arg, NULL), DDL_ERR_MISMATCH, "another optimizer");
+    CHECK(net_is(m, 0));
+    OK(ddl_trainer_free(&m->t));
+    free(m);
+}
+
+TEST(a_checkpoint_of_another_optimizer) {
+    char folder[] = "/tmp/ddl-trainer-XXXXXX";
+    REQUIRE(mkdtemp(folder) != NULL);
+    world_threads(2, of_another_optimizer, folder);
+    remove_folder(folder);
+}
+
 /* >>deaths */
 
 typedef struct death {

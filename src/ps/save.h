@@ -6,7 +6,7 @@
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps1\n"  u32 server, servers, workers, params, tables, slots   u64 clock, pushes
+ *     "ddl-ps2\n"  u32 server, servers, workers, params, tables, slots, optimizer   u64 clock, pushes
  *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
@@ -20,7 +20,7 @@
 #include <inttypes.h>
 #include <sys/stat.h>
 
-enum { DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
+enum { DDL__PS_HEAD_WORDS = 7, DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
 
 typedef struct ddl__ps_file {
     FILE *file;
@@ -55,9 +55,10 @@ static void ddl__ps_write_u64(ddl__ps_file *f, uint64_t value) {
 static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g,
                                const uint64_t *sequences) {
     int32_t slots = ddl__optim_slots(&s->optimizer);
-    const uint32_t words[] = {(uint32_t)s->number, (uint32_t)s->servers,     (uint32_t)s->workers,
-                              (uint32_t)s->params, (uint32_t)s->table_count, (uint32_t)slots};
-    ddl__ps_write(f, "ddl-ps1\n", 8);
+    const uint32_t words[DDL__PS_HEAD_WORDS] = {
+        (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
+        (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
+    ddl__ps_write(f, "ddl-ps2\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
@@ -207,15 +208,15 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
                               int64_t *clocks, uint64_t *sequences, int32_t *out_workers, bool *out_match) {
     char magic[8];
     ddl__ps_read_bytes(f, magic, sizeof magic);
-    uint32_t words[6];
+    uint32_t words[DDL__PS_HEAD_WORDS];
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps1\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps2\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
-                 words[5] == (uint32_t)ddl__optim_slots(&s->optimizer);
+                 words[5] == (uint32_t)ddl__optim_slots(&s->optimizer) && words[6] == (uint32_t)s->optimizer.kind;
     int64_t least = INT64_MAX;
     uint64_t most = 0;
     for (uint32_t w = 0; w < words[2] && good && !f->bad; w++) {

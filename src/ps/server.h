@@ -252,6 +252,18 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
     }
 }
 
+/* There is no memory to do it with: all are told, and may ask again. */
+static void ddl__ps_refuse_joint(ddl__ps_server *s) {
+    ddl__ps_job *next;
+    for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
+        next = job->next;
+        if (ddl__ps_is_joint(job->ask.op)) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory for what all workers ask for", s->number);
+            ddl__ps_leave_queue(s, &s->control, job);
+        }
+    }
+}
+
 /* When every worker that is left has asked. True: it was done. */
 static bool ddl__ps_run_joint(ddl__ps_server *s) {
     int32_t asked = 0;
@@ -272,7 +284,10 @@ static bool ddl__ps_run_joint(ddl__ps_server *s) {
     uint64_t *sequences = ddl__ps_alloc(&s->memory, n, sizeof *sequences);
     ddl_status status = DDL_ERR_NOMEM;
     if (clocks == NULL || sequences == NULL) {
-        return false;
+        ddl__ps_free(&s->memory, clocks, n, sizeof *clocks);
+        ddl__ps_free(&s->memory, sequences, n, sizeof *sequences);
+        ddl__ps_refuse_joint(s);
+        return true;
     }
     memcpy(clocks, s->clock, n * sizeof *clocks);
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
