@@ -228,7 +228,6 @@ static void train_own(ddl_group *w, void *arg) {
     int rank = ddl_rank(w);
     net *m = calloc(1, sizeof *m);
     net_begin(m, rank == 0);
-    j->config.step_user = NULL;
     ddl_trainer_config config = j->config;
     config.step_user = config.step != NULL ? m : NULL;
     ddl_trainer *t = make_trainer(w, &config, m, &(ddl_trainer_options){.rate_factor = 0.5, .no_decay = 1});
