@@ -17,7 +17,7 @@ LIBS = -lpthread -ldl -lm
 DEPS = gcc g++ clang libc6-dev make cmake binutils python3 pkg-config valgrind strace procps iproute2 nftables spin \
        openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev libfabric-dev \
        qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
-       python3-matplotlib python3-torch python3-yaml python3-numpy python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
+       python3-matplotlib python3-torch python3-yaml python3-jsonschema python3-numpy python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
 
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
