@@ -130,6 +130,32 @@ TEST(copies_that_fail) {
     ranks_threads(3, copies_fail, &job);
 }
 
+/* The second of two results is refused while the device still copies the first: that one's end changes nothing. */
+TEST(a_result_of_many_that_is_refused) {
+    ddl_context *c = alone();
+    REQUIRE(c != NULL);
+    standin_state *s = standin_of();
+    static float data[70000];
+    ddl_tensor t[2] = {standin_tensor(c, 1, data, DDL_F32, 70000), standin_tensor(c, 1, data, DDL_F32, 70000)};
+    for (int late = 0; late < 2; late++) {
+        ddl_request *r = NULL;
+        s->fail_calls = 4; /* in, in, out, out */
+        CHECK_EQ(ddl_iall_reduce_many(ddl_world(c), t, 2, DDL_SUM, &r), DDL_OK);
+        while (s->fail_calls > 0) {
+            CHECK_EQ(ddl_progress(c), DDL_OK);
+        }
+        for (int i = 0; i < 1000 * late; i++) {
+            CHECK_EQ(ddl_progress(c), DDL_OK);
+        }
+        FAILS_WITH(ddl_wait(&r, NULL), DDL_ERR_SYSTEM, "did not take the result");
+    }
+    CHECK_EQ(ddl_all_reduce_many(ddl_world(c), t, 2, DDL_SUM), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &t[0]), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &t[1]), DDL_OK);
+    coll_leave(c);
+    CHECK_EQ(s->pinned, 0);
+}
+
 /* The last rank goes without a word; the others have device tensors in a collective and a receive. */
 static void killed(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);

@@ -48,15 +48,18 @@ static void ddl__many_free(ddl_context *c, ddl_request *r) {
 }
 
 /* Those on devices have their results too, or never will. */
-static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
-    (void)c;
-    ddl_request *r = s->owner;
+static void ddl__many_ended(ddl_request *r, ddl_status status) {
     if (status < 0) {
         ddl__request_fail(r, status, "all_reduce_many of group \"%s\" ended well, but a device did not take the "
                           "result: %s", r->group->name, ddl_status_text(status));
     } else {
         ddl__request_done(r, DDL_OK);
     }
+}
+
+static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    (void)c;
+    ddl__many_ended(s->owner, status);
 }
 
 /* All parts are done: the tensors get their results, unless one part failed. */
@@ -81,13 +84,12 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
     if (m->stage != NULL) {
         m->stage->done = ddl__many_drained;
         status = ddl__stage_drain(c, m->stage, UINT64_MAX);
-        if (status < 0) {
-            ddl__many_drained(c, m->stage, status);
-            return;
+        if (status < 0) { /* what other copies have begun still ends, and is not to say that all is well */
+            ddl__stage_leave(c, &m->stage);
         }
     }
     if (status != DDL_IN_PROGRESS) {
-        ddl__request_done(r, DDL_OK);
+        ddl__many_ended(r, status);
     }
 }
 
