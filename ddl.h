@@ -722,9 +722,10 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
  * over; only ddl_recv and ddl_send_recv with an out_info wait themselves. Nothing on the stream waits for the i-forms
  * but by ddl_stream_wait. Where an operation fails after its call has returned, the stream goes on, the result is not
  * there, a warning tells why, and a collective's group is broken. Starts the context's progress thread. stream NULL: as
- * before. A stream that is captured into a graph takes collectives that devices run by themselves; others are
- * DDL_ERR_UNSUPPORTED and change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such
- * device), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread). [any thread] */
+ * before. While the stream is captured into a graph, operations with tensors on devices are DDL_ERR_UNSUPPORTED and
+ * change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such device, a stream of
+ * another one), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread); then nothing is set.
+ * [any thread] */
 DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream);
 
 /* >>request
@@ -1527,8 +1528,8 @@ typedef struct ddl_native_call {
     /* Of a set whose memory is a device's (DDL_TRANSPORT_DEVICE), where reduce is NULL: the kernel is the plugin's. */
     int32_t dtype, op; /* ddl_dtype; ddl_op, never a program's own */
     int32_t device; /* where in and out are, as owner says: the plugin's own device + 1 */
-    void *stream;   /* in is ready, and out may be written, when this stream comes here; what is put on it after
-                       native_start waits there until out is. NULL: both are at once, native_test says when out is */
+    void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: at once. native_test says
+                       when out is; what is put on the stream after native_start waits for that at the core's gate */
     double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
 } ddl_native_call;
 
@@ -17378,7 +17379,6 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
-    bool in_stream;    /* and is on the stream itself: what is put there later waits for it anyway */
     bool detached;     /* nobody waits for it but the stream */
     ddl__device *gate_device;
     void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
@@ -17551,12 +17551,12 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
                            r->start_ns, false);
     }
     r->start_ns = 0;
-    if (r->stage != NULL) {
-        ddl__stage_leave(c, &r->stage);
-    }
-    if (r->gate != NULL) {
+    if (r->gate != NULL) { /* before the stage: to free pinned memory may wait for the device */
         r->gate_device->table->gate_open(r->gate_device->self, r->gate);
         r->gate = NULL;
+    }
+    if (r->stage != NULL) {
+        ddl__stage_leave(c, &r->stage);
     }
     ddl__page_wait_over(c, r);
     r->status = status;
@@ -17603,16 +17603,21 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 
 /* >>streams */
 
+/* The host has a part in every operation, so that none can be in a graph. */
+static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
+    const ddl__device *d = g->stream_device;
+    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1
+               ? ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
+                            "graph, where no operation can be, as the host has a part in each", what, g->name)
+               : DDL_OK;
+}
+
 /* Orders what a stage does on the group's stream. */
 static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
-    const ddl__device *d = g->stream_device;
-    if (d == NULL) {
+    if (g->stream_device == NULL) {
         return DDL_OK;
     }
-    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1) {
-        return ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
-                          "graph, where this operation cannot be, as the host has a part in it", what, g->name);
-    }
+    DDL__TRY(ddl__stream_check(g, what));
     s->stream_device = g->stream_device;
     s->stream = g->stream;
     r->ordered = true;
@@ -17626,12 +17631,10 @@ static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
     if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
         return false;
     }
-    if (!r->in_stream) {
-        r->gate_device = d;
-        if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
-            r->gate = NULL;
-            return false;
-        }
+    r->gate_device = d;
+    if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
+        r->gate = NULL;
+        return false;
     }
     r->detached = true;
     r->detached_next = c->detached;
@@ -21616,22 +21619,23 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
-/* Orders an operation with device tensors on its group's stream: what the device runs by itself is put there, if it
- * begins at once; else the host looks when the stream has come here. */
+/* Orders the begin of an operation with device tensors on its group's stream: the transport of one that devices run by
+ * themselves looks when the stream has come here, if it is given to it at once; else the host does. What is put on the
+ * stream later waits at a gate: ddl__request_detach. */
 static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     ddl_group *g = op->group;
     const ddl__device *d = g->stream_device;
     if (d == NULL) {
         return DDL_OK;
     }
-    bool captured = DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1;
-    bool turn = op->stage == NULL && !op->held && op->device == d && (!op->call.later || captured);
+    DDL__TRY(ddl__stream_check(g, ddl__kind_name(op->call.kind)));
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
     if (turn) {
         op->stream = g->stream;
-        op->request->ordered = op->request->in_stream = true;
+        op->request->ordered = true;
         return DDL_OK;
     }
     if (op->stage == NULL) {
@@ -25698,10 +25702,10 @@ DDL_API ddl_status ddl_stream_wait(ddl_request **request) {
         status = ddl__error(c, DDL_ERR_STATE, "ddl_stream_wait: group \"%s\" has no stream; ddl_group_stream gives it "
                             "one", r->group->name);
     } else {
-        r->in_stream = false; /* the place to wait at is here, not at the call */
-        status = ddl__request_detach(c, r) ? DDL_OK
-                                           : ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let "
-                                                                           "its stream wait");
+        status = ddl__stream_check(r->group, "ddl_stream_wait");
+        if (status == DDL_OK && !ddl__request_detach(c, r)) {
+            status = ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let its stream wait");
+        }
         *request = status == DDL_OK ? NULL : r;
     }
     ddl__unlock(c);

@@ -141,8 +141,8 @@ typedef struct ddl_native_call {
     /* Of a set whose memory is a device's (DDL_TRANSPORT_DEVICE), where reduce is NULL: the kernel is the plugin's. */
     int32_t dtype, op; /* ddl_dtype; ddl_op, never a program's own */
     int32_t device; /* where in and out are, as owner says: the plugin's own device + 1 */
-    void *stream;   /* in is ready, and out may be written, when this stream comes here; what is put on it after
-                       native_start waits there until out is. NULL: both are at once, native_test says when out is */
+    void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: at once. native_test says
+                       when out is; what is put on the stream after native_start waits for that at the core's gate */
     double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
 } ddl_native_call;
 

@@ -87,7 +87,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
     uint64_t recorded, happened; /* how often */
-    bool ended;
+    bool ended, captured;
     int held; /* works that name it */
 };
 struct CUfunc_st {

@@ -246,6 +246,11 @@ CUresult cuEventDestroy_v2(CUevent event) {
 }
 CUresult cuEventRecord(CUevent event, CUstream s) {
     ENTER(cuEventRecord)
+    NEED_CONTEXT
+    event->captured = actual(s)->capturing; /* then it is a node of the graph, and never happens */
+    if (event->captured) {
+        return CUDA_SUCCESS;
+    }
     return enqueue(s, (work){.kind = RECORD, .event = event}, 0, NULL);
 }
 CUresult cuStreamWaitEvent(CUstream s, CUevent event, unsigned int flags) {
@@ -256,6 +261,9 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent event, unsigned int flags) {
 CUresult cuEventQuery(CUevent event) {
     ENTER(cuEventQuery)
     pthread_mutex_lock(&lock);
+    if (event->captured) {
+        return unlocked(CUDA_ERROR_CAPTURED_EVENT);
+    }
     return unlocked(event->happened >= event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 

@@ -487,7 +487,6 @@ struct native {
     ddl_native_call calls[RANKS];
     bool called[RANKS], came[RANKS], taken[RANKS];
     bool over, cancelled;
-    event *event; /* what streams wait for that it is ordered on */
     int refs;
 };
 
@@ -603,10 +602,6 @@ static ddl_status native_open(void *self, uint64_t group, const int32_t *ranks, 
 }
 
 static void native_drop(native_set *s, native *n) {
-    if (n->event != NULL && n->refs == 1) {
-        event_drop(n->event);
-        n->event = NULL;
-    }
     if (--n->refs == 0) {
         native **at = &s->natives;
         while (*at != NULL && *at != n) {
@@ -633,9 +628,6 @@ static void native_close(void *self, void *set) {
         while (s->natives != NULL) {
             native *n = s->natives;
             s->natives = n->next;
-            if (n->event != NULL) {
-                event_drop(n->event);
-            }
             free(n);
         }
         free(s);
@@ -728,9 +720,6 @@ static void native_run(native *n, int count) {
     free(results);
     n->over = true;
     standin_control.natives++;
-    if (n->event != NULL) {
-        n->event->happened = true;
-    }
 }
 
 static void native_came(native *n, int rank) {
@@ -751,8 +740,6 @@ static ddl_status native_start(void *self, void *set, const ddl_native_call *cal
         n = calloc(1, sizeof *n);
         n->sequence = call->sequence;
         n->next = s->natives;
-        n->event = calloc(1, sizeof *n->event);
-        n->event->refs = 1;
         s->natives = n;
     }
     n->refs++;
@@ -763,7 +750,6 @@ static ddl_status native_start(void *self, void *set, const ddl_native_call *cal
     *out_op = n;
     if (call->stream != NULL) {
         queue(NULL, call->stream, (task){.kind = TASK_ARRIVE, .native = n, .value = m->rank});
-        queue(NULL, call->stream, (task){.kind = TASK_WAIT, .event = n->event});
     }
     return DDL_OK;
 }
@@ -814,9 +800,6 @@ static void native_cancel(void *self, void *set, void *op) {
     pthread_mutex_lock(&all.lock);
     ((native *)op)->cancelled = true;
     ((member *)set)->set->broken = true;
-    if (((native *)op)->event != NULL) {
-        ((native *)op)->event->happened = true; /* no stream waits for ever */
-    }
     pthread_mutex_unlock(&all.lock);
 }
 

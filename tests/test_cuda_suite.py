@@ -17,13 +17,14 @@ def built():
     good("gcc -shared -Wl,-soname,libcuda.so.1 -o", FOLDER / "libcuda.so.1", kernels, driver, "-lstdc++ -lpthread -lm")
     good(["gcc", "-std=c11", "-g", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", '-DCUDA_IMAGE="a stand-in"', "-o",
           FOLDER / "libddl-cuda.so", "plugins/cuda/cuda.c", "-lpthread", "-ldl"])
-    good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / "gpu_suite",
-         "tests/gpu_suite.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
+    for program in ("gpu_suite", "cuda_faults"):
+        good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / program,
+             f"tests/{program}.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
 
 
-def run(**more):
+def run(program="gpu_suite", **more):
     env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda", GPU_SUITE_CASES="3", **more)
-    return good(FOLDER / "gpu_suite", env=env, timeout=400)
+    return good(FOLDER / program, env=env, timeout=400)
 
 
 @test
@@ -32,6 +33,12 @@ def jobs_over_the_stand_in():
     out = run()
     check("10 passed, 0 failed, 0 skipped" in out, out)
     check("device 2: plugin cuda, GPU 1" in out, out)
+
+
+@test
+def streams_captures_and_gpus_apart():
+    out = run("cuda_faults")
+    check(" passed, 0 failed, 0 skipped" in out, out)
 
 
 @test

@@ -81,6 +81,7 @@ static ddl_status cuda_status(CUresult result) {
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+    case CUDA_ERROR_CAPTURED_EVENT:
         return DDL_ERR_UNSUPPORTED;
     default:
         return DDL_ERR_SYSTEM;
@@ -109,6 +110,7 @@ static const char *cuda_advice(CUresult result) {
         return "; a stream or event of another GPU, or one that was destroyed, was given";
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+    case CUDA_ERROR_CAPTURED_EVENT:
         return "; this cannot be captured into a graph";
     default:
         return "";

@@ -337,22 +337,23 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
-/* Orders an operation with device tensors on its group's stream: what the device runs by itself is put there, if it
- * begins at once; else the host looks when the stream has come here. */
+/* Orders the begin of an operation with device tensors on its group's stream: the transport of one that devices run by
+ * themselves looks when the stream has come here, if it is given to it at once; else the host does. What is put on the
+ * stream later waits at a gate: ddl__request_detach. */
 static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     ddl_group *g = op->group;
     const ddl__device *d = g->stream_device;
     if (d == NULL) {
         return DDL_OK;
     }
-    bool captured = DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1;
-    bool turn = op->stage == NULL && !op->held && op->device == d && (!op->call.later || captured);
+    DDL__TRY(ddl__stream_check(g, ddl__kind_name(op->call.kind)));
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
     if (turn) {
         op->stream = g->stream;
-        op->request->ordered = op->request->in_stream = true;
+        op->request->ordered = true;
         return DDL_OK;
     }
     if (op->stage == NULL) {

@@ -46,10 +46,10 @@ DDL_API ddl_status ddl_stream_wait(ddl_request **request) {
         status = ddl__error(c, DDL_ERR_STATE, "ddl_stream_wait: group \"%s\" has no stream; ddl_group_stream gives it "
                             "one", r->group->name);
     } else {
-        r->in_stream = false; /* the place to wait at is here, not at the call */
-        status = ddl__request_detach(c, r) ? DDL_OK
-                                           : ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let "
-                                                                           "its stream wait");
+        status = ddl__stream_check(r->group, "ddl_stream_wait");
+        if (status == DDL_OK && !ddl__request_detach(c, r)) {
+            status = ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let its stream wait");
+        }
         *request = status == DDL_OK ? NULL : r;
     }
     ddl__unlock(c);

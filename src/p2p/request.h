@@ -51,7 +51,6 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
-    bool in_stream;    /* and is on the stream itself: what is put there later waits for it anyway */
     bool detached;     /* nobody waits for it but the stream */
     ddl__device *gate_device;
     void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
@@ -224,12 +223,12 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
                            r->start_ns, false);
     }
     r->start_ns = 0;
-    if (r->stage != NULL) {
-        ddl__stage_leave(c, &r->stage);
-    }
-    if (r->gate != NULL) {
+    if (r->gate != NULL) { /* before the stage: to free pinned memory may wait for the device */
         r->gate_device->table->gate_open(r->gate_device->self, r->gate);
         r->gate = NULL;
+    }
+    if (r->stage != NULL) {
+        ddl__stage_leave(c, &r->stage);
     }
     ddl__page_wait_over(c, r);
     r->status = status;
@@ -276,16 +275,21 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 
 /* >>streams */
 
+/* The host has a part in every operation, so that none can be in a graph. */
+static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
+    const ddl__device *d = g->stream_device;
+    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1
+               ? ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
+                            "graph, where no operation can be, as the host has a part in each", what, g->name)
+               : DDL_OK;
+}
+
 /* Orders what a stage does on the group's stream. */
 static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
-    const ddl__device *d = g->stream_device;
-    if (d == NULL) {
+    if (g->stream_device == NULL) {
         return DDL_OK;
     }
-    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1) {
-        return ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
-                          "graph, where this operation cannot be, as the host has a part in it", what, g->name);
-    }
+    DDL__TRY(ddl__stream_check(g, what));
     s->stream_device = g->stream_device;
     s->stream = g->stream;
     r->ordered = true;
@@ -299,12 +303,10 @@ static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
     if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
         return false;
     }
-    if (!r->in_stream) {
-        r->gate_device = d;
-        if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
-            r->gate = NULL;
-            return false;
-        }
+    r->gate_device = d;
+    if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
+        r->gate = NULL;
+        return false;
     }
     r->detached = true;
     r->detached_next = c->detached;

@@ -1,0 +1,145 @@
+/* Whole jobs of threads with the plugin cuda over the stand-in for its driver (cuda_driver.c): what a stream holds back,
+ * what cannot be captured or ordered, GPUs that do not reach each other. Built and run by test_cuda_suite.py. */
+#include "coll.h"
+
+#include <dlfcn.h>
+
+enum { COUNT = 1 << 16, SUCCESS = 0, NON_BLOCKING = 1 };
+
+static void *symbol(const char *name) {
+    static void *library;
+    library = library != NULL ? library : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    void *found = library != NULL ? dlsym(library, name) : NULL;
+    CHECK(found != NULL);
+    return found;
+}
+#define DRIVER(type, name) ((type)symbol(name))
+
+static void enter(int device) {
+    void *context = NULL;
+    CHECK_EQ(DRIVER(int (*)(void **, int), "cuDevicePrimaryCtxRetain")(&context, device), SUCCESS);
+    CHECK_EQ(DRIVER(int (*)(void *), "cuCtxPushCurrent_v2")(context), SUCCESS);
+}
+
+static void *stream_on(int device) {
+    void *stream = NULL;
+    enter(device);
+    CHECK_EQ(DRIVER(int (*)(void **, unsigned), "cuStreamCreate")(&stream, NON_BLOCKING), SUCCESS);
+    return stream;
+}
+
+/* Tensors of COUNT floats: `in` is rank + 1, `out` is -1. */
+typedef struct pair {
+    ddl_tensor in, out;
+    float *host;
+} pair;
+
+static void pair_make(ddl_context *c, int rank, int32_t device, pair *p) {
+    int64_t count = COUNT;
+    p->host = malloc(COUNT * sizeof *p->host);
+    REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &p->in) == DDL_OK);
+    REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &p->out) == DDL_OK);
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < COUNT; j++) {
+            p->host[j] = i == 0 ? (float)(rank + 1) : -1;
+        }
+        CHECK_EQ(ddl_tensor_copy(c, i == 0 ? p->in : p->out, ddl_tensor_1d(p->host, DDL_F32, COUNT)), DDL_OK);
+    }
+}
+
+static void pair_free(ddl_context *c, pair *p) {
+    CHECK_EQ(ddl_tensor_free(c, &p->in), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &p->out), DDL_OK);
+    free(p->host);
+}
+
+static int wrong(const pair *p, float want) {
+    int bad = 0;
+    for (int i = 0; i < COUNT; i++) {
+        bad += p->host[i] != want;
+    }
+    return bad;
+}
+
+static int out_wrong(ddl_context *c, pair *p, float want) {
+    memset(p->host, 0xee, COUNT * sizeof *p->host);
+    CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(p->host, DDL_F32, COUNT), p->out), DDL_OK);
+    return wrong(p, want);
+}
+
+/* ---- streams ---- */
+
+static void doze(void *user) {
+    (void)user;
+    usleep(30000);
+}
+
+/* What follows a collective on the stream reads its result, though the stream comes to it late. */
+static void followed(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    pair p;
+    pair_make(c, rank, 1, &p);
+    void *stream = stream_on(0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
+    for (int round = 0; round < 4; round++) {
+        ddl_request *r = NULL;
+        memset(p.host, 0xee, COUNT * sizeof *p.host);
+        CHECK_EQ(DRIVER(int (*)(uint64_t, unsigned char, size_t, void *), "cuMemsetD8Async")(
+                     (uint64_t)(uintptr_t)p.out.data, 0, COUNT * sizeof(float), stream), SUCCESS);
+        if (rank == 0) {
+            CHECK_EQ(DRIVER(int (*)(void *, void (*)(void *), void *), "cuLaunchHostFunc")(stream, doze, NULL), SUCCESS);
+        }
+        if (round % 2 == 0) {
+            CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
+        } else {
+            CHECK_EQ(ddl_iall_reduce(ddl_world(c), p.in, p.out, DDL_SUM, &r), DDL_OK);
+            CHECK_EQ(ddl_stream_wait(&r), DDL_OK);
+        }
+        CHECK_EQ(DRIVER(int (*)(uint64_t, uint64_t, size_t, void *), "cuMemcpyAsync")(
+                     (uint64_t)(uintptr_t)p.host, (uint64_t)(uintptr_t)p.out.data, COUNT * sizeof(float), stream),
+                 SUCCESS);
+        CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+        CHECK_EQ(wrong(&p, (float)(n * (n + 1)) / 2), 0);
+    }
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, NULL), DDL_OK);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+TEST(what_follows_on_a_stream_waits) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(2, followed, &job);
+}
+
+/* A graph cannot hold an operation: each is refused on its own rank, and the group goes on. */
+static void captured(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    pair p;
+    ddl_request *r = NULL;
+    pair_make(c, rank, 1, &p);
+    void *stream = stream_on(0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
+    DRIVER(void (*)(void *, int), "standin_capture")(stream, 1);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_ERR_UNSUPPORTED);
+    CHECK_STR(ddl_error(c), "captured into a graph");
+    CHECK_EQ(ddl_iall_reduce(ddl_world(c), p.in, p.out, DDL_SUM, &r), DDL_ERR_UNSUPPORTED);
+    CHECK(r == NULL);
+    DRIVER(void (*)(void *, int), "standin_capture")(stream, 0);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, NULL), DDL_OK);
+    CHECK_EQ(out_wrong(c, &p, -1), 0);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
+    CHECK_EQ(out_wrong(c, &p, (float)(n * (n + 1)) / 2), 0);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+TEST(a_stream_that_is_captured_takes_nothing) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(2, captured, &job);
+}
