@@ -698,9 +698,10 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
- * at most timeout_ms (0: the group's timeout), and then takes those who are there. The grown group has the members that
- * live and the newcomers, in order of world rank; state is the program's to broadcast. The group itself, which may be
- * broken, stays as it was; so it does on error: DDL_ERR_TIMEOUT when nobody came, DDL_ERR_STATE when nobody is dead,
+ * at most timeout_ms (0: the group's timeout), and then takes those who are there; the whole call takes at most
+ * timeout_ms and once the group's timeout. The grown group has the members that live and the newcomers, in order of
+ * world rank; state is the program's to broadcast. The group itself, which may be broken, stays as it was; so it does
+ * on error: DDL_ERR_TIMEOUT when nobody came or a member does not answer, DDL_ERR_STATE when nobody is dead,
  * DDL_ERR_QUORUM as above, DDL_ERR_UNSUPPORTED without a rendezvous by TCP whose host has a member, DDL_ERR_CONFIG or
  * DDL_ERR_SYSTEM when its port cannot be had. [any thread] */
 DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group);
@@ -23693,7 +23694,7 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
     }
     ddl__agree_explain(w, c->doing, &text);
     return ddl__error(c, DDL_ERR_TIMEOUT,
-                      "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
+                      "%s; the deadline passed after %.1f s. Every rank that lives must call; calling again "
                       "takes it up where it was",
                       line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
@@ -23717,7 +23718,8 @@ static ddl__agreement *ddl__agree_begin(ddl_group *g, ddl__purpose purpose, uint
 }
 
 /* Agrees on one number of the sequence. *out is valid until the group's next but one. */
-static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, uint64_t deadline,
+                                  ddl__agreement **out) {
     ddl_context *c = g->context;
     ddl__agreement *a = ddl__agree_begin(g, purpose, flag);
     if (a == NULL) {
@@ -23729,7 +23731,7 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
                    .tick = ddl__agree_tick,
                    .expect = ddl__agree_expect,
                    .arg = &state,
-                   .deadline = ddl__deadline(state.start_ns, g->timeout_ms)};
+                   .deadline = deadline};
     ddl__wait_for(c, &w);
     if (!a->decided) {
         return ddl__agree_undecided(&state);
@@ -23742,10 +23744,11 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
 
 /* Agrees for a purpose. A number that this rank had left at its deadline, and that was decided for another purpose
  * meanwhile, is passed by. */
-static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+static ddl_status ddl__agree_until(ddl_group *g, ddl__purpose purpose, uint32_t flag, uint64_t deadline,
+                                   ddl__agreement **out) {
     ddl_context *c = g->context;
     do {
-        DDL__TRY(ddl__agree_once(g, purpose, flag, out));
+        DDL__TRY(ddl__agree_once(g, purpose, flag, deadline, out));
         if ((*out)->value.verdict < 0) {
             return ddl__error(c, (ddl_status)(*out)->value.verdict,
                               "%s on group \"%s\": its ranks called different ones of ddl_agree, ddl_group_shrink "
@@ -23760,6 +23763,10 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
         }
     } while ((*out)->value.purpose != purpose);
     return DDL_OK;
+}
+
+static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    return ddl__agree_until(g, purpose, flag, ddl__deadline(ddl__now_ns(), g->timeout_ms), out);
 }
 
 /* >>public */
@@ -24527,7 +24534,7 @@ static ddl_status ddl__roster_read(ddl__base *base, const uint8_t *in, size_t by
 
 enum { DDL__GROW_HERE = 1, DDL__GROW_ROSTER = 2, DDL__GROW_ADMIT = 3 };
 enum { DDL__GROWN_MADE = 1, DDL__GROWN_AGAIN = 2 }; /* what a member says in GROWN; all must */
-#define DDL__GROW_SLACK_NS (5 * DDL__NS_PER_S) /* from the server's deadline to that of those who wait for it */
+#define DDL__GROW_SLACK_NS (5 * DDL__NS_PER_S) /* from the server's deadlines to that of those who wait for it */
 
 typedef struct ddl__grow ddl__grow;
 
@@ -24547,7 +24554,7 @@ struct ddl__grow {
     void *self; /* of the porch */
     int32_t most; /* newcomers that may join; wanted: of these as many as there are ranks for */
     int32_t wanted;
-    uint64_t until_ns;
+    uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
     /* the attempt */
     uint32_t sequence, id; /* of its first agreement */
     int32_t server;        /* rank in the group; -1: no member is where newcomers look */
@@ -24557,6 +24564,7 @@ struct ddl__grow {
     ddl__roster roster;
     ddl_group *made;
     uint64_t here_ns; /* when HERE was last sent */
+    uint64_t here_until_ns; /* until when the server waits for HERE, which comes at once from who is well */
     /* of the server */
     uint32_t *here; /* by rank of the group: the agreement that its HERE was for */
     uint8_t *blobs; /* by rank of the group */
@@ -24694,6 +24702,21 @@ static int ddl__grow_members(ddl__grow *w) {
     return 1;
 }
 
+/* Members that took part in the agreement and are silent since: stopped, or cut off. */
+static void ddl__grow_refuse_silent(ddl__grow *w) {
+    const ddl_group *g = w->group;
+    char line[sizeof w->roster.text];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "of the members who agreed to grow it some do not answer any more, stopped or cut off:");
+    for (int32_t i = 0, named = 0; i < g->size && named < 8; i++) {
+        if (ddl__grow_lives(w, i) && i != g->rank && w->here[i] != w->sequence) {
+            ddl__text_add(&text, " rank %d", i);
+            named++;
+        }
+    }
+    ddl__grow_refuse(w, DDL_ERR_TIMEOUT, line);
+}
+
 static void ddl__grow_open(ddl__grow *w) {
     int32_t free_ranks = 0, world = w->group->context->world_size;
     for (int32_t i = 0; i < world; i++) {
@@ -24798,6 +24821,8 @@ static void ddl__grow_receive(ddl__grow *w, uint64_t now) {
     }
     if (members > 0 && !w->open) {
         ddl__grow_open(w);
+    } else if (members == 0 && now >= w->here_until_ns) {
+        ddl__grow_refuse_silent(w);
     }
     if (w->over || !w->open) {
         return;
@@ -24838,6 +24863,8 @@ static void ddl__grow_begin(ddl__grow *w, const ddl__agreement *a) {
     w->seen = g->context->incarnation_seen;
     w->server = ddl__grow_server(w);
     w->here_ns = 0;
+    uint64_t now = ddl__now_ns();
+    w->here_until_ns = now + (w->end_ns - DDL__MIN(now, w->end_ns)) / 2; /* the other half is for GROWN */
     if (w->server == g->rank) {
         ddl__blob mine;
         ddl__blob_fill(g->context, &mine);
@@ -24857,7 +24884,7 @@ static void ddl__grow_step(ddl__grow *w) {
         ddl__grow_receive(w, now);
     } else if (ddl__is_gone(w->group, w->server)) {
         w->over = true;
-    } else if (now >= w->until_ns + DDL__GROW_SLACK_NS) {
+    } else if (now >= DDL__MAX(w->until_ns, w->here_until_ns) + DDL__GROW_SLACK_NS) {
         w->over = w->late = true;
     } else if (w->here_ns == 0 || now - w->here_ns > DDL__AGREE_PAUSE_NS) {
         ddl__grow_tell_here(w);
@@ -25111,17 +25138,21 @@ static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
     ddl_context *c = g->context;
     for (;;) {
         ddl__agreement *a = NULL;
-        DDL__TRY(ddl__agree_on(g, DDL__AGREE_GROW, 1, &a));
+        DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
         DDL__TRY(ddl__agree_quorum(g, a));
         ddl__grow_begin(w, a);
-        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = DDL__NEVER};
+        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
         ddl__wait_for(c, &until);
+        w->late = w->late || !w->over;
         uint32_t flag = ddl__grow_flag(w);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_GROWN, flag, &a);
+        ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
         if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
             ddl__flush_notes(c);
             *out = w->made;
             return DDL_OK;
+        }
+        if (status == DDL_ERR_TIMEOUT && w->told && w->roster.verdict == DDL_ERR_TIMEOUT) {
+            return ddl__grow_failed(w); /* who is missing is known there */
         }
         DDL__TRY(status);
         if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
@@ -25148,7 +25179,8 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
     if (status == DDL_OK) {
         w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
-        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER - DDL__GROW_SLACK_NS);
+        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER / 2);
+        w.end_ns = ddl__deadline(w.until_ns, group->timeout_ms);
         status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
         if (status == DDL_OK) {
             group->grow = &w;

@@ -403,9 +403,10 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
- * at most timeout_ms (0: the group's timeout), and then takes those who are there. The grown group has the members that
- * live and the newcomers, in order of world rank; state is the program's to broadcast. The group itself, which may be
- * broken, stays as it was; so it does on error: DDL_ERR_TIMEOUT when nobody came, DDL_ERR_STATE when nobody is dead,
+ * at most timeout_ms (0: the group's timeout), and then takes those who are there; the whole call takes at most
+ * timeout_ms and once the group's timeout. The grown group has the members that live and the newcomers, in order of
+ * world rank; state is the program's to broadcast. The group itself, which may be broken, stays as it was; so it does
+ * on error: DDL_ERR_TIMEOUT when nobody came or a member does not answer, DDL_ERR_STATE when nobody is dead,
  * DDL_ERR_QUORUM as above, DDL_ERR_UNSUPPORTED without a rendezvous by TCP whose host has a member, DDL_ERR_CONFIG or
  * DDL_ERR_SYSTEM when its port cannot be had. [any thread] */
 DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group);

@@ -262,6 +262,52 @@ TEST(another_member_receives_newcomers_when_the_first_dies) {
     all_well(&r);
 }
 
+/* ---- a member falls silent ---- */
+
+/* Rank 2 takes part in the agreement to grow and then does nothing, as if stopped, until the others have given up. They
+ * say who is missing, call again, and go on with it and a newcomer when it is back. */
+static void one_falls_silent(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    ddl_group *world = ddl_world(c), *grown = NULL;
+    __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
+    while (fault_all_reduce(world, 1000, 2) == DDL_OK) {
+    }
+    __atomic_fetch_add(&s->stop, 1, __ATOMIC_SEQ_CST);
+    until(&s->stop, n - 1);
+    if (rank == 2) {
+        ddl__agreement *a = NULL;
+        ddl__lock(c);
+        c->doing = "a test";
+        CHECK_EQ(ddl__agree_on(world, DDL__AGREE_GROW, 1, &a), DDL_OK);
+        ddl__unlock(c);
+        until(&s->grown, n - 2);
+    } else {
+        double start = test_now_s();
+        world->timeout_ms = 4000;
+        CHECK_EQ(ddl_group_grow(world, 1, 500, &grown), DDL_ERR_TIMEOUT);
+        CHECK(grown == NULL && test_now_s() - start < 60 * test_slow());
+        if (strstr(ddl_error(c), "rank 2") == NULL) {
+            test__fail(__FILE__, __LINE__, "it does not name rank 2: %s", ddl_error(c));
+        }
+        world->timeout_ms = 30000;
+        __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+TEST(a_member_that_falls_silent_is_named_and_holds_nobody) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    ranks r;
+    ranks_start(&r, RANKS, one_falls_silent, s);
+    until(&s->running, RANKS);
+    ranks_kill(&r, 3, SIGKILL);
+    ranks_reaped(&r, 3);
+    r.status[3] = 0;
+    all_well(&r);
+}
+
 /* ---- a storm ---- */
 
 static void join_or_not(int rank, int n, void *arg) {

@@ -148,7 +148,8 @@ static void node_open(int rank, bool present) {
         n->links[i].life = i < size ? DDL__ALIVE : DDL__DEAD;
     }
     n->group = ddl__group_new(&n->context, ranks, size, 0, 0, "world");
-    n->grow = (ddl__grow){.group = n->group, .porch = &model_porch, .most = MOST, .until_ns = DDL__NEVER / 2};
+    n->grow = (ddl__grow){.group = n->group, .porch = &model_porch, .most = MOST, .until_ns = DDL__NEVER / 2,
+                            .end_ns = DDL__NEVER};
     REQUIRE(ddl__grow_alloc(&n->grow));
     n->group->grow = &n->grow;
 }
@@ -380,6 +381,7 @@ static void settle(bool in_time) {
         for (int a = 0; a < size; a++) {
             nodes[a].grow.until_ns = in_time || round < 100 ? nodes[a].grow.until_ns : 1;
             nodes[a].grow.until_ns = in_time && round > 300 ? 1 : nodes[a].grow.until_ns;
+            nodes[a].grow.here_until_ns = nodes[a].grow.until_ns;
             for (int b = 0; b < size; b++) {
                 while (queues[a][b].count > 0) {
                     deliver(a, b);

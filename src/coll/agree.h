@@ -387,7 +387,7 @@ static ddl_status ddl__agree_undecided(const ddl__agree_wait *w) {
     }
     ddl__agree_explain(w, c->doing, &text);
     return ddl__error(c, DDL_ERR_TIMEOUT,
-                      "%s; the deadline of %.1f s passed. Every rank that lives must call; calling again "
+                      "%s; the deadline passed after %.1f s. Every rank that lives must call; calling again "
                       "takes it up where it was",
                       line, (double)(ddl__now_ns() - w->start_ns) / 1e9);
 }
@@ -411,7 +411,8 @@ static ddl__agreement *ddl__agree_begin(ddl_group *g, ddl__purpose purpose, uint
 }
 
 /* Agrees on one number of the sequence. *out is valid until the group's next but one. */
-static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t flag, uint64_t deadline,
+                                  ddl__agreement **out) {
     ddl_context *c = g->context;
     ddl__agreement *a = ddl__agree_begin(g, purpose, flag);
     if (a == NULL) {
@@ -423,7 +424,7 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
                    .tick = ddl__agree_tick,
                    .expect = ddl__agree_expect,
                    .arg = &state,
-                   .deadline = ddl__deadline(state.start_ns, g->timeout_ms)};
+                   .deadline = deadline};
     ddl__wait_for(c, &w);
     if (!a->decided) {
         return ddl__agree_undecided(&state);
@@ -436,10 +437,11 @@ static ddl_status ddl__agree_once(ddl_group *g, ddl__purpose purpose, uint32_t f
 
 /* Agrees for a purpose. A number that this rank had left at its deadline, and that was decided for another purpose
  * meanwhile, is passed by. */
-static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+static ddl_status ddl__agree_until(ddl_group *g, ddl__purpose purpose, uint32_t flag, uint64_t deadline,
+                                   ddl__agreement **out) {
     ddl_context *c = g->context;
     do {
-        DDL__TRY(ddl__agree_once(g, purpose, flag, out));
+        DDL__TRY(ddl__agree_once(g, purpose, flag, deadline, out));
         if ((*out)->value.verdict < 0) {
             return ddl__error(c, (ddl_status)(*out)->value.verdict,
                               "%s on group \"%s\": its ranks called different ones of ddl_agree, ddl_group_shrink "
@@ -454,6 +456,10 @@ static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t fla
         }
     } while ((*out)->value.purpose != purpose);
     return DDL_OK;
+}
+
+static ddl_status ddl__agree_on(ddl_group *g, ddl__purpose purpose, uint32_t flag, ddl__agreement **out) {
+    return ddl__agree_until(g, purpose, flag, ddl__deadline(ddl__now_ns(), g->timeout_ms), out);
 }
 
 /* >>public */

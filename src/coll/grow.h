@@ -22,7 +22,7 @@
 
 enum { DDL__GROW_HERE = 1, DDL__GROW_ROSTER = 2, DDL__GROW_ADMIT = 3 };
 enum { DDL__GROWN_MADE = 1, DDL__GROWN_AGAIN = 2 }; /* what a member says in GROWN; all must */
-#define DDL__GROW_SLACK_NS (5 * DDL__NS_PER_S) /* from the server's deadline to that of those who wait for it */
+#define DDL__GROW_SLACK_NS (5 * DDL__NS_PER_S) /* from the server's deadlines to that of those who wait for it */
 
 typedef struct ddl__grow ddl__grow;
 
@@ -42,7 +42,7 @@ struct ddl__grow {
     void *self; /* of the porch */
     int32_t most; /* newcomers that may join; wanted: of these as many as there are ranks for */
     int32_t wanted;
-    uint64_t until_ns;
+    uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
     /* the attempt */
     uint32_t sequence, id; /* of its first agreement */
     int32_t server;        /* rank in the group; -1: no member is where newcomers look */
@@ -52,6 +52,7 @@ struct ddl__grow {
     ddl__roster roster;
     ddl_group *made;
     uint64_t here_ns; /* when HERE was last sent */
+    uint64_t here_until_ns; /* until when the server waits for HERE, which comes at once from who is well */
     /* of the server */
     uint32_t *here; /* by rank of the group: the agreement that its HERE was for */
     uint8_t *blobs; /* by rank of the group */
@@ -189,6 +190,21 @@ static int ddl__grow_members(ddl__grow *w) {
     return 1;
 }
 
+/* Members that took part in the agreement and are silent since: stopped, or cut off. */
+static void ddl__grow_refuse_silent(ddl__grow *w) {
+    const ddl_group *g = w->group;
+    char line[sizeof w->roster.text];
+    ddl__text text = {line, sizeof line, 0};
+    ddl__text_add(&text, "of the members who agreed to grow it some do not answer any more, stopped or cut off:");
+    for (int32_t i = 0, named = 0; i < g->size && named < 8; i++) {
+        if (ddl__grow_lives(w, i) && i != g->rank && w->here[i] != w->sequence) {
+            ddl__text_add(&text, " rank %d", i);
+            named++;
+        }
+    }
+    ddl__grow_refuse(w, DDL_ERR_TIMEOUT, line);
+}
+
 static void ddl__grow_open(ddl__grow *w) {
     int32_t free_ranks = 0, world = w->group->context->world_size;
     for (int32_t i = 0; i < world; i++) {
@@ -293,6 +309,8 @@ static void ddl__grow_receive(ddl__grow *w, uint64_t now) {
     }
     if (members > 0 && !w->open) {
         ddl__grow_open(w);
+    } else if (members == 0 && now >= w->here_until_ns) {
+        ddl__grow_refuse_silent(w);
     }
     if (w->over || !w->open) {
         return;
@@ -333,6 +351,8 @@ static void ddl__grow_begin(ddl__grow *w, const ddl__agreement *a) {
     w->seen = g->context->incarnation_seen;
     w->server = ddl__grow_server(w);
     w->here_ns = 0;
+    uint64_t now = ddl__now_ns();
+    w->here_until_ns = now + (w->end_ns - DDL__MIN(now, w->end_ns)) / 2; /* the other half is for GROWN */
     if (w->server == g->rank) {
         ddl__blob mine;
         ddl__blob_fill(g->context, &mine);
@@ -352,7 +372,7 @@ static void ddl__grow_step(ddl__grow *w) {
         ddl__grow_receive(w, now);
     } else if (ddl__is_gone(w->group, w->server)) {
         w->over = true;
-    } else if (now >= w->until_ns + DDL__GROW_SLACK_NS) {
+    } else if (now >= DDL__MAX(w->until_ns, w->here_until_ns) + DDL__GROW_SLACK_NS) {
         w->over = w->late = true;
     } else if (w->here_ns == 0 || now - w->here_ns > DDL__AGREE_PAUSE_NS) {
         ddl__grow_tell_here(w);

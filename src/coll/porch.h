@@ -108,17 +108,21 @@ static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
     ddl_context *c = g->context;
     for (;;) {
         ddl__agreement *a = NULL;
-        DDL__TRY(ddl__agree_on(g, DDL__AGREE_GROW, 1, &a));
+        DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
         DDL__TRY(ddl__agree_quorum(g, a));
         ddl__grow_begin(w, a);
-        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = DDL__NEVER};
+        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
         ddl__wait_for(c, &until);
+        w->late = w->late || !w->over;
         uint32_t flag = ddl__grow_flag(w);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_GROWN, flag, &a);
+        ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
         if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
             ddl__flush_notes(c);
             *out = w->made;
             return DDL_OK;
+        }
+        if (status == DDL_ERR_TIMEOUT && w->told && w->roster.verdict == DDL_ERR_TIMEOUT) {
+            return ddl__grow_failed(w); /* who is missing is known there */
         }
         DDL__TRY(status);
         if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
@@ -145,7 +149,8 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
     if (status == DDL_OK) {
         w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
-        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER - DDL__GROW_SLACK_NS);
+        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER / 2);
+        w.end_ns = ddl__deadline(w.until_ns, group->timeout_ms);
         status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
         if (status == DDL_OK) {
             group->grow = &w;
