@@ -101,7 +101,7 @@ static struct CUctx_st contexts[GPUS];
 static int retained[GPUS], gpus, version, kernels_running;
 static uint64_t next_buffer_id = 1;
 static CUdeviceptr space;
-static bool ready, broken_peers, no_vmm, no_ipc, no_words;
+static bool ready, broken_peers, parted_peers, no_vmm, no_ipc, no_words;
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
 static struct { int allocations, handles, reservations, streams, events, pinned, modules, registered, imports; } live;
@@ -149,6 +149,7 @@ int standin_live(char *text, size_t bytes) {
 int standin_imports(void) { return live.imports; }
 void standin_capture(CUstream stream, int on) { stream->capturing = on != 0; }
 void standin_break_peers(int on) { broken_peers = on != 0; }
+void standin_part_peers(int on) { parted_peers = on != 0; } /* the driver says that they do not reach each other */
 void standin_without(int vmm, int ipc, int words) {
     no_vmm = vmm != 0;
     no_ipc = ipc != 0;
@@ -265,7 +266,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 }
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     ENTER(cuDeviceCanAccessPeer)
-    *can = device != peer;
+    *can = device != peer && !parted_peers;
     return CUDA_SUCCESS;
 }
 

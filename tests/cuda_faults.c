@@ -143,3 +143,48 @@ TEST(a_stream_that_is_captured_takes_nothing) {
     coll_job_make(&job);
     ranks_threads(2, captured, &job);
 }
+
+/* ---- GPUs that do not reach each other ---- */
+
+/* Ranks on two GPUs: by the host where they are apart, and right in any case. apart: 0 they reach each other, 1 they
+ * damage what goes between them, 2 the driver says no. */
+typedef struct apart_job {
+    coll_job job;
+    int apart;
+} apart_job;
+
+static void on_two_gpus(int rank, int n, void *arg) {
+    apart_job *a = arg;
+    ddl_context *c = coll_join(rank, n, &a->job);
+    REQUIRE(c != NULL);
+    pair p;
+    ddl_stats stats;
+    uint64_t natives = 0;
+    pair_make(c, rank, rank % 2 + 1, &p);
+    for (int round = 0; round < 2; round++) {
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
+        CHECK_EQ(out_wrong(c, &p, (float)(n * (n + 1)) / 2), 0);
+    }
+    CHECK_EQ(ddl_stats_get(c, &stats), DDL_OK);
+    for (int i = 0; i < DDL_STATS_TRANSPORTS && stats.transports[i].name != NULL; i++) {
+        natives += strcmp(stats.transports[i].name, "cuda") == 0 ? stats.transports[i].native_operations : 0;
+    }
+    CHECK_EQ(natives > 0, a->apart == 0);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+static void apart(int how) {
+    apart_job a = {.apart = how};
+    coll_job_make(&a.job);
+    DRIVER(void (*)(int), "standin_break_peers")(how == 1);
+    DRIVER(void (*)(int), "standin_part_peers")(how == 2);
+    ranks_threads(2, on_two_gpus, &a);
+    ranks_threads(3, on_two_gpus, &a);
+    DRIVER(void (*)(int), "standin_break_peers")(0);
+    DRIVER(void (*)(int), "standin_part_peers")(0);
+}
+
+TEST(two_gpus_share) { apart(0); }
+TEST(two_gpus_that_damage_go_by_the_host) { apart(1); }
+TEST(two_gpus_that_are_apart_go_by_the_host) { apart(2); }

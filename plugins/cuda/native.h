@@ -589,6 +589,9 @@ static ddl_status cuda_native_open(void *self, uint64_t group, const int32_t *ra
             return DDL_ERR_UNSUPPORTED;
         }
     }
+    if (cuda_probe_set(t, ranks, count) != DDL_OK) { /* all ranks use plans then: the core sees to it */
+        return DDL_ERR_UNSUPPORTED;
+    }
     cuda_natives_reclaim(t, false);
     if (t->natives == NULL && (t->natives = t->host->alloc(t->host, sizeof *t->natives)) != NULL) {
         t->natives->first = NULL;

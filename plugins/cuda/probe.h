@@ -6,7 +6,11 @@
 
 #include "share.h"
 
+#include <time.h>
+
 enum { CUDA_PROBE_BYTES = 64 << 10, CUDA_PROBE_PART = 512 }; /* PART: what each local rank writes */
+
+#define CUDA_PROBE_PATIENCE_NS 5000000000ull /* for a peer to pass its memory */
 
 /* One GPU's memory with the pattern, for others to read; its first bytes are theirs to write. */
 typedef struct cuda_probe_memory {
@@ -169,28 +173,24 @@ static ddl_status cuda_verdict_keep(cuda_ipc *t, int32_t peer, int32_t ordinal, 
     if (all->verdict_count < (int32_t)(sizeof all->verdicts / sizeof all->verdicts[0])) {
         all->verdicts[all->verdict_count++] = (cuda_verdict){t->peers[peer].board->gpus[ordinal], gpu->ordinal, good};
     }
-    if (!good) {
-        cuda_log(
-            t->host, DDL_LOG_WARN,
-            "GPU %d (%s) and GPU %d of rank %d damage what goes between them, though the driver says that they reach "
-            "each other: the host carries it. An IOMMU or ACS on a PCIe switch does that: turn it off (iommu=pt, "
-            "setpci ACSCtl) or pass the GPUs into a virtual machine as NVIDIA describes",
-            gpu->ordinal, gpu->name, ordinal, peer);
-    }
     return good ? DDL_OK : DDL_ERR_UNSUPPORTED;
 }
 
-static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu) {
-    const CUuuid *other = &t->peers[peer].board->gpus[ordinal];
-    if (memcmp(other, &gpu->uuid, sizeof *other) == 0 || !gpu->vmm) {
-        return DDL_OK; /* one GPU; or an old system, where nothing can be tried */
-    }
-    for (int32_t i = 0; i < t->probes->verdict_count; i++) {
-        const cuda_verdict *v = &t->probes->verdicts[i];
-        if (v->ordinal == gpu->ordinal && memcmp(&v->other, other, sizeof *other) == 0) {
-            return v->good ? DDL_OK : DDL_ERR_UNSUPPORTED;
+/* Does the driver say that they reach each other? Of a GPU that this process does not see it says nothing: then yes. */
+static bool cuda_probe_may(const cuda_ipc *t, const CUuuid *other, const cuda_gpu *gpu) {
+    int can = 1;
+    for (int32_t i = 0; i < t->gpu_count; i++) {
+        CUdevice device;
+        if (memcmp(&t->uuids[i], other, sizeof *other) == 0 && gpu->cu.cuDeviceGet(&device, i) == CUDA_SUCCESS &&
+            gpu->cu.cuDeviceCanAccessPeer(&can, gpu->device, device) != CUDA_SUCCESS) {
+            can = 1; /* data will tell */
         }
     }
+    return can != 0;
+}
+
+/* Sends data through it. Only what the data says is a verdict: other failures may pass. */
+static ddl_status cuda_probe_data(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu) {
     cuda_guard guard;
     CUdeviceptr there = 0;
     size_t bytes = 0;
@@ -208,7 +208,64 @@ static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gp
         }
     }
     cuda_leave(&guard);
-    return status == DDL_IN_PROGRESS ? status : cuda_verdict_keep(t, peer, ordinal, gpu, good);
+    if (status == DDL_OK && !good) {
+        cuda_log(
+            t->host, DDL_LOG_WARN,
+            "GPU %d (%s) and GPU %d of rank %d damage what goes between them, though the driver says that they reach "
+            "each other: the host carries it. An IOMMU or ACS on a PCIe switch does that: turn it off (iommu=pt, "
+            "setpci ACSCtl) or pass the GPUs into a virtual machine as NVIDIA describes",
+            gpu->ordinal, gpu->name, ordinal, peer);
+    }
+    return status == DDL_OK ? cuda_verdict_keep(t, peer, ordinal, gpu, good) : status;
+}
+
+static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu) {
+    const CUuuid *other = &t->peers[peer].board->gpus[ordinal];
+    if (memcmp(other, &gpu->uuid, sizeof *other) == 0) {
+        return DDL_OK; /* one GPU */
+    }
+    for (int32_t i = 0; i < t->probes->verdict_count; i++) {
+        const cuda_verdict *v = &t->probes->verdicts[i];
+        if (v->ordinal == gpu->ordinal && memcmp(&v->other, other, sizeof *other) == 0) {
+            return v->good ? DDL_OK : DDL_ERR_UNSUPPORTED;
+        }
+    }
+    if (!cuda_probe_may(t, other, gpu)) {
+        cuda_log(t->host, DDL_LOG_WARN, "GPU %d (%s) and GPU %d of rank %d do not reach each other, says the driver: the "
+                 "host carries what goes between them", gpu->ordinal, gpu->name, ordinal, peer);
+        return cuda_verdict_keep(t, peer, ordinal, gpu, false);
+    }
+    return gpu->vmm ? cuda_probe_data(t, peer, ordinal, gpu) : DDL_OK; /* an old system: nothing can be tried */
+}
+
+/* The GPU that a local rank uses mostly: that of its number, as is the custom. */
+static int32_t cuda_probe_usual(int32_t index, int32_t gpu_count) { return gpu_count > 0 ? index % gpu_count : -1; }
+
+/* Asks until the peer has answered, and answers meanwhile: it does the same. */
+static ddl_status cuda_probe_await(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu) {
+    uint64_t until = t->host->now_ns(t->host) + CUDA_PROBE_PATIENCE_NS;
+    struct timespec nap = {0, 100000};
+    ddl_status status = cuda_probe(t, peer, ordinal, gpu);
+    while (status == DDL_IN_PROGRESS && t->host->now_ns(t->host) < until) {
+        cuda_share_progress(t);
+        nanosleep(&nap, NULL);
+        status = cuda_probe(t, peer, ordinal, gpu);
+    }
+    return status;
+}
+
+/* From this rank's usual GPU to those of the others; on each rank of the set, so that all pairs are tried. To try more
+ * would make a context on GPUs that nobody uses. */
+static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count) {
+    cuda_gpu *gpu = NULL;
+    ddl_status status = cuda_ipc_gpu(t, cuda_probe_usual(t->local_index, t->gpu_count), &gpu);
+    for (int32_t j = 0; j < count && status == DDL_OK; j++) {
+        const cuda_peer *p = &t->peers[ranks[j]];
+        int32_t ordinal = cuda_probe_usual(p->index, p->board->gpu_count);
+        bool other = ranks[j] != t->rank && ordinal >= 0 && ordinal < CUDA_GPUS_MAX;
+        status = other ? cuda_probe_await(t, ranks[j], ordinal, gpu) : DDL_OK;
+    }
+    return status;
 }
 
 static ddl_status cuda_probes_open(cuda_ipc *t) {
