@@ -298,7 +298,7 @@ FUZZ_QUIET static void fuzz_world_make(fuzz *f, int32_t rank) {
     c->world_size = c->settings.launch.world = WORLD;
     c->tuning.model = ddl__model_default;
     REQUIRE(ddl__context_parts(c) == DDL_OK);
-    c->links = ddl__alloc_array(&c->base, WORLD, sizeof *c->links);
+    ddl__links_alloc(c, DDL__ALIVE);
     ddl__endpoint *e = &c->endpoints[c->endpoint_count++];
     *e = (ddl__endpoint){.plugin = &fuzz_plugin, .table = &fuzz_transport, .self = f, .host = ddl__host_table(c)};
     f->host = &e->host;
