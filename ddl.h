@@ -415,8 +415,9 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
 DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
                                        const int64_t *shape, ddl_tensor *out_tensor);
 /* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
- * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM.
- * [any thread] */
+ * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM; and
+ * DDL_ERR_TIMEOUT (timeout_ms), DDL_ERR_ABORTED, DDL_ERR_STATE (finalized meanwhile), after which a device may still
+ * read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
  * DDL_ERR_ARG when the memory is not ddl's (or was freed before). [any thread] */
@@ -12307,12 +12308,58 @@ static const char *ddl__device_lacks(const ddl_device *device) {
 }
 #undef DDL__NEED
 
+/* Optional members that are of use only together. */
+typedef struct ddl__member {
+    const char *name;
+    bool there;
+} ddl__member;
+
+#define DDL__MEMBER(table, member) {#member, DDL_HAS(table, member)}
+
+/* The first that is missing where others of its family are there, or NULL. */
+static const char *ddl__family_lacks(const ddl__member *family, size_t count) {
+    const char *missing = NULL;
+    size_t there = 0;
+    for (size_t i = 0; i < count; i++) {
+        there += family[i].there;
+        missing = missing == NULL && !family[i].there ? family[i].name : missing;
+    }
+    return there > 0 ? missing : NULL;
+}
+
+static const char *ddl__transport_half(const ddl_transport *t) {
+    const ddl__member native[] = {DDL__MEMBER(t, native_open), DDL__MEMBER(t, native_close),
+                                  DDL__MEMBER(t, native_cost_ns), DDL__MEMBER(t, native_start),
+                                  DDL__MEMBER(t, native_test), DDL__MEMBER(t, native_cancel)};
+    const ddl__member memory[] = {DDL__MEMBER(t, memory_alloc), DDL__MEMBER(t, memory_free)};
+    const char *lacks = ddl__family_lacks(native, DDL__COUNT_OF(native));
+    return lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+}
+
+static const char *ddl__device_half(const ddl_device *d) {
+    const ddl__member host[] = {DDL__MEMBER(d, host_alloc), DDL__MEMBER(d, host_free)};
+    const ddl__member stream[] = {DDL__MEMBER(d, stream_make), DDL__MEMBER(d, stream_free)};
+    const ddl__member gate[] = {DDL__MEMBER(d, gate_put), DDL__MEMBER(d, gate_open)};
+    const char *lacks = ddl__family_lacks(host, DDL__COUNT_OF(host));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(stream, DDL__COUNT_OF(stream));
+    return lacks != NULL ? lacks : ddl__family_lacks(gate, DDL__COUNT_OF(gate));
+}
+#undef DDL__MEMBER
+
+static ddl__plugin_verdict ddl__plugin_refuse_half(const char *what, const char *lacks, ddl__text *reason) {
+    return ddl__plugin_refuse(reason, "its %s lacks the member %s, but has others that are of use only with it", what,
+                              lacks);
+}
+
 /* What the core relies on beyond the functions. */
 static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *transport, ddl__text *reason) {
     const char *lacks = ddl__transport_lacks(transport);
     if (lacks != NULL) {
         return ddl__plugin_refuse(reason, "its transport lacks the required member %s (its table has %u bytes)", lacks,
                                   transport->size);
+    }
+    if (ddl__transport_half(transport) != NULL) {
+        return ddl__plugin_refuse_half("transport", ddl__transport_half(transport), reason);
     }
     if ((transport->flags & DDL_TRANSPORT_ORDERED) == 0) {
         return ddl__plugin_refuse(reason, "its transport does not promise order (DDL_TRANSPORT_ORDERED)");
@@ -12348,6 +12395,9 @@ static ddl__plugin_verdict ddl__plugin_check_table(const ddl_plugin *plugin, con
     if (plugin->device != NULL && ddl__device_lacks(plugin->device) != NULL) {
         return ddl__plugin_refuse(reason, "its device lacks the required member %s (its table has %u bytes)",
                                   ddl__device_lacks(plugin->device), plugin->device->size);
+    }
+    if (plugin->device != NULL && ddl__device_half(plugin->device) != NULL) {
+        return ddl__plugin_refuse_half("device", ddl__device_half(plugin->device), reason);
     }
     return plugin->transport != NULL ? ddl__plugin_check_transport(plugin->transport, reason) : DDL__PLUGIN_USABLE;
 }
@@ -16088,6 +16138,7 @@ typedef struct ddl__stage {
     ddl__device *stream_device; /* NULL: the tensors are ready now */
     void *stream;
     void *events[DDL__DEVICES_MAX]; /* by number - 1; NULL: none */
+    bool unmarked[DDL__DEVICES_MAX]; /* copies lie before no event yet: that failed, and is tried again */
     int32_t count, room;
     ddl__staged items[];
 } ddl__stage;
@@ -16175,15 +16226,31 @@ static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {
     *at = s->next;
 }
 
+/* Puts an event behind the copies of one device. Without it nobody knows when their memory is free: it stays theirs. */
+static ddl_status ddl__stage_mark(const ddl__device *d, ddl__stage *s) {
+    void *event = NULL;
+    ddl_status status = d->table->event_record(d->self, d->stream, &event);
+    s->unmarked[d->number - 1] = status < 0;
+    s->events[d->number - 1] = status < 0 ? NULL : event;
+    return status;
+}
+
+/* DDL_IN_PROGRESS while the copies of one device are under way. */
+static ddl_status ddl__stage_test(const ddl__device *d, ddl__stage *s) {
+    int32_t i = d->number - 1;
+    if (s->unmarked[i] && ddl__stage_mark(d, s) < 0) {
+        return DDL_IN_PROGRESS;
+    }
+    return s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+}
+
 /* Puts an event behind the copies of each device that has some. *out_any: whether there is one to wait for. */
 static ddl_status ddl__stage_events(ddl_context *c, ddl__stage *s, const bool *used, bool *out_any) {
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < c->devices->count; i++) {
-        ddl__device *d = &c->devices->list[i];
-        ddl_status one = used[i] ? d->table->event_record(d->self, d->stream, &s->events[i]) : DDL_OK;
-        s->events[i] = used[i] && one >= 0 ? s->events[i] : NULL;
+        ddl_status one = used[i] ? ddl__stage_mark(&c->devices->list[i], s) : DDL_OK;
         status = status < 0 ? status : one;
-        *out_any = *out_any || s->events[i] != NULL;
+        *out_any = *out_any || used[i];
     }
     return status < 0 ? status : DDL_OK;
 }
@@ -16251,8 +16318,7 @@ static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
 static bool ddl__stage_look(ddl_context *c, ddl__stage *s) {
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < c->devices->count; i++) {
-        const ddl__device *d = &c->devices->list[i];
-        ddl_status one = s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+        ddl_status one = ddl__stage_test(&c->devices->list[i], s);
         if (one == DDL_IN_PROGRESS) {
             return false;
         }
@@ -16719,9 +16785,8 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
 /* >>copy */
 
 static bool ddl__copy_done(ddl_context *c, void *arg) {
-    (void)c;
     const ddl__stage *s = arg;
-    return s->owner != NULL;
+    return s->owner != NULL || c->aborted || c->finalized;
 }
 
 static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
@@ -16730,17 +16795,38 @@ static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
     s->count = status < 0 ? 0 : s->count;
 }
 
+/* Why nobody waits for a copy any more. Whoever gave it up leaves the stage, which stays until the device is done. */
+static ddl_status ddl__copy_given_up(ddl_context *c, const ddl__stage *s) {
+    const char *what = "ddl_tensor_copy";
+    const ddl__staged *item = &s->items[s->count - 1];
+    if (c->aborted) {
+        return ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text);
+    }
+    if (c->finalized) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what);
+    }
+    return ddl__error(c, DDL_ERR_TIMEOUT, "%s: device %d has not copied %llu bytes within %lld ms (timeout_ms); it may "
+                      "still read and write the tensors that are on devices", what, item->device->number,
+                      (unsigned long long)item->bytes, (long long)c->settings.timeout_ms);
+}
+
 /* Waits for what ddl__stage_fill or ddl__stage_drain began. */
 static ddl_status ddl__copy_wait(ddl_context *c, ddl__stage *s, ddl_status status) {
-    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s, .deadline = DDL__NEVER};
+    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s,
+                   .deadline = ddl__deadline(ddl__now_ns(), c->settings.timeout_ms)};
     int32_t count = s->count;
     if (status == DDL_IN_PROGRESS) {
         s->owner = NULL;
         ddl__wait_for(c, &w);
+        if (s->owner == NULL) {
+            return ddl__copy_given_up(c, s);
+        }
         status = s->count == count ? DDL_OK : DDL_ERR_SYSTEM;
         s->count = count;
     }
-    return status;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "ddl_tensor_copy: a device failed to copy %llu bytes: %s",
+                                    (unsigned long long)s->items[0].bytes, ddl_status_text(status));
 }
 
 /* By way of packed memory. */
@@ -16800,10 +16886,7 @@ static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const 
         ddl__pack(dst, packed, true);
         ddl__scratch_put(c, packed);
     }
-    return status < 0 && c->error.status != status
-               ? ddl__error(c, status, "%s: a device failed to copy %llu bytes: %s", what, (unsigned long long)bytes,
-                            ddl_status_text(status))
-               : status;
+    return status;
 }
 
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src) {

@@ -247,6 +247,7 @@ typedef struct ddl__stage {
     ddl__device *stream_device; /* NULL: the tensors are ready now */
     void *stream;
     void *events[DDL__DEVICES_MAX]; /* by number - 1; NULL: none */
+    bool unmarked[DDL__DEVICES_MAX]; /* copies lie before no event yet: that failed, and is tried again */
     int32_t count, room;
     ddl__staged items[];
 } ddl__stage;
@@ -334,15 +335,31 @@ static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {
     *at = s->next;
 }
 
+/* Puts an event behind the copies of one device. Without it nobody knows when their memory is free: it stays theirs. */
+static ddl_status ddl__stage_mark(const ddl__device *d, ddl__stage *s) {
+    void *event = NULL;
+    ddl_status status = d->table->event_record(d->self, d->stream, &event);
+    s->unmarked[d->number - 1] = status < 0;
+    s->events[d->number - 1] = status < 0 ? NULL : event;
+    return status;
+}
+
+/* DDL_IN_PROGRESS while the copies of one device are under way. */
+static ddl_status ddl__stage_test(const ddl__device *d, ddl__stage *s) {
+    int32_t i = d->number - 1;
+    if (s->unmarked[i] && ddl__stage_mark(d, s) < 0) {
+        return DDL_IN_PROGRESS;
+    }
+    return s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+}
+
 /* Puts an event behind the copies of each device that has some. *out_any: whether there is one to wait for. */
 static ddl_status ddl__stage_events(ddl_context *c, ddl__stage *s, const bool *used, bool *out_any) {
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < c->devices->count; i++) {
-        ddl__device *d = &c->devices->list[i];
-        ddl_status one = used[i] ? d->table->event_record(d->self, d->stream, &s->events[i]) : DDL_OK;
-        s->events[i] = used[i] && one >= 0 ? s->events[i] : NULL;
+        ddl_status one = used[i] ? ddl__stage_mark(&c->devices->list[i], s) : DDL_OK;
         status = status < 0 ? status : one;
-        *out_any = *out_any || s->events[i] != NULL;
+        *out_any = *out_any || used[i];
     }
     return status < 0 ? status : DDL_OK;
 }
@@ -410,8 +427,7 @@ static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
 static bool ddl__stage_look(ddl_context *c, ddl__stage *s) {
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < c->devices->count; i++) {
-        const ddl__device *d = &c->devices->list[i];
-        ddl_status one = s->events[i] != NULL ? d->table->event_test(d->self, s->events[i]) : DDL_OK;
+        ddl_status one = ddl__stage_test(&c->devices->list[i], s);
         if (one == DDL_IN_PROGRESS) {
             return false;
         }

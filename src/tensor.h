@@ -391,9 +391,8 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
 /* >>copy */
 
 static bool ddl__copy_done(ddl_context *c, void *arg) {
-    (void)c;
     const ddl__stage *s = arg;
-    return s->owner != NULL;
+    return s->owner != NULL || c->aborted || c->finalized;
 }
 
 static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
@@ -402,17 +401,38 @@ static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
     s->count = status < 0 ? 0 : s->count;
 }
 
+/* Why nobody waits for a copy any more. Whoever gave it up leaves the stage, which stays until the device is done. */
+static ddl_status ddl__copy_given_up(ddl_context *c, const ddl__stage *s) {
+    const char *what = "ddl_tensor_copy";
+    const ddl__staged *item = &s->items[s->count - 1];
+    if (c->aborted) {
+        return ddl__error(c, DDL_ERR_ABORTED, "%s: %s", what, c->abort_text);
+    }
+    if (c->finalized) {
+        return ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized meanwhile", what);
+    }
+    return ddl__error(c, DDL_ERR_TIMEOUT, "%s: device %d has not copied %llu bytes within %lld ms (timeout_ms); it may "
+                      "still read and write the tensors that are on devices", what, item->device->number,
+                      (unsigned long long)item->bytes, (long long)c->settings.timeout_ms);
+}
+
 /* Waits for what ddl__stage_fill or ddl__stage_drain began. */
 static ddl_status ddl__copy_wait(ddl_context *c, ddl__stage *s, ddl_status status) {
-    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s, .deadline = DDL__NEVER};
+    ddl__wait w = {.done = ddl__copy_done, .tick = ddl__no_tick, .arg = s,
+                   .deadline = ddl__deadline(ddl__now_ns(), c->settings.timeout_ms)};
     int32_t count = s->count;
     if (status == DDL_IN_PROGRESS) {
         s->owner = NULL;
         ddl__wait_for(c, &w);
+        if (s->owner == NULL) {
+            return ddl__copy_given_up(c, s);
+        }
         status = s->count == count ? DDL_OK : DDL_ERR_SYSTEM;
         s->count = count;
     }
-    return status;
+    return status >= 0 ? DDL_OK
+                       : ddl__error(c, status, "ddl_tensor_copy: a device failed to copy %llu bytes: %s",
+                                    (unsigned long long)s->items[0].bytes, ddl_status_text(status));
 }
 
 /* By way of packed memory. */
@@ -472,10 +492,7 @@ static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const 
         ddl__pack(dst, packed, true);
         ddl__scratch_put(c, packed);
     }
-    return status < 0 && c->error.status != status
-               ? ddl__error(c, status, "%s: a device failed to copy %llu bytes: %s", what, (unsigned long long)bytes,
-                            ddl_status_text(status))
-               : status;
+    return status;
 }
 
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src) {

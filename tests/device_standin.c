@@ -390,6 +390,10 @@ static ddl_status strided(void *self, const ddl_tensor *tensor, void *packed, in
 }
 
 static ddl_status event_record(void *self, void *s, void **out_event) {
+    if (standin_control.fail_events > 0) {
+        standin_control.fail_events--;
+        return DDL_ERR_SYSTEM;
+    }
     event *e = calloc(1, sizeof *e);
     if (e == NULL) {
         return DDL_ERR_NOMEM;

@@ -11,6 +11,7 @@
 typedef struct standin_state {
     int fail_calls;      /* the so-manyth copy from now on is refused; 0: none */
     int fail_tasks;      /* the so-manyth task from now on fails on the device */
+    int fail_events;     /* so many events from now on are refused */
     volatile int stopped; /* no stream moves */
     int no_pinned;       /* there is no pinned memory any more */
     int pinned;          /* blocks of pinned memory that are out */

@@ -156,6 +156,94 @@ TEST(a_result_of_many_that_is_refused) {
     CHECK_EQ(s->pinned, 0);
 }
 
+/* The device copies, but can say nothing of when it is done: its pinned memory is nobody else's until it can. */
+TEST(an_event_that_fails) {
+    ddl_context *c = alone();
+    REQUIRE(c != NULL);
+    standin_state *s = standin_of();
+    static float data[70000], back[70000];
+    for (int i = 0; i < 70000; i++) {
+        data[i] = (float)i;
+    }
+    ddl_tensor t = standin_tensor(c, 1, data, DDL_F32, 70000);
+    s->stopped = 1;
+    s->fail_events = 1;
+    FAILS_WITH(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_ERR_SYSTEM, "did not copy a tensor");
+    ddl_request *r = NULL;
+    int used = s->pinned;
+    CHECK_EQ(ddl_iall_reduce(ddl_world(c), t, t, DDL_SUM, &r), DDL_OK);
+    CHECK(s->pinned > used);
+    s->stopped = 0;
+    CHECK_EQ(ddl_wait(&r, NULL), DDL_OK);
+    s->fail_events = 1;
+    FAILS_WITH(ddl_tensor_copy(c, ddl_tensor_1d(back, DDL_F32, 70000), t), DDL_ERR_SYSTEM, "a device failed to copy");
+    standin_read(c, t, back);
+    CHECK(memcmp(back, data, sizeof data) == 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+    CHECK_EQ(s->pinned, 0);
+}
+
+static void *abort_soon(void *arg) {
+    usleep(50000);
+    CHECK_EQ(ddl_abort(arg, "a test"), DDL_OK);
+    return NULL;
+}
+
+static void *finalize_soon(void *arg) {
+    usleep(50000);
+    ddl_context *c = arg;
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    return NULL;
+}
+
+static void *go_on_late(void *arg) {
+    usleep(500000);
+    ((standin_state *)arg)->stopped = 0;
+    return NULL;
+}
+
+/* A device that hangs: a copy ends as every wait does, and its pinned memory stays the device's. */
+TEST(a_copy_that_does_not_end) {
+    static float data[70000];
+    for (int way = 0; way < 3; way++) { /* time, abort, finalize */
+        coll_job job;
+        coll_job_make(&job);
+        job.config.timeout_ms = way == 0 ? 1000 : 0;
+        standin("");
+        ddl_context *c = coll_join(0, 1, &job);
+        REQUIRE(c != NULL);
+        standin_state *s = standin_of();
+        ddl_tensor t = standin_tensor(c, 1, data, DDL_F32, 70000), host = ddl_tensor_1d(data, DDL_F32, 70000);
+        pthread_t ender, goer;
+        int kept = s->pinned;
+        s->stopped = 1;
+        if (way > 0) {
+            REQUIRE(pthread_create(&ender, NULL, way == 1 ? abort_soon : finalize_soon, c) == 0);
+        }
+        if (way == 2) { /* before the context gives the device up */
+            REQUIRE(pthread_create(&goer, NULL, go_on_late, s) == 0);
+            CHECK_STR(ddl_status_name(ddl_tensor_copy(c, t, host)), "DDL_ERR_STATE");
+            pthread_join(goer, NULL);
+        } else {
+            FAILS_WITH(ddl_tensor_copy(c, t, host), way == 0 ? DDL_ERR_TIMEOUT : DDL_ERR_ABORTED,
+                       way == 0 ? "device 1 has not copied 280000 bytes within 1000 ms" : "aborted the job: a test");
+        }
+        if (way == 0) { /* what is still being copied is not taken for the next one */
+            FAILS_WITH(ddl_tensor_copy(c, host, t), DDL_ERR_TIMEOUT, "has not copied");
+            CHECK_EQ(s->pinned, kept + 1);
+        }
+        if (way > 0) {
+            pthread_join(ender, NULL);
+        }
+        s->stopped = 0;
+        if (way < 2) {
+            CHECK_EQ(ddl_finalize(&c), DDL_OK);
+        }
+        CHECK_EQ(s->pinned, 0);
+    }
+}
+
 /* The last rank goes without a word; the others have device tensors in a collective and a receive. */
 static void killed(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);

@@ -60,6 +60,8 @@ static const char plugin_source[] =
     "#ifndef FLAGS\n#define FLAGS DDL_TRANSPORT_ORDERED\n#endif\n"
     "#ifndef PAYLOAD\n#define PAYLOAD (1 << 20)\n#endif\n"
     "#ifndef SEND\n#define SEND send_\n#endif\n"
+    "#ifndef MORE\n#define MORE\n#endif\n"
+    "#define HAS(member) .member = (void *)dead_,\n"
     "#ifndef TABLE\n#define TABLE NAME\n#endif\n"
     "#ifndef SYMBOL\n#define SYMBOL NAME\n#endif\n"
     "#ifndef MARK\n#define MARK \"1\"\n#endif\n"
@@ -76,9 +78,14 @@ static const char plugin_source[] =
     "static void dead_(void *s, int32_t p) { (void)s; (void)p; }\n"
     "static const ddl_transport t = {.size = TSIZE, .flags = FLAGS, .max_payload_bytes = PAYLOAD, .open = open_,\n"
     "  .close = close_, .address = address_, .add_peer = add_, .send = SEND, .progress = progress_, .arm = arm_,\n"
-    "  .peer_dead = dead_};\n"
+    "  .peer_dead = dead_, MORE};\n"
+    "#ifdef DEVICE\n"
+    "static const ddl_device d = {.size = sizeof d, .open = (void *)dead_, .close = close_, .count = (void *)dead_,\n"
+    "  .owner = (void *)dead_, .alloc = (void *)dead_, .free = (void *)dead_, .copy = (void *)dead_,\n"
+    "  .event_record = (void *)dead_, .event_test = (void *)dead_, .event_free = (void *)dead_, DEVICE};\n"
+    "#define D &d\n#else\n#define D 0\n#endif\n"
     "#ifdef OFFERS_NOTHING\n#define T 0\n#else\n#define T &t\n#endif\n"
-    "static const ddl_plugin table = {SIZE, ABI, STR(TABLE), MARK, \"a test\", T, 0};\n"
+    "static const ddl_plugin table = {SIZE, ABI, STR(TABLE), MARK, \"a test\", T, D};\n"
     "DDL_PLUGIN_EXPORT const ddl_plugin *JOIN(ddl_plugin_, SYMBOL, _v1)(const ddl_host *h);\n"
     "const ddl_plugin *JOIN(ddl_plugin_, SYMBOL, _v1)(const ddl_host *h) {\n"
     "#ifdef WARNS\n  h->log(h, DDL_LOG_WARN, \"no quantum adapter was found\");\n#endif\n"
@@ -486,6 +493,36 @@ IN_FOLDER(a_required_member_that_is_null) {
     expect_broken("empty", "neither a transport nor a device");
     plugin("jumbled", "-DFLAGS=0");
     expect_broken("jumbled", "does not promise order");
+}
+
+/* Optional members that the core calls where another one is there: all of a family, or none. */
+IN_FOLDER(a_part_of_an_optional_family) {
+    static const char *const natives[] = {"native_open", "native_close", "native_cost_ns", "native_start", "native_test",
+                                          "native_cancel"};
+    char name[20];
+    for (int without = 0; without < 6; without++) {
+        char more[300] = "";
+        for (int i = 0; i < 6; i++) {
+            snprintf(more + strlen(more), sizeof more - strlen(more), "%s%s%s", i != without ? "HAS(" : "",
+                     i != without ? natives[i] : "", i != without ? ")" : "");
+        }
+        snprintf(name, sizeof name, "half%d", without);
+        plugin(name, say("-DMORE='%s'", more));
+        expect_broken(name, say("its transport lacks the member %s, but has others", natives[without]));
+    }
+    static const char *const pairs[][3] = {{"MORE", "memory_alloc", "memory_free"},
+                                           {"DEVICE", "host_alloc", "host_free"},
+                                           {"DEVICE", "stream_make", "stream_free"},
+                                           {"DEVICE", "gate_put", "gate_open"}};
+    for (int i = 0; i < 8; i++) {
+        const char *const *pair = pairs[i / 2];
+        snprintf(name, sizeof name, "pair%d", i);
+        plugin(name, say("-D%s='HAS(%s)'", pair[0], pair[1 + i % 2]));
+        expect_broken(name, say("lacks the member %s, but has others", pair[2 - i % 2]));
+    }
+    plugin("whole", "-DMORE='HAS(memory_alloc) HAS(memory_free)' -DDEVICE='HAS(gate_put) HAS(gate_open)'");
+    opened o = open_with("whole", NULL, folder, no_statics);
+    CHECK_EQ(o.status, DDL_OK);
 }
 
 /* Tables of a later minor version are longer, and old ones may end after the required members. */

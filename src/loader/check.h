@@ -233,12 +233,58 @@ static const char *ddl__device_lacks(const ddl_device *device) {
 }
 #undef DDL__NEED
 
+/* Optional members that are of use only together. */
+typedef struct ddl__member {
+    const char *name;
+    bool there;
+} ddl__member;
+
+#define DDL__MEMBER(table, member) {#member, DDL_HAS(table, member)}
+
+/* The first that is missing where others of its family are there, or NULL. */
+static const char *ddl__family_lacks(const ddl__member *family, size_t count) {
+    const char *missing = NULL;
+    size_t there = 0;
+    for (size_t i = 0; i < count; i++) {
+        there += family[i].there;
+        missing = missing == NULL && !family[i].there ? family[i].name : missing;
+    }
+    return there > 0 ? missing : NULL;
+}
+
+static const char *ddl__transport_half(const ddl_transport *t) {
+    const ddl__member native[] = {DDL__MEMBER(t, native_open), DDL__MEMBER(t, native_close),
+                                  DDL__MEMBER(t, native_cost_ns), DDL__MEMBER(t, native_start),
+                                  DDL__MEMBER(t, native_test), DDL__MEMBER(t, native_cancel)};
+    const ddl__member memory[] = {DDL__MEMBER(t, memory_alloc), DDL__MEMBER(t, memory_free)};
+    const char *lacks = ddl__family_lacks(native, DDL__COUNT_OF(native));
+    return lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+}
+
+static const char *ddl__device_half(const ddl_device *d) {
+    const ddl__member host[] = {DDL__MEMBER(d, host_alloc), DDL__MEMBER(d, host_free)};
+    const ddl__member stream[] = {DDL__MEMBER(d, stream_make), DDL__MEMBER(d, stream_free)};
+    const ddl__member gate[] = {DDL__MEMBER(d, gate_put), DDL__MEMBER(d, gate_open)};
+    const char *lacks = ddl__family_lacks(host, DDL__COUNT_OF(host));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(stream, DDL__COUNT_OF(stream));
+    return lacks != NULL ? lacks : ddl__family_lacks(gate, DDL__COUNT_OF(gate));
+}
+#undef DDL__MEMBER
+
+static ddl__plugin_verdict ddl__plugin_refuse_half(const char *what, const char *lacks, ddl__text *reason) {
+    return ddl__plugin_refuse(reason, "its %s lacks the member %s, but has others that are of use only with it", what,
+                              lacks);
+}
+
 /* What the core relies on beyond the functions. */
 static ddl__plugin_verdict ddl__plugin_check_transport(const ddl_transport *transport, ddl__text *reason) {
     const char *lacks = ddl__transport_lacks(transport);
     if (lacks != NULL) {
         return ddl__plugin_refuse(reason, "its transport lacks the required member %s (its table has %u bytes)", lacks,
                                   transport->size);
+    }
+    if (ddl__transport_half(transport) != NULL) {
+        return ddl__plugin_refuse_half("transport", ddl__transport_half(transport), reason);
     }
     if ((transport->flags & DDL_TRANSPORT_ORDERED) == 0) {
         return ddl__plugin_refuse(reason, "its transport does not promise order (DDL_TRANSPORT_ORDERED)");
@@ -274,6 +320,9 @@ static ddl__plugin_verdict ddl__plugin_check_table(const ddl_plugin *plugin, con
     if (plugin->device != NULL && ddl__device_lacks(plugin->device) != NULL) {
         return ddl__plugin_refuse(reason, "its device lacks the required member %s (its table has %u bytes)",
                                   ddl__device_lacks(plugin->device), plugin->device->size);
+    }
+    if (plugin->device != NULL && ddl__device_half(plugin->device) != NULL) {
+        return ddl__plugin_refuse_half("device", ddl__device_half(plugin->device), reason);
     }
     return plugin->transport != NULL ? ddl__plugin_check_transport(plugin->transport, reason) : DDL__PLUGIN_USABLE;
 }
