@@ -32,7 +32,7 @@
  *
  *     cc -O2 -o hello hello.c -lpthread -ldl
  *     ddlrun -n 4 ./hello                                        on this machine
- *     torchrun --no-python --nnodes 2 --nproc-per-node 4 ...     on several; mpirun and srun do as well
+ *     torchrun --no_python --nnodes 2 --nproc_per_node 4 ...     on several (DDL_SECRET); mpirun, srun do as well
  *
  * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective
  * optimizer compression, then the plugin ABI, then the implementation.
@@ -6780,14 +6780,20 @@ typedef struct ddl__sink {
     ddl_status (*write)(void *to, const char *text, size_t bytes);
     void *to;
     ddl_status status;
+    int error; /* errno of that first error */
     size_t used;
     char buffer[DDL__TRACE_BUFFER];
 } ddl__sink;
 
-static void ddl__sink_flush(ddl__sink *s) {
-    if (s->status == DDL_OK && s->used > 0) {
-        s->status = s->write(s->to, s->buffer, s->used);
+static void ddl__sink_write(ddl__sink *s, const char *text, size_t bytes) {
+    if (s->status == DDL_OK && bytes > 0) {
+        s->status = s->write(s->to, text, bytes);
+        s->error = errno;
     }
+}
+
+static void ddl__sink_flush(ddl__sink *s) {
+    ddl__sink_write(s, s->buffer, s->used);
     s->used = 0;
 }
 
@@ -10262,13 +10268,17 @@ static ddl_status ddl__pmi_ask(ddl__pmi *p, const char *answer, const char *comm
         return ddl__fail(p->why, late ? DDL_ERR_TIMEOUT : DDL_ERR_SYSTEM,
                          "ddl_init: the launcher (%s, over PMI_FD %d) did not answer %.20s: %s%s", p->by, p->fd,
                          command, strerror(errno),
-                         late ? ". Its barrier waits for every rank: look at what the others printed last" : "");
+                         late
+                             ? ". Its barrier waits for every rank: look at what the others printed last"
+                             : ". It ended, or took the leave of a program that this rank ran before: for several in a "
+                               "row set MASTER_ADDR and MASTER_PORT on all ranks");
     }
     return ddl__pmi_check(p, answer, command);
 }
 
-/* Slurm ends a job that greets twice, and hydra needs no greeting. That it was done is kept where it concerns the
- * process and nobody else: in the descriptor, which from then on is hidden from programs that this one executes. */
+/* Slurm ends a job that greets twice, and hydra needs no greeting. That it was done, and what it brought, is kept where
+ * it concerns the process and nobody else: in the descriptor, which is then hidden from programs that this one
+ * executes. */
 static ddl_status ddl__pmi_greet(ddl__pmi *p) {
     int flags = fcntl(p->fd, F_GETFD);
     if (flags < 0) {
@@ -10286,12 +10296,43 @@ static ddl_status ddl__pmi_greet(ddl__pmi *p) {
     return DDL_OK;
 }
 
-/* text of rank 0, one word without '=' and ';', reaches all. Blocks until all ranks have called, or the deadline. */
+/* The farewell. Without it hydra takes the end of this process, whenever that is, for a crash, and kills the others. No
+ * launcher listens afterwards: from now on the descriptor is a file with the word, for the process's next ddl_init. */
+static ddl_status ddl__pmi_leave(ddl__pmi *p, const char *text) {
+    DDL__TRY(ddl__pmi_ask(p, "finalize_ack", "cmd=finalize\n"));
+    size_t bytes = strlen(text);
+    int kept = memfd_create("ddl", MFD_CLOEXEC);
+    bool good = kept >= 0 && write(kept, text, bytes) == (ssize_t)bytes && dup3(kept, p->fd, O_CLOEXEC) >= 0;
+    int error = errno;
+    if (kept >= 0) {
+        close(kept);
+    }
+    return good ? DDL_OK
+                : ddl__fail(p->why, DDL_ERR_SYSTEM, "ddl_init: cannot keep what the launcher (%s) told: %s", p->by,
+                            strerror(error));
+}
+
+/* What ddl__pmi_leave kept. False: it was not called in this process. */
+static bool ddl__pmi_kept(int fd, char *text, size_t cap) {
+    struct stat what;
+    if (fstat(fd, &what) != 0 || !S_ISREG(what.st_mode)) {
+        return false;
+    }
+    ssize_t bytes = pread(fd, text, cap - 1, 0);
+    text[DDL__MAX(bytes, 0)] = 0;
+    return true;
+}
+
+/* text of rank 0, one word without '=' and ';', reaches all. Blocks until all ranks have called, or the deadline. The
+ * first time in a process; afterwards it is the word of that first time, and nobody waits. */
 static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap, uint64_t deadline_ns,
                                  ddl__sentence *why) {
     int64_t fd = -1;
     char space[256], command[DDL__PMI_LINE];
     DDL__TRY(ddl__env_int("PMI_FD", 0, INT32_MAX, &fd, why));
+    if (ddl__pmi_kept((int)fd, text, cap)) {
+        return DDL_OK;
+    }
     ddl__pmi pmi = {.fd = (int)fd, .deadline_ns = deadline_ns, .by = s->launch.by, .why = why};
     DDL__TRY(ddl__pmi_greet(&pmi));
     DDL__TRY(ddl__pmi_ask(&pmi, "my_kvsname", "cmd=get_my_kvsname\n"));
@@ -10311,6 +10352,7 @@ static ddl_status ddl__pmi_share(const ddl__settings *s, char *text, size_t cap,
         status =
             ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: the launcher (%s) does not know where rank 0 is", s->launch.by);
     }
+    status = status == DDL_OK ? ddl__pmi_leave(&pmi, text) : status;
     ddl__wipe(command, sizeof command); /* it may have held the secret */
     ddl__wipe(pmi.line, sizeof pmi.line);
     return status;
@@ -25898,6 +25940,10 @@ static ddl_status ddl__timeline_begin(ddl_context *c) {
     if (t != NULL && t->together && c->rank != 0) {
         status = ddl__clock_ask(c, t, &t->offsets[0]);
     }
+    if (t != NULL && c->rank == 0 && truncate(c->settings.trace, 0) != 0 && errno != EINVAL) { /* of pipes, devices */
+        ddl__log(&c->base, DDL_LOG_WARN, "cannot empty %.400s of DDL_TRACE: %s. Until the end it is of an earlier job",
+                 c->settings.trace, strerror(errno));
+    }
     if (t != NULL) {
         t->count = 0; /* what ddl_init did */
         t->together = t->together && c->world_size > 1;
@@ -25935,13 +25981,12 @@ static int ddl__timeline_open(const char *path) { return open(path, O_WRONLY | O
 static void ddl__timeline_close(ddl_context *c, ddl__sink *sink, int fd, const char *path) {
     ddl__sink_add(sink, "\n]}\n");
     ddl__sink_flush(sink);
-    int error = errno;
     bool closed = close(fd) == 0;
     if (sink->status != DDL_OK || !closed) {
         ddl__log(&c->base, DDL_LOG_WARN,
-                 "the timeline could not be written to %.400s of DDL_TRACE: %s. The job itself "
-                 "is not concerned",
-                 path, strerror(closed ? error : errno));
+                 "the timeline could not be written to %.400s of DDL_TRACE: %s. What is there is cut short. The job "
+                 "itself is not concerned",
+                 path, strerror(sink->status != DDL_OK ? sink->error : errno));
     }
 }
 
@@ -25998,9 +26043,7 @@ static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t ran
             return DDL_OK;
         }
         ddl__sink_flush(sink);
-        if (sink->status == DDL_OK) {
-            sink->status = sink->write(sink->to, piece, (size_t)bytes);
-        }
+        ddl__sink_write(sink, piece, (size_t)bytes);
     }
 }
 

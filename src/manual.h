@@ -32,7 +32,7 @@
  *
  *     cc -O2 -o hello hello.c -lpthread -ldl
  *     ddlrun -n 4 ./hello                                        on this machine
- *     torchrun --no-python --nnodes 2 --nproc-per-node 4 ...     on several; mpirun and srun do as well
+ *     torchrun --no_python --nnodes 2 --nproc_per_node 4 ...     on several (DDL_SECRET); mpirun, srun do as well
  *
  * Contents: grep '>>' ddl.h. Public: status handles tensor op context group request p2p coll collective
  * optimizer compression, then the plugin ABI, then the implementation.

@@ -57,6 +57,16 @@ def key_value_spaces():
 
 
 @test
+def a_rank_outlives_the_others():
+    """A rank that ends after ddl_finalize is no crash to the launcher, which would kill the others of its host."""
+    def both(out):
+        check("outlived 0" in out and "outlived 2" in out and out.count("done ") == 4, f"some were killed:\n{out[-3000:]}")
+    both(mpirun("mpich", "-launcher fork -hosts a,b -ppn 2 -n 4", RANK, "outlive"))
+    with slurm() as cluster:
+        both(cluster.srun("--mpi=pmi2 -N 2 -n 4", RANK, "outlive"))
+
+
+@test
 def one_program_same_loss():
     """train_gpt, the same file, with 4 ranks each by four launchers."""
     with scratch() as folder:
@@ -182,11 +192,14 @@ def a_launcher_that_answers_badly():
     says(Server("cmd=response_to_init rc=1\n").output(), "DDL_ERR_CONFIG", "answered cmd=init", "rc=1")
     says(Server(init, "what?\n").output(), "DDL_ERR_CONFIG", "with \"what?\"", "MASTER_ADDR")
     says(Server(init, space).output(), "DDL_ERR_TIMEOUT", "did not answer cmd=barrier_in", "look at what the others printed")
-    says(Server(init).output(close=True), "DDL_ERR_SYSTEM", "did not answer cmd=get_my_kvsname")
+    says(Server(init).output(close=True), "DDL_ERR_SYSTEM", "did not answer cmd=get_my_kvsname", "set MASTER_ADDR")
     says(Server(init, "x" * 3000).output(), "DDL_ERR_SYSTEM", "did not answer")
+    bye = "cmd=finalize_ack rc=0\n"
+    says(Server(init, space, "cmd=barrier_out\n", "cmd=get_result rc=0 value=x\n", "no\n").output(), "DDL_ERR_CONFIG",
+         "answered cmd=finalize", "with \"no\"")
     for value in ("ddl1/h", "ddl1/h/0/-", "ddl1/h/70000/-", "ddl1//1/-", "ddl1/h/5/abc", "ddl1/h/5/" + "g" * 64,
                   "ddl1/" + "h" * 300 + "/5/-", ""):
-        says(Server(init, space, "cmd=barrier_out\n", f"cmd=get_result rc=0 value={value}\n").output(),
+        says(Server(init, space, "cmd=barrier_out\n", f"cmd=get_result rc=0 value={value}\n", bye).output(),
              "DDL_ERR_CONFIG", "rank 0 left no address")
 
 

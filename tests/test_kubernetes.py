@@ -91,6 +91,8 @@ def ranks_and_slots_of_the_mpi_job():
     command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
     check(int(command[command.index("-n") + 1]) == replicas["Worker"]["replicas"] * mpi["spec"]["slotsPerWorker"],
           "ranks and slots differ")
+    users = {role: r["template"]["spec"].get("securityContext", {}).get("runAsUser", 0) for role, r in replicas.items()}
+    check(all(users.values()) or "--allow-run-as-root" in command, "mpirun refuses to run as root")
 
 
 def environment(container, index):

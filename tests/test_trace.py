@@ -236,6 +236,28 @@ def a_full_disk_is_said():
 
 
 @test
+def the_first_error_of_the_file_is_said():
+    """Rank 0 has the disk's error before it has received everything, which leaves errors of its own (EAGAIN)."""
+    with Job(RANK, "early", ranks=4, DDL_TRACE="/dev/full", DDL_TRANSPORTS="tcp") as job:
+        job.succeed()
+        said = [line for line in job.output(0).splitlines() if "could not be written" in line]
+        job.check(len(said) == 1 and "No space left" in said[0] and "cut short" in said[0], f"it says {said}")
+
+
+@test
+def the_file_of_the_job_before_is_emptied():
+    """A job that dies leaves no file that looks like its own; one that never begins leaves it as it is."""
+    with scratch() as folder, open(f"{folder}/t.json", "w") as file:
+        print("of the job before", file=file, flush=True)
+        with Job(RANK, "early", ranks=2, only=[0], DDL_TRACE=file.name, DDL_INIT_TIMEOUT_MS=500) as job:
+            job.finish(30, ranks=[0])
+            job.check("of the job before" in open(file.name).read(), "the file is gone, and no job began")
+        with Job(RANK, "stay", ranks=2, DDL_TRACE=file.name) as job:
+            job.until("staying")
+            job.check(os.path.getsize(file.name) == 0, "the file of the job before is still there")
+
+
+@test
 def wrong_settings_are_refused():
     for env, words in (({"DDL_TRACE": "/no/such/folder/t"}, "cannot write /no/such/folder/t of DDL_TRACE"),
                        ({"DDL_TRACE": "/tmp"}, "cannot write /tmp of DDL_TRACE"),

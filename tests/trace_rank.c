@@ -3,6 +3,7 @@
  *     trace_rank run          a known sequence of operations
  *     trace_rank die          rank 1 ends without a word in the middle; the others leave in order
  *     trace_rank early        rank 0 leaves at once, the others a second later
+ *     trace_rank stay         all stay until they are killed
  *     trace_rank steps        three all_reduces of 96,000 bytes
  *     trace_rank train        trainers: three steps with two buckets, then two with two compressed tensors
  *     trace_rank speed N      N all_reduces of 8 bytes, and prints the seconds of the fastest block
@@ -149,6 +150,9 @@ int main(int argc, char **argv) {
     } else if (strcmp(mode, "early") == 0) {
         must(c, ddl_barrier(world), "barrier");
         usleep(ddl_rank(world) == 0 ? 0 : 1000000);
+    } else if (strcmp(mode, "stay") == 0) {
+        printf("staying\n");
+        pause();
     } else {
         run(c, world);
     }

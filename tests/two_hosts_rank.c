@@ -3,12 +3,13 @@
  *
  *     two_hosts_rank init                     joins and leaves
  *     two_hosts_rank twice                    joins and leaves, and again in the same process
+ *     two_hosts_rank outlive                  joins and leaves; even ranks end half a second after the others
  *     two_hosts_rank correct [COUNT]          all collectives, against plain loops; with COUNT of one size, for slow links
  *     two_hosts_rank loop COUNT SECONDS MS    sums COUNT floats until rank 0 has done so for SECONDS, with MS of
  *                                             computing between two; after a death, the survivors shrink and go on
  *     two_hosts_rank once COUNT               one sum of COUNT floats, announced before it begins
  *
- * Prints: `joined N`, `failed STATUS: sentence`, `correct`, `looping`, `error T STATUS: sentence`,
+ * Prints: `joined N`, `outlived N`, `failed STATUS: sentence`, `correct`, `looping`, `error T STATUS: sentence`,
  * `shrink T STATUS SIZE: sentence`, `done T`. Wrong numbers print `WRONG ...` and end with 3. */
 #define _GNU_SOURCE
 #include "ddl.h"
@@ -377,6 +378,10 @@ static int job(int argc, char **argv) {
         result = once(atoll(argv[2]));
     }
     must(ddl_finalize(&context), "finalize");
+    if (strcmp(mode, "outlive") == 0 && rank % 2 == 0) {
+        (void)nanosleep(&(struct timespec){0, 500000000}, NULL);
+        printf("outlived %d\n", rank);
+    }
     printf("done %.6f\n", now_s());
     return result;
 }

@@ -75,6 +75,10 @@ static ddl_status ddl__timeline_begin(ddl_context *c) {
     if (t != NULL && t->together && c->rank != 0) {
         status = ddl__clock_ask(c, t, &t->offsets[0]);
     }
+    if (t != NULL && c->rank == 0 && truncate(c->settings.trace, 0) != 0 && errno != EINVAL) { /* of pipes, devices */
+        ddl__log(&c->base, DDL_LOG_WARN, "cannot empty %.400s of DDL_TRACE: %s. Until the end it is of an earlier job",
+                 c->settings.trace, strerror(errno));
+    }
     if (t != NULL) {
         t->count = 0; /* what ddl_init did */
         t->together = t->together && c->world_size > 1;
@@ -112,13 +116,12 @@ static int ddl__timeline_open(const char *path) { return open(path, O_WRONLY | O
 static void ddl__timeline_close(ddl_context *c, ddl__sink *sink, int fd, const char *path) {
     ddl__sink_add(sink, "\n]}\n");
     ddl__sink_flush(sink);
-    int error = errno;
     bool closed = close(fd) == 0;
     if (sink->status != DDL_OK || !closed) {
         ddl__log(&c->base, DDL_LOG_WARN,
-                 "the timeline could not be written to %.400s of DDL_TRACE: %s. The job itself "
-                 "is not concerned",
-                 path, strerror(closed ? error : errno));
+                 "the timeline could not be written to %.400s of DDL_TRACE: %s. What is there is cut short. The job "
+                 "itself is not concerned",
+                 path, strerror(sink->status != DDL_OK ? sink->error : errno));
     }
 }
 
@@ -175,9 +178,7 @@ static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t ran
             return DDL_OK;
         }
         ddl__sink_flush(sink);
-        if (sink->status == DDL_OK) {
-            sink->status = sink->write(sink->to, piece, (size_t)bytes);
-        }
+        ddl__sink_write(sink, piece, (size_t)bytes);
     }
 }
 

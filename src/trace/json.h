@@ -25,14 +25,20 @@ typedef struct ddl__sink {
     ddl_status (*write)(void *to, const char *text, size_t bytes);
     void *to;
     ddl_status status;
+    int error; /* errno of that first error */
     size_t used;
     char buffer[DDL__TRACE_BUFFER];
 } ddl__sink;
 
-static void ddl__sink_flush(ddl__sink *s) {
-    if (s->status == DDL_OK && s->used > 0) {
-        s->status = s->write(s->to, s->buffer, s->used);
+static void ddl__sink_write(ddl__sink *s, const char *text, size_t bytes) {
+    if (s->status == DDL_OK && bytes > 0) {
+        s->status = s->write(s->to, text, bytes);
+        s->error = errno;
     }
+}
+
+static void ddl__sink_flush(ddl__sink *s) {
+    ddl__sink_write(s, s->buffer, s->used);
     s->used = 0;
 }
 
