@@ -17169,7 +17169,9 @@ struct ddl_group {
     bool agreeing;
     bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
-    struct ddl__grow *grow; /* while newcomers are taken in, else NULL */
+    struct ddl__grow *grow; /* while newcomers are taken in, and after a call that was left at its deadline in GROWN */
+    ddl_group *shrunk; /* likewise in MADE: the group of the survivors */
+    uint32_t shrunk_parts;
     bool admitted;          /* a newcomer's: a member has said that the group is there */
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
@@ -23179,7 +23181,9 @@ static void ddl__form_undo(ddl_group *g) {
     if (g != NULL) {
         g->user_holds = false;
         g->context->refs--;
-        ddl__group_bury(g);
+        if (g->magic == DDL__GROUP_MAGIC) { /* finalizing buries all, in any order */
+            ddl__group_bury(g);
+        }
     }
 }
 
@@ -23471,6 +23475,11 @@ typedef enum ddl__purpose {
     DDL__AGREE_GROWN = 5   /* all have made it, or not */
 } ddl__purpose;
 
+/* What a survivor has of the new group; the agreement keeps what all have. DDL__MADE_TRIED: that it came so far, in
+ * ddl_group.shrunk_parts only. */
+enum { DDL__MADE_NOT = 0, DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */,
+       DDL__MADE_TRIED = 1 << 16 };
+
 #define DDL__AGREE_PAUSE_NS (1 * DDL__NS_PER_S)
 
 typedef struct ddl__value {
@@ -23551,7 +23560,18 @@ static ddl__agreement *ddl__agreement_get(ddl_group *g, uint32_t sequence) {
     return a;
 }
 
+static void ddl__grow_drop(ddl_group *g);
+
+/* What a call left at its deadline between its two agreements is not taken up any more. */
+static void ddl__agree_drop(ddl_group *g) {
+    ddl__grow_drop(g);
+    ddl__form_undo(g->shrunk);
+    g->shrunk = NULL;
+    g->shrunk_parts = DDL__MADE_NOT;
+}
+
 static void ddl__agree_group_free(ddl_group *g) {
+    ddl__agree_drop(g);
     while (g->agreements != NULL) {
         ddl__agreement *a = g->agreements;
         g->agreements = a->next;
@@ -23945,6 +23965,7 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     ddl__agreement *a;
     ddl_status status = ddl__agree_enter(group, "ddl_agree");
     if (status == DDL_OK) {
+        ddl__agree_drop(group);
         status = ddl__agree_on(group, DDL__AGREE_FLAG, (uint32_t)*flag, &a);
         if (status == DDL_OK) {
             *flag = (int32_t)a->value.flag;
@@ -23955,9 +23976,6 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     ddl__unlock(c);
     return status;
 }
-
-/* What a survivor has of the new group; the agreement keeps what all have. */
-enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */ };
 
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
@@ -23991,6 +24009,15 @@ static int32_t ddl__count_left(const ddl_group *g, const uint8_t *gone) {
     return left;
 }
 
+/* Makes it, and keeps it at hand. */
+static void ddl__shrink_begin(ddl_group *g, const ddl__value *v) {
+    g->shrunk = ddl__shrink_local(g, v, ddl__count_left(g, v->gone));
+    g->shrunk_parts = DDL__MADE_TRIED;
+    if (g->shrunk != NULL) {
+        g->shrunk_parts |= DDL__MADE_GROUP | (uint32_t)ddl__native_open(g->shrunk) * DDL__MADE_NATIVE;
+    }
+}
+
 /* More than half of the group must be left after an agreement on who is. */
 static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a) {
     int32_t left = ddl__count_left(g, a->value.gone);
@@ -24008,14 +24035,21 @@ static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a)
 static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
     ddl_context *c = g->context;
     for (;;) {
-        ddl__agreement *a;
-        DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
+        ddl__agreement *a = ddl__agreement_find(g, g->agree_sequence);
+        bool again = a != NULL && (g->shrunk_parts & DDL__MADE_TRIED) != 0;
+        if (!again) {
+            DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
+            DDL__TRY(ddl__agree_quorum(g, a));
+            ddl__shrink_begin(g, &a->value);
+        }
         int32_t left = ddl__count_left(g, a->value.gone);
-        DDL__TRY(ddl__agree_quorum(g, a));
-        ddl_group *made = ddl__shrink_local(g, &a->value, left);
-        uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
-                         (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, g->shrunk_parts & ~(uint32_t)DDL__MADE_TRIED, &a);
+        if (status == DDL_ERR_TIMEOUT) {
+            return status; /* the next call takes it up: others may have decided by then */
+        }
+        ddl_group *made = g->shrunk;
+        g->shrunk = NULL;
+        g->shrunk_parts = DDL__MADE_NOT;
         bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
         if (made != NULL && status == DDL_OK) {
             ddl__native_close(made, (int32_t)(a->value.flag / DDL__MADE_NATIVE));
@@ -24043,6 +24077,7 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     ddl_context *c = group->context;
     ddl_status status = ddl__agree_enter(group, "ddl_group_shrink");
     if (status == DDL_OK) {
+        ddl__grow_drop(group);
         status = ddl__shrink(group, out_group);
         ddl__agree_leave(group);
     }
@@ -24682,6 +24717,7 @@ struct ddl__grow {
     uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
     /* the attempt */
     uint32_t sequence, id; /* of its first agreement */
+    bool fences;           /* it is in GROWN, perhaps left at the deadline of a call: the next one takes it up */
     int32_t server;        /* rank in the group; -1: no member is where newcomers look */
     uint8_t *gone;         /* a bit per rank of the group, as agreed */
     bool over;             /* the roster is here, or will not come */
@@ -25134,6 +25170,15 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
     return admitted;
 }
 
+/* Leaves the fence at the deadline. Links and group stay, for the others may decide that all have them; newcomers are
+ * sent away: who decides for them is not here. */
+static void ddl__grow_leave(ddl__grow *w) {
+    if (w->open) {
+        w->porch->close(w, false);
+        w->open = false;
+    }
+}
+
 static void ddl__grow_free(ddl__grow *w) {
     ddl__base *base = &w->group->context->base;
     void *parts[] = {w->gone, w->here, w->blobs, w->table, w->wire, w->refusal};
@@ -25154,6 +25199,18 @@ static bool ddl__grow_alloc(ddl__grow *w) {
     w->refusal = ddl__alloc(base, ddl__roster_bytes(0));
     return w->gone != NULL && w->here != NULL && w->blobs != NULL && w->table != NULL && w->wire != NULL &&
            w->refusal != NULL;
+}
+
+/* Ends what a call left in GROWN. In a context that ends the links are gone already. */
+static void ddl__grow_drop(ddl_group *g) {
+    ddl__grow *w = g->grow;
+    if (w != NULL) {
+        w->told = w->told && !g->context->finalized;
+        (void)ddl__grow_end(w, NULL);
+        g->grow = NULL;
+        ddl__grow_free(w);
+        ddl__free(&g->context->base, w);
+    }
 }
 
 /* >>coll/porch */
@@ -25258,32 +25315,66 @@ static ddl_status ddl__grow_failed(const ddl__grow *w) {
                                        "away, or a rank could not make a link to one; warnings tell which");
 }
 
+/* Until the roster is here, or will not come. */
+static ddl_status ddl__grow_attempt(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl__agreement *a = NULL;
+    DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
+    DDL__TRY(ddl__agree_quorum(g, a));
+    ddl__grow_begin(w, a);
+    ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
+    ddl__wait_for(g->context, &until);
+    if (!w->over) {
+        w->over = w->late = true;
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
     ddl_group *g = w->group;
     ddl_context *c = g->context;
     for (;;) {
         ddl__agreement *a = NULL;
-        DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
-        DDL__TRY(ddl__agree_quorum(g, a));
-        ddl__grow_begin(w, a);
-        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
-        ddl__wait_for(c, &until);
-        w->late = w->late || !w->over;
-        uint32_t flag = ddl__grow_flag(w);
+        uint32_t flag = DDL__GROWN_AGAIN; /* who comes back to the fence: newcomers have been sent away meanwhile */
+        if (!w->fences) {
+            DDL__TRY(ddl__grow_attempt(w));
+            flag = ddl__grow_flag(w);
+            w->fences = true;
+        }
         ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
+        if (status == DDL_ERR_TIMEOUT) {
+            ddl__grow_leave(w);
+            bool known = w->told && w->roster.verdict == DDL_ERR_TIMEOUT; /* who is missing */
+            return known ? ddl__grow_failed(w) : status;
+        }
+        w->fences = false;
         if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
             ddl__flush_notes(c);
             *out = w->made;
+            w->made = NULL; /* the caller's now */
             return DDL_OK;
-        }
-        if (status == DDL_ERR_TIMEOUT && w->told && w->roster.verdict == DDL_ERR_TIMEOUT) {
-            return ddl__grow_failed(w); /* who is missing is known there */
         }
         DDL__TRY(status);
         if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
             return ddl__grow_failed(w);
         }
     }
+}
+
+/* What the call before left, or anew. */
+static ddl__grow *ddl__grow_get(ddl_group *g) {
+    if (g->grow == NULL) {
+        ddl__grow *w = ddl__alloc(&g->context->base, sizeof *w);
+        if (w == NULL) {
+            return NULL;
+        }
+        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
+        g->grow = w;
+        if (!ddl__grow_alloc(w)) {
+            ddl__grow_drop(g);
+        }
+    }
+    return g->grow;
 }
 
 DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
@@ -25293,8 +25384,6 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     *out_group = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
     ddl_context *c = group->context;
-    ddl__grow w = {.group = group, .porch = &ddl__porch_sockets,
-                   .most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST};
     ddl_status status = DDL_OK;
     if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
         status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
@@ -25303,18 +25392,25 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     }
     status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
     if (status == DDL_OK) {
-        w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
-        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER / 2);
-        w.end_ns = ddl__deadline(w.until_ns, group->timeout_ms);
-        status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
-        if (status == DDL_OK) {
-            group->grow = &w;
-            status = ddl__grow_run(&w, out_group);
-            group->grow = NULL;
+        ddl__form_undo(group->shrunk);
+        group->shrunk = NULL;
+        group->shrunk_parts = DDL__MADE_NOT;
+        ddl__grow *w = ddl__grow_get(group);
+        if (w == NULL) {
+            status = ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
+        } else {
+            w->most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST;
+            w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
+            w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
+            w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
+            status = ddl__grow_run(w, out_group);
+            if (!w->fences) {
+                w->told = false; /* the attempt has ended */
+                ddl__grow_drop(group);
+            }
         }
         ddl__agree_leave(group);
     }
-    ddl__grow_free(&w);
     ddl__unlock(c);
     return status;
 }

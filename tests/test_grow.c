@@ -271,6 +271,7 @@ static void one_falls_silent(int rank, int n, void *arg) {
     ddl_context *c = member();
     REQUIRE(c != NULL);
     ddl_group *world = ddl_world(c), *grown = NULL;
+    double limit = test_now_s() + 60 * test_slow();
     __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
     while (fault_all_reduce(world, 1000, 2) == DDL_OK) {
     }
@@ -283,6 +284,11 @@ static void one_falls_silent(int rank, int n, void *arg) {
         CHECK_EQ(ddl__agree_on(world, DDL__AGREE_GROW, 1, &a), DDL_OK);
         ddl__unlock(c);
         until(&s->grown, n - 2);
+        usleep(100000); /* the others are in their next call, or not yet */
+        ddl__lock(c);
+        c->doing = "a test";
+        CHECK_EQ(ddl__agree_on(world, DDL__AGREE_GROWN, 0, &a), DDL_OK);
+        ddl__unlock(c);
     } else {
         double start = test_now_s();
         world->timeout_ms = 4000;
@@ -294,13 +300,70 @@ static void one_falls_silent(int rank, int n, void *arg) {
         world->timeout_ms = 30000;
         __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
     }
+    ddl_status status; /* one call ends what was left, the next begins anew */
+    while ((status = ddl_group_grow(world, 1, 20000, &grown)) == DDL_ERR_TIMEOUT && test_now_s() < limit) {
+    }
+    if (status != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "ddl_group_grow, called again: %s", ddl_error(c));
+    } else {
+        go_on(c, grown, n);
+    }
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(ddl_group_free(&grown), DDL_OK);
 }
 
 TEST(a_member_that_falls_silent_is_named_and_holds_nobody) {
     shared *s = (shared *)ranks_shared(sizeof *s);
     ranks r;
     ranks_start(&r, RANKS, one_falls_silent, s);
+    until(&s->running, RANKS);
+    ranks_kill(&r, 3, SIGKILL);
+    ranks_reaped(&r, 3);
+    until(&s->grown, RANKS - 2);
+    ranks_again(&r, 3, join_late, s);
+    all_well(&r);
+}
+
+/* Likewise between the two agreements of ddl_group_shrink. */
+static void one_shrinks_late(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    ddl_group *world = ddl_world(c), *left = NULL;
+    __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
+    while (fault_all_reduce(world, 1000, 2) == DDL_OK) {
+    }
+    __atomic_fetch_add(&s->stop, 1, __ATOMIC_SEQ_CST);
+    until(&s->stop, n - 1);
+    if (rank == 2) {
+        ddl__agreement *a = NULL;
+        ddl__lock(c);
+        c->doing = "a test";
+        CHECK_EQ(ddl__agree_on(world, DDL__AGREE_SHRINK, 1, &a), DDL_OK);
+        ddl__shrink_begin(world, &a->value);
+        ddl__unlock(c);
+        until(&s->grown, n - 2);
+    } else {
+        world->timeout_ms = 3000;
+        CHECK_EQ(ddl_group_shrink(world, &left), DDL_ERR_TIMEOUT);
+        CHECK(left == NULL);
+        world->timeout_ms = 30000;
+        __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
+    }
+    if (ddl_group_shrink(world, &left) != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "ddl_group_shrink, called again: %s", ddl_error(c));
+    } else {
+        CHECK_EQ(ddl_size(left), n - 1);
+        CHECK_EQ(fault_all_reduce(left, 1000, 3), DDL_OK);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(ddl_group_free(&left), DDL_OK);
+}
+
+TEST(a_shrink_left_at_its_deadline_is_taken_up) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    ranks r;
+    ranks_start(&r, RANKS, one_shrinks_late, s);
     until(&s->running, RANKS);
     ranks_kill(&r, 3, SIGKILL);
     ranks_reaped(&r, 3);

@@ -160,6 +160,7 @@ static void node_close(node *n) {
     }
     ddl__free(&n->context.base, n->grow.roster.seats);
     ddl__grow_free(&n->grow);
+    n->group->grow = NULL; /* the node's, not the group's to free */
     for (ddl_group *g = n->groups.first, *next; g != NULL; g = next) {
         next = g->next;
         if (g->magic == DDL__GROUP_MAGIC) {

@@ -39,6 +39,11 @@ typedef enum ddl__purpose {
     DDL__AGREE_GROWN = 5   /* all have made it, or not */
 } ddl__purpose;
 
+/* What a survivor has of the new group; the agreement keeps what all have. DDL__MADE_TRIED: that it came so far, in
+ * ddl_group.shrunk_parts only. */
+enum { DDL__MADE_NOT = 0, DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */,
+       DDL__MADE_TRIED = 1 << 16 };
+
 #define DDL__AGREE_PAUSE_NS (1 * DDL__NS_PER_S)
 
 typedef struct ddl__value {
@@ -119,7 +124,18 @@ static ddl__agreement *ddl__agreement_get(ddl_group *g, uint32_t sequence) {
     return a;
 }
 
+static void ddl__grow_drop(ddl_group *g);
+
+/* What a call left at its deadline between its two agreements is not taken up any more. */
+static void ddl__agree_drop(ddl_group *g) {
+    ddl__grow_drop(g);
+    ddl__form_undo(g->shrunk);
+    g->shrunk = NULL;
+    g->shrunk_parts = DDL__MADE_NOT;
+}
+
 static void ddl__agree_group_free(ddl_group *g) {
+    ddl__agree_drop(g);
     while (g->agreements != NULL) {
         ddl__agreement *a = g->agreements;
         g->agreements = a->next;
@@ -513,6 +529,7 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     ddl__agreement *a;
     ddl_status status = ddl__agree_enter(group, "ddl_agree");
     if (status == DDL_OK) {
+        ddl__agree_drop(group);
         status = ddl__agree_on(group, DDL__AGREE_FLAG, (uint32_t)*flag, &a);
         if (status == DDL_OK) {
             *flag = (int32_t)a->value.flag;
@@ -523,9 +540,6 @@ DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag) {
     ddl__unlock(c);
     return status;
 }
-
-/* What a survivor has of the new group; the agreement keeps what all have. */
-enum { DDL__MADE_GROUP = 1, DDL__MADE_NATIVE = 2 /* DDL__NATIVE_HOST, and the next bits, so often */ };
 
 /* The local part of the survivors' group; NULL without memory. */
 static ddl_group *ddl__shrink_local(ddl_group *g, const ddl__value *v, int32_t count) {
@@ -559,6 +573,15 @@ static int32_t ddl__count_left(const ddl_group *g, const uint8_t *gone) {
     return left;
 }
 
+/* Makes it, and keeps it at hand. */
+static void ddl__shrink_begin(ddl_group *g, const ddl__value *v) {
+    g->shrunk = ddl__shrink_local(g, v, ddl__count_left(g, v->gone));
+    g->shrunk_parts = DDL__MADE_TRIED;
+    if (g->shrunk != NULL) {
+        g->shrunk_parts |= DDL__MADE_GROUP | (uint32_t)ddl__native_open(g->shrunk) * DDL__MADE_NATIVE;
+    }
+}
+
 /* More than half of the group must be left after an agreement on who is. */
 static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a) {
     int32_t left = ddl__count_left(g, a->value.gone);
@@ -576,14 +599,21 @@ static ddl_status ddl__agree_quorum(const ddl_group *g, const ddl__agreement *a)
 static ddl_status ddl__shrink(ddl_group *g, ddl_group **out) {
     ddl_context *c = g->context;
     for (;;) {
-        ddl__agreement *a;
-        DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
+        ddl__agreement *a = ddl__agreement_find(g, g->agree_sequence);
+        bool again = a != NULL && (g->shrunk_parts & DDL__MADE_TRIED) != 0;
+        if (!again) {
+            DDL__TRY(ddl__agree_on(g, DDL__AGREE_SHRINK, 1, &a));
+            DDL__TRY(ddl__agree_quorum(g, a));
+            ddl__shrink_begin(g, &a->value);
+        }
         int32_t left = ddl__count_left(g, a->value.gone);
-        DDL__TRY(ddl__agree_quorum(g, a));
-        ddl_group *made = ddl__shrink_local(g, &a->value, left);
-        uint32_t parts = (made != NULL ? DDL__MADE_GROUP : 0u) |
-                         (made != NULL ? (uint32_t)ddl__native_open(made) * DDL__MADE_NATIVE : 0u);
-        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, parts, &a);
+        ddl_status status = ddl__agree_on(g, DDL__AGREE_MADE, g->shrunk_parts & ~(uint32_t)DDL__MADE_TRIED, &a);
+        if (status == DDL_ERR_TIMEOUT) {
+            return status; /* the next call takes it up: others may have decided by then */
+        }
+        ddl_group *made = g->shrunk;
+        g->shrunk = NULL;
+        g->shrunk_parts = DDL__MADE_NOT;
         bool all_have_it = status == DDL_OK && (a->value.flag & DDL__MADE_GROUP) != 0;
         if (made != NULL && status == DDL_OK) {
             ddl__native_close(made, (int32_t)(a->value.flag / DDL__MADE_NATIVE));
@@ -611,6 +641,7 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     ddl_context *c = group->context;
     ddl_status status = ddl__agree_enter(group, "ddl_group_shrink");
     if (status == DDL_OK) {
+        ddl__grow_drop(group);
         status = ddl__shrink(group, out_group);
         ddl__agree_leave(group);
     }

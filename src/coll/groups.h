@@ -149,7 +149,9 @@ static void ddl__form_undo(ddl_group *g) {
     if (g != NULL) {
         g->user_holds = false;
         g->context->refs--;
-        ddl__group_bury(g);
+        if (g->magic == DDL__GROUP_MAGIC) { /* finalizing buries all, in any order */
+            ddl__group_bury(g);
+        }
     }
 }
 

@@ -45,6 +45,7 @@ struct ddl__grow {
     uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
     /* the attempt */
     uint32_t sequence, id; /* of its first agreement */
+    bool fences;           /* it is in GROWN, perhaps left at the deadline of a call: the next one takes it up */
     int32_t server;        /* rank in the group; -1: no member is where newcomers look */
     uint8_t *gone;         /* a bit per rank of the group, as agreed */
     bool over;             /* the roster is here, or will not come */
@@ -497,6 +498,15 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
     return admitted;
 }
 
+/* Leaves the fence at the deadline. Links and group stay, for the others may decide that all have them; newcomers are
+ * sent away: who decides for them is not here. */
+static void ddl__grow_leave(ddl__grow *w) {
+    if (w->open) {
+        w->porch->close(w, false);
+        w->open = false;
+    }
+}
+
 static void ddl__grow_free(ddl__grow *w) {
     ddl__base *base = &w->group->context->base;
     void *parts[] = {w->gone, w->here, w->blobs, w->table, w->wire, w->refusal};
@@ -517,6 +527,18 @@ static bool ddl__grow_alloc(ddl__grow *w) {
     w->refusal = ddl__alloc(base, ddl__roster_bytes(0));
     return w->gone != NULL && w->here != NULL && w->blobs != NULL && w->table != NULL && w->wire != NULL &&
            w->refusal != NULL;
+}
+
+/* Ends what a call left in GROWN. In a context that ends the links are gone already. */
+static void ddl__grow_drop(ddl_group *g) {
+    ddl__grow *w = g->grow;
+    if (w != NULL) {
+        w->told = w->told && !g->context->finalized;
+        (void)ddl__grow_end(w, NULL);
+        g->grow = NULL;
+        ddl__grow_free(w);
+        ddl__free(&g->context->base, w);
+    }
 }
 
 #endif /* DDL_COLL_GROW_H */

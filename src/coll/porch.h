@@ -103,32 +103,66 @@ static ddl_status ddl__grow_failed(const ddl__grow *w) {
                                        "away, or a rank could not make a link to one; warnings tell which");
 }
 
+/* Until the roster is here, or will not come. */
+static ddl_status ddl__grow_attempt(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl__agreement *a = NULL;
+    DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
+    DDL__TRY(ddl__agree_quorum(g, a));
+    ddl__grow_begin(w, a);
+    ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
+    ddl__wait_for(g->context, &until);
+    if (!w->over) {
+        w->over = w->late = true;
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
     ddl_group *g = w->group;
     ddl_context *c = g->context;
     for (;;) {
         ddl__agreement *a = NULL;
-        DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
-        DDL__TRY(ddl__agree_quorum(g, a));
-        ddl__grow_begin(w, a);
-        ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
-        ddl__wait_for(c, &until);
-        w->late = w->late || !w->over;
-        uint32_t flag = ddl__grow_flag(w);
+        uint32_t flag = DDL__GROWN_AGAIN; /* who comes back to the fence: newcomers have been sent away meanwhile */
+        if (!w->fences) {
+            DDL__TRY(ddl__grow_attempt(w));
+            flag = ddl__grow_flag(w);
+            w->fences = true;
+        }
         ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
+        if (status == DDL_ERR_TIMEOUT) {
+            ddl__grow_leave(w);
+            bool known = w->told && w->roster.verdict == DDL_ERR_TIMEOUT; /* who is missing */
+            return known ? ddl__grow_failed(w) : status;
+        }
+        w->fences = false;
         if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
             ddl__flush_notes(c);
             *out = w->made;
+            w->made = NULL; /* the caller's now */
             return DDL_OK;
-        }
-        if (status == DDL_ERR_TIMEOUT && w->told && w->roster.verdict == DDL_ERR_TIMEOUT) {
-            return ddl__grow_failed(w); /* who is missing is known there */
         }
         DDL__TRY(status);
         if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
             return ddl__grow_failed(w);
         }
     }
+}
+
+/* What the call before left, or anew. */
+static ddl__grow *ddl__grow_get(ddl_group *g) {
+    if (g->grow == NULL) {
+        ddl__grow *w = ddl__alloc(&g->context->base, sizeof *w);
+        if (w == NULL) {
+            return NULL;
+        }
+        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
+        g->grow = w;
+        if (!ddl__grow_alloc(w)) {
+            ddl__grow_drop(g);
+        }
+    }
+    return g->grow;
 }
 
 DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
@@ -138,8 +172,6 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     *out_group = NULL;
     DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
     ddl_context *c = group->context;
-    ddl__grow w = {.group = group, .porch = &ddl__porch_sockets,
-                   .most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST};
     ddl_status status = DDL_OK;
     if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
         status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
@@ -148,18 +180,25 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     }
     status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
     if (status == DDL_OK) {
-        w.until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
-        w.until_ns = DDL__MIN(w.until_ns, DDL__NEVER / 2);
-        w.end_ns = ddl__deadline(w.until_ns, group->timeout_ms);
-        status = ddl__grow_alloc(&w) ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
-        if (status == DDL_OK) {
-            group->grow = &w;
-            status = ddl__grow_run(&w, out_group);
-            group->grow = NULL;
+        ddl__form_undo(group->shrunk);
+        group->shrunk = NULL;
+        group->shrunk_parts = DDL__MADE_NOT;
+        ddl__grow *w = ddl__grow_get(group);
+        if (w == NULL) {
+            status = ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
+        } else {
+            w->most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST;
+            w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
+            w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
+            w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
+            status = ddl__grow_run(w, out_group);
+            if (!w->fences) {
+                w->told = false; /* the attempt has ended */
+                ddl__grow_drop(group);
+            }
         }
         ddl__agree_leave(group);
     }
-    ddl__grow_free(&w);
     ddl__unlock(c);
     return status;
 }

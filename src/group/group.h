@@ -109,7 +109,9 @@ struct ddl_group {
     bool agreeing;
     bool slow_told; /* an operation took too long, and was reported */
     struct ddl__agreement *agreements;
-    struct ddl__grow *grow; /* while newcomers are taken in, else NULL */
+    struct ddl__grow *grow; /* while newcomers are taken in, and after a call that was left at its deadline in GROWN */
+    ddl_group *shrunk; /* likewise in MADE: the group of the survivors */
+    uint32_t shrunk_parts;
     bool admitted;          /* a newcomer's: a member has said that the group is there */
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
