@@ -162,7 +162,9 @@ def what_is_no_job():
         time.sleep(0.2)
         code, out = attach(other.pid)
         check(code == 1 and "has ended" in out, out)
-    for words, said in ((["--attach"], "--attach needs"), (["--doctor", "--attach", "1"], "give one")):
+    for words, said in ((["--attach"], "--attach needs"), (["--doctor", "--attach", "1"], "give one"),
+                        (["--json", "--attach", "1"], "--attach has none"), (["--attach", "--json"], "--attach needs"),
+                        (["--attach", "-1"], "--attach needs"), (["--json"], "give both")):
         done = sh([INFO, *words])
         check(done.returncode == 2 and said in done.stdout, done.stdout)
 

@@ -72,6 +72,23 @@ def every_algorithm_is_in_operations():
 
 
 @test
+def every_function_is_in_the_map():
+    """docs/api.md names each function that src/api*.h declares, once, and no other; its sections are those of the header."""
+    header = "".join(p.read_text() for p in [ROOT / "src/api.h", *sorted((ROOT / "src/api").glob("*.h"))])
+    declared = re.findall(r"^DDL_API [^;(]*?\b(ddl_\w+)\(", header, re.M)
+    check(len(declared) > 120, f"{len(declared)} functions")
+    page = (ROOT / "docs/api.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    for name in declared:
+        found = len(re.findall(rf"\b{name}\b", rows))
+        check(found == 1, f"docs/api.md names {name} {found} times")
+    for name in set(re.findall(r"\bddl_\w+", page)) - set(declared):
+        check(False, f"docs/api.md names {name}, which src/api*.h does not declare")
+    for section in set(re.findall(r"`>>(\w+)`", page)):
+        check(re.search(rf">>{section}\b", header), f"docs/api.md names the section >>{section}")
+
+
+@test
 def rooms_are_listed_in_order():
     rooms = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design.md").read_text(), re.M)
     script = (ROOT / "amalgamate.py").read_text()

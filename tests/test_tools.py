@@ -126,7 +126,8 @@ def wrong_arguments_are_refused_in_a_sentence():
 @test
 def an_unknown_flag_is_told_with_the_nearest():
     for words, near in (([BUILD / "train_gpt", "--stepps=4"], "--steps"), ([ROOT / "bench/compare", "--rank", "2"], "--ranks"),
-                        ([ROOT / "bench/train", "--stps", "2"], "--steps"),
+                        ([ROOT / "bench/train", "--stps", "2"], "--steps"), ([ROOT / "bench/plot", "--outpt", "x"], "--output"),
+                        ([ROOT / "tests/run", "--varient", "gcc"], "--variant"),
                         ([ROOT / "tools/ddl-timeline", "--fron", "2"], "--from")):
         done = sh(words)
         check(done.returncode in (1, 2) and f"did you mean {near}?" in done.stdout, f"{words}: {done.stdout}")

@@ -234,7 +234,7 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
         *out_doctor |= option == 'd';
         *out_json |= option == 'j';
         *out_attach = option == 'a' ? optarg : *out_attach;
-        if (option == ':') {
+        if (option == ':' || (option == 'a' && optarg[0] == '-')) { /* a flag is no job's name */
             fprintf(stderr, "ddl-info: --attach needs the number of a process, or the name of a job.\n");
             return 2;
         }
@@ -247,9 +247,12 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
         fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind], text, sizeof text));
         return 2;
     }
-    if ((*out_json && !*out_doctor) || (*out_doctor && *out_attach != NULL)) {
-        fprintf(stderr, "ddl-info: %s\n", *out_attach != NULL ? "--attach looks at a job that runs, --doctor is one; give one."
-                                                              : "--json is a form of --doctor; give both.");
+    const char *why = *out_doctor && *out_attach != NULL ? "--attach looks at a job that runs, --doctor is one; give one."
+                      : *out_json && *out_attach != NULL ? "--json is a form of --doctor; --attach has none."
+                      : *out_json && !*out_doctor        ? "--json is a form of --doctor; give both."
+                                                         : NULL;
+    if (why != NULL) {
+        fprintf(stderr, "ddl-info: %s\n", why);
         return 2;
     }
     return -1;

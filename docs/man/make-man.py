@@ -36,5 +36,7 @@ def pages(folder):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not all(pathlib.Path(sys.argv[1], name).is_file() for name in TOOLS):
+        sys.exit(f"usage: make-man.py FOLDER_OF_TOOLS (build): it has {', '.join(TOOLS)}")
     for file, text in pages(sys.argv[1]):
         (HERE / file).write_text(text)
