@@ -1699,7 +1699,7 @@ typedef struct ddl_kernel_code {
     const ddl_compression *config;
     uint64_t stream;
     const float *g;
-    float *e, *sum; /* e: the residual, or NULL */
+    float *e, *sum; /* e: the residual, or NULL, which encoders of sparse codes may refuse */
     int64_t count;
     void *code, *scratch;
     uint64_t *odd;
@@ -25926,6 +25926,14 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_group_stream: streams of device %d (%s) cannot wait for "
                           "operations", device, d->plugin->name);
     }
+    void *gate = NULL;
+    ddl_status status = d->table->gate_put(d->self, stream, &gate); /* a trial, that opens at once */
+    if (status < 0) {
+        return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
+                          "%d (%s), is being captured into a graph, or the device cannot wait for the host: %s", device,
+                          d->plugin->name, ddl_status_text(status));
+    }
+    d->table->gate_open(d->self, gate);
     DDL__TRY(ddl__thread_start(c, "ddl_group_stream")); /* nobody else may come and move operations on */
     g->stream_device = d;
     g->stream = stream;

@@ -310,7 +310,7 @@ typedef struct ddl_kernel_code {
     const ddl_compression *config;
     uint64_t stream;
     const float *g;
-    float *e, *sum; /* e: the residual, or NULL */
+    float *e, *sum; /* e: the residual, or NULL, which encoders of sparse codes may refuse */
     int64_t count;
     void *code, *scratch;
     uint64_t *odd;

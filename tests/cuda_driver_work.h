@@ -192,6 +192,7 @@ CUresult cuStreamGetCtx(CUstream s, CUcontext *context) {
     return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream s, int *status) {
+    *status = 77; /* says nothing, if it fails */
     ENTER(cuStreamIsCapturing)
     NEED_CONTEXT
     *status = actual(s)->capturing;

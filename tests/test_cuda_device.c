@@ -213,12 +213,11 @@ static void work_waits_for(void *self, void *stream, uint8_t *pinned, void *memo
     device()->event_free(self, event);
 }
 
-static void gates_hold(int words) {
+TEST(gates_of_words) {
     small_host h;
     void *self = NULL, *stream = NULL, *memory = NULL, *pinned = NULL, *gate[3] = {NULL};
     small_host_make(&h);
     REQUIRE(standin_need(0));
-    standin.without(0, 0, !words);
     REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
     CHECK_EQ(device()->stream_make(self, &stream), DDL_OK);
     CHECK_EQ(device()->alloc(self, 100, &memory), DDL_OK);
@@ -252,8 +251,28 @@ static void gates_hold(int words) {
     CHECK_NOTHING_LEFT(&h);
 }
 
-TEST(gates_of_words) { gates_hold(1); }
-TEST(gates_by_the_host) { gates_hold(0); }
+/* Of a GPU that cannot wait for words, and of another one's stream, there are no gates. */
+TEST(gates_that_cannot_be) {
+    small_host h;
+    void *self = NULL, *other = NULL, *stream = NULL, *gate = NULL;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK && device()->open(&h.host, 1, &other) == DDL_OK);
+    CHECK_EQ(device()->stream_make(other, &stream), DDL_OK);
+    CHECK_EQ(device()->gate_put(self, stream, &gate), DDL_ERR_ARG);
+    CHECK_STR(h.said, "of another GPU");
+    standin.without(0, 0, 1);
+    CHECK_EQ(device()->gate_put(other, stream, &gate), DDL_ERR_UNSUPPORTED);
+    CHECK_STR(h.said, "letting a stream wait for the host");
+    standin.without(0, 0, 0);
+    standin.fail("cuStreamIsCapturing", 1, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    CHECK_EQ(device()->capturing(other, stream), 0);
+    standin.fail(NULL, 0, 0);
+    device()->stream_free(other, stream);
+    device()->close(other);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
 
 TEST(a_stream_waits_for_another) {
     small_host h;

@@ -413,6 +413,7 @@ static void share_anew(int rank, int n, void *arg) {
         REQUIRE(cuda_transport.memory_register(w->t, memory, 5000, &handle, &mine) == DDL_OK);
         hear_key(w, 0, &key);
         paint(w, memory, 5000, 77);
+        standin.fail(s->plain && turn == 2 ? "cuIpcOpenMemHandle_v2" : NULL, s->plain && turn == 2, CUDA_ERROR_ALREADY_MAPPED);
         CHECK_EQ(finish(w, cuda_transport.get(w->t, 0, memory, handle, &key, 0, 5000, w)), DDL_OK);
         CHECK_EQ(wrong(w, memory, 5000, 0, turn), 0); /* this turn's, not an older one's */
         if (turn > 0) {
@@ -541,6 +542,7 @@ static void sleepers(int rank, int n, void *arg) {
         REQUIRE(cuda_transport.memory_register(w->t, memory, 5000, &handle, &mine) == DDL_OK);
         hear_key(w, 0, &key);
         ddl_status status = cuda_transport.get(w->t, 0, memory, handle, &key, 0, 5000, w);
+        standin.fail("cuLaunchHostFunc", 0, 0); /* counts */
         while (status == DDL_IN_PROGRESS && w->ended == 0) {
             int fd = -1;
             status = cuda_transport.arm(w->t, &fd) == DDL_OK ? DDL_IN_PROGRESS : status;
@@ -549,6 +551,7 @@ static void sleepers(int rank, int n, void *arg) {
             cuda_ipc_progress(w->t, -1);
         }
         CHECK_EQ(w->end, DDL_OK);
+        CHECK(standin.calls() <= 1); /* one wake-up, however often it was armed */
         CHECK_EQ(wrong(w, memory, 5000, 0, 4), 0);
         say(w, 0, SAYS_DONE);
     }

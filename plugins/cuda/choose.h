@@ -353,6 +353,9 @@ static int64_t cuda_code_kept(const ddl_compression *c, int64_t n) {
 }
 
 static ddl_status cuda_put_top(const cuda_sink *sink, const ddl_kernel_code *p) {
+    if (p->e == NULL) { /* the residual is where they work */
+        return DDL_ERR_UNSUPPORTED;
+    }
     int64_t k = cuda_code_kept(p->config, p->count), tiles = (p->count + CUDA_TILE - 1) / CUDA_TILE;
     cuda_top_args a = {.g = p->g, .e = p->e, .places = p->code, .values = (float *)p->code + k,
                        .odd = (unsigned long long *)p->odd, .state = p->scratch,
@@ -373,6 +376,9 @@ static ddl_status cuda_put_top(const cuda_sink *sink, const ddl_kernel_code *p) 
 }
 
 static ddl_status cuda_put_random(const cuda_sink *sink, const ddl_kernel_code *p) {
+    if (p->e == NULL) { /* the residual is where they work */
+        return DDL_ERR_UNSUPPORTED;
+    }
     int64_t k = cuda_code_kept(p->config, p->count);
     cuda_top_args correct = {.g = p->g, .e = p->e, .odd = (unsigned long long *)p->odd, .count = p->count};
     cuda_sparse_args a = {.values = p->code, .e = p->e, .count = p->count, .k = k, .stream = p->stream};

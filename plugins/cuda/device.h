@@ -250,7 +250,9 @@ static int32_t cuda_device_capturing(void *self, void *stream) {
     cuda_guard guard;
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (stream != NULL && cuda_enter(gpu, &guard) == DDL_OK) {
-        cuda_check(gpu, gpu->cu.cuStreamIsCapturing((CUstream)stream, &status), "asking whether a stream is captured");
+        if (gpu->cu.cuStreamIsCapturing((CUstream)stream, &status) != CUDA_SUCCESS) {
+            status = CU_STREAM_CAPTURE_STATUS_NONE; /* of the legacy stream, while another is captured */
+        }
         cuda_leave(&guard);
     }
     return status != CU_STREAM_CAPTURE_STATUS_NONE;

@@ -1,11 +1,9 @@
 /* gate: a place on a stream that the host opens. The GPU's front end waits there for a word of pinned memory (no kernel runs
- * meanwhile); where that cannot be, a function of the host does, on the driver's thread. */
+ * meanwhile); where it cannot, streams are refused: a function of the host would keep the driver's thread from others. */
 #ifndef CUDA_GATE_H
 #define CUDA_GATE_H
 
-#include "device.h"
-
-#include <time.h>
+#include "launch.h"
 
 enum { CUDA_GATE_WORDS = 1024 }; /* gates that are closed at one time, of one GPU and context */
 
@@ -21,7 +19,6 @@ typedef struct cuda_gate {
 typedef struct cuda_gates {
     _Atomic uint32_t *words;
     CUdeviceptr words_there; /* as the GPU sees them */
-    bool by_host;            /* the GPU cannot wait for words */
     cuda_gate *open;
     cuda_gate all[CUDA_GATE_WORDS];
 } cuda_gates;
@@ -60,48 +57,36 @@ static ddl_status cuda_gates_need(cuda_gpu *gpu) {
     return DDL_OK;
 }
 
-static bool cuda_gate_is_open(const cuda_gate *gate, uint32_t value) {
-    /* acquire: what the host did before it opened is done */
-    return (int32_t)(atomic_load_explicit(gate->word, memory_order_acquire) - value) >= 0;
+/* What a GPU first needs of the driver may wait for all that is on it, and so for a gate that this host is to open: the
+ * kernels are loaded before there is one. One that is not found says so when it is launched. */
+static ddl_status cuda_gates_prepare(cuda_gpu *gpu) {
+    ddl_status status = gpu->gates == NULL ? cuda_module_need(gpu) : DDL_OK;
+    for (int32_t i = 0; status == DDL_OK && gpu->gates == NULL && i < CUDA_K_COUNT; i++) {
+        CUfunction function = NULL;
+        if (gpu->cu.cuModuleGetFunction(&function, gpu->module, cuda_kernel_names[i]) != CUDA_SUCCESS) {
+            break;
+        }
+        atomic_store_explicit(&gpu->kernels[i], function, memory_order_release); /* with the module's code */
+    }
+    return status;
 }
 
-typedef struct cuda_gate_call {
-    cuda_gate *gate;
-    uint32_t value;
-} cuda_gate_call;
-
-/* On a thread of the driver's, which has nothing else to do while this stream waits. No CUDA here. */
-static void cuda_gate_wait(void *user) {
-    cuda_gate_call call = *(cuda_gate_call *)user;
-    free(user);
-    struct timespec nap = {0, 20000};
-    while (!cuda_gate_is_open(call.gate, call.value)) {
-        nanosleep(&nap, NULL);
+/* Streams of other contexts cannot be ordered on this GPU. The context is current. */
+static ddl_status cuda_gate_check(cuda_gpu *gpu, CUstream stream) {
+    CUcontext context = NULL;
+    ddl_status status = cuda_check(gpu, gpu->cu.cuStreamGetCtx(stream, &context), "asking whose a stream is");
+    if (status == DDL_OK && context != atomic_load_explicit(&gpu->context, memory_order_acquire)) {
+        cuda_log(gpu->host, DDL_LOG_WARN, "GPU %d (%s): the stream is of another GPU, or of another context than the "
+                 "primary one", gpu->ordinal, gpu->name);
+        return DDL_ERR_ARG;
     }
-}
-
-static CUresult cuda_gate_put_host(cuda_gpu *gpu, CUstream stream, cuda_gate *gate) {
-    cuda_gate_call *call = malloc(sizeof *call); /* not the host's: it is freed on another thread, maybe after close */
-    if (call == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *call = (cuda_gate_call){gate, gate->value};
-    CUresult result = gpu->cu.cuLaunchHostFunc(stream, cuda_gate_wait, call);
-    if (result != CUDA_SUCCESS) {
-        free(call);
-    }
-    return result;
+    return status;
 }
 
 /* The context is current. */
 static CUresult cuda_gate_close_on(cuda_gpu *gpu, CUstream stream, cuda_gate *gate) {
-    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
-    if (!gpu->gates->by_host) {
-        CUdeviceptr word = gpu->gates->words_there + (CUdeviceptr)(gate->word - gpu->gates->words) * sizeof(uint32_t);
-        result = gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
-        gpu->gates->by_host = result == CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return result == CUDA_ERROR_NOT_SUPPORTED ? cuda_gate_put_host(gpu, stream, gate) : result;
+    CUdeviceptr word = gpu->gates->words_there + (CUdeviceptr)(gate->word - gpu->gates->words) * sizeof(uint32_t);
+    return gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate) {
@@ -117,8 +102,10 @@ static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate
     if (status != DDL_OK) {
         return status;
     }
+    status = cuda_gate_check(gpu, cuda_stream_of(gpu, stream));
+    status = status == DDL_OK ? cuda_gates_prepare(gpu) : status;
     pthread_mutex_lock(&gpu->lock);
-    status = cuda_gates_need(gpu);
+    status = status == DDL_OK ? cuda_gates_need(gpu) : status;
     cuda_gate *gate = status == DDL_OK ? gpu->gates->open : NULL;
     if (status == DDL_OK && gate == NULL) {
         status = DDL_ERR_NOMEM; /* so many operations wait on streams already */

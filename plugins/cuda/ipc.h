@@ -35,6 +35,7 @@ typedef struct cuda_transfer {
     void *cookie;
     cuda_import *import; /* NULL: not begun */
     CUevent event;
+    bool wakes; /* the event rings when it happens */
 } cuda_transfer;
 
 /* ---- opening ---- */
@@ -408,9 +409,13 @@ static void cuda_ipc_wake(void *user) {
     (void)n;
 }
 
-/* Rings when an event has happened. On a stream of its own, as others must not wait behind a user's stream. */
-static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event) {
+/* Rings when an event (or none) has happened: put there once for each event. On a stream of its own, as others must not wait
+ * behind a user's stream. */
+static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event, bool *wakes) {
     cuda_guard guard;
+    if (event == NULL || *wakes) {
+        return true;
+    }
     if (cuda_enter(gpu, &guard) != DDL_OK) {
         return false;
     }
@@ -419,7 +424,8 @@ static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event) {
     result = result == CUDA_SUCCESS ? gpu->cu.cuLaunchHostFunc(gpu->wakes, cuda_ipc_wake, (void *)(intptr_t)t->bell)
                                     : result;
     cuda_leave(&guard);
-    return result == CUDA_SUCCESS;
+    *wakes = result == CUDA_SUCCESS;
+    return *wakes;
 }
 
 /* Work on a GPU rings when it is done; where it cannot, the core has to look. */
@@ -435,12 +441,12 @@ static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     if (cuda_ipc_work(t) > 0) {
         return DDL_IN_PROGRESS;
     }
-    for (const cuda_transfer *x = t->transfers; wakes && x != NULL; x = x->next) {
-        wakes = x->event == NULL || cuda_ipc_wake_after(t, x->gpu, x->event);
+    for (cuda_transfer *x = t->transfers; wakes && x != NULL; x = x->next) {
+        wakes = cuda_ipc_wake_after(t, x->gpu, x->event, &x->wakes);
     }
     for (cuda_native *set = t->natives != NULL ? t->natives->first : NULL; wakes && set != NULL; set = set->next) {
-        wakes =
-            set->head == NULL || set->head->event == NULL || cuda_ipc_wake_after(t, set->head->gpu, set->head->event);
+        cuda_op *op = set->head;
+        wakes = op == NULL || cuda_ipc_wake_after(t, op->gpu, op->event, &op->wakes);
     }
     return wakes ? DDL_OK : DDL_IN_PROGRESS;
 }

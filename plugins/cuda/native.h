@@ -38,6 +38,7 @@ typedef struct cuda_op {
     cuda_step step;
     cuda_gpu *gpu;
     CUevent event;    /* that the step waits for; NULL: none */
+    bool wakes;       /* and it rings when it happens: ipc.h */
     int32_t awaited;  /* rank in the set */
     int32_t differs;  /* this rank called something else; -1: none */
     ddl_status failure;
@@ -111,6 +112,7 @@ static ddl_status cuda_native_stream(cuda_native *set, cuda_gpu *gpu) {
 
 /* From now on the operation waits for what is on the stream. The context is current. */
 static ddl_status cuda_op_mark(cuda_op *op, CUstream stream) {
+    op->wakes = false;
     ddl_status status = cuda_event_take(op->gpu, &op->event);
     if (status == DDL_OK) {
         status = cuda_check(op->gpu, op->gpu->cu.cuEventRecord(op->event, stream), "recording an event");
@@ -475,7 +477,8 @@ static void cuda_native_settle(cuda_native *set, cuda_op *op) {
     cuda_ipc *t = set->t;
     uint64_t until = t->host->now_ns(t->host) + CUDA_CANCEL_PATIENCE_NS, sequence = op->call.sequence;
     struct timespec nap = {0, 50000};
-    ddl_status status = cuda_op_marked(op);
+    /* before it is ready the event is of the user's stream, and nothing of ours is under way */
+    ddl_status status = op->step != cuda_ready_step ? cuda_op_marked(op) : DDL_OK;
     for (; status == DDL_IN_PROGRESS && t->host->now_ns(t->host) < until; status = cuda_op_marked(op)) {
         nanosleep(&nap, NULL);
     }
@@ -520,6 +523,10 @@ static void cuda_native_cancel(void *self, void *set_, void *op_) {
     }
     cuda_native_unqueue(set, op);
     cuda_op_release(set, op);
+    if (op->event != NULL) {
+        cuda_event_give(op->gpu, op->event);
+        op->event = NULL;
+    }
     op->next = set->spare;
     set->spare = op;
 }

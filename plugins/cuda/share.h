@@ -336,6 +336,21 @@ static ddl_status cuda_peer_access(cuda_ipc *t, cuda_gpu *gpu, int32_t ordinal) 
     return status;
 }
 
+static int32_t cuda_imports_close(cuda_ipc *t);
+
+/* By CUDA IPC. What a peer freed and allocated again at the same address cannot be opened while the old one is (208). */
+static CUresult cuda_import_open(cuda_ipc *t, int32_t peer, CUipcMemHandle handle, cuda_gpu *gpu, CUdeviceptr *out) {
+    CUresult result = gpu->cu.cuIpcOpenMemHandle(out, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result == CUDA_ERROR_ALREADY_MAPPED) {
+        for (cuda_import *i = t->shares->imports; i != NULL; i = i->next) {
+            i->stale = i->stale || (i->peer == peer && i->uses == 0);
+        }
+        cuda_imports_close(t);
+        result = gpu->cu.cuIpcOpenMemHandle(out, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    }
+    return result;
+}
+
 /* Maps it; the context is current. */
 static ddl_status cuda_import_map(cuda_ipc *t, int32_t peer, const cuda_shared *s, CUipcMemHandle handle, cuda_gpu *gpu,
                                   CUdeviceptr *out) {
@@ -344,8 +359,7 @@ static ddl_status cuda_import_map(cuda_ipc *t, int32_t peer, const cuda_shared *
         return t->peers[peer].same_process ? cuda_peer_access(t, gpu, s->ordinal) : DDL_ERR_CORRUPT;
     }
     if (s->kind == CUDA_BY_HANDLE) {
-        CUresult result = gpu->cu.cuIpcOpenMemHandle(out, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-        return cuda_check(gpu, result,
+        return cuda_check(gpu, cuda_import_open(t, peer, handle, gpu, out),
                           "opening memory of rank %d by CUDA IPC (containers of one job need --ipc=host and "
                           "--pid=host, or memory of ddl_tensor_alloc)",
                           peer);
@@ -410,7 +424,7 @@ static ddl_status cuda_import_make(cuda_ipc *t, int32_t peer, const cuda_place *
     cuda_import *i = t->host->alloc(t->host, sizeof *i);
     status = i == NULL ? DDL_ERR_NOMEM : cuda_enter(gpu, &guard);
     if (status == DDL_OK) {
-        *i = (cuda_import){t->shares->imports,
+        *i = (cuda_import){NULL,
                            peer,
                            gpu->ordinal,
                            s.id,
@@ -427,6 +441,7 @@ static ddl_status cuda_import_make(cuda_ipc *t, int32_t peer, const cuda_place *
         t->host->free(t->host, i);
         return status;
     }
+    i->next = t->shares->imports; /* now: mapping may have closed some */
     t->shares->imports = i;
     *out = i;
     return DDL_OK;
