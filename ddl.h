@@ -6726,15 +6726,12 @@ typedef struct ddl__trace_sum {
     uint64_t ops, lost;
     uint64_t communicating_ns; /* in collectives and messages, each counted */
     uint64_t exposed_ns;       /* the program waited meanwhile */
-    uint64_t waited_ns;        /* in collectives whose last part came from ... */
-    int32_t waited_for;        /* ... this world rank, more than from any other; -1: not known */
 } ddl__trace_sum;
 
 static uint64_t ddl__trace_length(const ddl__trace_event *e) { return e->end_ns - DDL__MIN(e->start_ns, e->end_ns); }
 
-/* by_rank: world_size zeros, to count in. */
-static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, int32_t world_size) {
-    ddl__trace_sum sum = {.lost = t->count - DDL__MIN(t->count, t->capacity), .waited_for = -1};
+static ddl__trace_sum ddl__trace_summed(const ddl__trace *t) {
+    ddl__trace_sum sum = {.lost = t->count - DDL__MIN(t->count, t->capacity)};
     for (uint64_t i = 0; i < DDL__MIN(t->count, t->capacity); i++) {
         const ddl__trace_event *e = &t->events[i];
         uint64_t length = ddl__trace_length(e);
@@ -6743,15 +6740,6 @@ static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, 
             sum.communicating_ns += length;
         }
         sum.exposed_ns += e->what == DDL__TRACE_WAIT || e->blocking ? length : 0;
-        if (e->what == DDL__TRACE_OP && e->peer >= 0 && e->peer < world_size) {
-            by_rank[e->peer] += length;
-        }
-    }
-    for (int32_t i = 0; i < world_size; i++) {
-        if (by_rank[i] > sum.waited_ns) {
-            sum.waited_ns = by_rank[i];
-            sum.waited_for = i;
-        }
     }
     return sum;
 }
@@ -7002,6 +6990,158 @@ static void ddl__trace_write(ddl__trace *t, ddl__sink *sink, int32_t rank, const
                   "\"left out as too many at once\":%llu,\"clock error ns\":%lld}}",
                   rank, (unsigned long long)(kept - j.crowded), (unsigned long long)(t->count - kept),
                   (unsigned long long)j.crowded, (long long)DDL__MAX(t->offsets[0].error_ns, t->offsets[1].error_ns));
+}
+
+/* >>trace/links */
+/* trace, third part: which link is slow. A transfer counts from when both sides were ready, in aligned time, until
+ * it had come: what a late rank costs is not the link's. Transfers are messages of the program, and with
+ * DDL_TRACE_STEPS the sends and receives of algorithms. A link is judged by its median, which a rank that the scheduler
+ * takes away now and then does not move. It must not know of messages and files. */
+
+enum {
+    DDL__LINK_SIDES = 1 << 18, /* of all ranks together: 12 MiB */
+    DDL__LINK_WORDS = 6,
+    DDL__LINK_FACTOR = 3 /* so many times the median link stands out */
+};
+
+/* One side of a transfer; once both are joined, the transfer. */
+typedef struct ddl__link_side {
+    uint64_t link;   /* world rank of the sender << 32 | of the receiver */
+    uint64_t group;  /* id << 32 | epoch; UINT64_MAX: a message of the program */
+    uint64_t number; /* of the operation in its group, times two; plus one: the receiver's side */
+    uint64_t bytes;
+    int64_t start_ns; /* in rank 0's time */
+    int64_t end_ns;
+} ddl__link_side;
+
+/* What the sides tell. link: that which stands out, or UINT64_MAX. */
+typedef struct ddl__link_verdict {
+    uint64_t links, transfers, link;
+    double median_s, usual_s; /* of a transfer of that link; of as many bytes on the median link */
+} ddl__link_verdict;
+
+static int ddl__link_compare(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+static int ddl__link_side_order(const void *x, const void *y) {
+    const ddl__link_side *a = x, *b = y;
+    int by = ddl__link_compare(a->link, b->link);
+    by = by != 0 ? by : ddl__link_compare(a->group, b->group);
+    by = by != 0 ? by : ddl__link_compare(a->number / 2, b->number / 2);
+    by = by != 0 ? by : ddl__link_compare(a->bytes, b->bytes);
+    by = by != 0 ? by : ddl__link_compare(a->number, b->number);
+    return by != 0 ? by : (a->start_ns > b->start_ns) - (a->start_ns < b->start_ns);
+}
+
+/* Of joined transfers: start_ns is how long it took. */
+static int ddl__link_time_order(const void *x, const void *y) {
+    const ddl__link_side *a = x, *b = y;
+    int by = ddl__link_compare(a->link, b->link);
+    return by != 0 ? by : (a->start_ns > b->start_ns) - (a->start_ns < b->start_ns);
+}
+
+static bool ddl__link_event(const ddl__trace_event *e, bool *out_received) {
+    *out_received = e->what == DDL__TRACE_RECV || (e->what == DDL__TRACE_STEP && e->kind > 1);
+    return e->peer >= 0 && e->bytes > 0 && (e->what == DDL__TRACE_SEND || *out_received || e->what == DDL__TRACE_STEP);
+}
+
+/* The newest of this rank's sides, at most `most`; how many. The ring must be in the order in which it was written: who
+ * was outside of ddl while a transfer ran was ready for it when it came back. */
+static uint64_t ddl__link_sides(const ddl__trace *t, int32_t rank, ddl__link_side *out, uint64_t most) {
+    uint64_t count = 0, kept = DDL__MIN(t->count, t->capacity);
+    const ddl__trace_event *inside = NULL;
+    for (uint64_t i = 1; i <= kept && count < most; i++) {
+        const ddl__trace_event *e = &t->events[(t->count - i) % t->capacity];
+        inside = e->what == DDL__TRACE_WAIT || (e->what == DDL__TRACE_OP && e->blocking) ? e : inside;
+        bool received;
+        if (!ddl__link_event(e, &received)) {
+            continue;
+        }
+        bool ended_inside = inside != NULL && inside->start_ns <= e->end_ns && e->end_ns <= inside->end_ns;
+        uint64_t ready = ended_inside ? DDL__MAX(e->start_ns, inside->start_ns) : e->start_ns;
+        uint64_t from = (uint64_t)(received ? e->peer : rank), to = (uint64_t)(received ? rank : e->peer);
+        bool step = e->what == DDL__TRACE_STEP;
+        out[count++] =
+            (ddl__link_side){from << 32 | to,
+                             step ? (uint64_t)t->groups[e->group].id << 32 | t->groups[e->group].epoch : UINT64_MAX,
+                             (step ? (uint64_t)e->sequence * 2 : 0) + received,
+                             (uint64_t)e->bytes,
+                             ddl__trace_time(t, ready),
+                             ddl__trace_time(t, e->end_ns)};
+    }
+    return count;
+}
+
+/* Joins what belongs together, in place; start_ns becomes the duration. Where one side is lost, none is joined. */
+static uint64_t ddl__link_join(ddl__link_side *s, uint64_t count) {
+    uint64_t joined = 0;
+    qsort(s, (size_t)count, sizeof *s, ddl__link_side_order);
+    for (uint64_t first = 0, end; first < count; first = end) {
+        uint64_t sent = 0;
+        for (end = first; end < count && s[end].link == s[first].link && s[end].group == s[first].group &&
+                          s[end].number / 2 == s[first].number / 2 && s[end].bytes == s[first].bytes;
+             end++) {
+            sent += s[end].number % 2 == 0;
+        }
+        for (uint64_t i = first; sent * 2 == end - first && i < first + sent; i++) {
+            int64_t ready = DDL__MAX(s[i].start_ns, s[i + sent].start_ns);
+            ddl__link_side both = s[i];
+            both.start_ns = DDL__MAX(s[i + sent].end_ns - ready, 1);
+            s[joined++] = both;
+        }
+    }
+    return joined;
+}
+
+/* The median transfer of each link, in place: bytes, start_ns; number becomes how many there were. */
+static uint64_t ddl__link_medians(ddl__link_side *s, uint64_t count) {
+    uint64_t links = 0;
+    qsort(s, (size_t)count, sizeof *s, ddl__link_time_order);
+    for (uint64_t first = 0, end; first < count; first = end) {
+        for (end = first; end < count && s[end].link == s[first].link; end++) {
+        }
+        ddl__link_side median = s[first + (end - first) / 2];
+        median.number = end - first;
+        s[links++] = median;
+    }
+    return links;
+}
+
+static double ddl__link_per_byte(const ddl__link_side *s) { return (double)s->start_ns / (double)s->bytes; }
+
+static int ddl__link_byte_order(const void *x, const void *y) {
+    double a = ddl__link_per_byte(x), b = ddl__link_per_byte(y);
+    return (a > b) - (a < b);
+}
+
+static int ddl__link_duration_order(const void *x, const void *y) {
+    const ddl__link_side *a = x, *b = y;
+    return (a->start_ns > b->start_ns) - (a->start_ns < b->start_ns);
+}
+
+/* A link stands out when its median transfer takes DDL__LINK_FACTOR times that of the median link, by the transfer and
+ * by the byte, for links carry messages of different sizes; and when all its transfers are a hundredth of the job. The
+ * sides are sorted and overwritten. */
+static ddl__link_verdict ddl__link_judge(ddl__link_side *s, uint64_t count, uint64_t job_ns) {
+    ddl__link_verdict v = {.link = UINT64_MAX, .transfers = ddl__link_join(s, count)};
+    v.links = ddl__link_medians(s, v.transfers);
+    if (v.links < 2) {
+        return v;
+    }
+    uint64_t middle = (v.links - 1) / 2; /* of two the faster */
+    qsort(s, (size_t)v.links, sizeof *s, ddl__link_duration_order);
+    double usual_ns = (double)s[middle].start_ns;
+    qsort(s, (size_t)v.links, sizeof *s, ddl__link_byte_order);
+    double per_byte = ddl__link_per_byte(&s[middle]);
+    for (uint64_t i = v.links; i-- > 0 && v.link == UINT64_MAX;) {
+        double ns = (double)s[i].start_ns;
+        if (ns > DDL__LINK_FACTOR * usual_ns && ddl__link_per_byte(&s[i]) > DDL__LINK_FACTOR * per_byte &&
+            ns * (double)s[i].number * 100 > (double)job_ns) {
+            v.link = s[i].link;
+            v.median_s = ns * 1e-9;
+            v.usual_s = per_byte * (double)s[i].bytes * 1e-9;
+        }
+    }
+    return v;
 }
 
 /* >>settings/machine */
@@ -25983,7 +26123,7 @@ enum {
     DDL__TAG_TRACE = INT32_MIN + 0x50000001,
     DDL__CLOCK_ROUNDS = 10,
     DDL__TRACE_LIMIT_MS = 60000, /* for all that happens at the end */
-    DDL__TRACE_SUM_BYTES = 48
+    DDL__TRACE_SUM_BYTES = 32
 };
 
 /* One message of ddl's own, blocking. out_bytes: what came; may be NULL. */
@@ -26121,25 +26261,60 @@ static void ddl__timeline_alone(ddl_context *c, ddl__trace *t, ddl__sink *sink) 
 /* >>together */
 
 static void ddl__sum_write(const ddl__trace_sum *s, uint8_t out[DDL__TRACE_SUM_BYTES]) {
-    const uint64_t words[6] = {s->ops,        s->lost,      s->communicating_ns,
-                               s->exposed_ns, s->waited_ns, (uint64_t)(int64_t)s->waited_for};
-    for (int i = 0; i < 6; i++) {
+    const uint64_t words[4] = {s->ops, s->lost, s->communicating_ns, s->exposed_ns};
+    for (int i = 0; i < 4; i++) {
         ddl__store_le64(out + 8 * i, words[i]);
     }
 }
 
 static void ddl__sum_read(const uint8_t in[DDL__TRACE_SUM_BYTES], ddl__trace_sum *out) {
-    *out = (ddl__trace_sum){ddl__load_le64(in),      ddl__load_le64(in + 8),  ddl__load_le64(in + 16),
-                            ddl__load_le64(in + 24), ddl__load_le64(in + 32), (int32_t)ddl__load_le64(in + 40)};
+    *out =
+        (ddl__trace_sum){ddl__load_le64(in), ddl__load_le64(in + 8), ddl__load_le64(in + 16), ddl__load_le64(in + 24)};
+}
+
+/* For the summary: sides of transfers, of all ranks on rank 0. */
+typedef struct ddl__timeline_links {
+    ddl__link_side *sides;
+    uint64_t count, each; /* each: at most so many of one rank */
+} ddl__timeline_links;
+
+static void ddl__link_side_turn(ddl__link_side *s) {
+    uint8_t bytes[8 * DDL__LINK_WORDS];
+    const uint64_t words[DDL__LINK_WORDS] = {
+        s->link, s->group, s->number, s->bytes, (uint64_t)s->start_ns, (uint64_t)s->end_ns};
+    for (int i = 0; i < DDL__LINK_WORDS; i++) {
+        ddl__store_le64(bytes + 8 * i, words[i]);
+    }
+    memcpy(s, bytes, sizeof bytes);
+}
+
+/* One rank's sides as they travel: words of the little end first, which is its own inverse. */
+static ddl_status ddl__timeline_sides(ddl_context *c, int32_t peer, bool send, ddl__timeline_links *l) {
+    _Static_assert(sizeof(ddl__link_side) == 8 * DDL__LINK_WORDS, "a side travels as its words");
+    ddl__link_side *s = l->sides + l->count;
+    int64_t room = (int64_t)(l->each * sizeof *s), bytes = room;
+    if (send) {
+        for (uint64_t i = 0; i < l->count; i++) {
+            ddl__link_side_turn(&l->sides[i]);
+        }
+        return ddl__timeline_move(c, peer, true, l->sides, (int64_t)(l->count * sizeof *s), NULL);
+    }
+    DDL__TRY(ddl__timeline_move(c, peer, false, s, room, &bytes));
+    for (uint64_t i = 0; i < (uint64_t)bytes / sizeof *s; i++) {
+        ddl__link_side_turn(&s[i]);
+    }
+    l->count += (uint64_t)bytes / sizeof *s;
+    return DDL_OK;
 }
 
 /* Rank 0: what one rank has. Its text goes into the file as it is. */
 static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t rank, ddl__sink *sink, char *piece,
-                                      ddl__trace_sum *out_sum) {
+                                      ddl__trace_sum *out_sum, ddl__timeline_links *links) {
     uint8_t sum[DDL__TRACE_SUM_BYTES];
     DDL__TRY(ddl__clock_serve(c, rank, t->base_ns));
     DDL__TRY(ddl__timeline_move(c, rank, false, sum, sizeof sum, NULL));
     ddl__sum_read(sum, out_sum);
+    DDL__TRY(ddl__timeline_sides(c, rank, false, links));
     for (;;) {
         int64_t bytes = 0;
         DDL__TRY(ddl__timeline_move(c, rank, false, piece, DDL__TRACE_BUFFER, &bytes));
@@ -26151,20 +26326,40 @@ static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t ran
     }
 }
 
-static ddl_status ddl__timeline_send(ddl_context *c, ddl__trace *t, const ddl__trace_sum *sum, ddl__sink *sink) {
+static ddl_status ddl__timeline_send(ddl_context *c, ddl__trace *t, const ddl__trace_sum *sum, ddl__sink *sink,
+                                     ddl__timeline_links *links) {
     uint8_t bytes[DDL__TRACE_SUM_BYTES];
     *sink = (ddl__sink){.write = ddl__timeline_to_rank_0, .to = c};
     ddl__sum_write(sum, bytes);
     DDL__TRY(ddl__clock_ask(c, t, &t->offsets[1]));
     DDL__TRY(ddl__timeline_move(c, 0, true, bytes, sizeof bytes, NULL));
+    links->count = ddl__link_sides(t, c->rank, links->sides, links->each);
+    DDL__TRY(ddl__timeline_sides(c, 0, true, links));
     ddl__trace_write(t, sink, c->rank, c->links[c->rank].host_name, false, ddl__timeline_kind);
     ddl__sink_flush(sink);
     return sink->status != DDL_OK ? sink->status : ddl__timeline_move(c, 0, true, bytes, 0, NULL);
 }
 
+/* Which link is slow, as a clause. */
+static void ddl__timeline_slowest(const ddl__timeline_links *l, uint64_t job_ns, ddl__text *text) {
+    ddl__link_verdict v = ddl__link_judge(l->sides, l->count, job_ns);
+    if (v.links < 2) {
+        ddl__text_add(text, "; links were not judged: DDL_TRACE_STEPS=1 records what each carries");
+    } else if (v.link == UINT64_MAX) {
+        ddl__text_add(text, "; no link stands out (%llu transfers on %llu links)", (unsigned long long)v.transfers,
+                      (unsigned long long)v.links);
+    } else {
+        ddl__text_add(text,
+                      "; the slowest link is that from rank %d to rank %d: a transfer takes %.3f ms once both are "
+                      "ready, on the median link as many bytes take %.3f ms",
+                      (int)(v.link >> 32), (int)(uint32_t)v.link, v.median_s * 1e3, v.usual_s * 1e3);
+    }
+}
+
 /* The slowest rank is the one that waits least in communication: the others wait for it. */
-static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, uint64_t seconds_ns) {
-    int32_t ranks = 0, slowest = -1, waiter = -1;
+static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, const ddl__timeline_links *links,
+                                  uint64_t seconds_ns) {
+    int32_t ranks = 0, slowest = -1;
     double communicating = 0, exposed = 0;
     for (int32_t r = 0; r < c->world_size; r++) {
         if (sums[r].ops == 0) {
@@ -26174,17 +26369,14 @@ static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, ui
         communicating += (double)sums[r].communicating_ns / 1e9;
         exposed += (double)DDL__MIN(sums[r].exposed_ns, sums[r].communicating_ns) / 1e9;
         slowest = slowest < 0 || sums[r].communicating_ns < sums[slowest].communicating_ns ? r : slowest;
-        waiter = waiter < 0 || sums[r].waited_ns > sums[waiter].waited_ns ? r : waiter;
     }
     if (ranks == 0) {
         ddl__log(&c->base, DDL_LOG_WARN, "timeline: nothing happened in %.3f s", (double)seconds_ns / 1e9);
         return;
     }
-    char link[160] = "";
-    if (sums[waiter].waited_for >= 0) {
-        snprintf(link, sizeof link, "; most waited for on one link: rank %d for rank %d, %.3f s", waiter,
-                 sums[waiter].waited_for, (double)sums[waiter].waited_ns / 1e9);
-    }
+    char link[240] = "";
+    ddl__text text = {link, sizeof link, 0};
+    ddl__timeline_slowest(links, seconds_ns, &text);
     ddl__log(
         &c->base, DDL_LOG_WARN,
         "timeline: %.3f s; communication of a rank on average %.3f s, of which %.3f s hidden and %.3f s exposed (the "
@@ -26194,7 +26386,8 @@ static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, ui
 }
 
 /* Rank 0: its own events, then those of the others, one after the other. */
-static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum *sums, ddl__sink *sink, char *piece) {
+static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum *sums, ddl__sink *sink, char *piece,
+                                  ddl__timeline_links *links) {
     uint64_t start = ddl__now_ns(), limit = ddl__deadline(start, c->world->timeout_ms);
     int fd = ddl__timeline_open(c->settings.trace);
     ddl__text missing = {piece, DDL__TRACE_BUFFER / 2, 0};
@@ -26204,11 +26397,12 @@ static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum 
                  strerror(errno));
     }
     ddl__timeline_head(sink, c->world_size);
+    links->count = ddl__link_sides(t, 0, links->sides, links->each);
     ddl__trace_write(t, sink, 0, c->links[0].host_name, true, ddl__timeline_kind);
     for (int32_t r = 1; t->together && r < c->world_size; r++) {
         uint64_t now = ddl__now_ns();
         c->world->timeout_ms = now < limit ? (int64_t)((limit - now) / DDL__NS_PER_MS) + 1 : 1;
-        if (ddl__timeline_fetch(c, t, r, sink, piece + DDL__TRACE_BUFFER / 2, &sums[r]) != DDL_OK) {
+        if (ddl__timeline_fetch(c, t, r, sink, piece + DDL__TRACE_BUFFER / 2, &sums[r], links) != DDL_OK) {
             ddl__text_add(&missing, "%s%d", missing.used > 0 ? ", " : "", r);
         }
     }
@@ -26219,7 +26413,7 @@ static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum 
         ddl__timeline_close(c, sink, fd, c->settings.trace);
     }
     if (c->settings.trace_summary) {
-        ddl__timeline_summary(c, sums, start - t->base_ns);
+        ddl__timeline_summary(c, sums, links, start - t->base_ns);
     }
 }
 
@@ -26233,20 +26427,21 @@ static void ddl__timeline_end(ddl_context *c) {
     c->trace = NULL; /* what follows is not the program's */
     size_t world = (size_t)c->world_size;
     int64_t timeout_ms = c->world->timeout_ms;
-    uint64_t *by_rank = ddl__alloc_array(&c->base, world, sizeof *by_rank);
+    ddl__timeline_links links = {.each = DDL__MAX(DDL__LINK_SIDES / (uint64_t)world, 1)};
+    links.sides = ddl__alloc_array(&c->base, (size_t)links.each * (c->rank == 0 ? world : 1), sizeof *links.sides);
     ddl__trace_sum *sums = ddl__alloc_array(&c->base, world, sizeof *sums);
     ddl__sink *sink = ddl__alloc(&c->base, sizeof *sink);
     char *piece = ddl__alloc(&c->base, 2 * DDL__TRACE_BUFFER);
-    if (by_rank == NULL || sums == NULL || sink == NULL || piece == NULL) {
+    if (links.sides == NULL || sums == NULL || sink == NULL || piece == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "the timeline is lost: no memory to write it");
     } else {
         c->world->timeout_ms = timeout_ms > 0 ? DDL__MIN(timeout_ms, DDL__TRACE_LIMIT_MS) : DDL__TRACE_LIMIT_MS;
-        sums[c->rank] = ddl__trace_summed(t, by_rank, c->world_size);
+        sums[c->rank] = ddl__trace_summed(t);
         bool whole = t->together && !c->aborted;
         if (c->rank == 0) {
             t->together = whole;
-            ddl__timeline_collect(c, t, sums, sink, piece);
-        } else if (!whole || ddl__timeline_send(c, t, &sums[c->rank], sink) != DDL_OK) {
+            ddl__timeline_collect(c, t, sums, sink, piece, &links);
+        } else if (!whole || ddl__timeline_send(c, t, &sums[c->rank], sink, &links) != DDL_OK) {
             ddl__timeline_alone(c, t, sink);
         }
         c->world->timeout_ms = timeout_ms;
@@ -26254,7 +26449,7 @@ static void ddl__timeline_end(ddl_context *c) {
     ddl__free(&c->base, piece);
     ddl__free(&c->base, sink);
     ddl__free(&c->base, sums);
-    ddl__free(&c->base, by_rank);
+    ddl__free(&c->base, links.sides);
     ddl__trace_free(&c->base, t);
 }
 

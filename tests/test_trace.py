@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from harness import BUILD, ROOT, check, good, main, scratch, sh, skip, test
-from jobs import Job
+from jobs import Job, two_hosts
 
 
 def program():
@@ -106,6 +106,7 @@ def one_file_for_all():
         check(refused.returncode == 2 and "rank 0 has 5 spans of the name backward" in refused.stdout, refused.stdout)
         said = [line for line in job.output(0).splitlines() if "timeline: " in line]
         job.check(len(said) == 1 and "hidden" in said[0] and "the others wait for rank 1:" in said[0], f"summary: {said}")
+        job.check("links were not judged: DDL_TRACE_STEPS=1" in said[0], f"one message, and a link is judged: {said}")
         job.check("timeline: " not in job.output(1), "more than one rank sums up")
 
 
@@ -135,6 +136,37 @@ def the_steps_of_an_algorithm():
             check(sorted(sent) == sorted(received), f"sent {sent}, received {received}")
             check(sum(bytes for _, _, bytes in sent) == 2 * 3 * 96000 and added == 3 * 96000, f"{sent}, {added} bytes added")
             check(all(b == (a + 1) % 4 or b == (a - 1) % 4 for a, b, bytes in sent if bytes > 0), f"no ring: {sent}")
+
+
+def summary(job):
+    said = [line for line in job.output(0).splitlines() if "timeline: " in line]
+    job.check(len(said) == 1, f"summary: {said}")
+    return said[0]
+
+
+@test
+def a_slow_rank_is_no_slow_link():
+    with scratch() as folder, Job(RANK, "late", ranks=3, DDL_TRACE=f"{folder}/t.json", DDL_TRACE_SUMMARY=1, DDL_TRACE_STEPS=1,
+                                  DDL_ALGO="ring", DDL_TRANSPORTS="tcp") as job:
+        job.succeed()
+        said = summary(job)
+        job.check("the others wait for rank 2:" in said and "no link stands out (150 transfers on 3 links)" in said, said)
+    with scratch() as folder, Job(RANK, "late", ranks=3, DDL_TRACE=f"{folder}/t.json", DDL_TRACE_SUMMARY=1) as job:
+        job.succeed()
+        job.check("no link stands out (30 transfers on 3 links)" in summary(job), summary(job))
+
+
+@test
+def a_slow_link_is_named():
+    """A ring of three; only what goes from rank 0's host to that of ranks 1 and 2 passes a narrow cable."""
+    with two_hosts() as hosts, scratch() as folder:
+        narrow = sh(hosts.into("A"), "tc qdisc add dev ddla root tbf rate 8mbit burst 16k latency 300ms")
+        if narrow.returncode:
+            skip(f"tc cannot do tbf here: {narrow.stdout.strip()[:100]}")
+        with Job(RANK, "late", hosts=hosts, layout="ABB", DDL_TRACE=f"{folder}/t.json", DDL_TRACE_SUMMARY=1,
+                 DDL_TRACE_STEPS=1, DDL_ALGO="ring", DDL_TRANSPORTS="tcp") as job:
+            job.succeed()
+            job.check("the slowest link is that from rank 0 to rank 1:" in summary(job), summary(job))
 
 
 @test

@@ -5,6 +5,8 @@
  *     trace_rank early        rank 0 leaves at once, the others a second later
  *     trace_rank stay         all stay until they are killed
  *     trace_rank steps        three all_reduces of 96,000 bytes
+ *     trace_rank late         ten messages around the ranks, then ten all_reduces of 96,000 bytes; rank 2
+ *                         computes for 0.05 s before or during each
  *     trace_rank train        trainers: three steps with two buckets, then two with two compressed tensors
  *     trace_rank speed N      N all_reduces of 8 bytes, and prints the seconds of the fastest block
  *
@@ -88,6 +90,24 @@ static void steps(ddl_context *c, ddl_group *world) {
     }
 }
 
+/* Late to begin, then late to go on. */
+static void late(ddl_context *c, ddl_group *world) {
+    static float x[24000], y[24000];
+    ddl_request *r[2] = {NULL, NULL};
+    int rank = ddl_rank(world), size = ddl_size(world);
+    for (int i = 0; i < 20; i++) {
+        usleep(rank == 2 && i % 2 == 0 ? 50000 : 0);
+        if (i < 10) {
+            must(c, ddl_irecv(world, DDL_ARRAY(y), (rank + size - 1) % size, 3, &r[0]), "irecv");
+            must(c, ddl_isend(world, DDL_ARRAY(x), (rank + 1) % size, 3, &r[1]), "isend");
+        } else {
+            must(c, ddl_iall_reduce(world, DDL_ARRAY(x), DDL_ARRAY(y), DDL_SUM, &r[0]), "iall_reduce");
+        }
+        usleep(rank == 2 && i % 2 == 1 ? 50000 : 0);
+        must(c, ddl_wait_all(r, 2, NULL), "wait");
+    }
+}
+
 static void step(ddl_context *c, ddl_trainer *t, int count, int tensors) {
     for (int k = 0; k < count; k++) {
         for (int i = tensors - 1; i >= 0; i--) {
@@ -139,6 +159,8 @@ int main(int argc, char **argv) {
         speed(c, world, atoi(argv[2]));
     } else if (strcmp(mode, "steps") == 0) {
         steps(c, world);
+    } else if (strcmp(mode, "late") == 0) {
+        late(c, world);
     } else if (strcmp(mode, "train") == 0) {
         train(c, world);
     } else if (strcmp(mode, "die") == 0) {

@@ -7,6 +7,7 @@
 
 #include "../p2p/p2p.h"
 #include "../trace/json.h"
+#include "../trace/links.h"
 
 #include <fcntl.h>
 
@@ -14,7 +15,7 @@ enum {
     DDL__TAG_TRACE = INT32_MIN + 0x50000001,
     DDL__CLOCK_ROUNDS = 10,
     DDL__TRACE_LIMIT_MS = 60000, /* for all that happens at the end */
-    DDL__TRACE_SUM_BYTES = 48
+    DDL__TRACE_SUM_BYTES = 32
 };
 
 /* One message of ddl's own, blocking. out_bytes: what came; may be NULL. */
@@ -152,25 +153,60 @@ static void ddl__timeline_alone(ddl_context *c, ddl__trace *t, ddl__sink *sink) 
 /* >>together */
 
 static void ddl__sum_write(const ddl__trace_sum *s, uint8_t out[DDL__TRACE_SUM_BYTES]) {
-    const uint64_t words[6] = {s->ops,        s->lost,      s->communicating_ns,
-                               s->exposed_ns, s->waited_ns, (uint64_t)(int64_t)s->waited_for};
-    for (int i = 0; i < 6; i++) {
+    const uint64_t words[4] = {s->ops, s->lost, s->communicating_ns, s->exposed_ns};
+    for (int i = 0; i < 4; i++) {
         ddl__store_le64(out + 8 * i, words[i]);
     }
 }
 
 static void ddl__sum_read(const uint8_t in[DDL__TRACE_SUM_BYTES], ddl__trace_sum *out) {
-    *out = (ddl__trace_sum){ddl__load_le64(in),      ddl__load_le64(in + 8),  ddl__load_le64(in + 16),
-                            ddl__load_le64(in + 24), ddl__load_le64(in + 32), (int32_t)ddl__load_le64(in + 40)};
+    *out =
+        (ddl__trace_sum){ddl__load_le64(in), ddl__load_le64(in + 8), ddl__load_le64(in + 16), ddl__load_le64(in + 24)};
+}
+
+/* For the summary: sides of transfers, of all ranks on rank 0. */
+typedef struct ddl__timeline_links {
+    ddl__link_side *sides;
+    uint64_t count, each; /* each: at most so many of one rank */
+} ddl__timeline_links;
+
+static void ddl__link_side_turn(ddl__link_side *s) {
+    uint8_t bytes[8 * DDL__LINK_WORDS];
+    const uint64_t words[DDL__LINK_WORDS] = {
+        s->link, s->group, s->number, s->bytes, (uint64_t)s->start_ns, (uint64_t)s->end_ns};
+    for (int i = 0; i < DDL__LINK_WORDS; i++) {
+        ddl__store_le64(bytes + 8 * i, words[i]);
+    }
+    memcpy(s, bytes, sizeof bytes);
+}
+
+/* One rank's sides as they travel: words of the little end first, which is its own inverse. */
+static ddl_status ddl__timeline_sides(ddl_context *c, int32_t peer, bool send, ddl__timeline_links *l) {
+    _Static_assert(sizeof(ddl__link_side) == 8 * DDL__LINK_WORDS, "a side travels as its words");
+    ddl__link_side *s = l->sides + l->count;
+    int64_t room = (int64_t)(l->each * sizeof *s), bytes = room;
+    if (send) {
+        for (uint64_t i = 0; i < l->count; i++) {
+            ddl__link_side_turn(&l->sides[i]);
+        }
+        return ddl__timeline_move(c, peer, true, l->sides, (int64_t)(l->count * sizeof *s), NULL);
+    }
+    DDL__TRY(ddl__timeline_move(c, peer, false, s, room, &bytes));
+    for (uint64_t i = 0; i < (uint64_t)bytes / sizeof *s; i++) {
+        ddl__link_side_turn(&s[i]);
+    }
+    l->count += (uint64_t)bytes / sizeof *s;
+    return DDL_OK;
 }
 
 /* Rank 0: what one rank has. Its text goes into the file as it is. */
 static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t rank, ddl__sink *sink, char *piece,
-                                      ddl__trace_sum *out_sum) {
+                                      ddl__trace_sum *out_sum, ddl__timeline_links *links) {
     uint8_t sum[DDL__TRACE_SUM_BYTES];
     DDL__TRY(ddl__clock_serve(c, rank, t->base_ns));
     DDL__TRY(ddl__timeline_move(c, rank, false, sum, sizeof sum, NULL));
     ddl__sum_read(sum, out_sum);
+    DDL__TRY(ddl__timeline_sides(c, rank, false, links));
     for (;;) {
         int64_t bytes = 0;
         DDL__TRY(ddl__timeline_move(c, rank, false, piece, DDL__TRACE_BUFFER, &bytes));
@@ -182,20 +218,40 @@ static ddl_status ddl__timeline_fetch(ddl_context *c, ddl__trace *t, int32_t ran
     }
 }
 
-static ddl_status ddl__timeline_send(ddl_context *c, ddl__trace *t, const ddl__trace_sum *sum, ddl__sink *sink) {
+static ddl_status ddl__timeline_send(ddl_context *c, ddl__trace *t, const ddl__trace_sum *sum, ddl__sink *sink,
+                                     ddl__timeline_links *links) {
     uint8_t bytes[DDL__TRACE_SUM_BYTES];
     *sink = (ddl__sink){.write = ddl__timeline_to_rank_0, .to = c};
     ddl__sum_write(sum, bytes);
     DDL__TRY(ddl__clock_ask(c, t, &t->offsets[1]));
     DDL__TRY(ddl__timeline_move(c, 0, true, bytes, sizeof bytes, NULL));
+    links->count = ddl__link_sides(t, c->rank, links->sides, links->each);
+    DDL__TRY(ddl__timeline_sides(c, 0, true, links));
     ddl__trace_write(t, sink, c->rank, c->links[c->rank].host_name, false, ddl__timeline_kind);
     ddl__sink_flush(sink);
     return sink->status != DDL_OK ? sink->status : ddl__timeline_move(c, 0, true, bytes, 0, NULL);
 }
 
+/* Which link is slow, as a clause. */
+static void ddl__timeline_slowest(const ddl__timeline_links *l, uint64_t job_ns, ddl__text *text) {
+    ddl__link_verdict v = ddl__link_judge(l->sides, l->count, job_ns);
+    if (v.links < 2) {
+        ddl__text_add(text, "; links were not judged: DDL_TRACE_STEPS=1 records what each carries");
+    } else if (v.link == UINT64_MAX) {
+        ddl__text_add(text, "; no link stands out (%llu transfers on %llu links)", (unsigned long long)v.transfers,
+                      (unsigned long long)v.links);
+    } else {
+        ddl__text_add(text,
+                      "; the slowest link is that from rank %d to rank %d: a transfer takes %.3f ms once both are "
+                      "ready, on the median link as many bytes take %.3f ms",
+                      (int)(v.link >> 32), (int)(uint32_t)v.link, v.median_s * 1e3, v.usual_s * 1e3);
+    }
+}
+
 /* The slowest rank is the one that waits least in communication: the others wait for it. */
-static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, uint64_t seconds_ns) {
-    int32_t ranks = 0, slowest = -1, waiter = -1;
+static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, const ddl__timeline_links *links,
+                                  uint64_t seconds_ns) {
+    int32_t ranks = 0, slowest = -1;
     double communicating = 0, exposed = 0;
     for (int32_t r = 0; r < c->world_size; r++) {
         if (sums[r].ops == 0) {
@@ -205,17 +261,14 @@ static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, ui
         communicating += (double)sums[r].communicating_ns / 1e9;
         exposed += (double)DDL__MIN(sums[r].exposed_ns, sums[r].communicating_ns) / 1e9;
         slowest = slowest < 0 || sums[r].communicating_ns < sums[slowest].communicating_ns ? r : slowest;
-        waiter = waiter < 0 || sums[r].waited_ns > sums[waiter].waited_ns ? r : waiter;
     }
     if (ranks == 0) {
         ddl__log(&c->base, DDL_LOG_WARN, "timeline: nothing happened in %.3f s", (double)seconds_ns / 1e9);
         return;
     }
-    char link[160] = "";
-    if (sums[waiter].waited_for >= 0) {
-        snprintf(link, sizeof link, "; most waited for on one link: rank %d for rank %d, %.3f s", waiter,
-                 sums[waiter].waited_for, (double)sums[waiter].waited_ns / 1e9);
-    }
+    char link[240] = "";
+    ddl__text text = {link, sizeof link, 0};
+    ddl__timeline_slowest(links, seconds_ns, &text);
     ddl__log(
         &c->base, DDL_LOG_WARN,
         "timeline: %.3f s; communication of a rank on average %.3f s, of which %.3f s hidden and %.3f s exposed (the "
@@ -225,7 +278,8 @@ static void ddl__timeline_summary(ddl_context *c, const ddl__trace_sum *sums, ui
 }
 
 /* Rank 0: its own events, then those of the others, one after the other. */
-static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum *sums, ddl__sink *sink, char *piece) {
+static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum *sums, ddl__sink *sink, char *piece,
+                                  ddl__timeline_links *links) {
     uint64_t start = ddl__now_ns(), limit = ddl__deadline(start, c->world->timeout_ms);
     int fd = ddl__timeline_open(c->settings.trace);
     ddl__text missing = {piece, DDL__TRACE_BUFFER / 2, 0};
@@ -235,11 +289,12 @@ static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum 
                  strerror(errno));
     }
     ddl__timeline_head(sink, c->world_size);
+    links->count = ddl__link_sides(t, 0, links->sides, links->each);
     ddl__trace_write(t, sink, 0, c->links[0].host_name, true, ddl__timeline_kind);
     for (int32_t r = 1; t->together && r < c->world_size; r++) {
         uint64_t now = ddl__now_ns();
         c->world->timeout_ms = now < limit ? (int64_t)((limit - now) / DDL__NS_PER_MS) + 1 : 1;
-        if (ddl__timeline_fetch(c, t, r, sink, piece + DDL__TRACE_BUFFER / 2, &sums[r]) != DDL_OK) {
+        if (ddl__timeline_fetch(c, t, r, sink, piece + DDL__TRACE_BUFFER / 2, &sums[r], links) != DDL_OK) {
             ddl__text_add(&missing, "%s%d", missing.used > 0 ? ", " : "", r);
         }
     }
@@ -250,7 +305,7 @@ static void ddl__timeline_collect(ddl_context *c, ddl__trace *t, ddl__trace_sum 
         ddl__timeline_close(c, sink, fd, c->settings.trace);
     }
     if (c->settings.trace_summary) {
-        ddl__timeline_summary(c, sums, start - t->base_ns);
+        ddl__timeline_summary(c, sums, links, start - t->base_ns);
     }
 }
 
@@ -264,20 +319,21 @@ static void ddl__timeline_end(ddl_context *c) {
     c->trace = NULL; /* what follows is not the program's */
     size_t world = (size_t)c->world_size;
     int64_t timeout_ms = c->world->timeout_ms;
-    uint64_t *by_rank = ddl__alloc_array(&c->base, world, sizeof *by_rank);
+    ddl__timeline_links links = {.each = DDL__MAX(DDL__LINK_SIDES / (uint64_t)world, 1)};
+    links.sides = ddl__alloc_array(&c->base, (size_t)links.each * (c->rank == 0 ? world : 1), sizeof *links.sides);
     ddl__trace_sum *sums = ddl__alloc_array(&c->base, world, sizeof *sums);
     ddl__sink *sink = ddl__alloc(&c->base, sizeof *sink);
     char *piece = ddl__alloc(&c->base, 2 * DDL__TRACE_BUFFER);
-    if (by_rank == NULL || sums == NULL || sink == NULL || piece == NULL) {
+    if (links.sides == NULL || sums == NULL || sink == NULL || piece == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "the timeline is lost: no memory to write it");
     } else {
         c->world->timeout_ms = timeout_ms > 0 ? DDL__MIN(timeout_ms, DDL__TRACE_LIMIT_MS) : DDL__TRACE_LIMIT_MS;
-        sums[c->rank] = ddl__trace_summed(t, by_rank, c->world_size);
+        sums[c->rank] = ddl__trace_summed(t);
         bool whole = t->together && !c->aborted;
         if (c->rank == 0) {
             t->together = whole;
-            ddl__timeline_collect(c, t, sums, sink, piece);
-        } else if (!whole || ddl__timeline_send(c, t, &sums[c->rank], sink) != DDL_OK) {
+            ddl__timeline_collect(c, t, sums, sink, piece, &links);
+        } else if (!whole || ddl__timeline_send(c, t, &sums[c->rank], sink, &links) != DDL_OK) {
             ddl__timeline_alone(c, t, sink);
         }
         c->world->timeout_ms = timeout_ms;
@@ -285,7 +341,7 @@ static void ddl__timeline_end(ddl_context *c) {
     ddl__free(&c->base, piece);
     ddl__free(&c->base, sink);
     ddl__free(&c->base, sums);
-    ddl__free(&c->base, by_rank);
+    ddl__free(&c->base, links.sides);
     ddl__trace_free(&c->base, t);
 }
 

@@ -156,15 +156,12 @@ typedef struct ddl__trace_sum {
     uint64_t ops, lost;
     uint64_t communicating_ns; /* in collectives and messages, each counted */
     uint64_t exposed_ns;       /* the program waited meanwhile */
-    uint64_t waited_ns;        /* in collectives whose last part came from ... */
-    int32_t waited_for;        /* ... this world rank, more than from any other; -1: not known */
 } ddl__trace_sum;
 
 static uint64_t ddl__trace_length(const ddl__trace_event *e) { return e->end_ns - DDL__MIN(e->start_ns, e->end_ns); }
 
-/* by_rank: world_size zeros, to count in. */
-static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, int32_t world_size) {
-    ddl__trace_sum sum = {.lost = t->count - DDL__MIN(t->count, t->capacity), .waited_for = -1};
+static ddl__trace_sum ddl__trace_summed(const ddl__trace *t) {
+    ddl__trace_sum sum = {.lost = t->count - DDL__MIN(t->count, t->capacity)};
     for (uint64_t i = 0; i < DDL__MIN(t->count, t->capacity); i++) {
         const ddl__trace_event *e = &t->events[i];
         uint64_t length = ddl__trace_length(e);
@@ -173,15 +170,6 @@ static ddl__trace_sum ddl__trace_summed(const ddl__trace *t, uint64_t *by_rank, 
             sum.communicating_ns += length;
         }
         sum.exposed_ns += e->what == DDL__TRACE_WAIT || e->blocking ? length : 0;
-        if (e->what == DDL__TRACE_OP && e->peer >= 0 && e->peer < world_size) {
-            by_rank[e->peer] += length;
-        }
-    }
-    for (int32_t i = 0; i < world_size; i++) {
-        if (by_rank[i] > sum.waited_ns) {
-            sum.waited_ns = by_rank[i];
-            sum.waited_for = i;
-        }
     }
     return sum;
 }
