@@ -24536,6 +24536,21 @@ static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, b
     }
 }
 
+/* Whether a transport of this rank can carry data to a process that takes the place of another. */
+static bool ddl__meets_newcomers(const ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        if (DDL_HAS(e->table, peer_again) && !e->only_watches && (e->table->flags & DDL_TRANSPORT_DEVICE) == 0) {
+            return true;
+        }
+    }
+    return c->endpoint_count == 0;
+}
+
+#define DDL__NO_NEWCOMERS \
+    "no rank can come back: none of DDL_TRANSPORTS can begin anew with one process, as tcp can; " \
+    "add tcp to DDL_TRANSPORTS on all ranks"
+
 /* Asks transports that set something up together with their peers. Returns how many answers are still open. */
 static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
     int32_t open = 0;
@@ -25025,6 +25040,10 @@ static void ddl__grow_open(ddl__grow *w) {
     }
     if (free_ranks == 0) {
         ddl__grow_refuse(w, DDL_ERR_STATE, "all ranks of the world live: a newcomer takes the rank of a dead one");
+        return;
+    }
+    if (!ddl__meets_newcomers(w->group->context)) {
+        ddl__grow_refuse(w, DDL_ERR_CONFIG, DDL__NO_NEWCOMERS);
         return;
     }
     ddl_status status = w->porch->open(w);
@@ -26881,6 +26900,9 @@ static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
                           "ddl_join: newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
                           "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
     }
+    if (!ddl__meets_newcomers(c)) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_join: " DDL__NO_NEWCOMERS);
+    }
     ddl__links_alloc(c, DDL__DEAD);
     ddl__blob mine;
     uint8_t blob[DDL__BLOB_BYTES];
@@ -27045,7 +27067,19 @@ static void ddl__context_end(ddl_context *c) {
     }
 }
 
-static void ddl__init_failed(const ddl_config *config, const ddl__base *base, const ddl__sentence *why) {
+/* The sentence begins with the call that the program made, though the two share their parts. */
+static void ddl__init_failed(const ddl_config *config, const ddl__base *base, bool later, bool restarted,
+                             ddl__sentence *why) {
+    static const char calls[2][11] = {"ddl_init: ", "ddl_join: "};
+    bool named = strncmp(why->text, calls[!later], 10) == 0;
+    if (named) {
+        memcpy(why->text, calls[later], 10);
+    }
+    if (restarted && !later) {
+        size_t used = strlen(why->text);
+        snprintf(why->text + used, sizeof why->text - used,
+                 "; it joins a running job, because DDL_RESTARTED is set: unset it to begin one");
+    }
     ddl__log(base, DDL_LOG_WARN, "%s", why->text);
     if (config != NULL && config->error_text != NULL && config->error_bytes > 0) {
         snprintf(config->error_text, config->error_bytes, "%s", why->text);
@@ -27059,14 +27093,14 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     ddl__sentence why = {0};
     ddl_status status = ddl__settings_read(config, &base, &settings, &why);
     if (status < 0) {
-        ddl__init_failed(config, &base, &why);
+        ddl__init_failed(config, &base, later, false, &why);
         return status;
     }
     ddl_context *c = ddl__alloc(&base, sizeof *c);
     if (c == NULL) {
         ddl__fail(&why, DDL_ERR_NOMEM, "ddl_init: no memory for a context");
         ddl__settings_free(&base, &settings);
-        ddl__init_failed(config, &base, &why);
+        ddl__init_failed(config, &base, later, false, &why);
         return DDL_ERR_NOMEM;
     }
     c->base = base;
@@ -27085,7 +27119,7 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     ddl__unlock(c);
     if (status != DDL_OK) {
         if (status < 0) {
-            ddl__init_failed(config, &c->base, &c->error);
+            ddl__init_failed(config, &c->base, later, settings.restarted > 0, &c->error);
         }
         c->finalized = true;
         ddl__context_close(c);

@@ -489,6 +489,36 @@ static void grow_from_a_folder(int rank, int n, void *arg) {
     CHECK_EQ(ddl_join(NULL, &c, NULL), DDL_ERR_ARG);
 }
 
+/* Shared memory alone cannot begin anew with one rank: both sides say so, and what to do. */
+static void grow_without_tcp(int rank, int n, void *arg) {
+    (void)n, (void)arg;
+    char why[1024] = "";
+    setenv("DDL_PLUGIN_PATH", fault_plugins(), 1);
+    setenv("DDL_TRANSPORTS", "shm", 1);
+    ddl_context *c = member();
+    ddl_group *grown = NULL;
+    REQUIRE(c != NULL);
+    ddl_status status = grow_after_leave(rank, c, &grown);
+    if (rank != 2) {
+        CHECK_EQ(status, DDL_ERR_CONFIG);
+        CHECK(strstr(ddl_error(c), "add tcp to DDL_TRANSPORTS") != NULL && grown == NULL);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    ddl_config config = config_of(why, sizeof why);
+    CHECK_EQ(ddl_join(&config, &c, &grown), DDL_ERR_CONFIG);
+    CHECK(strncmp(why, "ddl_join: ", 10) == 0 && strstr(why, "add tcp to DDL_TRANSPORTS") != NULL);
+    setenv("DDL_RESTARTED", "1", 1);
+    CHECK_EQ(ddl_init(&config, &c), DDL_ERR_CONFIG);
+    CHECK(strncmp(why, "ddl_init: ", 10) == 0 && strstr(why, "because DDL_RESTARTED is set") != NULL);
+}
+
+TEST(shared_memory_alone_takes_no_newcomers) {
+    if (!fault_has_plugin("shm")) {
+        SKIP("the shm plugin is not built");
+    }
+    ranks_fork(RANKS, grow_without_tcp, NULL, 60);
+}
+
 TEST(a_folder_is_not_served_again) {
     char folder[] = "/tmp/ddl-grow-XXXXXX", url[64];
     REQUIRE(mkdtemp(folder) != NULL);

@@ -215,6 +215,10 @@ static void ddl__grow_open(ddl__grow *w) {
         ddl__grow_refuse(w, DDL_ERR_STATE, "all ranks of the world live: a newcomer takes the rank of a dead one");
         return;
     }
+    if (!ddl__meets_newcomers(w->group->context)) {
+        ddl__grow_refuse(w, DDL_ERR_CONFIG, DDL__NO_NEWCOMERS);
+        return;
+    }
     ddl_status status = w->porch->open(w);
     if (status < 0) {
         ddl__grow_refuse(w, status, w->why.text);

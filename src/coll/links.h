@@ -171,6 +171,21 @@ static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, b
     }
 }
 
+/* Whether a transport of this rank can carry data to a process that takes the place of another. */
+static bool ddl__meets_newcomers(const ddl_context *c) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        if (DDL_HAS(e->table, peer_again) && !e->only_watches && (e->table->flags & DDL_TRANSPORT_DEVICE) == 0) {
+            return true;
+        }
+    }
+    return c->endpoint_count == 0;
+}
+
+#define DDL__NO_NEWCOMERS \
+    "no rank can come back: none of DDL_TRANSPORTS can begin anew with one process, as tcp can; " \
+    "add tcp to DDL_TRANSPORTS on all ranks"
+
 /* Asks transports that set something up together with their peers. Returns how many answers are still open. */
 static int32_t ddl__links_settling(ddl_context *c, ddl__reach *offers, int32_t *out_rank) {
     int32_t open = 0;
