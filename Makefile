@@ -53,8 +53,15 @@ ddl.h: amalgamate.py LICENSE $(ROOMS)
 	@if command -v python3 >/dev/null; then ./amalgamate.py; \
 	else echo 'ddl.h is taken as it was committed: python3, which writes it anew, is not here'; fi
 
+# Where plugins are installed is compiled in: the name of this file says for where build/ was made, and another PREFIX
+# makes anew what depends on it.
+PLACE = $B/place$(subst /,-,$(PLUGINDIR))
+$(PLACE):
+	@mkdir -p $B
+	@rm -f $B/place-* && touch $@
+
 # The implementation as an archive: the linker takes it for those programs that do not bring it themselves.
-$B/ddl.o: ddl.h Makefile
+$B/ddl.o: ddl.h Makefile $(PLACE)
 	@mkdir -p $B
 	printf '#define DDL_IMPLEMENTATION\n#include "ddl.h"\n' > $B/ddl.c
 	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -c -o $@ $B/ddl.c
@@ -64,7 +71,7 @@ $B/libddl.a: $B/ddl.o
 tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
 examples: $(EXAMPLES) $(EXAMPLE_FOLDERS)
 # Tools are installed, so they look for plugins where those are installed.
-$(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(wildcard tools/*.h)
+$(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(PLACE) $(wildcard tools/*.h)
 	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -o $@ $< $B/libddl.a $(LIBS)
 $(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%
 	@mkdir -p $B

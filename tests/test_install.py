@@ -15,8 +15,8 @@ def files_under(folder):
 
 @test
 def install_build_with_it_and_uninstall():
-    with scratch() as folder:
-        good("make -s install PREFIX=/opt/ddl", f"DESTDIR={folder}", timeout=300)
+    with scratch() as folder:  # PLACE=: nothing is made anew in the build folder that other tests use
+        good("make -s install PREFIX=/opt/ddl PLACE=", f"DESTDIR={folder}", timeout=300)
         found = files_under(folder)
         for name in ("include/ddl.h", "lib/pkgconfig/ddl.pc", "lib/cmake/ddl/ddl-config.cmake", "share/man/man1/ddlrun.1"):
             check("opt/ddl/" + name in found, f"{name} is missing from {found}")
@@ -29,6 +29,22 @@ def install_build_with_it_and_uninstall():
         good("make -s uninstall PREFIX=/opt/ddl", f"DESTDIR={folder}")
         left = [f for f in files_under(folder) if f.startswith("opt/")]
         check(not left, f"uninstall leaves {left}")
+
+
+@test
+def another_prefix_makes_anew_what_knows_it():
+    """Tools look for plugins where they are installed. The compiler is one that only says what it is asked for."""
+    with scratch() as folder:
+        log, compiler = pathlib.Path(folder, "log"), pathlib.Path(folder, "cc")
+        compiler.write_text(f'#!/bin/sh\necho "$*" >> {log}\n'
+                            'while [ $# -gt 1 ]; do if [ "$1" = -o ]; then : > "$2"; fi; shift; done\n')
+        compiler.chmod(0o700)
+        for prefix, anew in (("/usr/local", True), ("/usr", True), ("/usr", False), ("/usr/local", True)):
+            log.write_text("")
+            good(f"make -s tools PREFIX={prefix}", f"B={folder}/build", f"CC={compiler}")
+            for name in ("ddl.o", *(p.stem for p in (ROOT / "tools").glob("*.c"))):
+                made = [line for line in log.read_text().splitlines() if f"-o {folder}/build/{name} " in line]
+                check(len(made) == anew and all(f'"{prefix}/lib/ddl"' in line for line in made), f"{name}, {prefix}: {made}")
 
 
 @test
