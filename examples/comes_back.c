@@ -1,12 +1,13 @@
 /* A rank dies and comes back: the others keep what they have, and the new process gets it from them.
  *
- * Build:  cc -O2 -I.. -o comes_back comes_back.c ../build/libddl.a -lpthread -ldl
+ * Build:  cc -O2 -std=c11 -I. -o comes_back examples/comes_back.c -lpthread -ldl -lm
  * Run:    ddlrun -n 4 --restart 1 ./comes_back
  * Prints: rank 2 joined as incarnation 1
  * Prints: rank 0: 60 steps, the parameter is 90
  *
  * Each step adds the average of the ranks to a parameter, which is 1.5 on four ranks. Rank 2 kills itself in step 20.
  * ddlrun starts it again, and its ddl_init joins the job as soon as the others are in ddl_group_grow. */
+#define DDL_IMPLEMENTATION
 #include "ddl.h"
 
 #include <signal.h>
