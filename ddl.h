@@ -16105,6 +16105,7 @@ typedef struct ddl__device {
     int32_t index;  /* among the plugin's own, from 0 */
     int32_t number; /* as in ddl_tensor.device */
     bool opened;
+    bool stuck; /* when the context ended it still copied: it is not called again */
     void *self;
     void *stream; /* of our copies; NULL: the plugin's own */
     ddl_host host;
@@ -16270,9 +16271,9 @@ static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, bool there, 
 
 static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
     const ddl__device *d = p->device;
-    if (p->there) {
+    if (p->there && !d->stuck) { /* these calls may wait for the device */
         d->table->free(d->self, p->data);
-    } else if (p->own) {
+    } else if (p->own && !d->stuck) {
         d->table->host_free(d->self, p->data);
     }
     ddl__free(&c->base, p);
@@ -16542,6 +16543,7 @@ static int32_t ddl__stages_poll(ddl_context *c) {
 
 /* >>end */
 
+/* Ends what a device that is stuck may not use. Its streams and its memory stay: it may still write there. */
 static void ddl__device_close(ddl_context *c, ddl__device *d) {
     for (int32_t n = 0; n < 2 * DDL__PINNED_CLASSES; n++) {
         ddl__pinned **first = &d->pinned[n % 2][n / 2];
@@ -16551,19 +16553,62 @@ static void ddl__device_close(ddl_context *c, ddl__device *d) {
             ddl__pinned_free(c, p);
         }
     }
-    if (d->stream != NULL) {
+    if (d->stream != NULL && !d->stuck) {
         d->table->stream_free(d->self, d->stream);
     }
-    d->table->close(d->self);
+    if (!d->stuck) {
+        d->table->close(d->self);
+    }
     d->opened = false;
 }
 
-/* Lets copies end that were begun for operations which nobody waits for any more: they use the callers' memory. */
+/* Copies of this stage have not ended: its devices are stuck, and the memory it is packed in is given up, whichever
+ * device that is of. Returns the bytes. */
+static uint64_t ddl__stage_give_up(ddl_context *c, ddl__stage *s) {
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < c->devices->count; i++) {
+        ddl__device *d = &c->devices->list[i];
+        d->stuck = d->stuck || ddl__stage_test(d, s) == DDL_IN_PROGRESS;
+        if (s->events[i] != NULL) {
+            d->table->event_free(d->self, s->events[i]);
+        }
+    }
+    for (int32_t i = 0; i < s->count; i++) {
+        ddl__pinned *p = s->items[i].pinned;
+        bytes += p != NULL ? (uint64_t)1 << p->size_class : 0;
+        if (p != NULL && (p->own || p->there)) {
+            ddl__free(&c->base, p); /* the record, not its data */
+        }
+    }
+    ddl__stage_unlist(c, s);
+    if (s->done == NULL) { /* else somebody may still leave it */
+        ddl__free(&c->base, s);
+    }
+    return bytes;
+}
+
+/* Lets copies end that were begun for operations which nobody waits for any more: they use the callers' memory. What a
+ * stuck device may still write is left to it on purpose: a leak of a size that is told, not a write into memory that is
+ * somebody else's. */
 static void ddl__devices_settle(ddl_context *c) {
-    uint64_t deadline = ddl__now_ns() + DDL__DEVICE_END_NS;
+    uint64_t deadline = ddl__now_ns() + DDL__DEVICE_END_NS, bytes = 0;
+    const struct timespec pause = {0, DDL__DEVICE_LOOK_NS};
     while (c->stages != NULL && ddl__now_ns() < deadline) {
-        ddl__stages_poll(c);
-        sched_yield();
+        if (ddl__stages_poll(c) == 0) {
+            nanosleep(&pause, NULL);
+        }
+    }
+    while (c->stages != NULL) {
+        bytes += ddl__stage_give_up(c, c->stages);
+    }
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (d->stuck) {
+            ddl__log(&c->base, DDL_LOG_WARN, "the context ends, but device %d (%s %d) has not ended its copies for %d "
+                     "s: %llu bytes they are staged in, and all that was allocated there, are left to it for good, "
+                     "and it is not closed; do not free or use tensors of pending operations", d->number,
+                     d->plugin->name, d->index, (int)(DDL__DEVICE_END_NS / DDL__NS_PER_S), (unsigned long long)bytes);
+        }
     }
 }
 
@@ -16880,7 +16925,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
-    if (lent->device != NULL) {
+    if (lent->device != NULL && !lent->device->stuck) {
         lent->device->table->free(lent->device->self, lent->data);
     }
     if (lent->endpoint != NULL) {

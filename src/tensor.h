@@ -304,7 +304,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
-    if (lent->device != NULL) {
+    if (lent->device != NULL && !lent->device->stuck) {
         lent->device->table->free(lent->device->self, lent->data);
     }
     if (lent->endpoint != NULL) {

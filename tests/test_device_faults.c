@@ -276,6 +276,59 @@ TEST(a_rank_that_is_killed) {
     CHECK(r.status[0] == 0 && r.status[1] == 0);
 }
 
+static char warned[1000];
+
+static void on_log(void *user, ddl_log_level level, const char *line) {
+    (void)user;
+    if (level == DDL_LOG_WARN) {
+        snprintf(warned, sizeof warned, "%s", line);
+    }
+}
+
+/* Ends while a device hangs, which goes on later: it writes only to memory that was left to it. */
+static void end_while_stuck(void) {
+    static float data[70000], back[70000];
+    coll_job job;
+    coll_job_make(&job);
+    job.config.log = on_log;
+    standin("");
+    ddl_context *c = coll_join(0, 1, &job);
+    REQUIRE(c != NULL);
+    data[69999] = 3;
+    ddl_tensor t = standin_tensor(c, 1, data, DDL_F32, 70000);
+    standin_state *s = standin_of();
+    s->stopped = 1;
+    ddl_request *r = NULL;
+    CHECK_EQ(ddl_iall_reduce(ddl_world(c), t, t, DDL_SUM, &r), DDL_OK);
+    int left = s->pinned;
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_STR(warned, "device 1 (standin 0) has not ended its copies for 5 s");
+    CHECK_STR(warned, "are left to it for good");
+    CHECK(left > 0 && s->pinned == left);
+    s->stopped = 0;
+    c = alone();
+    REQUIRE(c != NULL);
+    t = standin_tensor(c, 1, data, DDL_F32, 70000);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
+    standin_read(c, t, back);
+    CHECK(memcmp(back, data, sizeof data) == 0);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    CHECK_EQ(s->pinned, left);
+}
+
+/* In a process that ends without the leak checker: the leak is meant. */
+TEST(the_end_while_a_device_hangs) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        end_while_stuck();
+        _exit(0);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
 /* The context ends while a device still copies, holds, and waits for a message: all is given back. */
 TEST(the_end_in_the_middle) {
     for (int way = 0; way < 3; way++) {
