@@ -24,7 +24,7 @@ def ready(name):
     """The compiled target; skips where it cannot be."""
     if not shutil.which("clang"):
         skip("no clang (make deps)")
-    target = campaign.Target(name, BUILD / "fuzz")
+    target = campaign.Target(name, BUILD / "fuzz", quick=not TORTURE)
     trouble = target.compile()
     if "libclang_rt.fuzzer" in trouble and ("cannot find" in trouble or "no such file" in trouble.lower()):
         skip("this clang has no libFuzzer (make deps)")

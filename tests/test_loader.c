@@ -523,6 +523,7 @@ IN_FOLDER(a_part_of_an_optional_family) {
     plugin("whole", "-DMORE='HAS(memory_alloc) HAS(memory_free)' -DDEVICE='HAS(gate_put) HAS(gate_open)'");
     opened o = open_with("whole", NULL, folder, no_statics);
     CHECK_EQ(o.status, DDL_OK);
+    end(&o);
 }
 
 /* Tables of a later minor version are longer, and old ones may end after the required members. */

@@ -23,7 +23,7 @@ import time
 FUZZ = pathlib.Path(__file__).resolve().parent
 ROOT = FUZZ.parent.parent
 SANITIZERS = "address, undefined"
-FLAGS = ("-std=c11 -O2 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined "
+FLAGS = ("-std=c11 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined "
          "-fno-omit-frame-pointer -Werror=incompatible-pointer-types").split()
 
 
@@ -39,9 +39,12 @@ def recorded(name):
 
 
 class Target:
-    def __init__(self, name, build, root=ROOT):
+    """quick: compiled without optimisation, for runs that are shorter than compiling."""
+
+    def __init__(self, name, build, root=ROOT, quick=False):
         self.name, self.build, self.root = name, pathlib.Path(build), pathlib.Path(root)
-        self.program = self.build / f"fuzz_{name}"
+        self.level = "-O0" if quick else "-O2"
+        self.program = self.build / (f"quick_{name}" if quick else f"fuzz_{name}")
         self.count_file = self.build / f"{name}.runs"
         self.corpus = FUZZ / "corpus" / ("frames" if name == "stream" else name)  # they read the same inputs
         self.found = self.build / "found" / name
@@ -60,9 +63,9 @@ class Target:
         self.build.mkdir(parents=True, exist_ok=True)
         if self.fresh():
             return ""
-        done = subprocess.run(["clang", *FLAGS, f"-I{self.root}", self.root / "tests" / "fuzz" / f"fuzz_{self.name}.c",
-                               "-o", self.program, "-lpthread", "-ldl"], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT)
+        source = self.root / "tests" / "fuzz" / f"fuzz_{self.name}.c"
+        done = subprocess.run(["clang", self.level, *FLAGS, f"-I{self.root}", source, "-o", self.program, "-lpthread", "-ldl"],
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return "" if done.returncode == 0 else done.stdout or "clang failed"
 
     def counts(self):
