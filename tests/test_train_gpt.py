@@ -56,7 +56,7 @@ def refused(result, *words):
     """It ended with status 1 and one sentence that holds these words."""
     check(result.returncode == 1, f"ended with {result.returncode}, not 1:\n{result.stdout[-2000:]}")
     line = [x for x in result.stdout.splitlines() if "train_gpt:" in x][-1:]
-    check(line and line[0].endswith("."), f"no sentence in:\n{result.stdout[-2000:]}")
+    check(line and line[0].endswith((".", "?")), f"no sentence in:\n{result.stdout[-2000:]}")
     for word in words:
         check(word in line[0], f"{word!r} is not in: {line[0]}")
 

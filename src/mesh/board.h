@@ -40,10 +40,10 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Maps a board, and keeps its descriptor instead of the own one. Size and seals are checked first: a board that could
- * shrink would turn a look at it into SIGBUS. */
+/* Maps a board, and keeps its descriptor instead of the own one; who made it keeps that one, whose number the others
+ * know. Size and seals are checked first: a board that could shrink would turn a look at it into SIGBUS. */
 static void ddl__board_open(ddl_context *c, int fd) {
-    struct stat st;
+    struct stat st, mine;
     size_t bytes = ddl__board_bytes(c->world_size);
     if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
         (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
@@ -51,8 +51,10 @@ static void ddl__board_open(ddl_context *c, int fd) {
         c->board = at != MAP_FAILED ? at : NULL;
         c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
     }
-    int spare = c->board != NULL ? c->board_fd : fd;
-    c->board_fd = c->board != NULL ? fd : c->board_fd;
+    bool made_it = c->board != NULL && c->board_fd >= 0 && fstat(c->board_fd, &mine) == 0 && mine.st_ino == st.st_ino;
+    bool takes = c->board != NULL && !made_it;
+    int spare = takes ? c->board_fd : fd;
+    c->board_fd = takes ? fd : c->board_fd;
     if (spare >= 0) {
         close(spare);
     }

@@ -350,7 +350,7 @@ static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first
         const void *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : (const void *)grads;
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
         status = ddl__ps_call_add(*out_request, piece->server, &ask, push, out, bytes);
-        grads += grads != NULL ? piece->count : 0;
+        grads = grads != NULL ? grads + piece->count : NULL;
         out += piece->count;
     }
     return ddl__ps_call_start(out_request, status);
