@@ -58,7 +58,7 @@ static const char *unknown_flag(const char *usage, const char *word, char *out, 
     if (found != NULL) {
         snprintf(out, cap, "unknown flag %.60s: did you mean %.*s?\n%.*s", word, (int)length, found, first_line, usage);
     } else {
-        snprintf(out, cap, "unknown %s %.60s; --help lists what there is\n%.*s", word[0] == '-' ? "flag" : "argument",
+        snprintf(out, cap, "unknown %s %.60s; --help lists what there is.\n%.*s", word[0] == '-' ? "flag" : "argument",
                  word, first_line, usage);
     }
     return out;
