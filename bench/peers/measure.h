@@ -11,11 +11,13 @@
  *   2. the library's own barrier, so that nothing of the last round is still under way;
  *   3. a barrier in the mapped file, so that all ranks start together however skewed the library's barrier lets them
  *      go;
- *   4. clock, operation, clock. The time of the round is that of the slowest rank. With DDL_BENCH_REPEAT=k a small
- *      operation is run some k times back to back (bench_repeats) and the time divided, as one of a tenth of a
- *      microsecond would measure the clock and the start; each library alike.
- * One round before the timed ones and one after them are compared with an oracle, element by element. Values are small integers
- * in floats, so sums are exact in any order.
+ *   4. clock, operation, clock; then the library's barrier, so that a rank that is ready early, or takes no part (as in
+ *      ping_pong at 4 ranks), waits as the library makes it wait instead of rewriting its buffers on a core that the
+ *      operation needs. The time of the round is that of the slowest rank. With DDL_BENCH_REPEAT=k a small operation is
+ *      run some k times back to back (bench_repeats) and the time divided, as one of a tenth of a microsecond would
+ *      measure the clock and the start; each library alike.
+ * One round before the timed ones and one after them are compared with an oracle, element by element. Values are small
+ * integers in floats, so sums are exact in any order.
  *
  * Compiles as C11 and C++17. */
 #ifndef DDL_BENCH_MEASURE_H
@@ -309,7 +311,7 @@ static inline int bench_round(const bench_run *run, int round, int repeats, doub
         failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
     }
     *out_ns = (bench_now_ns() - start) / repeats;
-    return failed;
+    return failed != 0 ? failed : peer->sync(peer->state);
 }
 
 static inline int bench_size(bench_run *run, size_t bytes) {

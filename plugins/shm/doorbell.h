@@ -53,8 +53,9 @@ static socklen_t shm_bell_name(const shm_address *address, struct sockaddr_un *o
     out->sun_family = AF_UNIX;
     char *at = out->sun_path + 1; /* after the NUL that makes it abstract */
     memcpy(at, "ddl-shm-", 8);
-    for (size_t i = 0; i < sizeof address->bell; i++) {
-        snprintf(at + 8 + 2 * i, 3, "%02x", (unsigned)address->bell[i]);
+    for (size_t i = 0; i < sizeof address->bell; i++) { /* not snprintf: each ring would pay for it */
+        at[8 + 2 * i] = "0123456789abcdef"[address->bell[i] >> 4];
+        at[9 + 2 * i] = "0123456789abcdef"[address->bell[i] & 15];
     }
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + 8 + 2 * sizeof address->bell);
 }

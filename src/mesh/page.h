@@ -270,8 +270,11 @@ static inline void ddl__page_wait_over(ddl_context *c, const void *request) {
 /* Before and after a sleep in the kernel. A wait sets page_doing back when it begins. */
 static void ddl__page_sleep_tell(ddl_context *c, bool sleeps) {
     if (c->page != NULL && sleeps && c->page_doing != c->doing) { /* names of calls are literals */
+        const char *doing = c->doing != NULL ? c->doing : "";
+        size_t length = strnlen(doing, sizeof c->page->doing - 1);
         ddl__page_begin(c->page);
-        snprintf(c->page->doing, sizeof c->page->doing, "%s", c->doing != NULL ? c->doing : "");
+        memcpy(c->page->doing, doing, length); /* not snprintf: this is done before each sleep */
+        c->page->doing[length] = '\0';
         c->page->doing_ns = ddl__now_ns();
         ddl__page_end(c->page);
         c->page_doing = c->doing;
