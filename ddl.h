@@ -128,7 +128,8 @@
  *
  * Numerics. All ranks get the same bits. The same group, data, counts and algorithm give the same bits on every run;
  * auto chooses by measured figures, so pin it with DDL_ALGO or DDL_TUNE_CACHE, or set deterministic: then the result is
- * that of ((x0 + x1) + x2) + ... on any transport. f16 and bf16 are accumulated in f32 and rounded once per step.
+ * that of ((x0 + x1) + x2) + ... on any transport. f16, bf16, e4m3 and e5m2 are computed in f32 and rounded once
+ * per step.
  * Integers wrap around.
  *
  * Security. In: with a job secret both ends of every connection prove it (HMAC-SHA256, fresh nonces, server first)
@@ -380,7 +381,9 @@ typedef enum ddl_dtype {
     DDL_F32_I32 = 12, /* struct { float value; int32_t index; }    for DDL_MIN_INDEX and DDL_MAX_INDEX */
     DDL_F64_I64 = 13, /* struct { double value; int64_t index; } */
     DDL_I32_I32 = 14, /* struct { int32_t value; int32_t index; } */
-    DDL_I64_I64 = 15  /* struct { int64_t value; int64_t index; } */
+    DDL_I64_I64 = 15, /* struct { int64_t value; int64_t index; } */
+    DDL_E4M3 = 16,    /* 8-bit floats of the Open Compute Project (OFP8 1.0): up to 448, no infinity */
+    DDL_E5M2 = 17     /* up to 57344, with infinities */
 } ddl_dtype;
 
 #define DDL_MAX_DIMS 8
@@ -457,7 +460,7 @@ typedef struct ddl_dlpack {
     } device;
     int32_t ndim;
     struct {
-        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2 */
         uint8_t bits;
         uint16_t lanes;
     } dtype;
@@ -495,8 +498,10 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
 DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
 
 /* >>op
- * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. AVG of f16 is
- * finite whenever the inputs are: they are scaled down, by a power of two, before the sum. */
+ * Reductions. f16, bf16 and the 8-bit floats are added and multiplied in f32, and rounded to nearest even after each
+ * step; integers wrap; AVG of integers truncates toward zero. AVG of f16, e4m3 and e5m2 is finite whenever the inputs
+ * are: they are scaled down, by a power of two, before the sum. What is too large becomes infinite, and NaN in e4m3
+ * (the conversion without saturation of OFP8): an overflow shows. Every NaN result has all bits set. */
 typedef int32_t ddl_op;
 enum {
     DDL_OP_NONE = 0,
@@ -1975,7 +1980,7 @@ static uint64_t ddl__mix_bytes(uint64_t hash, const void *data, size_t bytes) {
 /* dtype/types: sizes and names of element types, which op makes sense for which type, and what this processor can do.
  * Must not know: who reduces, why, or where the bytes come from. */
 
-#define DDL__DTYPES 16 /* values of ddl_dtype, DDL_DTYPE_NONE included */
+#define DDL__DTYPES 18 /* values of ddl_dtype, DDL_DTYPE_NONE included */
 #define DDL__OPS 14    /* built-in values of ddl_op, DDL_OP_NONE included; created ops begin at 256 */
 
 /* A dtype may come from a peer or from an uninitialised tensor, so every table is entered through this test. */
@@ -1985,13 +1990,14 @@ static inline int ddl__dtype_known(ddl_dtype dtype) {
 
 /* Size of one element, 0 for an unknown type. */
 static inline size_t ddl__dtype_bytes(ddl_dtype dtype) {
-    static const uint8_t bytes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16};
+    static const uint8_t bytes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16, 1, 1};
     return ddl__dtype_known(dtype) ? bytes[dtype] : 0;
 }
 
 static inline const char *ddl__dtype_name(ddl_dtype dtype) {
     static const char names[DDL__DTYPES][8] = {"none", "f16", "bf16", "f32", "f64", "i8", "u8", "i32",
-                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
+                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64",
+                                               "e4m3", "e5m2"};
     return ddl__dtype_known(dtype) ? names[dtype] : "?";
 }
 
@@ -2009,12 +2015,17 @@ static inline const char *ddl__op_name(ddl_op op) {
     return op > DDL_OP_NONE && op < DDL__OPS ? names[op] : op >= 256 ? "created" : "?";
 }
 
-static inline int ddl__dtype_is_half(ddl_dtype dtype) {
-    return dtype == DDL_F16 || dtype == DDL_BF16;
+static inline int ddl__dtype_is_byte_float(ddl_dtype dtype) {
+    return dtype == DDL_E4M3 || dtype == DDL_E5M2;
+}
+
+/* Computed in f32, and rounded. */
+static inline int ddl__dtype_is_narrow(ddl_dtype dtype) {
+    return dtype == DDL_F16 || dtype == DDL_BF16 || ddl__dtype_is_byte_float(dtype);
 }
 
 static inline int ddl__dtype_is_float(ddl_dtype dtype) {
-    return dtype >= DDL_F16 && dtype <= DDL_F64;
+    return (dtype >= DDL_F16 && dtype <= DDL_F64) || ddl__dtype_is_byte_float(dtype);
 }
 
 static inline int ddl__dtype_is_integer(ddl_dtype dtype) {
@@ -2068,7 +2079,7 @@ static inline ddl__cpu ddl__cpu_level(void) {
 }
 
 /* >>dtype/vectors */
-/* dtype/vectors: the vector types that kernels are written in, and conversion of f16 and bf16 in them.
+/* dtype/vectors: the vector types that kernels are written in, and conversion of floats below f32 in them.
  * Must not know: reductions.
  *
  * Everything is written in the vector extensions of GCC and clang, because gcc 12 hardly vectorises a loop at -O2 and
@@ -2115,9 +2126,14 @@ DDL__DEFINE_VECTORS(ddl__f64, double, double, uint64_t)
  * order since each half goes back to where it came from. A lone half leaves the other half of its word zero. */
 DDL__DEFINE_VECTORS(ddl__f16, uint16_t, uint32_t, uint32_t)
 DDL__DEFINE_VECTORS(ddl__bf16, uint16_t, uint32_t, uint32_t)
-/* Vectors of halves one by one, for conversion between arrays; named after the width of the f32 side. */
+/* Likewise four floats of 8 bits. */
+DDL__DEFINE_VECTORS(ddl__e4m3, uint8_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__e5m2, uint8_t, uint32_t, uint32_t)
+/* Vectors of elements one by one, for conversion between arrays; named after the width of the f32 side. */
 typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
 typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+typedef uint8_t ddl__byte_v16 DDL__VECTOR(4);
+typedef uint8_t ddl__byte_v32 DDL__VECTOR(8);
 
 /* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
  *
@@ -2177,54 +2193,95 @@ DDL__AVX512 static inline __attribute__((always_inline)) ddl__f64_v64 ddl__f64_c
         (h) = ((bits_ + 0x7fff + ((bits_ >> 16) & 1)) | nan_) >> 16;                                                   \
     } while (0)
 
+/* The 8-bit floats of the Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0. e4m3 has
+ * a bias of 7, no infinities, and one NaN of each sign, all ones below it; 448 is its largest. e5m2 is f16 without its
+ * low byte. Conversion is the specification's without saturation: to nearest even, and what is then above the largest
+ * becomes NaN in e4m3, infinite in e5m2. By the way of f16 above; the value is in the low 8 bits of each word of h. */
+#define DDL__E4M3_WIDEN(W, f, h)                                                                                       \
+    do {                                                                                                               \
+        ddl__f32_u##W bits_ = ((h) & 0x7f) << 20;                                                                      \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)((bits_ & 0x07800000) == 0);                                              \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(bits_ == 0x07f00000), normal_ = bits_ + 0x3c000000;                       \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)(bits_ + 0x3c800000) - 0x1p-6f);                         \
+        (f) = (ddl__f32_v##W)((small_ & tiny_) | (normal_ & ~tiny_) | (((h) & 0x80) << 24) | nan_);                    \
+    } while (0)
+#define DDL__E5M2_WIDEN(W, f, h) DDL__F16_WIDEN(W, f, ((h) << 8))
+
+/* Halfway to the value after the largest, 464 and 61440, the even neighbour is the largest of e4m3 and what comes after
+ * that of e5m2. Adding a power of two rounds to the subnormal grid, whose steps are 2^-9 and 2^-16. */
+#define DDL__E4M3_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_;                                                                   \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x3c800000), nan_ = (ddl__f32_u##W)(order_ > 0x43e80000);       \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0x1p14f) - 0x46800000;                           \
+        ddl__f32_u##W normal_ = (bits_ + 0xc407ffff + ((bits_ >> 20) & 1)) >> 20;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~nan_) | (nan_ & 0xff);                                       \
+        (h) = normal_ | ((all_ >> 24) & 0x80);                                                                         \
+    } while (0)
+#define DDL__E5M2_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_;                                                                   \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x38800000), huge_ = (ddl__f32_u##W)(order_ >= 0x47700000);     \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(order_ > 0x7f800000);                                                     \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0x1p7f) - 0x43000000;                            \
+        ddl__f32_u##W normal_ = (bits_ + 0xc80fffff + ((bits_ >> 21) & 1)) >> 21;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~huge_) | (huge_ & 0x7c) | (nan_ & 0xff);                     \
+        (h) = normal_ | ((all_ >> 24) & 0x80);                                                                         \
+    } while (0)
+
 /* >>dtype/half */
-/* dtype/half: conversion between f32 and the 16-bit types, one value or an array.
- * Rounds to nearest even; keeps infinities, subnormals, the sign of zero; a NaN becomes the one with all bits set.
+/* dtype/half: conversion between f32 and the 16-bit and 8-bit types, one value or an array.
+ * Rounds to nearest even; keeps infinities (e4m3 has none: NaN), subnormals, the sign of zero; a NaN becomes the one
+ * with all bits set.
  * Must not know: reductions. */
 
 #define DDL__DEFINE_HALF(E, NAME)                                                                                      \
-    static inline float E##_to_f32(uint16_t half) {                                                                    \
+    static inline float E##_to_f32(E##_element half) {                                                                 \
         ddl__f32_u1 h = {half};                                                                                        \
         ddl__f32_v1 f;                                                                                                 \
         NAME##_WIDEN(1, f, h);                                                                                         \
         DDL__CANONICAL_NAN(ddl__f32, 1, f);                                                                            \
         return f[0];                                                                                                   \
     }                                                                                                                  \
-    static inline uint16_t E##_from_f32(float value) {                                                                 \
+    static inline E##_element E##_from_f32(float value) {                                                              \
         ddl__f32_v1 f = {value};                                                                                       \
         ddl__f32_u1 h;                                                                                                 \
         NAME##_NARROW(1, h, f);                                                                                        \
-        return (uint16_t)h[0];                                                                                         \
+        return (E##_element)h[0];                                                                                      \
     }
 
 DDL__DEFINE_HALF(ddl__f16, DDL__F16)
 DDL__DEFINE_HALF(ddl__bf16, DDL__BF16)
+DDL__DEFINE_HALF(ddl__e4m3, DDL__E4M3)
+DDL__DEFINE_HALF(ddl__e5m2, DDL__E5M2)
 
 /* Conversion of arrays, which must not overlap. */
 typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 
-#define DDL__DEFINE_WIDEN(L, target, E, W, WIDEN)                                                                      \
+#define DDL__DEFINE_WIDEN(L, target, E, V, W, WIDEN)                                                                   \
     target static void E##_widen_##L(void *dst, const void *src, size_t count) {                                       \
         const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
         float *d = dst;                                                                                                \
         const char *s = src;                                                                                           \
         size_t i = 0;                                                                                                  \
         for (; count - i >= lanes; i += lanes) {                                                                       \
-            ddl__half_v##W h = *(const ddl__half_v##W *)(const void *)(s + 2 * i);                                     \
+            V##W h = *(const V##W *)(const void *)(s + sizeof(E##_element) * i);                                       \
             ddl__f32_v##W f;                                                                                           \
             WIDEN(W, f, h);                                                                                            \
             DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                        \
             *(ddl__f32_v##W *)(void *)(d + i) = f;                                                                     \
         }                                                                                                              \
         for (; i < count; i++) {                                                                                       \
-            uint16_t h;                                                                                                \
-            memcpy(&h, s + 2 * i, 2);                                                                                  \
+            E##_element h;                                                                                             \
+            memcpy(&h, s + sizeof(h) * i, sizeof(h));                                                                  \
             d[i] = E##_to_f32(h);                                                                                      \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
 
-#define DDL__DEFINE_NARROW(L, target, E, W, NARROW)                                                                    \
+#define DDL__DEFINE_NARROW(L, target, E, V, W, NARROW)                                                                 \
     target static void E##_narrow_##L(void *dst, const void *src, size_t count) {                                      \
         const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
         char *d = dst;                                                                                                 \
@@ -2232,13 +2289,13 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         size_t i = 0;                                                                                                  \
         for (; count - i >= lanes; i += lanes) {                                                                       \
             ddl__f32_v##W f = *(const ddl__f32_v##W *)(const void *)(s + i);                                           \
-            ddl__half_v##W h;                                                                                          \
+            V##W h;                                                                                                    \
             NARROW(W, h, f);                                                                                           \
-            *(ddl__half_v##W *)(void *)(d + 2 * i) = h;                                                                \
+            *(V##W *)(void *)(d + sizeof(E##_element) * i) = h;                                                        \
         }                                                                                                              \
         for (; i < count; i++) {                                                                                       \
-            uint16_t h = E##_from_f32(s[i]);                                                                           \
-            memcpy(d + 2 * i, &h, 2);                                                                                  \
+            E##_element h = E##_from_f32(s[i]);                                                                        \
+            memcpy(d + sizeof(h) * i, &h, sizeof(h));                                                                  \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
@@ -2262,6 +2319,21 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__BF16_NARROW(W, word_, f);                                                                                 \
         (h) = __builtin_convertvector(word_, ddl__half_v##W);                                                          \
     } while (0)
+#define DDL__BYTE_WIDEN_ARRAY(W, f, h, WIDEN)                                                                          \
+    do {                                                                                                               \
+        ddl__f32_u##W word_ = __builtin_convertvector(h, ddl__f32_u##W);                                               \
+        WIDEN(W, f, word_);                                                                                            \
+    } while (0)
+#define DDL__BYTE_NARROW_ARRAY(W, h, f, NARROW)                                                                        \
+    do {                                                                                                               \
+        ddl__f32_u##W word_;                                                                                           \
+        NARROW(W, word_, f);                                                                                           \
+        (h) = __builtin_convertvector(word_, ddl__byte_v##W);                                                          \
+    } while (0)
+#define DDL__E4M3_WIDEN_ARRAY(W, f, h) DDL__BYTE_WIDEN_ARRAY(W, f, h, DDL__E4M3_WIDEN)
+#define DDL__E5M2_WIDEN_ARRAY(W, f, h) DDL__BYTE_WIDEN_ARRAY(W, f, h, DDL__E5M2_WIDEN)
+#define DDL__E4M3_NARROW_ARRAY(W, h, f) DDL__BYTE_NARROW_ARRAY(W, h, f, DDL__E4M3_NARROW)
+#define DDL__E5M2_NARROW_ARRAY(W, h, f) DDL__BYTE_NARROW_ARRAY(W, h, f, DDL__E5M2_NARROW)
 
 /* Kernels convert vectors of packed halves: OPEN makes two f32 vectors of one (here: of the low and of the high half of
  * each word), CLOSE rounds them back to where they came from. */
@@ -2350,37 +2422,55 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 #define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
 #endif
 
-DDL__DEFINE_WIDEN(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR)
-DDL__DEFINE_WIDEN(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__f16, 16, DDL__F16_NARROW_VECTOR)
-DDL__DEFINE_NARROW(portable, , ddl__bf16, 16, DDL__BF16_NARROW_ARRAY)
+#define DDL__BYTE_CASTS(L, target, W)                                                                                  \
+    DDL__DEFINE_WIDEN(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_WIDEN_ARRAY)                                     \
+    DDL__DEFINE_WIDEN(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_WIDEN_ARRAY)                                     \
+    DDL__DEFINE_NARROW(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_NARROW_ARRAY)                                   \
+    DDL__DEFINE_NARROW(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_NARROW_ARRAY)
+
+DDL__DEFINE_WIDEN(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_WIDEN_VECTOR)
+DDL__DEFINE_WIDEN(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_NARROW_VECTOR)
+DDL__DEFINE_NARROW(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_NARROW_ARRAY)
+DDL__BYTE_CASTS(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_NARROW)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_NARROW_ARRAY)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_WIDEN)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_NARROW)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_NARROW_ARRAY)
+DDL__BYTE_CASTS(avx2, DDL__AVX2, 32)
 #endif
 
-/* The function that turns an array of f16 or bf16 into f32. */
-static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype half) {
+/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it. */
+typedef struct ddl__casts {
+    ddl__cast_fn widen, narrow;
+} ddl__casts;
+
+#define DDL__CASTS(L)                                                                                                  \
+    {{ddl__f16_widen_##L, ddl__f16_narrow_##L},                                                                        \
+     {ddl__bf16_widen_##L, ddl__bf16_narrow_##L},                                                                      \
+     {ddl__e4m3_widen_##L, ddl__e4m3_narrow_##L},                                                                      \
+     {ddl__e5m2_widen_##L, ddl__e5m2_narrow_##L}}
+
+static inline ddl__casts ddl__casts_at(ddl__cpu level, ddl_dtype narrow) {
+    static const ddl__casts portable[4] = DDL__CASTS(portable);
+    int place = narrow == DDL_F16 ? 0 : narrow == DDL_BF16 ? 1 : narrow == DDL_E4M3 ? 2 : 3;
 #if defined(__x86_64__)
+    static const ddl__casts avx2[4] = DDL__CASTS(avx2);
     if (level >= DDL__CPU_AVX2) {
-        return half == DDL_F16 ? ddl__f16_widen_avx2 : ddl__bf16_widen_avx2;
+        return avx2[place];
     }
 #endif
     (void)level;
-    return half == DDL_F16 ? ddl__f16_widen_portable : ddl__bf16_widen_portable;
+    return portable[place];
 }
 
-/* The function that rounds an array of f32 to f16 or bf16. */
-static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype half) {
-#if defined(__x86_64__)
-    if (level >= DDL__CPU_AVX2) {
-        return half == DDL_F16 ? ddl__f16_narrow_avx2 : ddl__bf16_narrow_avx2;
-    }
-#endif
-    (void)level;
-    return half == DDL_F16 ? ddl__f16_narrow_portable : ddl__bf16_narrow_portable;
+static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype narrow) {
+    return ddl__casts_at(level, narrow).widen;
+}
+
+static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype narrow) {
+    return ddl__casts_at(level, narrow).narrow;
 }
 
 /* >>dtype/kernels */
@@ -2465,6 +2555,28 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__WIDENED(DO, W, DDL__BOTH_PARTS, W, r, x, y, DDL__BF16_OPEN, DDL__BF16_512_CLOSE)
 #define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
+
+/* Bytes are widened to four vectors of the same width, one of each byte of the words. */
+#define DDL__BYTE_PART(DO, W, r, x, y, shift, WIDEN, NARROW)                                                           \
+    do {                                                                                                               \
+        ddl__f32_v##W xf_, yf_, sf_;                                                                                   \
+        ddl__f32_u##W part_;                                                                                           \
+        WIDEN(W, xf_, ((x) >> (shift)));                                                                               \
+        WIDEN(W, yf_, ((y) >> (shift)));                                                                               \
+        DO(ddl__f32, W, sf_, xf_, yf_);                                                                                \
+        NARROW(W, part_, sf_);                                                                                         \
+        (r) |= part_ << (shift);                                                                                       \
+    } while (0)
+#define DDL__BYTE_APPLY(DO, W, r, x, y, WIDEN, NARROW)                                                                 \
+    do {                                                                                                               \
+        (r) = (x) & 0;                                                                                                 \
+        DDL__BYTE_PART(DO, W, r, x, y, 0, WIDEN, NARROW);                                                              \
+        DDL__BYTE_PART(DO, W, r, x, y, 8, WIDEN, NARROW);                                                              \
+        DDL__BYTE_PART(DO, W, r, x, y, 16, WIDEN, NARROW);                                                             \
+        DDL__BYTE_PART(DO, W, r, x, y, 24, WIDEN, NARROW);                                                             \
+    } while (0)
+#define DDL__E4M3_APPLY(DO, E, W, r, x, y) DDL__BYTE_APPLY(DO, W, r, x, y, DDL__E4M3_WIDEN, DDL__E4M3_NARROW)
+#define DDL__E5M2_APPLY(DO, E, W, r, x, y) DDL__BYTE_APPLY(DO, W, r, x, y, DDL__E5M2_WIDEN, DDL__E5M2_NARROW)
 
 /* Vectors lie in memory as they are; a single element is the first of a vector that is otherwise zero. */
 #define DDL__LOAD_VECTOR(E, W, x, p) ((x) = *(const E##_v##W *)(const void *)(p))
@@ -2557,6 +2669,8 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
+    DDL__FLOAT_KERNELS(L, target, ddl__e4m3, W, 1, DDL__E4M3_APPLY)                                                    \
+    DDL__FLOAT_KERNELS(L, target, ddl__e5m2, W, 1, DDL__E5M2_APPLY)                                                    \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \
@@ -2654,7 +2768,9 @@ DDL__PAIR_KERNELS(i64_i64, int64_t, uint64_t, int64_t, DDL__NO_NAN)
      [DDL_F32_I32] = DDL__PAIR_ROW(f32_i32),                                                                           \
      [DDL_F64_I64] = DDL__PAIR_ROW(f64_i64),                                                                           \
      [DDL_I32_I32] = DDL__PAIR_ROW(i32_i32),                                                                           \
-     [DDL_I64_I64] = DDL__PAIR_ROW(i64_i64)}
+     [DDL_I64_I64] = DDL__PAIR_ROW(i64_i64),                                                                           \
+     [DDL_E4M3] = DDL__FLOAT_ROW(ddl__e4m3, L),                                                                        \
+     [DDL_E5M2] = DDL__FLOAT_ROW(ddl__e5m2, L)}
 
 /* The kernel of an op at a level; NULL where the op is not defined for the type (see ddl__op_valid). AVG gives the
  * kernel of SUM: the division comes once, at the end (ddl__average). A level this machine lacks must not be run. */
@@ -2691,10 +2807,10 @@ static inline ddl__reduce_fn ddl__divide_kernel_at(ddl__cpu level, ddl_dtype dty
 /* Work is cut into pieces whose temporaries stay in the first-level cache, on the stack. */
 enum { DDL__BLOCK_BYTES = 4096, DDL__BLOCK_F32 = DDL__BLOCK_BYTES / 4, DDL__BLOCK_F64 = DDL__BLOCK_BYTES / 8 };
 
-/* One block: dst = src kernel factors, where kernel multiplies or divides; halves through f32. */
+/* One block: dst = src kernel factors, where kernel multiplies or divides; narrow floats through f32. */
 static inline void ddl__apply_block(char *dst, const char *src, size_t count, ddl_dtype dtype, const void *factors,
                                     ddl__reduce_fn kernel) {
-    if (!ddl__dtype_is_half(dtype)) {
+    if (!ddl__dtype_is_narrow(dtype)) {
         kernel(dst, src, factors, count);
         return;
     }
@@ -2706,7 +2822,7 @@ static inline void ddl__apply_block(char *dst, const char *src, size_t count, dd
 }
 
 /* dst = src * factor, or src / factor, for every float type. The factor is spread over a block so that the kernels of
- * two operands serve. For f16 and bf16 it stays an f32, since 1/3 rounded to bf16 would be good for two digits only. */
+ * two operands serve. For narrow floats it stays f32, since 1/3 rounded to bf16 would be good for two digits only. */
 static inline void ddl__apply_float(void *dst, const void *src, size_t count, ddl_dtype dtype, double factor,
                                     int divide) {
     union {
@@ -17185,6 +17301,7 @@ static const struct {
 } ddl__dlpack_types[] = {
     {DDL_F16, 2, 16}, {DDL_BF16, 4, 16}, {DDL_F32, 2, 32}, {DDL_F64, 2, 64}, {DDL_I8, 0, 8},   {DDL_U8, 1, 8},
     {DDL_I32, 0, 32}, {DDL_U32, 1, 32},  {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
+    {DDL_E4M3, 10, 8}, {DDL_E5M2, 12, 8},
 };
 
 static ddl_status ddl__dlpack_view(const ddl_dlpack *dlpack, ddl_dtype dtype, ddl_tensor *out_tensor) {
@@ -19834,9 +19951,11 @@ static int32_t ddl__call_arrays(const ddl__call *call) {
 }
 
 /* A sum of n values of f16 near the largest does not fit in f16, though their average does: inputs are scaled down
- * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. */
+ * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. So are
+ * the 8-bit floats, whose values are usually scaled to reach up to the largest. */
 static bool ddl__averages_scaled(const ddl_group *g, const ddl__call *call) {
-    return call->op == DDL_AVG && call->dtype == DDL_F16 && g->size > 1;
+    bool small = call->dtype == DDL_F16 || ddl__dtype_is_byte_float(call->dtype);
+    return call->op == DDL_AVG && small && g->size > 1;
 }
 
 /* The largest power of two that is not above 1 / n. */
@@ -22684,15 +22803,13 @@ DDL_API ddl_status ddl_op_free(ddl_context *context, ddl_op op) {
 /* >>coll/many */
 /* coll, third part: several tensors as one operation, persistent operations, estimates. */
 
-enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
-
 /* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
 typedef struct ddl__many {
     int32_t count;
     uint64_t detail; /* hash of the types and lengths of all */
-    ddl_request *parts[DDL__DTYPES_USED];
-    char *packed[DDL__DTYPES_USED];
-    bool pinned[DDL__DTYPES_USED]; /* packed is the stage's */
+    ddl_request *parts[DDL__DTYPES];
+    char *packed[DDL__DTYPES];
+    bool pinned[DDL__DTYPES]; /* packed is the stage's */
     ddl__stage *stage;             /* of tensors on devices; NULL: there are none */
     ddl_tensor tensors[];
 } ddl__many;
@@ -22716,7 +22833,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
 static void ddl__many_free(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
     ddl__stage_leave(c, &m->stage);
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         ddl__scratch_put(c, m->pinned[d] ? NULL : m->packed[d]);
         m->packed[d] = NULL;
         if (m->parts[d] != NULL) {
@@ -22746,12 +22863,12 @@ static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 static void ddl__many_done(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
     ddl_request *failed = NULL;
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (m->parts[d] != NULL && m->parts[d]->status < 0) {
             failed = m->parts[d];
         }
     }
-    for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES && failed == NULL; d++) {
         if (m->packed[d] != NULL) {
             ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
         }
@@ -22775,7 +22892,7 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
 
 static ddl_request *ddl__many_pending(ddl_request *r) {
     ddl__many *m = r->kept;
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (ddl__is_pending(m->parts[d])) {
             return m->parts[d];
         }
@@ -22884,7 +23001,7 @@ static void ddl__many_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
         return;
     }
     r->parts++; /* held until all are let go */
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (ddl__is_pending(m->parts[d]) && m->parts[d]->op != NULL) {
             ddl__op_release(c, m->parts[d]->op);
         }
@@ -22902,7 +23019,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         staged += ddl__is_staged(&m->tensors[i]);
     }
     if (staged > 0) {
-        m->stage = ddl__stage_make(c, staged + DDL__DTYPES_USED);
+        m->stage = ddl__stage_make(c, staged + DDL__DTYPES);
         if (m->stage == NULL) {
             return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
         }
@@ -22910,7 +23027,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         m->stage->done = ddl__many_filled;
         DDL__TRY(ddl__stage_order(r->group, r, m->stage, what));
     }
-    for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 1; d < DDL__DTYPES; d++) {
         int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
         DDL__TRY(elements > 0 ? ddl__many_memory(c, m, (ddl_dtype)d, elements, what) : DDL_OK);
     }
@@ -22967,7 +23084,7 @@ static ddl_status ddl__many_check_apart(ddl_group *g, const ddl_tensor *tensors,
 
 /* Each tensor, and the elements of all of one type together. */
 static ddl_status ddl__many_check(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op, const char *what) {
-    int64_t elements[DDL__DTYPES_USED] = {0};
+    int64_t elements[DDL__DTYPES] = {0};
     for (int32_t i = 0; i < count; i++) {
         const ddl_tensor *t = &tensors[i];
         DDL__TRY(ddl__tensor_check(g->context, t, what, "tensors"));
@@ -23005,7 +23122,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->parts = 1; /* held until all are started */
     bool any = false, held = false;
     ddl_status status = ddl__many_pack_all(c, r, what, &held);
-    for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
+    for (int32_t d = 1; d < DDL__DTYPES && status == DDL_OK; d++) {
         if (m->packed[d] != NULL) {
             any = true;
             status = ddl__many_part(r, (ddl_dtype)d, ddl__many_pack(m, (ddl_dtype)d, NULL, false), op, held);
@@ -34026,6 +34143,10 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
     return status;
 }
 
+static bool ddl__trains(ddl_dtype dtype) {
+    return ddl__dtype_is_float(dtype) && !ddl__dtype_is_byte_float(dtype);
+}
+
 /* What a parameter or a gradient must be. */
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
@@ -34046,8 +34167,7 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
         return ddl__error(c, DDL_ERR_ARG, "%s: parameter and gradient of \"%s\" must be contiguous", what, name);
     }
     bool wide = param->dtype == DDL_F64 || grad->dtype == DDL_F64;
-    if (!ddl__dtype_is_float(param->dtype) || !ddl__dtype_is_float(grad->dtype) ||
-        (wide && param->dtype != grad->dtype)) {
+    if (!ddl__trains(param->dtype) || !ddl__trains(grad->dtype) || (wide && param->dtype != grad->dtype)) {
         return ddl__error(c, DDL_ERR_ARG,
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",

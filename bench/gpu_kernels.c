@@ -123,7 +123,7 @@ static void reductions(void) {
                                       "bor", "bxor", "land", "lor", "lxor", "min_index", "max_index"};
     static const double halves[CUDA_PLACES] = {0.5, 0.5, 0.5, 0.5};
     cuda_kernel kernel;
-    for (int32_t dtype = DDL_F16; dtype <= DDL_I64_I64; dtype++) {
+    for (int32_t dtype = DDL_F16; dtype <= DDL_E5M2; dtype++) {
         for (int32_t op = DDL_SUM; op <= DDL_MAX_INDEX; op++) {
             reduce_case c = {{.dtype = dtype, .op = op}, 2};
             if (op != DDL_AVG && cuda_reduce_kernel(dtype, op, &kernel)) {

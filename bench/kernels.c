@@ -160,11 +160,9 @@ static void fill(ddl_dtype dtype) {
         if (dtype == DDL_F32) {
             memcpy(p, &x, 4);
             memcpy(q, &y, 4);
-        } else if (ddl__dtype_is_half(dtype)) {
-            uint16_t h = dtype == DDL_F16 ? ddl__f16_from_f32(x) : ddl__bf16_from_f32(x);
-            uint16_t k = dtype == DDL_F16 ? ddl__f16_from_f32(y) : ddl__bf16_from_f32(y);
-            memcpy(p, &h, 2);
-            memcpy(q, &k, 2);
+        } else if (ddl__dtype_is_narrow(dtype)) {
+            ddl__narrow_at(DDL__CPU_PORTABLE, dtype)(p, &x, 1);
+            ddl__narrow_at(DDL__CPU_PORTABLE, dtype)(q, &y, 1);
         } else {
             memset(p, 0, size);
             memset(q, 0, size);
@@ -185,7 +183,7 @@ static void compare(ddl_dtype dtype, sum_fn loop, int in_place, row *out_plain, 
     row rows[ROWS];
     int count = 0;
     const char *type = ddl__dtype_name(dtype);
-    add_row(rows, &count, type, ddl__dtype_is_half(dtype) ? "bare instructions" : "plain -O3 native", loop);
+    add_row(rows, &count, type, ddl__dtype_is_narrow(dtype) ? "bare instructions" : "plain -O3 native", loop);
     for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
         char what[24];
         snprintf(what, sizeof(what), "kernel %s", level_names[level]);

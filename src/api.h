@@ -85,7 +85,9 @@ typedef enum ddl_dtype {
     DDL_F32_I32 = 12, /* struct { float value; int32_t index; }    for DDL_MIN_INDEX and DDL_MAX_INDEX */
     DDL_F64_I64 = 13, /* struct { double value; int64_t index; } */
     DDL_I32_I32 = 14, /* struct { int32_t value; int32_t index; } */
-    DDL_I64_I64 = 15  /* struct { int64_t value; int64_t index; } */
+    DDL_I64_I64 = 15, /* struct { int64_t value; int64_t index; } */
+    DDL_E4M3 = 16,    /* 8-bit floats of the Open Compute Project (OFP8 1.0): up to 448, no infinity */
+    DDL_E5M2 = 17     /* up to 57344, with infinities */
 } ddl_dtype;
 
 #define DDL_MAX_DIMS 8
@@ -162,7 +164,7 @@ typedef struct ddl_dlpack {
     } device;
     int32_t ndim;
     struct {
-        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+        uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2 */
         uint8_t bits;
         uint16_t lanes;
     } dtype;
@@ -200,8 +202,10 @@ DDL_API ddl_status ddl_tensor_from_dlpack(const ddl_dlpack *dlpack, ddl_tensor *
 DDL_API ddl_status ddl_tensor_to_dlpack(ddl_tensor *tensor, ddl_dlpack *out_dlpack);
 
 /* >>op
- * Reductions. f16 and bf16 are accumulated in f32; integers wrap; AVG of integers truncates toward zero. AVG of f16 is
- * finite whenever the inputs are: they are scaled down, by a power of two, before the sum. */
+ * Reductions. f16, bf16 and the 8-bit floats are added and multiplied in f32, and rounded to nearest even after each
+ * step; integers wrap; AVG of integers truncates toward zero. AVG of f16, e4m3 and e5m2 is finite whenever the inputs
+ * are: they are scaled down, by a power of two, before the sum. What is too large becomes infinite, and NaN in e4m3
+ * (the conversion without saturation of OFP8): an overflow shows. Every NaN result has all bits set. */
 typedef int32_t ddl_op;
 enum {
     DDL_OP_NONE = 0,

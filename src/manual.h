@@ -128,7 +128,8 @@
  *
  * Numerics. All ranks get the same bits. The same group, data, counts and algorithm give the same bits on every run;
  * auto chooses by measured figures, so pin it with DDL_ALGO or DDL_TUNE_CACHE, or set deterministic: then the result is
- * that of ((x0 + x1) + x2) + ... on any transport. f16 and bf16 are accumulated in f32 and rounded once per step.
+ * that of ((x0 + x1) + x2) + ... on any transport. f16, bf16, e4m3 and e5m2 are computed in f32 and rounded once
+ * per step.
  * Integers wrap around.
  *
  * Security. In: with a job secret both ends of every connection prove it (HMAC-SHA256, fresh nonces, server first)

@@ -96,9 +96,31 @@ static inline float coll_f16_round(float x, uint16_t *bits) {
     return x;
 }
 
-static inline bool coll_is_float(ddl_dtype d) { return d == DDL_F16 || d == DDL_BF16 || d == DDL_F32 || d == DDL_F64; }
+/* A float of 8 bits, by search: the nearest value, of two the even one. Finite values only. */
+static inline uint8_t coll_byte_float(ddl_dtype dtype, double x) {
+    int cut = dtype == DDL_E4M3 ? 3 : 2, bias = dtype == DDL_E4M3 ? 7 : 15, last = dtype == DDL_E4M3 ? 0x7e : 0x7b;
+    double least = 1e300, magnitude = x < 0 ? -x : x;
+    int best = 0;
+    for (int b = 0; b <= last; b++) {
+        int e = b >> cut, m = b & ((1 << cut) - 1);
+        double v = e > 0 ? m + (1 << cut) : m;
+        for (int i = (e > 0 ? e : 1) - bias - cut; i != 0; i += i < 0 ? 1 : -1) {
+            v = i < 0 ? v / 2 : v * 2;
+        }
+        double off = v < magnitude ? magnitude - v : v - magnitude;
+        if (off < least || (off == least && b % 2 == 0)) {
+            least = off;
+            best = b;
+        }
+    }
+    return (uint8_t)(best | (x < 0 ? 0x80 : 0));
+}
 
-static inline bool coll_is_pair(ddl_dtype d) { return d >= DDL_F32_I32; }
+static inline bool coll_is_byte_float(ddl_dtype d) { return d == DDL_E4M3 || d == DDL_E5M2; }
+
+static inline bool coll_is_float(ddl_dtype d) { return (d >= DDL_F16 && d <= DDL_F64) || coll_is_byte_float(d); }
+
+static inline bool coll_is_pair(ddl_dtype d) { return d >= DDL_F32_I32 && d <= DDL_I64_I64; }
 
 /* Writes value (and index, for the pairs) as an element; floats round to nearest, integers wrap. */
 static inline void coll_put(void *at, ddl_dtype dtype, double value, int64_t index) {
@@ -120,6 +142,7 @@ static inline void coll_put(void *at, ddl_dtype dtype, double value, int64_t ind
     case DDL_F64_I64: memcpy(at, &value, 8); memcpy((char *)at + 8, &index, 8); break;
     case DDL_I32_I32: memcpy(at, &w, 4); memcpy((char *)at + 4, &wi, 4); break;
     case DDL_I64_I64: memcpy(at, &i, 8); memcpy((char *)at + 8, &index, 8); break;
+    case DDL_E4M3: case DDL_E5M2: b = coll_byte_float(dtype, value); memcpy(at, &b, 1); break;
     default: break;
     }
 }
@@ -136,6 +159,9 @@ static inline double coll_value(ddl_dtype dtype, ddl_op op, unsigned salt, int r
     }
     if (op >= DDL_LAND && op <= DDL_LXOR) {
         return (double)(h % 3);
+    }
+    if (coll_is_byte_float(dtype)) {
+        return (double)(h % 3) - 1; /* sums of 8 are exact */
     }
     return is_signed ? (double)(h % 11) - 5 : (double)(h % 11);
 }

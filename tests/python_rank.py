@@ -38,8 +38,18 @@ with ddl.Context() as job:
     me, n = job.rank, job.size
     everybody = [of(r) for r in range(n)]
     for dtype in ddl._TYPES:
-        if dtype != "bool":
+        if dtype not in ("bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
             same(dtype, job.all_reduce(of(me, dtype=dtype)), sum(of(r, dtype=dtype) for r in range(n)).astype(dtype))
+    for dtype, one, two in (("bfloat16", 0x3f80, 0x4000), ("float8_e4m3fn", 0x38, 0x40), ("float8_e5m2", 0x3c, 0x40)):
+        raw = numpy.full(5, one, numpy.uint16 if one > 255 else numpy.uint8)  # ml_dtypes need not be here: 1.0 by its bits
+        t = ddl.view(raw)
+        t.dtype = ddl._TYPES[dtype]
+        job._call("ddl_all_reduce", t, t, job._op("max"))
+        job._call("ddl_all_reduce", t, t, job._op("prod"))
+        same(dtype, raw, numpy.full(5, one, raw.dtype))
+        if n == 2:
+            job._call("ddl_all_reduce", t, t, job._op("sum"))
+            same(dtype, raw, numpy.full(5, two, raw.dtype))
     for op, plain in (("sum", sum), ("max", numpy.maximum.reduce), ("min", numpy.minimum.reduce),
                       ("prod", numpy.multiply.reduce), ("avg", lambda x: sum(x) / numpy.float32(n))):
         same(op, job.all_reduce(of(me), op), plain(everybody).astype(numpy.float32))

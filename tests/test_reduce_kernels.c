@@ -24,29 +24,32 @@ static uint64_t random_bits(void) {
 
 typedef struct format {
     int mantissa, exponent;
+    int finite; /* no infinity: the largest exponent has numbers, and one NaN (e4m3) */
 } format;
 
 static format format_of(ddl_dtype dtype) {
-    format f16 = {10, 5}, bf16 = {7, 8};
-    return dtype == DDL_F16 ? f16 : bf16;
+    format f16 = {10, 5, 0}, bf16 = {7, 8, 0}, e4m3 = {3, 4, 1}, e5m2 = {2, 5, 0};
+    return dtype == DDL_F16 ? f16 : dtype == DDL_BF16 ? bf16 : dtype == DDL_E4M3 ? e4m3 : e5m2;
 }
 
 static float decode(uint16_t h, format f) {
-    int bias = (1 << (f.exponent - 1)) - 1, e = (h & 0x7fff) >> f.mantissa, m = h & ((1 << f.mantissa) - 1);
+    int bias = (1 << (f.exponent - 1)) - 1, sign = 1 << (f.mantissa + f.exponent), most = (1 << f.mantissa) - 1;
+    int e = (h & (sign - 1)) >> f.mantissa, m = h & most;
     double v;
-    if (e == (1 << f.exponent) - 1) {
+    if (e == (1 << f.exponent) - 1 && (!f.finite || m == most)) {
         v = m ? (double)NAN : (double)INFINITY;
     } else {
         v = ldexp(e ? m + (1 << f.mantissa) : m, (e ? e : 1) - bias - f.mantissa);
     }
-    return (float)(h & 0x8000 ? -v : v);
+    return (float)(h & sign ? -v : v);
 }
 
 static uint16_t encode(double v, format f) {
     int bias = (1 << (f.exponent - 1)) - 1, lowest = 1 - bias, e;
-    unsigned sign = signbit(v) ? 0x8000 : 0, infinity = ((1u << f.exponent) - 1) << f.mantissa;
+    unsigned top = 1u << (f.mantissa + f.exponent), sign = signbit(v) ? top : 0, nan = 2 * top - 1;
+    unsigned infinity = f.finite ? nan : ((1u << f.exponent) - 1) << f.mantissa;
     if (isnan(v)) {
-        return 0xffff;
+        return (uint16_t)nan;
     }
     if (isinf(v)) {
         return (uint16_t)(sign | infinity);
@@ -54,7 +57,7 @@ static uint16_t encode(double v, format f) {
     frexp(v, &e);
     e = e - 1 < lowest || v == 0 ? lowest : e - 1;
     unsigned q = (unsigned)nearbyint(ldexp(fabs(v), f.mantissa - e)), bits = ((unsigned)(e - lowest) << f.mantissa) + q;
-    return (uint16_t)(sign | (bits > infinity ? infinity : bits));
+    return (uint16_t)(f.finite && bits >= top - 1 ? nan : sign | (bits > infinity ? infinity : bits));
 }
 
 #define FLOAT_ORACLE(type)                                                                                             \
@@ -149,6 +152,19 @@ static void canonical(ddl_dtype dtype, void *d) {
     }
 }
 
+static uint16_t get_narrow(const void *p, size_t size) {
+    uint8_t byte;
+    uint16_t half;
+    memcpy(&byte, p, 1);
+    memcpy(&half, p, size);
+    return size == 1 ? byte : half;
+}
+
+static void put_narrow(void *p, size_t size, uint16_t bits) {
+    uint8_t byte = (uint8_t)bits;
+    memcpy(p, size == 1 ? (void *)&byte : (void *)&bits, size);
+}
+
 static void oracle(ddl_dtype dtype, ddl_op op, void *d, const void *a, const void *b) {
     switch (dtype) {
         ORACLE_CASE(DDL_F32, float)
@@ -168,11 +184,9 @@ static void oracle(ddl_dtype dtype, ddl_op op, void *d, const void *a, const voi
         break;
     default: {
         format f = format_of(dtype);
-        uint16_t x, y;
-        memcpy(&x, a, 2);
-        memcpy(&y, b, 2);
-        x = encode((double)oracle_float(op, decode(x, f), decode(y, f)), f);
-        memcpy(d, &x, 2);
+        size_t size = ddl__dtype_bytes(dtype);
+        uint16_t x = get_narrow(a, size), y = get_narrow(b, size);
+        put_narrow(d, size, encode((double)oracle_float(op, decode(x, f), decode(y, f)), f));
     }
     }
     canonical(dtype, d);
@@ -235,6 +249,8 @@ static void random_element(ddl_dtype dtype, char *p) {
     case DDL_U64: memcpy(p, &i, 8); break;
     case DDL_I32:
     case DDL_U32: memcpy(p, &i32, 4); break;
+    case DDL_E4M3:
+    case DDL_E5M2: *p = (char)h; break;
     default: *p = (char)i; break;
     }
 }
@@ -313,21 +329,21 @@ static int check_level(ddl__cpu level) {
 }
 
 TEST(portable_kernels_equal_plain_loops) {
-    CHECK_EQ(check_level(DDL__CPU_PORTABLE), 4 * 5 + 6 * 11 + 10 + 4 * 2);
+    CHECK_EQ(check_level(DDL__CPU_PORTABLE), 6 * 5 + 6 * 11 + 10 + 4 * 2);
 }
 
 TEST(avx2_kernels_equal_plain_loops) {
     if (ddl__cpu_level() < DDL__CPU_AVX2) {
         SKIP("this processor has no AVX2 with F16C");
     }
-    CHECK_EQ(check_level(DDL__CPU_AVX2), 4 * 5 + 6 * 11 + 10 + 4 * 2);
+    CHECK_EQ(check_level(DDL__CPU_AVX2), 6 * 5 + 6 * 11 + 10 + 4 * 2);
 }
 
 TEST(avx512_kernels_equal_plain_loops) {
     if (ddl__cpu_level() < DDL__CPU_AVX512) {
         SKIP("this processor has no AVX-512 with BF16");
     }
-    CHECK_EQ(check_level(DDL__CPU_AVX512), 4 * 5 + 6 * 11 + 10 + 4 * 2);
+    CHECK_EQ(check_level(DDL__CPU_AVX512), 6 * 5 + 6 * 11 + 10 + 4 * 2);
 }
 
 /* A finite value whose exponent is far from both ends, so that no sum of two is subnormal; now and then the greatest
@@ -410,7 +426,7 @@ TEST(kernels_exist_exactly_where_the_op_is_defined) {
     static const char *const rows[DDL__DTYPES] = {
         "", "spmxa", "spmxa", "spmxa", "spmxa", "spmxaAOXaoX", "spmxaAOXaoX", "spmxaAOXaoX", "spmxaAOXaoX",
         "spmxaAOXaoX", "spmxaAOXaoX", "spmx AOXaoX", "            ix", "            ix", "            ix",
-        "            ix"};
+        "            ix", "spmxa", "spmxa"};
     for (int dtype = -2; dtype < 20; dtype++) {
         for (ddl_op op = -2; op < 300; op++) {
             const char *row = dtype > 0 && dtype < DDL__DTYPES ? rows[dtype] : "";
@@ -427,8 +443,9 @@ TEST(kernels_exist_exactly_where_the_op_is_defined) {
 
 TEST(names_and_sizes) {
     static const char *const names[DDL__DTYPES] = {"?", "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64",
-                                                   "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
-    static const size_t sizes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16};
+                                                   "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64", "e4m3",
+                                                   "e5m2"};
+    static const size_t sizes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16, 1, 1};
     for (int dtype = 0; dtype < DDL__DTYPES; dtype++) {
         CHECK_EQ(ddl__dtype_name((ddl_dtype)dtype), names[dtype]);
         CHECK_EQ(ddl__dtype_bytes((ddl_dtype)dtype), sizes[dtype]);
@@ -554,6 +571,100 @@ TEST(bf16_converts_to_nearest_even) {
     check_narrow(DDL_BF16);
 }
 
+/* ---- floats of 8 bits: the tables of OFP8 1.0, every value, every pair ---- */
+
+TEST(byte_floats_are_those_of_the_specification) {
+    static const struct {
+        uint8_t bits;
+        float e4m3, e5m2;
+    } rows[] = {{0x00, 0, 0}, {0x01, 0x1p-9f, 0x1p-16f}, {0x03, 0x3p-9f, 0x3p-16f}, {0x07, 0x7p-9f, 0x1.cp-14f},
+                {0x08, 0x1p-6f, 0x1p-13f}, {0x38, 1, 0.5f}, {0x3c, 1.5f, 1}, {0x7b, 352, 57344}, {0x7e, 448, NAN},
+                {0x7c, 384, INFINITY}, {0x7f, NAN, NAN}, {0x80, -0.0f, -0.0f}, {0xfe, -448, NAN},
+                {0xfc, -384, -INFINITY}, {0x81, -0x1p-9f, -0x1p-16f}, {0xff, NAN, NAN}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        float a = ddl__e4m3_to_f32(rows[i].bits), b = ddl__e5m2_to_f32(rows[i].bits);
+        CHECK(isnan(rows[i].e4m3) ? isnan(a) : a == rows[i].e4m3 && signbit(a) == signbit(rows[i].e4m3));
+        CHECK(isnan(rows[i].e5m2) ? isnan(b) : b == rows[i].e5m2 && signbit(b) == signbit(rows[i].e5m2));
+    }
+    CHECK_EQ(ddl__e4m3_from_f32(464.0f), 0x7e); /* half-way: the even one is the largest */
+    CHECK_EQ(ddl__e4m3_from_f32(nextafterf(464.0f, 500.0f)), 0xff);
+    CHECK_EQ(ddl__e4m3_from_f32(-INFINITY), 0xff);
+    CHECK_EQ(ddl__e4m3_from_f32(-448.0f), 0xfe);
+    CHECK_EQ(ddl__e4m3_from_f32(0x1p-10f), 0);
+    CHECK_EQ(ddl__e4m3_from_f32(-0x1p-10f), 0x80);
+    CHECK_EQ(ddl__e4m3_from_f32(0x1.8p-9f), 2);
+    CHECK_EQ(ddl__e5m2_from_f32(nextafterf(61440.0f, 0.0f)), 0x7b);
+    CHECK_EQ(ddl__e5m2_from_f32(61440.0f), 0x7c);
+    CHECK_EQ(ddl__e5m2_from_f32(-1e30f), 0xfc);
+    CHECK_EQ(ddl__e5m2_from_f32(NAN), 0xff);
+    CHECK_EQ(ddl__e5m2_from_f32(0x1p-17f), 0);
+}
+
+/* Neighbours, the points between them and beside those, and a walk through all of f32. */
+static void check_bytes(ddl_dtype dtype) {
+    enum { STEPS = 1 << 18, ALL = 4 * 256 + STEPS + 3 };
+    static float wide[ALL], back[257];
+    static uint8_t bytes[ALL], every[257];
+    size_t n = 0;
+    for (unsigned h = 0; h < 256; h++) {
+        float low = decode((uint16_t)h, format_of(dtype)), high = decode((uint16_t)((h + 1) % 256), format_of(dtype));
+        float middle = (float)(((double)low + (double)high) / 2);
+        wide[n++] = low;
+        wide[n++] = middle;
+        wide[n++] = nextafterf(middle, INFINITY);
+        wide[n++] = nextafterf(middle, -INFINITY);
+        every[h] = (uint8_t)h;
+    }
+    for (uint32_t i = 0, bits = 12345; i < STEPS; i++, bits += 4099 * 11) {
+        memcpy(&wide[n++], &bits, 4);
+    }
+    for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+        size_t wrong = 0;
+        memset(bytes, 0xa5, sizeof(bytes));
+        ddl__narrow_at(level, dtype)(bytes, wide, n);
+        for (size_t i = 0; i < n; i++) {
+            uint8_t single = dtype == DDL_E4M3 ? ddl__e4m3_from_f32(wide[i]) : ddl__e5m2_from_f32(wide[i]);
+            wrong += bytes[i] != (uint8_t)encode((double)wide[i], format_of(dtype)) || single != bytes[i];
+        }
+        ddl__widen_at(level, dtype)(back, every, 257); /* odd, for the tail */
+        for (unsigned h = 0; h < 256; h++) {
+            float expected = decode((uint16_t)h, format_of(dtype));
+            canonical(DDL_F32, &expected);
+            wrong += memcmp(&back[h], &expected, 4) != 0;
+        }
+        CHECK_EQ(wrong, 0);
+    }
+}
+
+/* All 65536 pairs of each op. */
+static void check_byte_pairs(ddl_dtype dtype) {
+    static uint8_t a[65536], b[65536], got[65536];
+    for (unsigned i = 0; i < 65536; i++) {
+        a[i] = (uint8_t)i;
+        b[i] = (uint8_t)(i >> 8);
+    }
+    for (ddl_op op = DDL_SUM; op <= DDL_MAX; op++) {
+        for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+            size_t wrong = 0;
+            memset(got, 0xa5, sizeof(got));
+            ddl__reduce_kernel_at(level, dtype, op)(got, a, b, 65536);
+            for (unsigned i = 0; i < 65536; i++) {
+                uint8_t expected;
+                oracle(dtype, op, &expected, &a[i], &b[i]);
+                wrong += got[i] != expected;
+            }
+            CHECK_EQ(wrong, 0);
+        }
+    }
+}
+
+TEST(every_byte_float_converts_and_every_pair_reduces) {
+    check_bytes(DDL_E4M3);
+    check_bytes(DDL_E5M2);
+    check_byte_pairs(DDL_E4M3);
+    check_byte_pairs(DDL_E5M2);
+}
+
 TEST(flush_to_zero_modes_do_not_change_f16) {
 #if defined(__x86_64__)
     unsigned modes = __builtin_ia32_stmxcsr();
@@ -638,7 +749,6 @@ static void check_float_factor(ddl_dtype dtype, size_t count, double factor, int
         char *p = keep_a + i * size, *scaled = want, *divided = want + 16;
         float f = 0;
         double g = 0;
-        uint16_t h = 0, k;
         if (dtype == DDL_F64) {
             memcpy(&g, p, 8);
             memcpy(scaled, &(double){g * factor}, 8);
@@ -648,14 +758,11 @@ static void check_float_factor(ddl_dtype dtype, size_t count, double factor, int
             memcpy(scaled, &(float){f * (float)factor}, 4);
             memcpy(divided, &(float){f / (float)n}, 4);
         } else {
-            memcpy(&h, p, 2);
             /* Through a float each time: a compiler may keep a plain expression in more precision. */
-            f = decode(h, format_of(dtype));
+            f = decode(get_narrow(p, size), format_of(dtype));
             float product = f * (float)factor, quotient = f / (float)n;
-            k = encode((double)product, format_of(dtype));
-            memcpy(scaled, &k, 2);
-            k = encode((double)quotient, format_of(dtype));
-            memcpy(divided, &k, 2);
+            put_narrow(scaled, size, encode((double)product, format_of(dtype)));
+            put_narrow(divided, size, encode((double)quotient, format_of(dtype)));
         }
         canonical(dtype, scaled);
         canonical(dtype, divided);
@@ -666,8 +773,8 @@ static void check_float_factor(ddl_dtype dtype, size_t count, double factor, int
 }
 
 TEST(floats_scale_and_average) {
-    for (ddl_dtype dtype = DDL_F16; dtype <= DDL_F64; dtype++) {
-        for (int c = 0; c < COUNTS; c++) {
+    for (ddl_dtype dtype = DDL_F16; dtype < DDL__DTYPES; dtype++) {
+        for (int c = 0; c < COUNTS && ddl__dtype_is_float(dtype); c++) {
             check_float_factor(dtype, counts[c], 0.3, 3);
             check_float_factor(dtype, counts[c], -8, 64);
         }

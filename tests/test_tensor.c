@@ -36,11 +36,11 @@ TEST(counts_and_shapes) {
 }
 
 TEST(types_have_sizes_and_names) {
-    static const size_t sizes[] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16, 0};
-    for (int d = 0; d <= 16; d++) {
+    static const size_t sizes[] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16, 1, 1, 0};
+    for (int d = 0; d <= 18; d++) {
         CHECK_EQ(ddl_dtype_bytes((ddl_dtype)d), sizes[d]);
         CHECK((strcmp(ddl_dtype_name((ddl_dtype)d), "?") == 0) == (sizes[d] == 0));
-        for (int e = 1; e < d && d < 16; e++) {
+        for (int e = 1; e < d && d < 18; e++) {
             CHECK(strcmp(ddl_dtype_name((ddl_dtype)d), ddl_dtype_name((ddl_dtype)e)) != 0);
         }
     }
@@ -205,7 +205,8 @@ TEST(dlpack_there_and_back) {
         ddl_dtype dtype;
         uint8_t code, bits;
     } types[] = {{DDL_F16, 2, 16}, {DDL_BF16, 4, 16}, {DDL_F32, 2, 32}, {DDL_F64, 2, 64}, {DDL_I8, 0, 8}, {DDL_U8, 1, 8},
-                 {DDL_I32, 0, 32}, {DDL_U32, 1, 32}, {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8}};
+                 {DDL_I32, 0, 32}, {DDL_U32, 1, 32}, {DDL_I64, 0, 64}, {DDL_U64, 1, 64}, {DDL_BOOL, 6, 8},
+                 {DDL_E4M3, 10, 8}, {DDL_E5M2, 12, 8}};
     char memory[4096];
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         int64_t shape[3] = {2, 3, 4}, strides[3] = {40, 8, 2};

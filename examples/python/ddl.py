@@ -16,7 +16,8 @@ import pathlib
 import numpy
 
 _TYPES = {"float16": 1, "float32": 3, "float64": 4, "int8": 5, "uint8": 6, "int32": 7, "uint32": 8, "int64": 9,
-          "uint64": 10, "bool": 11}
+          "uint64": 10, "bool": 11,
+          "bfloat16": 2, "float8_e4m3fn": 16, "float8_e5m2": 17}  # the last three: arrays of ml_dtypes
 _OPS = {"sum": 1, "prod": 2, "min": 3, "max": 4, "avg": 5, "band": 6, "bor": 7, "bxor": 8, "land": 9, "lor": 10,
         "lxor": 11}
 _P, _I = ctypes.c_void_p, ctypes.c_int32

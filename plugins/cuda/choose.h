@@ -27,7 +27,8 @@ static int64_t cuda_dtype_bytes(int32_t dtype) {
     static const uint8_t bytes[] = {[DDL_F16] = 2,     [DDL_BF16] = 2,     [DDL_F32] = 4,     [DDL_F64] = 8,
                                     [DDL_I8] = 1,      [DDL_U8] = 1,       [DDL_I32] = 4,     [DDL_U32] = 4,
                                     [DDL_I64] = 8,     [DDL_U64] = 8,      [DDL_BOOL] = 1,    [DDL_F32_I32] = 8,
-                                    [DDL_F64_I64] = 16, [DDL_I32_I32] = 8, [DDL_I64_I64] = 16};
+                                    [DDL_F64_I64] = 16, [DDL_I32_I32] = 8, [DDL_I64_I64] = 16, [DDL_E4M3] = 1,
+                                    [DDL_E5M2] = 1};
     return dtype > 0 && dtype < (int32_t)sizeof bytes ? bytes[dtype] : 0;
 }
 
@@ -70,7 +71,7 @@ static uint32_t cuda_range_blocks(const cuda_range *r, int64_t element_bytes) {
 /* The kernel of an op: false where it is not defined. AVG gives that of SUM: the division comes at the end. */
 static bool cuda_reduce_kernel(int32_t dtype, int32_t op, cuda_kernel *out) {
     enum { NONE = 0, OPS = DDL_MAX_INDEX + 1 };
-    static const uint8_t table[DDL_I64_I64 + 1][OPS] = {
+    static const uint8_t table[DDL_E5M2 + 1][OPS] = {
         [DDL_F16] = CUDA_FLOAT_ROW(f16),
         [DDL_BF16] = CUDA_FLOAT_ROW(bf16),
         [DDL_F32] = CUDA_FLOAT_ROW(f32),
@@ -89,8 +90,10 @@ static bool cuda_reduce_kernel(int32_t dtype, int32_t op, cuda_kernel *out) {
         [DDL_F64_I64] = CUDA_PAIR_ROW(f64_i64),
         [DDL_I32_I32] = CUDA_PAIR_ROW(i32_i32),
         [DDL_I64_I64] = CUDA_PAIR_ROW(i64_i64),
+        [DDL_E4M3] = CUDA_FLOAT_ROW(e4m3),
+        [DDL_E5M2] = CUDA_FLOAT_ROW(e5m2),
     };
-    if (dtype <= DDL_DTYPE_NONE || dtype > DDL_I64_I64 || op <= DDL_OP_NONE || op >= OPS || table[dtype][op] == NONE) {
+    if (dtype <= DDL_DTYPE_NONE || dtype > DDL_E5M2 || op <= DDL_OP_NONE || op >= OPS || table[dtype][op] == NONE) {
         return false;
     }
     *out = (cuda_kernel)table[dtype][op];
@@ -116,8 +119,8 @@ static bool cuda_scaled_kernel(int32_t dtype, cuda_kernel *out) {
         [DDL_F16] = CUDA_K_f16_scaled, [DDL_BF16] = CUDA_K_bf16_scaled, [DDL_F32] = CUDA_K_f32_scaled,
         [DDL_F64] = CUDA_K_f64_scaled, [DDL_I8] = CUDA_K_i8_scaled,     [DDL_U8] = CUDA_K_u8_scaled,
         [DDL_I32] = CUDA_K_i32_scaled, [DDL_U32] = CUDA_K_u32_scaled,   [DDL_I64] = CUDA_K_i64_scaled,
-        [DDL_U64] = CUDA_K_u64_scaled};
-    if (dtype < DDL_F16 || dtype > DDL_U64) {
+        [DDL_U64] = CUDA_K_u64_scaled, [DDL_E4M3] = CUDA_K_e4m3_scaled, [DDL_E5M2] = CUDA_K_e5m2_scaled};
+    if (dtype < DDL_F16 || dtype > DDL_E5M2 || table[dtype] == 0) { /* no reduction has number 0: kernels.h */
         return false;
     }
     *out = table[dtype];
@@ -186,7 +189,8 @@ static ddl_status cuda_put_copy(const cuda_sink *sink, void *const *dsts, int32_
 static ddl_status cuda_put_scale(const cuda_sink *sink, const ddl_kernel_scale *p) {
     void *dst = p->dst;
     cuda_reduction what = {p->dtype, DDL_SUM, p->factor != 1, p->divisor, &p->factor};
-    if (p->dtype < DDL_F16 || p->dtype > DDL_U64) { /* bool and pairs have no factor */
+    cuda_kernel kernel;
+    if (!cuda_scaled_kernel(p->dtype, &kernel)) { /* bool and pairs have no factor */
         return cuda_put_copy(sink, &dst, 1, p->src, p->count * cuda_dtype_bytes((int32_t)p->dtype));
     }
     return cuda_put_reduce(sink, &what, &dst, 1, &p->src, 1, p->count);

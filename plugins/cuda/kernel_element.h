@@ -1,6 +1,6 @@
 /* kernel_element: one element on the device: its type, and what each op does to two of them. The same bits as
- * src/dtype on the host: a NaN that an op makes has all bits set, -0 is below +0 in min and max, integers wrap, halves
- * are computed in f32 and rounded after every op. Products and sums are the functions that the compiler never fuses.
+ * src/dtype on the host: a NaN that an op makes has all bits set, -0 is below +0 in min and max, integers wrap, narrow
+ * floats are computed in f32 and rounded after every op. Products and sums are the functions that the compiler never fuses.
  * It must not know arrays. */
 #ifndef CUDA_KERNEL_ELEMENT_H
 #define CUDA_KERNEL_ELEMENT_H
@@ -52,6 +52,30 @@ CUDA_INLINE uint16_t cuda_bf16_narrow(float f) {
     return (uint16_t)(f != f ? 0xffffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* ---- e4m3 and e5m2: OFP8 without saturation, as src/dtype says ----
+ * By the bits: the instructions (cvt..e4m3x2, from sm_89 on) saturate, and a sum that overflows is to show. */
+
+CUDA_INLINE float cuda_e4m3_widen(uint8_t h) {
+    uint32_t bits = (uint32_t)(h & 0x7f) << 20, sign = (uint32_t)(h & 0x80) << 24;
+    float small = __fsub_rn(__uint_as_float(bits + 0x3c800000), 0x1p-6f);
+    uint32_t magnitude = (bits & 0x07800000) == 0 ? __float_as_uint(small) : bits + 0x3c000000;
+    return __uint_as_float(bits == 0x07f00000 ? 0xffffffffu : magnitude | sign);
+}
+CUDA_INLINE uint8_t cuda_e4m3_narrow(float f) {
+    uint32_t all = __float_as_uint(f), bits = all & 0x7fffffff;
+    uint32_t small = __float_as_uint(__fadd_rn(__uint_as_float(bits), 0x1p14f)) - 0x46800000;
+    uint32_t normal = (bits + 0xc407ffff + (bits >> 20 & 1)) >> 20;
+    return (uint8_t)(bits > 0x43e80000 ? 0xffu : (bits < 0x3c800000 ? small : normal) | (all >> 24 & 0x80));
+}
+CUDA_INLINE float cuda_e5m2_widen(uint8_t h) { return cuda_f16_widen((uint16_t)(h << 8)); }
+CUDA_INLINE uint8_t cuda_e5m2_narrow(float f) {
+    uint32_t all = __float_as_uint(f), bits = all & 0x7fffffff;
+    uint32_t small = __float_as_uint(__fadd_rn(__uint_as_float(bits), 0x1p7f)) - 0x43000000;
+    uint32_t normal = (bits + 0xc80fffff + (bits >> 21 & 1)) >> 21;
+    uint32_t finite = bits < 0x38800000 ? small : normal;
+    return (uint8_t)(bits > 0x7f800000 ? 0xffu : (bits >= 0x47700000 ? 0x7cu : finite) | (all >> 24 & 0x80));
+}
+
 /* ---- types: how one lies in memory (word), and how it is computed (value) ---- */
 
 template <class Word, class Value> struct cuda_plain {
@@ -86,6 +110,22 @@ struct cuda_bf16 {
     enum { SCALE_UNROLL = 2 };
     CUDA_INLINE float open(uint16_t w) { return cuda_bf16_widen(w); }
     CUDA_INLINE uint16_t close(float v) { return cuda_bf16_narrow(v); }
+};
+struct cuda_e4m3 {
+    typedef uint8_t word;
+    typedef uint8_t lane;
+    typedef float value;
+    enum { SCALE_UNROLL = 1 };
+    CUDA_INLINE float open(uint8_t w) { return cuda_e4m3_widen(w); }
+    CUDA_INLINE uint8_t close(float v) { return cuda_e4m3_narrow(v); }
+};
+struct cuda_e5m2 {
+    typedef uint8_t word;
+    typedef uint8_t lane;
+    typedef float value;
+    enum { SCALE_UNROLL = 1 };
+    CUDA_INLINE float open(uint8_t w) { return cuda_e5m2_widen(w); }
+    CUDA_INLINE uint8_t close(float v) { return cuda_e5m2_narrow(v); }
 };
 struct cuda_f32 {
     typedef uint32_t word;
@@ -209,26 +249,16 @@ template <class T> struct cuda_max_index : cuda_better<T, true> {};
 
 /* ---- factors and averages, as ddl__scale and ddl__average ---- */
 
-CUDA_INLINE uint16_t cuda_scale(cuda_f16, uint16_t x, double factor) {
-    return cuda_f16_narrow(__fmul_rn(cuda_f16_widen(x), (float)factor));
-}
-CUDA_INLINE uint16_t cuda_scale(cuda_bf16, uint16_t x, double factor) {
-    return cuda_bf16_narrow(__fmul_rn(cuda_bf16_widen(x), (float)factor));
-}
-CUDA_INLINE uint32_t cuda_scale(cuda_f32, uint32_t x, double factor) {
-    return cuda_f32::close(__fmul_rn(cuda_f32::open(x), (float)factor));
-}
+#define CUDA_SCALE_BY_F32(T, W)                                                                                        \
+    CUDA_INLINE W cuda_scale(T, W x, double factor) { return T::close(__fmul_rn(T::open(x), (float)factor)); }         \
+    CUDA_INLINE W cuda_divide(T, W x, double n) { return T::close(__fdiv_rn(T::open(x), (float)n)); }
+CUDA_SCALE_BY_F32(cuda_f16, uint16_t)
+CUDA_SCALE_BY_F32(cuda_bf16, uint16_t)
+CUDA_SCALE_BY_F32(cuda_e4m3, uint8_t)
+CUDA_SCALE_BY_F32(cuda_e5m2, uint8_t)
+CUDA_SCALE_BY_F32(cuda_f32, uint32_t)
 CUDA_INLINE uint64_t cuda_scale(cuda_f64, uint64_t x, double factor) {
     return cuda_f64::close(__dmul_rn(cuda_f64::open(x), factor));
-}
-CUDA_INLINE uint16_t cuda_divide(cuda_f16, uint16_t x, double n) {
-    return cuda_f16_narrow(__fdiv_rn(cuda_f16_widen(x), (float)n));
-}
-CUDA_INLINE uint16_t cuda_divide(cuda_bf16, uint16_t x, double n) {
-    return cuda_bf16_narrow(__fdiv_rn(cuda_bf16_widen(x), (float)n));
-}
-CUDA_INLINE uint32_t cuda_divide(cuda_f32, uint32_t x, double n) {
-    return cuda_f32::close(__fdiv_rn(cuda_f32::open(x), (float)n));
 }
 CUDA_INLINE uint64_t cuda_divide(cuda_f64, uint64_t x, double n) {
     return cuda_f64::close(__ddiv_rn(cuda_f64::open(x), n));

@@ -144,6 +144,7 @@ typedef struct cuda_sparse_args {
 #define CUDA_BIT_KERNELS(X) X(bits_band, cuda_reduce_args) X(bits_bor, cuda_reduce_args) X(bits_bxor, cuda_reduce_args)
 #define CUDA_REDUCE_KERNELS(X)                                                                                         \
     CUDA_FLOAT_KERNELS(X, f16) CUDA_FLOAT_KERNELS(X, bf16) CUDA_FLOAT_KERNELS(X, f32) CUDA_FLOAT_KERNELS(X, f64)       \
+    CUDA_FLOAT_KERNELS(X, e4m3) CUDA_FLOAT_KERNELS(X, e5m2)                                                            \
     CUDA_INTEGER_KERNELS(X, u8, i8) CUDA_INTEGER_KERNELS(X, u32, i32) CUDA_INTEGER_KERNELS(X, u64, i64)                \
     CUDA_PAIR_KERNELS(X, f32_i32) CUDA_PAIR_KERNELS(X, f64_i64)                                                        \
     CUDA_PAIR_KERNELS(X, i32_i32) CUDA_PAIR_KERNELS(X, i64_i64) CUDA_BIT_KERNELS(X)
@@ -151,7 +152,7 @@ typedef struct cuda_sparse_args {
     X(f16_scaled, cuda_scaled_args) X(bf16_scaled, cuda_scaled_args) X(f32_scaled, cuda_scaled_args)                   \
     X(f64_scaled, cuda_scaled_args) X(i8_scaled, cuda_scaled_args) X(u8_scaled, cuda_scaled_args)                      \
     X(i32_scaled, cuda_scaled_args) X(u32_scaled, cuda_scaled_args) X(i64_scaled, cuda_scaled_args)                    \
-    X(u64_scaled, cuda_scaled_args)
+    X(u64_scaled, cuda_scaled_args) X(e4m3_scaled, cuda_scaled_args) X(e5m2_scaled, cuda_scaled_args)
 #define CUDA_OPTIM_KERNELS(X)                                                                                          \
     X(sgd, cuda_optim_args) X(momentum, cuda_optim_args) X(nesterov, cuda_optim_args) X(adam, cuda_optim_args)         \
     X(lars, cuda_optim_args) X(lamb_moments, cuda_optim_args) X(lamb, cuda_optim_args)

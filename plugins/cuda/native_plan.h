@@ -71,9 +71,10 @@ static ddl_status cuda_job_reduce(const cuda_sink *sink, const cuda_job *job, ch
     void *to[CUDA_PLACES];
     double scale[CUDA_PLACES];
     cuda_reduction what = {call->dtype, call->op, job->has_factor, 0, job->factor};
-    if (call->op == DDL_AVG) { /* a division rounds like the host's; see ddl__average_scale for f16 */
+    if (call->op == DDL_AVG) { /* a division rounds like the host's; see ddl__averages_scaled */
         what.divisor = call->factor > 0 ? (double)(int32_t)(1 / call->factor + 0.5) : 0;
-        what.has_factor = call->dtype == DDL_F16 && what.divisor > 1;
+        bool small = call->dtype == DDL_F16 || call->dtype == DDL_E4M3 || call->dtype == DDL_E5M2;
+        what.has_factor = small && what.divisor > 1;
         what.factor = scale;
         for (scale[0] = 1; what.has_factor && what.divisor > 1;) {
             scale[0] /= 2;

@@ -4,15 +4,13 @@
 
 #include "coll.h"
 
-enum { DDL__DTYPES_USED = DDL_I64_I64 + 1 };
-
 /* An all_reduce of many tensors: those of one type are packed together and reduced at once. */
 typedef struct ddl__many {
     int32_t count;
     uint64_t detail; /* hash of the types and lengths of all */
-    ddl_request *parts[DDL__DTYPES_USED];
-    char *packed[DDL__DTYPES_USED];
-    bool pinned[DDL__DTYPES_USED]; /* packed is the stage's */
+    ddl_request *parts[DDL__DTYPES];
+    char *packed[DDL__DTYPES];
+    bool pinned[DDL__DTYPES]; /* packed is the stage's */
     ddl__stage *stage;             /* of tensors on devices; NULL: there are none */
     ddl_tensor tensors[];
 } ddl__many;
@@ -36,7 +34,7 @@ static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed,
 static void ddl__many_free(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
     ddl__stage_leave(c, &m->stage);
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         ddl__scratch_put(c, m->pinned[d] ? NULL : m->packed[d]);
         m->packed[d] = NULL;
         if (m->parts[d] != NULL) {
@@ -66,12 +64,12 @@ static void ddl__many_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 static void ddl__many_done(ddl_context *c, ddl_request *r) {
     ddl__many *m = r->kept;
     ddl_request *failed = NULL;
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (m->parts[d] != NULL && m->parts[d]->status < 0) {
             failed = m->parts[d];
         }
     }
-    for (int32_t d = 0; d < DDL__DTYPES_USED && failed == NULL; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES && failed == NULL; d++) {
         if (m->packed[d] != NULL) {
             ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
         }
@@ -95,7 +93,7 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
 
 static ddl_request *ddl__many_pending(ddl_request *r) {
     ddl__many *m = r->kept;
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (ddl__is_pending(m->parts[d])) {
             return m->parts[d];
         }
@@ -204,7 +202,7 @@ static void ddl__many_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
         return;
     }
     r->parts++; /* held until all are let go */
-    for (int32_t d = 0; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 0; d < DDL__DTYPES; d++) {
         if (ddl__is_pending(m->parts[d]) && m->parts[d]->op != NULL) {
             ddl__op_release(c, m->parts[d]->op);
         }
@@ -222,7 +220,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         staged += ddl__is_staged(&m->tensors[i]);
     }
     if (staged > 0) {
-        m->stage = ddl__stage_make(c, staged + DDL__DTYPES_USED);
+        m->stage = ddl__stage_make(c, staged + DDL__DTYPES);
         if (m->stage == NULL) {
             return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
         }
@@ -230,7 +228,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         m->stage->done = ddl__many_filled;
         DDL__TRY(ddl__stage_order(r->group, r, m->stage, what));
     }
-    for (int32_t d = 1; d < DDL__DTYPES_USED; d++) {
+    for (int32_t d = 1; d < DDL__DTYPES; d++) {
         int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
         DDL__TRY(elements > 0 ? ddl__many_memory(c, m, (ddl_dtype)d, elements, what) : DDL_OK);
     }
@@ -287,7 +285,7 @@ static ddl_status ddl__many_check_apart(ddl_group *g, const ddl_tensor *tensors,
 
 /* Each tensor, and the elements of all of one type together. */
 static ddl_status ddl__many_check(ddl_group *g, const ddl_tensor *tensors, int32_t count, ddl_op op, const char *what) {
-    int64_t elements[DDL__DTYPES_USED] = {0};
+    int64_t elements[DDL__DTYPES] = {0};
     for (int32_t i = 0; i < count; i++) {
         const ddl_tensor *t = &tensors[i];
         DDL__TRY(ddl__tensor_check(g->context, t, what, "tensors"));
@@ -325,7 +323,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->parts = 1; /* held until all are started */
     bool any = false, held = false;
     ddl_status status = ddl__many_pack_all(c, r, what, &held);
-    for (int32_t d = 1; d < DDL__DTYPES_USED && status == DDL_OK; d++) {
+    for (int32_t d = 1; d < DDL__DTYPES && status == DDL_OK; d++) {
         if (m->packed[d] != NULL) {
             any = true;
             status = ddl__many_part(r, (ddl_dtype)d, ddl__many_pack(m, (ddl_dtype)d, NULL, false), op, held);

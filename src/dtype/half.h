@@ -1,5 +1,6 @@
-/* dtype/half: conversion between f32 and the 16-bit types, one value or an array.
- * Rounds to nearest even; keeps infinities, subnormals, the sign of zero; a NaN becomes the one with all bits set.
+/* dtype/half: conversion between f32 and the 16-bit and 8-bit types, one value or an array.
+ * Rounds to nearest even; keeps infinities (e4m3 has none: NaN), subnormals, the sign of zero; a NaN becomes the one
+ * with all bits set.
  * Must not know: reductions. */
 #ifndef DDL_DTYPE_HALF_H
 #define DDL_DTYPE_HALF_H
@@ -7,48 +8,50 @@
 #include "vectors.h"
 
 #define DDL__DEFINE_HALF(E, NAME)                                                                                      \
-    static inline float E##_to_f32(uint16_t half) {                                                                    \
+    static inline float E##_to_f32(E##_element half) {                                                                 \
         ddl__f32_u1 h = {half};                                                                                        \
         ddl__f32_v1 f;                                                                                                 \
         NAME##_WIDEN(1, f, h);                                                                                         \
         DDL__CANONICAL_NAN(ddl__f32, 1, f);                                                                            \
         return f[0];                                                                                                   \
     }                                                                                                                  \
-    static inline uint16_t E##_from_f32(float value) {                                                                 \
+    static inline E##_element E##_from_f32(float value) {                                                              \
         ddl__f32_v1 f = {value};                                                                                       \
         ddl__f32_u1 h;                                                                                                 \
         NAME##_NARROW(1, h, f);                                                                                        \
-        return (uint16_t)h[0];                                                                                         \
+        return (E##_element)h[0];                                                                                      \
     }
 
 DDL__DEFINE_HALF(ddl__f16, DDL__F16)
 DDL__DEFINE_HALF(ddl__bf16, DDL__BF16)
+DDL__DEFINE_HALF(ddl__e4m3, DDL__E4M3)
+DDL__DEFINE_HALF(ddl__e5m2, DDL__E5M2)
 
 /* Conversion of arrays, which must not overlap. */
 typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 
-#define DDL__DEFINE_WIDEN(L, target, E, W, WIDEN)                                                                      \
+#define DDL__DEFINE_WIDEN(L, target, E, V, W, WIDEN)                                                                   \
     target static void E##_widen_##L(void *dst, const void *src, size_t count) {                                       \
         const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
         float *d = dst;                                                                                                \
         const char *s = src;                                                                                           \
         size_t i = 0;                                                                                                  \
         for (; count - i >= lanes; i += lanes) {                                                                       \
-            ddl__half_v##W h = *(const ddl__half_v##W *)(const void *)(s + 2 * i);                                     \
+            V##W h = *(const V##W *)(const void *)(s + sizeof(E##_element) * i);                                       \
             ddl__f32_v##W f;                                                                                           \
             WIDEN(W, f, h);                                                                                            \
             DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                        \
             *(ddl__f32_v##W *)(void *)(d + i) = f;                                                                     \
         }                                                                                                              \
         for (; i < count; i++) {                                                                                       \
-            uint16_t h;                                                                                                \
-            memcpy(&h, s + 2 * i, 2);                                                                                  \
+            E##_element h;                                                                                             \
+            memcpy(&h, s + sizeof(h) * i, sizeof(h));                                                                  \
             d[i] = E##_to_f32(h);                                                                                      \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
 
-#define DDL__DEFINE_NARROW(L, target, E, W, NARROW)                                                                    \
+#define DDL__DEFINE_NARROW(L, target, E, V, W, NARROW)                                                                 \
     target static void E##_narrow_##L(void *dst, const void *src, size_t count) {                                      \
         const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
         char *d = dst;                                                                                                 \
@@ -56,13 +59,13 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         size_t i = 0;                                                                                                  \
         for (; count - i >= lanes; i += lanes) {                                                                       \
             ddl__f32_v##W f = *(const ddl__f32_v##W *)(const void *)(s + i);                                           \
-            ddl__half_v##W h;                                                                                          \
+            V##W h;                                                                                                    \
             NARROW(W, h, f);                                                                                           \
-            *(ddl__half_v##W *)(void *)(d + 2 * i) = h;                                                                \
+            *(V##W *)(void *)(d + sizeof(E##_element) * i) = h;                                                        \
         }                                                                                                              \
         for (; i < count; i++) {                                                                                       \
-            uint16_t h = E##_from_f32(s[i]);                                                                           \
-            memcpy(d + 2 * i, &h, 2);                                                                                  \
+            E##_element h = E##_from_f32(s[i]);                                                                        \
+            memcpy(d + sizeof(h) * i, &h, sizeof(h));                                                                  \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
@@ -86,7 +89,21 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__BF16_NARROW(W, word_, f);                                                                                 \
         (h) = __builtin_convertvector(word_, ddl__half_v##W);                                                          \
     } while (0)
-
+#define DDL__BYTE_WIDEN_ARRAY(W, f, h, WIDEN)                                                                          \
+    do {                                                                                                               \
+        ddl__f32_u##W word_ = __builtin_convertvector(h, ddl__f32_u##W);                                               \
+        WIDEN(W, f, word_);                                                                                            \
+    } while (0)
+#define DDL__BYTE_NARROW_ARRAY(W, h, f, NARROW)                                                                        \
+    do {                                                                                                               \
+        ddl__f32_u##W word_;                                                                                           \
+        NARROW(W, word_, f);                                                                                           \
+        (h) = __builtin_convertvector(word_, ddl__byte_v##W);                                                          \
+    } while (0)
+#define DDL__E4M3_WIDEN_ARRAY(W, f, h) DDL__BYTE_WIDEN_ARRAY(W, f, h, DDL__E4M3_WIDEN)
+#define DDL__E5M2_WIDEN_ARRAY(W, f, h) DDL__BYTE_WIDEN_ARRAY(W, f, h, DDL__E5M2_WIDEN)
+#define DDL__E4M3_NARROW_ARRAY(W, h, f) DDL__BYTE_NARROW_ARRAY(W, h, f, DDL__E4M3_NARROW)
+#define DDL__E5M2_NARROW_ARRAY(W, h, f) DDL__BYTE_NARROW_ARRAY(W, h, f, DDL__E5M2_NARROW)
 
 /* Kernels convert vectors of packed halves: OPEN makes two f32 vectors of one (here: of the low and of the high half of
  * each word), CLOSE rounds them back to where they came from. */
@@ -175,37 +192,55 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 #define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
 #endif
 
-DDL__DEFINE_WIDEN(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR)
-DDL__DEFINE_WIDEN(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__f16, 16, DDL__F16_NARROW_VECTOR)
-DDL__DEFINE_NARROW(portable, , ddl__bf16, 16, DDL__BF16_NARROW_ARRAY)
+#define DDL__BYTE_CASTS(L, target, W)                                                                                  \
+    DDL__DEFINE_WIDEN(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_WIDEN_ARRAY)                                     \
+    DDL__DEFINE_WIDEN(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_WIDEN_ARRAY)                                     \
+    DDL__DEFINE_NARROW(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_NARROW_ARRAY)                                   \
+    DDL__DEFINE_NARROW(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_NARROW_ARRAY)
+
+DDL__DEFINE_WIDEN(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_WIDEN_VECTOR)
+DDL__DEFINE_WIDEN(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_NARROW_VECTOR)
+DDL__DEFINE_NARROW(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_NARROW_ARRAY)
+DDL__BYTE_CASTS(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_NARROW)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_NARROW_ARRAY)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_WIDEN)
+DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_WIDEN_ARRAY)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_NARROW)
+DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_NARROW_ARRAY)
+DDL__BYTE_CASTS(avx2, DDL__AVX2, 32)
 #endif
 
-/* The function that turns an array of f16 or bf16 into f32. */
-static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype half) {
+/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it. */
+typedef struct ddl__casts {
+    ddl__cast_fn widen, narrow;
+} ddl__casts;
+
+#define DDL__CASTS(L)                                                                                                  \
+    {{ddl__f16_widen_##L, ddl__f16_narrow_##L},                                                                        \
+     {ddl__bf16_widen_##L, ddl__bf16_narrow_##L},                                                                      \
+     {ddl__e4m3_widen_##L, ddl__e4m3_narrow_##L},                                                                      \
+     {ddl__e5m2_widen_##L, ddl__e5m2_narrow_##L}}
+
+static inline ddl__casts ddl__casts_at(ddl__cpu level, ddl_dtype narrow) {
+    static const ddl__casts portable[4] = DDL__CASTS(portable);
+    int place = narrow == DDL_F16 ? 0 : narrow == DDL_BF16 ? 1 : narrow == DDL_E4M3 ? 2 : 3;
 #if defined(__x86_64__)
+    static const ddl__casts avx2[4] = DDL__CASTS(avx2);
     if (level >= DDL__CPU_AVX2) {
-        return half == DDL_F16 ? ddl__f16_widen_avx2 : ddl__bf16_widen_avx2;
+        return avx2[place];
     }
 #endif
     (void)level;
-    return half == DDL_F16 ? ddl__f16_widen_portable : ddl__bf16_widen_portable;
+    return portable[place];
 }
 
-/* The function that rounds an array of f32 to f16 or bf16. */
-static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype half) {
-#if defined(__x86_64__)
-    if (level >= DDL__CPU_AVX2) {
-        return half == DDL_F16 ? ddl__f16_narrow_avx2 : ddl__bf16_narrow_avx2;
-    }
-#endif
-    (void)level;
-    return half == DDL_F16 ? ddl__f16_narrow_portable : ddl__bf16_narrow_portable;
+static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype narrow) {
+    return ddl__casts_at(level, narrow).widen;
+}
+
+static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype narrow) {
+    return ddl__casts_at(level, narrow).narrow;
 }
 
 #endif /* DDL_DTYPE_HALF_H */

@@ -84,6 +84,28 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
 #define DDL__F16C_APPLY(DO, E, W, r, x, y)                                                                             \
     DDL__WIDENED(DO, 32, DDL__ONE_PART, W, r, x, y, DDL__F16C_OPEN, DDL__F16C_CLOSE)
 
+/* Bytes are widened to four vectors of the same width, one of each byte of the words. */
+#define DDL__BYTE_PART(DO, W, r, x, y, shift, WIDEN, NARROW)                                                           \
+    do {                                                                                                               \
+        ddl__f32_v##W xf_, yf_, sf_;                                                                                   \
+        ddl__f32_u##W part_;                                                                                           \
+        WIDEN(W, xf_, ((x) >> (shift)));                                                                               \
+        WIDEN(W, yf_, ((y) >> (shift)));                                                                               \
+        DO(ddl__f32, W, sf_, xf_, yf_);                                                                                \
+        NARROW(W, part_, sf_);                                                                                         \
+        (r) |= part_ << (shift);                                                                                       \
+    } while (0)
+#define DDL__BYTE_APPLY(DO, W, r, x, y, WIDEN, NARROW)                                                                 \
+    do {                                                                                                               \
+        (r) = (x) & 0;                                                                                                 \
+        DDL__BYTE_PART(DO, W, r, x, y, 0, WIDEN, NARROW);                                                              \
+        DDL__BYTE_PART(DO, W, r, x, y, 8, WIDEN, NARROW);                                                              \
+        DDL__BYTE_PART(DO, W, r, x, y, 16, WIDEN, NARROW);                                                             \
+        DDL__BYTE_PART(DO, W, r, x, y, 24, WIDEN, NARROW);                                                             \
+    } while (0)
+#define DDL__E4M3_APPLY(DO, E, W, r, x, y) DDL__BYTE_APPLY(DO, W, r, x, y, DDL__E4M3_WIDEN, DDL__E4M3_NARROW)
+#define DDL__E5M2_APPLY(DO, E, W, r, x, y) DDL__BYTE_APPLY(DO, W, r, x, y, DDL__E5M2_WIDEN, DDL__E5M2_NARROW)
+
 /* Vectors lie in memory as they are; a single element is the first of a vector that is otherwise zero. */
 #define DDL__LOAD_VECTOR(E, W, x, p) ((x) = *(const E##_v##W *)(const void *)(p))
 #define DDL__STORE_VECTOR(E, W, p, x) (*(E##_v##W *)(void *)(p) = (x))
@@ -175,6 +197,8 @@ typedef void (*ddl__reduce_fn)(void *dst, const void *a, const void *b, size_t c
     DDL__FLOAT_KERNELS(L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT)                                                   \
     DDL__FLOAT_KERNELS(L, target, ddl__bf16, W, 1, DDL__BF16_APPLY)                                                    \
+    DDL__FLOAT_KERNELS(L, target, ddl__e4m3, W, 1, DDL__E4M3_APPLY)                                                    \
+    DDL__FLOAT_KERNELS(L, target, ddl__e5m2, W, 1, DDL__E5M2_APPLY)                                                    \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f32, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__DEFINE_KERNEL(div, L, target, ddl__f64, W, 1, DDL__DIRECT_FLOAT, DDL__DO_DIV)                                 \
     DDL__INTEGER_KERNELS(L, target, ddl__u8, ddl__i8, W)                                                               \

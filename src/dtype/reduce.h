@@ -36,7 +36,9 @@
      [DDL_F32_I32] = DDL__PAIR_ROW(f32_i32),                                                                           \
      [DDL_F64_I64] = DDL__PAIR_ROW(f64_i64),                                                                           \
      [DDL_I32_I32] = DDL__PAIR_ROW(i32_i32),                                                                           \
-     [DDL_I64_I64] = DDL__PAIR_ROW(i64_i64)}
+     [DDL_I64_I64] = DDL__PAIR_ROW(i64_i64),                                                                           \
+     [DDL_E4M3] = DDL__FLOAT_ROW(ddl__e4m3, L),                                                                        \
+     [DDL_E5M2] = DDL__FLOAT_ROW(ddl__e5m2, L)}
 
 /* The kernel of an op at a level; NULL where the op is not defined for the type (see ddl__op_valid). AVG gives the
  * kernel of SUM: the division comes once, at the end (ddl__average). A level this machine lacks must not be run. */
@@ -73,10 +75,10 @@ static inline ddl__reduce_fn ddl__divide_kernel_at(ddl__cpu level, ddl_dtype dty
 /* Work is cut into pieces whose temporaries stay in the first-level cache, on the stack. */
 enum { DDL__BLOCK_BYTES = 4096, DDL__BLOCK_F32 = DDL__BLOCK_BYTES / 4, DDL__BLOCK_F64 = DDL__BLOCK_BYTES / 8 };
 
-/* One block: dst = src kernel factors, where kernel multiplies or divides; halves through f32. */
+/* One block: dst = src kernel factors, where kernel multiplies or divides; narrow floats through f32. */
 static inline void ddl__apply_block(char *dst, const char *src, size_t count, ddl_dtype dtype, const void *factors,
                                     ddl__reduce_fn kernel) {
-    if (!ddl__dtype_is_half(dtype)) {
+    if (!ddl__dtype_is_narrow(dtype)) {
         kernel(dst, src, factors, count);
         return;
     }
@@ -88,7 +90,7 @@ static inline void ddl__apply_block(char *dst, const char *src, size_t count, dd
 }
 
 /* dst = src * factor, or src / factor, for every float type. The factor is spread over a block so that the kernels of
- * two operands serve. For f16 and bf16 it stays an f32, since 1/3 rounded to bf16 would be good for two digits only. */
+ * two operands serve. For narrow floats it stays f32, since 1/3 rounded to bf16 would be good for two digits only. */
 static inline void ddl__apply_float(void *dst, const void *src, size_t count, ddl_dtype dtype, double factor,
                                     int divide) {
     union {

@@ -5,7 +5,7 @@
 
 #include "../api.h"
 
-#define DDL__DTYPES 16 /* values of ddl_dtype, DDL_DTYPE_NONE included */
+#define DDL__DTYPES 18 /* values of ddl_dtype, DDL_DTYPE_NONE included */
 #define DDL__OPS 14    /* built-in values of ddl_op, DDL_OP_NONE included; created ops begin at 256 */
 
 /* A dtype may come from a peer or from an uninitialised tensor, so every table is entered through this test. */
@@ -15,13 +15,14 @@ static inline int ddl__dtype_known(ddl_dtype dtype) {
 
 /* Size of one element, 0 for an unknown type. */
 static inline size_t ddl__dtype_bytes(ddl_dtype dtype) {
-    static const uint8_t bytes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16};
+    static const uint8_t bytes[DDL__DTYPES] = {0, 2, 2, 4, 8, 1, 1, 4, 4, 8, 8, 1, 8, 16, 8, 16, 1, 1};
     return ddl__dtype_known(dtype) ? bytes[dtype] : 0;
 }
 
 static inline const char *ddl__dtype_name(ddl_dtype dtype) {
     static const char names[DDL__DTYPES][8] = {"none", "f16", "bf16", "f32", "f64", "i8", "u8", "i32",
-                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64"};
+                                               "u32", "i64", "u64", "bool", "f32_i32", "f64_i64", "i32_i32", "i64_i64",
+                                               "e4m3", "e5m2"};
     return ddl__dtype_known(dtype) ? names[dtype] : "?";
 }
 
@@ -39,12 +40,17 @@ static inline const char *ddl__op_name(ddl_op op) {
     return op > DDL_OP_NONE && op < DDL__OPS ? names[op] : op >= 256 ? "created" : "?";
 }
 
-static inline int ddl__dtype_is_half(ddl_dtype dtype) {
-    return dtype == DDL_F16 || dtype == DDL_BF16;
+static inline int ddl__dtype_is_byte_float(ddl_dtype dtype) {
+    return dtype == DDL_E4M3 || dtype == DDL_E5M2;
+}
+
+/* Computed in f32, and rounded. */
+static inline int ddl__dtype_is_narrow(ddl_dtype dtype) {
+    return dtype == DDL_F16 || dtype == DDL_BF16 || ddl__dtype_is_byte_float(dtype);
 }
 
 static inline int ddl__dtype_is_float(ddl_dtype dtype) {
-    return dtype >= DDL_F16 && dtype <= DDL_F64;
+    return (dtype >= DDL_F16 && dtype <= DDL_F64) || ddl__dtype_is_byte_float(dtype);
 }
 
 static inline int ddl__dtype_is_integer(ddl_dtype dtype) {

@@ -1,4 +1,4 @@
-/* dtype/vectors: the vector types that kernels are written in, and conversion of f16 and bf16 in them.
+/* dtype/vectors: the vector types that kernels are written in, and conversion of floats below f32 in them.
  * Must not know: reductions.
  *
  * Everything is written in the vector extensions of GCC and clang, because gcc 12 hardly vectorises a loop at -O2 and
@@ -50,9 +50,14 @@ DDL__DEFINE_VECTORS(ddl__f64, double, double, uint64_t)
  * order since each half goes back to where it came from. A lone half leaves the other half of its word zero. */
 DDL__DEFINE_VECTORS(ddl__f16, uint16_t, uint32_t, uint32_t)
 DDL__DEFINE_VECTORS(ddl__bf16, uint16_t, uint32_t, uint32_t)
-/* Vectors of halves one by one, for conversion between arrays; named after the width of the f32 side. */
+/* Likewise four floats of 8 bits. */
+DDL__DEFINE_VECTORS(ddl__e4m3, uint8_t, uint32_t, uint32_t)
+DDL__DEFINE_VECTORS(ddl__e5m2, uint8_t, uint32_t, uint32_t)
+/* Vectors of elements one by one, for conversion between arrays; named after the width of the f32 side. */
 typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
 typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+typedef uint8_t ddl__byte_v16 DDL__VECTOR(4);
+typedef uint8_t ddl__byte_v32 DDL__VECTOR(8);
 
 /* Each DDL__..(E, W, ..) is a statement over vectors of element type E and width W.
  *
@@ -110,6 +115,44 @@ DDL__AVX512 static inline __attribute__((always_inline)) ddl__f64_v64 ddl__f64_c
     do {                                                                                                               \
         ddl__f32_u##W nan_ = (ddl__f32_u##W)((f) != (f)), bits_ = (ddl__f32_u##W)(f);                                  \
         (h) = ((bits_ + 0x7fff + ((bits_ >> 16) & 1)) | nan_) >> 16;                                                   \
+    } while (0)
+
+/* The 8-bit floats of the Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0. e4m3 has
+ * a bias of 7, no infinities, and one NaN of each sign, all ones below it; 448 is its largest. e5m2 is f16 without its
+ * low byte. Conversion is the specification's without saturation: to nearest even, and what is then above the largest
+ * becomes NaN in e4m3, infinite in e5m2. By the way of f16 above; the value is in the low 8 bits of each word of h. */
+#define DDL__E4M3_WIDEN(W, f, h)                                                                                       \
+    do {                                                                                                               \
+        ddl__f32_u##W bits_ = ((h) & 0x7f) << 20;                                                                      \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)((bits_ & 0x07800000) == 0);                                              \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(bits_ == 0x07f00000), normal_ = bits_ + 0x3c000000;                       \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)(bits_ + 0x3c800000) - 0x1p-6f);                         \
+        (f) = (ddl__f32_v##W)((small_ & tiny_) | (normal_ & ~tiny_) | (((h) & 0x80) << 24) | nan_);                    \
+    } while (0)
+#define DDL__E5M2_WIDEN(W, f, h) DDL__F16_WIDEN(W, f, ((h) << 8))
+
+/* Halfway to the value after the largest, 464 and 61440, the even neighbour is the largest of e4m3 and what comes after
+ * that of e5m2. Adding a power of two rounds to the subnormal grid, whose steps are 2^-9 and 2^-16. */
+#define DDL__E4M3_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_;                                                                   \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x3c800000), nan_ = (ddl__f32_u##W)(order_ > 0x43e80000);       \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0x1p14f) - 0x46800000;                           \
+        ddl__f32_u##W normal_ = (bits_ + 0xc407ffff + ((bits_ >> 20) & 1)) >> 20;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~nan_) | (nan_ & 0xff);                                       \
+        (h) = normal_ | ((all_ >> 24) & 0x80);                                                                         \
+    } while (0)
+#define DDL__E5M2_NARROW(W, h, f)                                                                                      \
+    do {                                                                                                               \
+        ddl__f32_u##W all_ = (ddl__f32_u##W)(f), bits_ = all_ & 0x7fffffff;                                            \
+        ddl__i32_v##W order_ = (ddl__i32_v##W)bits_;                                                                   \
+        ddl__f32_u##W tiny_ = (ddl__f32_u##W)(order_ < 0x38800000), huge_ = (ddl__f32_u##W)(order_ >= 0x47700000);     \
+        ddl__f32_u##W nan_ = (ddl__f32_u##W)(order_ > 0x7f800000);                                                     \
+        ddl__f32_u##W small_ = (ddl__f32_u##W)((ddl__f32_v##W)bits_ + 0x1p7f) - 0x43000000;                            \
+        ddl__f32_u##W normal_ = (bits_ + 0xc80fffff + ((bits_ >> 21) & 1)) >> 21;                                      \
+        normal_ = (small_ & tiny_) | (normal_ & ~tiny_ & ~huge_) | (huge_ & 0x7c) | (nan_ & 0xff);                     \
+        (h) = normal_ | ((all_ >> 24) & 0x80);                                                                         \
     } while (0)
 
 #endif /* DDL_DTYPE_VECTORS_H */

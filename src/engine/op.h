@@ -170,9 +170,11 @@ static int32_t ddl__call_arrays(const ddl__call *call) {
 }
 
 /* A sum of n values of f16 near the largest does not fit in f16, though their average does: inputs are scaled down
- * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. */
+ * before the sum. By a power of two, which changes no digit of a value above n times the smallest normal one. So are
+ * the 8-bit floats, whose values are usually scaled to reach up to the largest. */
 static bool ddl__averages_scaled(const ddl_group *g, const ddl__call *call) {
-    return call->op == DDL_AVG && call->dtype == DDL_F16 && g->size > 1;
+    bool small = call->dtype == DDL_F16 || ddl__dtype_is_byte_float(call->dtype);
+    return call->op == DDL_AVG && small && g->size > 1;
 }
 
 /* The largest power of two that is not above 1 / n. */

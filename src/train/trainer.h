@@ -384,6 +384,10 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
     return status;
 }
 
+static bool ddl__trains(ddl_dtype dtype) {
+    return ddl__dtype_is_float(dtype) && !ddl__dtype_is_byte_float(dtype);
+}
+
 /* What a parameter or a gradient must be. */
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
@@ -404,8 +408,7 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
         return ddl__error(c, DDL_ERR_ARG, "%s: parameter and gradient of \"%s\" must be contiguous", what, name);
     }
     bool wide = param->dtype == DDL_F64 || grad->dtype == DDL_F64;
-    if (!ddl__dtype_is_float(param->dtype) || !ddl__dtype_is_float(grad->dtype) ||
-        (wide && param->dtype != grad->dtype)) {
+    if (!ddl__trains(param->dtype) || !ddl__trains(grad->dtype) || (wide && param->dtype != grad->dtype)) {
         return ddl__error(c, DDL_ERR_ARG,
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",

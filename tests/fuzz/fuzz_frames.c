@@ -270,7 +270,7 @@ static void op_message(fuzz *f, bool send) {
     fuzz_slot *s = free_slot(f);
     ddl_group *g = group_of(f, fuzz_u8(&f->in));
     int32_t peer = fuzz_u8(&f->in) % 6 - 1, tag = fuzz_u8(&f->in) % 4 - 1;
-    ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_I64_I64 + 1));
+    ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_E5M2 + 1));
     int64_t count = (int64_t)fuzz_int(&f->in, 2) & 0x3fff;
     peer = peer == -1 ? DDL_ANY_SOURCE : peer == 4 ? DDL_NO_RANK : peer;
     if (s == NULL) {
@@ -315,7 +315,7 @@ static void op_coll(fuzz *f) {
     fuzz_slot *s = free_slot(f);
     ddl_group *g = group_of(f, fuzz_u8(&f->in));
     ddl_collective d = {.kind = (ddl_kind)(fuzz_u8(&f->in) % (DDL_ALL_TO_ALLV + 1))};
-    ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_I64_I64 + 1));
+    ddl_dtype dtype = (ddl_dtype)(fuzz_u8(&f->in) % (DDL_E5M2 + 1));
     uint8_t op = fuzz_u8(&f->in) % (DDL_MAX_INDEX + 3);
     d.op = op <= DDL_MAX_INDEX ? op : f->ops[op - DDL_MAX_INDEX - 1];
     d.root = fuzz_u8(&f->in) % (WORLD + 1);
