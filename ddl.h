@@ -699,8 +699,10 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
  * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
  * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
-/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
- * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Who still waits
+ * for a message of a rank that has called this (or ddl_group_grow), or for it to take one, gets DDL_ERR_PEER with the
+ * death that was the reason: not all survivors need have noticed it. Errors: DDL_ERR_QUORUM when not more than half of
+ * the group is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
@@ -7678,6 +7680,17 @@ static ddl_status ddl__parse_log_level(ddl_log_level given, ddl_log_level *out, 
                      text);
 }
 
+/* A text that has to fit its place whole: two that differ only behind its end must not count as equal. */
+static ddl_status ddl__env_copy(const char *name, char *out, size_t cap, ddl__sentence *why) {
+    const char *text = ddl__setting_env(name);
+    if (text != NULL && strlen(text) >= cap) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s has %zu characters; at most %zu are possible", name,
+                         strlen(text), cap - 1);
+    }
+    snprintf(out, cap, "%s", text != NULL ? text : "");
+    return DDL_OK;
+}
+
 /* "20000-20100" or "20000". */
 static ddl_status ddl__parse_port_range(const char *text, int32_t *out_first, int32_t *out_last, ddl__sentence *why) {
     char low[8] = "", high[8] = "";
@@ -8439,10 +8452,8 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
     out->cores = ddl__cores();
-    const char *host = ddl__setting_env("DDL_HOST_ID");
-    if (host != NULL) {
-        snprintf(out->host_id, sizeof out->host_id, "%s", host);
-    } else {
+    DDL__TRY(ddl__env_copy("DDL_HOST_ID", out->host_id, sizeof out->host_id, why));
+    if (out->host_id[0] == 0) {
         ddl__host_id(out->host_id, sizeof out->host_id);
     }
     return DDL_OK;
@@ -17391,6 +17402,7 @@ typedef struct ddl__toward {
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
+    uint32_t gone_on;       /* the agreement to which the peer has gone on after a death; 0: to none */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -17754,15 +17766,21 @@ static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
     return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
 
-/* All others of a group that had others are gone. */
+/* After a death it shrinks or grows the group, where this rank is not yet: what this rank waits for in the old group it
+ * will not do, and would wait for this rank in vain. The frame that said so came after all that it had sent before. */
+static bool ddl__has_gone_on(const ddl_group *g, int32_t rank) {
+    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - g->agree_sequence) > 0;
+}
+
+/* All others of a group that had others are gone, or have gone on. */
 static bool ddl__is_alone(const ddl_group *g) {
     bool alone = g->size > 1;
     for (int32_t i = 0; alone && i < g->size; i++) {
-        alone = i == g->rank || ddl__is_gone(g, i);
+        alone = i == g->rank || ddl__is_gone(g, i) || ddl__has_gone_on(g, i);
     }
     return alone;
 }
-static const char ddl__why_alone[] = "all others are dead or have left the job";
+static const char ddl__why_alone[] = "all others are dead, have left the job, or shrink or grow the group";
 
 /* >>p2p/request */
 /* p2p, first part: requests, and waiting for one, any or all of them.
@@ -19120,6 +19138,11 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    } else if (r->peer >= 0 && !r->matched && ddl__has_gone_on(r->group, r->peer)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER,
+                          "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
+                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
     } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,
@@ -19614,7 +19637,8 @@ typedef struct ddl__probing {
 /* From any rank: each death is told once, as to a receive. The message waited for may have been the dead one's. */
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost = p->peer >= 0 ? ddl__is_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
+    p->lost = p->peer < 0 ? p->alone || p->group->deaths > p->deaths
+                          : ddl__is_gone(p->group, p->peer) || ddl__has_gone_on(p->group, p->peer);
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
@@ -19628,7 +19652,9 @@ static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
 static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
     ddl_group *g = p->group;
     if (p->peer >= 0) {
-        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone", what, p->peer);
+        bool gone_on = ddl__has_gone_on(g, p->peer);
+        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone%s%s", what, p->peer,
+                          gone_on ? " on to shrink or grow the group: " : "", gone_on ? g->cause : "");
     }
     g->deaths_probed = g->deaths;
     return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,
@@ -23770,7 +23796,8 @@ DDL_API ddl_context *ddl_group_context(const ddl_group *group) { return group !=
  * n messages for each step and n * n for the passing on: this runs once per failure or checkpoint, not per
  * iteration. */
 
-enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
+enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4,
+       DDL__AGREE_GO_ON = 5 /* no part of an agreement: see ddl__agree_go_on */ };
 enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 
 /* What is agreed on. A number of the sequence that ranks use for different purposes ends in DDL_ERR_MISMATCH. */
@@ -23987,6 +24014,43 @@ static void ddl__agree_heard(ddl_group *g, int32_t from, uint32_t sequence, uint
     }
 }
 
+/* Tells everybody that this rank, which knows of a death, has left the group's operations for an agreement on who is
+ * left. Of its messages some may have met the dead rank alone, so that others have not noticed, and wait for it. This
+ * is MPI's revoke (ULFM: MPI_Comm_revoke), without a call of its own.
+ *     kind u8, cause string; `sequence` is the agreement's */
+static void ddl__agree_go_on(ddl_group *g) {
+    uint8_t payload[1 + 2 + sizeof g->cause];
+    if (g->cause[0] == 0) {
+        return;
+    }
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u8(&w, DDL__AGREE_GO_ON);
+    ddl__put_string(&w, g->cause);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && !ddl__is_gone(g, i)) {
+            ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch,
+                            .sequence = g->agree_sequence + 1};
+            ddl__tell(g->context, g->ranks[i], f, payload, w.at); /* lost without memory: then deadlines are left */
+        }
+    }
+}
+
+/* The first death that this rank hears of may be this one. */
+static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, ddl__reader *r) {
+    char cause[sizeof g->cause];
+    ddl__get_string(r, cause, sizeof cause);
+    if (r->bad || cause[0] == 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    g->flows[from].gone_on = sequence;
+    if (g->cause[0] == 0) {
+        memcpy(g->cause, cause, sizeof cause);
+    }
+    ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
+    ddl__changed(g->context);
+    return DDL_OK;
+}
+
 static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     if (g == NULL) {
@@ -23994,6 +24058,9 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint8_t kind = ddl__get_u8(&r);
+    if (kind == DDL__AGREE_GO_ON) {
+        return ddl__on_go_on(g, g->rank_of[peer], (uint32_t)f->sequence, &r);
+    }
     ddl__value v = {.purpose = ddl__get_u8(&r)};
     int32_t round = (int32_t)ddl__get_u32(&r);
     v.verdict = (int32_t)ddl__get_u32(&r);
@@ -24385,6 +24452,7 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     ddl_status status = ddl__agree_enter(group, "ddl_group_shrink");
     if (status == DDL_OK) {
         ddl__grow_drop(group);
+        ddl__agree_go_on(group);
         status = ddl__shrink(group, out_group);
         ddl__agree_leave(group);
     }
@@ -24502,7 +24570,26 @@ static ddl_status ddl__watch_open(ddl_context *c) {
     return DDL_OK;
 }
 
-/* Opens the transports that were asked for, in that order; else all that there are. */
+/* What DDL_TRANSPORTS names is there, also where one rank needs none. */
+static ddl_status ddl__transports_check(ddl_context *c) {
+    const char *list = c->settings.transports;
+    for (const char *at = list != NULL ? list : ""; *at != 0;) {
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        if (ddl__transport_plugin(c, at, name) == NULL) {
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(name, 40u), at);
+        }
+        at += length + (at[length] == ',');
+    }
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order (ddl__transports_check has seen them); else all that there
+ * are. */
 static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
     if (list == NULL) {
@@ -24520,14 +24607,6 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         char detail[64];
         snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
         const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
-        if (plugin == NULL) {
-            return ddl__error(
-                c, DDL_ERR_PLUGIN,
-                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                "looked for)",
-                (int)DDL__MIN(name, 40u), at);
-        }
         DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
         at += length + (at[length] == ',');
     }
@@ -25729,6 +25808,7 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
             w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
             w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
             w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
+            ddl__agree_go_on(group);
             status = ddl__grow_run(w, out_group);
             if (!w->fences) {
                 w->told = false; /* the attempt has ended */
@@ -25884,6 +25964,38 @@ static uint64_t ddl__model_key(const ddl_context *c) {
         key = i == c->rank ? key : ddl__mix_bytes(key, name, strlen(name));
     }
     return ddl__mix(key, (uint64_t)c->tuning.model.oversubscription);
+}
+
+/* Rank 0 reads and writes the file: it can, and what is there already are figures, or nothing. A damaged line among
+ * them does no harm. */
+static ddl_status ddl__model_check(ddl_context *c) {
+    const char *path = c->settings.tune_cache;
+    if (path == NULL || c->rank != 0) {
+        return DDL_OK;
+    }
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    fd = fd < 0 && errno == ENOENT ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666) : fd;
+    if (fd < 0) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE cannot be opened: %s", path,
+                          strerror(errno));
+    }
+    FILE *file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? fdopen(fd, "re") : NULL;
+    if (file == NULL) {
+        close(fd);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE is no file to keep figures in", path);
+    }
+    char line[160];
+    bool empty = true, ours = false;
+    while (!ours && fgets(line, sizeof line, file) != NULL) {
+        size_t digits = strspn(line, "0123456789abcdef"); /* of the key, a hash */
+        empty = false;
+        ours = digits >= 8 && digits <= 16 && line[digits] == ' ';
+    }
+    fclose(file);
+    return empty || ours ? DDL_OK
+                         : ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE holds something else than "
+                                      "measured figures; name another file, or remove this one", path);
 }
 
 static bool ddl__model_load(const char *path, uint64_t mine, double figures[4]) {
@@ -26920,6 +27032,38 @@ static ddl_status ddl__world_make(ddl_context *c) {
     return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
 }
 
+/* A rank alone listens nowhere. What it is told of networks is looked at all the same: the next job has more ranks. */
+static ddl_status ddl__alone_check(ddl_context *c) {
+    const char *named = c->settings.interface_name, *advertise = c->settings.advertise;
+    ddl__addresses found = {0};
+    if (named != NULL) {
+        ddl__interface_addresses(named, &found);
+    }
+    if (named != NULL && found.count == 0) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: there is no interface %.60s with an address here "
+                          "(DDL_INTERFACE)", named);
+    }
+    int error = advertise != NULL ? ddl__resolve(advertise, &found) : 0;
+    return error == 0 ? DDL_OK
+                      : ddl__error(c, DDL_ERR_CONFIG, "ddl_init: the address to advertise, %.60s, cannot be resolved: "
+                                   "%s; check DDL_ADVERTISE", advertise, gai_strerror(error));
+}
+
+/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. */
+static void ddl__warn_of_folders(const ddl_context *c) {
+    for (const char *at = c->settings.plugin_path; at != NULL && *at != 0;) {
+        char folder[PATH_MAX];
+        size_t bytes = strcspn(at, ":");
+        struct stat st;
+        snprintf(folder, sizeof folder, "%.*s", (int)DDL__MIN(bytes, sizeof folder - 1), at);
+        if (bytes > 0 && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
+            ddl__log(&c->base, DDL_LOG_WARN, "%.400s of DDL_PLUGIN_PATH is no folder; no plugin is looked for there",
+                     folder);
+        }
+        at += bytes + (at[bytes] == ':');
+    }
+}
+
 /* What comes before anybody is met. */
 static ddl_status ddl__prepare(ddl_context *c) {
     DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
@@ -26933,12 +27077,21 @@ static ddl_status ddl__prepare(ddl_context *c) {
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
-        DDL__TRY(ddl__tune_set(c, &c->tuning, c->settings.algorithm, "ddl_init: DDL_ALGO, or algorithm of ddl_config"));
+        ddl_status known = ddl__tune_set(c, &c->tuning, c->settings.algorithm,
+                                         "ddl_init: DDL_ALGO, or algorithm of ddl_config");
+        if (known < 0) {
+            return DDL_ERR_CONFIG; /* what is a wrong argument elsewhere */
+        }
     }
     DDL__TRY(ddl__load_plugins(c));
     ddl__warn_of_unknown(c);
+    ddl__warn_of_folders(c);
+    DDL__TRY(ddl__transports_check(c));
+    DDL__TRY(ddl__model_check(c));
     DDL__TRY(ddl__devices_make(c));
-    if (c->world_size > 1) {
+    if (c->world_size == 1) {
+        DDL__TRY(ddl__alone_check(c));
+    } else {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
         ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));

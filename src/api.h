@@ -403,8 +403,10 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
  * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
  * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
-/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Errors:
- * DDL_ERR_QUORUM when not more than half of the group is left. [any thread] */
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Who still waits
+ * for a message of a rank that has called this (or ddl_group_grow), or for it to take one, gets DDL_ERR_PEER with the
+ * death that was the reason: not all survivors need have noticed it. Errors: DDL_ERR_QUORUM when not more than half of
+ * the group is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),

@@ -154,10 +154,8 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
     out->cores = ddl__cores();
-    const char *host = ddl__setting_env("DDL_HOST_ID");
-    if (host != NULL) {
-        snprintf(out->host_id, sizeof out->host_id, "%s", host);
-    } else {
+    DDL__TRY(ddl__env_copy("DDL_HOST_ID", out->host_id, sizeof out->host_id, why));
+    if (out->host_id[0] == 0) {
         ddl__host_id(out->host_id, sizeof out->host_id);
     }
     return DDL_OK;

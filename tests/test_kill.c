@@ -207,7 +207,8 @@ static ddl_status collectives_until_error(ddl_group *g, const shared *s, float *
 
 /* ---- messages ---- */
 
-/* Messages of everybody with everybody until one fails; those that other survivors do not answer any more stay. */
+/* Messages of everybody with everybody until one fails; those that other survivors do not answer any more stay. A
+ * survivor may be a round ahead, with all of the victim's last messages: it hears of the death from who shrinks. */
 static ddl_status messages_until_error(ddl_group *g, const shared *s, float *in, float *out) {
     int me = ddl_rank(g);
     for (int32_t round = 0;; round++) {
@@ -397,6 +398,96 @@ static void kills(const char *what, int shm) {
     CHECK(p99 < 1.0 * test_slow());
     free(times);
     munmap(s, sizeof *s);
+}
+
+/* ---- a survivor that has gone on ---- */
+
+enum { FIRST = 1, VICTIM = 3 }; /* FIRST alone needs the victim */
+
+/* What waits for a rank that has gone on to the shrink fails, whether it waited before or asks only then. */
+static void wait_for_first(ddl_context *c, int rank) {
+    static float big[1 << 18];
+    ddl_group *world = ddl_world(c);
+    float one = 0;
+    double start = test_now_s();
+    ddl_request *r = NULL;
+    if (rank == 0) {
+        CHECK_EQ(ddl_recv(world, DDL_VIEW(&one, 1), FIRST, 1, NULL), DDL_ERR_PEER);
+    } else { /* more than a window, so that FIRST would have to ask for it */
+        CHECK_EQ(ddl_isend(world, ddl_tensor_1d(big, DDL_F32, 1 << 18), FIRST, 2, &r), DDL_OK);
+        CHECK_EQ(ddl_wait(&r, NULL), DDL_ERR_PEER);
+    }
+    CHECK_STR(ddl_error(c), "rank 3 (pid ");
+    CHECK_EQ(ddl_irecv(world, DDL_VIEW(&one, 1), FIRST, 3, &r), DDL_OK);
+    CHECK_EQ(ddl_wait(&r, NULL), DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 3 (pid ");
+    CHECK_EQ(ddl_probe(world, FIRST, 4, NULL), DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 3 (pid ");
+    CHECK(test_now_s() - start < 60 * test_slow()); /* each of them would take 100 s */
+}
+
+static void goes_on_or_waits(int rank, int n, void *arg) {
+    shared *s = (shared *)arg;
+    ddl_context *c;
+    (void)n;
+    settings(s);
+    ddl_config config = {.timeout_ms = 100000};
+    REQUIRE(ddl_init(&config, &c) == DDL_OK);
+    ddl_group *world = ddl_world(c), *left = NULL;
+    float word = 5, heard = 0;
+    CHECK_EQ(ddl_barrier(world), DDL_OK);
+    if (rank == FIRST) { /* what was sent before is received, by who comes late too */
+        CHECK_EQ(ddl_send(world, DDL_VIEW(&word, 1), 0, 7), DDL_OK);
+    }
+    __atomic_fetch_add(&s->running, 1, __ATOMIC_SEQ_CST);
+    if (rank == VICTIM) {
+        for (;;) {
+            pause();
+        }
+    } else if (rank == FIRST) {
+        CHECK_EQ(ddl_recv(world, DDL_VIEW(&heard, 1), VICTIM, 0, NULL), DDL_ERR_PEER);
+    } else {
+        wait_for_first(c, rank);
+    }
+    if (rank == 0) {
+        CHECK_EQ(ddl_recv(world, DDL_VIEW(&heard, 1), FIRST, 7, NULL), DDL_OK);
+        CHECK(heard > 4.5f && heard < 5.5f);
+    }
+    CHECK_EQ(ddl_group_shrink(world, &left), DDL_OK);
+    CHECK_EQ(fault_all_reduces(left, 6), DDL_OK);
+    if (rank == FIRST) { /* and after the shrink the survivors' messages go on in the old group too */
+        CHECK_EQ(ddl_send(world, DDL_VIEW(&word, 1), 0, 8), DDL_OK);
+    } else if (rank == 0) {
+        CHECK_EQ(ddl_recv(world, DDL_VIEW(&heard, 1), FIRST, 8, NULL), DDL_OK);
+    }
+    CHECK_EQ(ddl_group_free(&left), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static void one_goes_on(int shm) {
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    ranks r;
+    s->secret = 1;
+    s->shm = shm;
+    ranks_start(&r, RANKS, goes_on_or_waits, s);
+    while (s->running < RANKS && r.running == RANKS) {
+        ranks__reap(&r);
+        usleep(500);
+    }
+    ranks_kill(&r, VICTIM, SIGKILL);
+    ranks_wait(&r, 80);
+    CHECK(!r.timed_out);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK(i == VICTIM || r.status[i] == 0);
+    }
+    munmap(s, sizeof *s);
+}
+
+TEST(who_waits_for_a_survivor_that_has_gone_on_hears_of_the_death) {
+    one_goes_on(0);
+    if (fault_has_plugin("shm")) {
+        one_goes_on(1);
+    }
 }
 
 TEST(every_survivor_names_the_rank_that_was_killed_and_goes_on) { kills("kills", 0); }

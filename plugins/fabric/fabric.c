@@ -93,6 +93,11 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
 
 static int fabric_settings_read(fabric_self *s) {
     const ddl_host *host = s->host;
+    const char *progress = fabric_setting(host, "FABRIC_PROGRESS");
+    if (progress != NULL && strcmp(progress, "auto") != 0 && strcmp(progress, "manual") != 0) {
+        fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_PROGRESS is \"%.40s\"; auto and manual are possible", progress);
+        return 0;
+    }
     s->force_unordered = fabric_setting_on(host, "FABRIC_FORCE_UNORDERED");
     s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");

@@ -366,7 +366,7 @@ static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const stru
 
 static struct fi_info *fabric_hints(fabric_self *s) {
     struct fi_info *hints = s->lib.dupinfo(NULL);
-    const char *progress = s->host->setting(s->host, "FABRIC_PROGRESS");
+    const char *progress = s->host->setting(s->host, "FABRIC_PROGRESS"); /* NULL, auto or manual */
     if (hints == NULL) {
         return NULL;
     }

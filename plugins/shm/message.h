@@ -79,7 +79,6 @@ typedef struct shm_messages {
     uint64_t eager_bytes, stream_bytes;
     int32_t open_in;
     uint32_t turns; /* in which the expected rank had something */
-    bool may_fetch; /* DDL_SHM_CMA */
     uint64_t probe;
 } shm_messages;
 
@@ -466,7 +465,7 @@ static void shm_probe(shm *t, int32_t i) {
     l->pid = atomic_load_explicit(&theirs->pid, memory_order_relaxed); /* ordered by shm_state */
     l->probe_at = atomic_load_explicit(&theirs->probe_at, memory_order_relaxed);
     l->probe = atomic_load_explicit(&theirs->probe, memory_order_relaxed);
-    bool can = t->messages->may_fetch && shm_read_peer(t, l, &same, l->probe_at, sizeof same) && same == l->probe;
+    bool can = t->may_fetch && shm_read_peer(t, l, &same, l->probe_at, sizeof same) && same == l->probe;
     atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], can ? SHM_PULLS : SHM_PULLS_NOT,
                           memory_order_relaxed); /* a hint */
     shm_log(t, DDL_LOG_DEBUG, "large messages of rank %d are %s", (int)t->rank_of[i],
@@ -775,7 +774,6 @@ static bool shm_message_pending(shm *t) {
 
 static ddl_status shm_messages_open(shm *t) {
     shm_messages *m = t->messages = shm_zalloc(t, sizeof *m);
-    const char *cma = t->host->setting(t->host, "SHM_CMA");
     if (m == NULL || (m->links = shm_zalloc(t, (size_t)t->local_count * sizeof *m->links)) == NULL) {
         return DDL_ERR_NOMEM;
     }
@@ -783,7 +781,6 @@ static ddl_status shm_messages_open(shm *t) {
         m->links[i].fetched.last = &m->links[i].fetched.first;
         m->links[i].waiting.last = &m->links[i].waiting.first;
     }
-    m->may_fetch = cma == NULL || strcmp(cma, "0") != 0;
     uint64_t most = t->address.ring_bytes / 4;
     m->eager_bytes = SHM_EAGER_BYTES < most ? SHM_EAGER_BYTES : most;
     m->stream_bytes = SHM_STREAM_BYTES < 2 * most ? SHM_STREAM_BYTES : 2 * most;

@@ -118,6 +118,7 @@ typedef struct shm {
     uint8_t *base;                    /* all but the arenas */
     uint64_t shared_bytes, segment_bytes, arena_bytes;
 
+    bool may_fetch; /* DDL_SHM_CMA */
     int bell; /* the socket that wakes this rank */
     bool armed;
     bool sleepers_fence; /* who wakes need not: doorbell.h */
@@ -209,39 +210,58 @@ static ddl_status shm_commit(const shm *t, uint64_t offset, uint64_t bytes) {
 
 /* ---- the address ---- */
 
-/* A size in bytes from a setting, between least and most and a multiple of unit; what is no number is ignored. */
-static uint64_t shm_setting_bytes(const ddl_host *host, const char *name, uint64_t otherwise, uint64_t least,
-                                  uint64_t most, uint64_t unit) {
-    const char *text = host->setting(host, name);
-    char *end = NULL;
-    unsigned long long n = text != NULL && text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : 0;
-    int shift = end == NULL ? 0 : *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-    if (end == NULL || end[shift > 0] != 0 || n > (UINT64_MAX >> 32)) {
-        return otherwise;
+/* A size in bytes from a setting, brought to a multiple of unit. *bytes stays when there is none. */
+static bool shm_setting_bytes(const shm *t, const char *name, uint64_t least, uint64_t most, uint64_t unit,
+                              uint64_t *bytes) {
+    const char *text = t->host->setting(t->host, name);
+    if (text == NULL) {
+        return true;
     }
-    uint64_t bytes = (uint64_t)n << shift;
-    bytes = bytes < least ? least : bytes > most ? most : bytes;
-    return (bytes + unit - 1) / unit * unit;
+    char *end;
+    unsigned long long n = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : UINT64_MAX;
+    int shift = n > most ? 0 : *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    if (n > most || end[shift > 0] != 0 || n > (most >> shift) || (n << shift) < least) {
+        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; bytes from %" PRIu64 " to %" PRIu64 " are possible, with K, M or "
+                "G behind the number", name, text, least, most);
+        return false;
+    }
+    *bytes = ((uint64_t)n << shift) / unit * unit + ((n << shift) % unit != 0 ? unit : 0);
+    return true;
+}
+
+/* 1 unless it says 0. */
+static bool shm_setting_switch(const shm *t, const char *name, bool *on) {
+    const char *text = t->host->setting(t->host, name);
+    *on = text == NULL || strcmp(text, "0") != 0;
+    if (text != NULL && strcmp(text, "0") != 0 && strcmp(text, "1") != 0) {
+        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; 0 or 1 is possible", name, text);
+        return false;
+    }
+    return true;
 }
 
 /* An arena has to hold whatever one rank may allocate: all memory there is, as sparse as it comes. */
-static uint64_t shm_arena_offer(const ddl_host *host) {
+static uint64_t shm_arena_offer(void) {
     uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), bytes = 1u << 30;
     while (bytes < ram && bytes < SHM_ARENAS_MAX) {
         bytes *= 2;
     }
-    return shm_setting_bytes(host, "SHM_ARENA_BYTES", bytes, 64u << 20, SHM_ARENAS_MAX, 2u << 20);
+    return bytes;
 }
 
-static void shm_address_make(shm *t) {
-    memcpy(t->address.magic, "ddlshm01", 8);
-    t->address.page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
-    t->address.uid = (uint32_t)geteuid();
-    t->address.ring_bytes =
-        shm_setting_bytes(t->host, "SHM_RING_BYTES", SHM_RING_BYTES, 16u << 10, 16u << 20, SHM_PAGE);
-    t->address.staging_bytes =
-        shm_setting_bytes(t->host, "SHM_STAGING_BYTES", SHM_STAGING_BYTES, 64u << 10, 1u << 30, SHM_PAGE);
-    t->address.arena_bytes = shm_arena_offer(t->host);
+/* False: a setting makes no sense, and was told so. */
+static bool shm_address_make(shm *t) {
+    shm_address *a = &t->address;
+    memcpy(a->magic, "ddlshm01", 8);
+    a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
+    a->uid = (uint32_t)geteuid();
+    a->ring_bytes = SHM_RING_BYTES;
+    a->staging_bytes = SHM_STAGING_BYTES;
+    a->arena_bytes = shm_arena_offer();
+    return shm_setting_bytes(t, "SHM_RING_BYTES", 16u << 10, 16u << 20, SHM_PAGE, &a->ring_bytes) &&
+           shm_setting_bytes(t, "SHM_STAGING_BYTES", 64u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
+           shm_setting_bytes(t, "SHM_ARENA_BYTES", 64u << 20, SHM_ARENAS_MAX, 2u << 20, &a->arena_bytes) &&
+           shm_setting_switch(t, "SHM_CMA", &t->may_fetch);
 }
 
 /* Equal settings, same user: an equivalence, so that each rank of a host comes to the same set. */

@@ -69,7 +69,10 @@ static ddl_status shm_endpoint_open(const ddl_host *host, const ddl_transport_pa
     t->world_size = params->world_size;
     t->cores = params->cores;
     t->fd = t->bell = -1;
-    shm_address_make(t);
+    if (!shm_address_make(t)) {
+        shm_endpoint_close(t);
+        return DDL_ERR_CONFIG;
+    }
     ddl_status status = shm_allocate(t, params->host_id);
     status = status == DDL_OK ? shm_bell_open(t) : status;
     if (status != DDL_OK) {

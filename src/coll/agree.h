@@ -27,7 +27,8 @@
 
 #include "groups.h"
 
-enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4 };
+enum { DDL__AGREE_JOIN = 1, DDL__AGREE_PROPOSE = 2, DDL__AGREE_ACCEPT = 3, DDL__AGREE_DECIDE = 4,
+       DDL__AGREE_GO_ON = 5 /* no part of an agreement: see ddl__agree_go_on */ };
 enum { DDL__AGREE_FIXED_BYTES = 18 }; /* of a frame, before the bit per rank */
 
 /* What is agreed on. A number of the sequence that ranks use for different purposes ends in DDL_ERR_MISMATCH. */
@@ -244,6 +245,43 @@ static void ddl__agree_heard(ddl_group *g, int32_t from, uint32_t sequence, uint
     }
 }
 
+/* Tells everybody that this rank, which knows of a death, has left the group's operations for an agreement on who is
+ * left. Of its messages some may have met the dead rank alone, so that others have not noticed, and wait for it. This
+ * is MPI's revoke (ULFM: MPI_Comm_revoke), without a call of its own.
+ *     kind u8, cause string; `sequence` is the agreement's */
+static void ddl__agree_go_on(ddl_group *g) {
+    uint8_t payload[1 + 2 + sizeof g->cause];
+    if (g->cause[0] == 0) {
+        return;
+    }
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u8(&w, DDL__AGREE_GO_ON);
+    ddl__put_string(&w, g->cause);
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i != g->rank && !ddl__is_gone(g, i)) {
+            ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch,
+                            .sequence = g->agree_sequence + 1};
+            ddl__tell(g->context, g->ranks[i], f, payload, w.at); /* lost without memory: then deadlines are left */
+        }
+    }
+}
+
+/* The first death that this rank hears of may be this one. */
+static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, ddl__reader *r) {
+    char cause[sizeof g->cause];
+    ddl__get_string(r, cause, sizeof cause);
+    if (r->bad || cause[0] == 0) {
+        return DDL_ERR_CORRUPT;
+    }
+    g->flows[from].gone_on = sequence;
+    if (g->cause[0] == 0) {
+        memcpy(g->cause, cause, sizeof cause);
+    }
+    ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
+    ddl__changed(g->context);
+    return DDL_OK;
+}
+
 static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     if (g == NULL) {
@@ -251,6 +289,9 @@ static ddl_status ddl__on_agree(ddl_context *c, int32_t peer, const ddl__frame *
     }
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     uint8_t kind = ddl__get_u8(&r);
+    if (kind == DDL__AGREE_GO_ON) {
+        return ddl__on_go_on(g, g->rank_of[peer], (uint32_t)f->sequence, &r);
+    }
     ddl__value v = {.purpose = ddl__get_u8(&r)};
     int32_t round = (int32_t)ddl__get_u32(&r);
     v.verdict = (int32_t)ddl__get_u32(&r);
@@ -642,6 +683,7 @@ DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group) {
     ddl_status status = ddl__agree_enter(group, "ddl_group_shrink");
     if (status == DDL_OK) {
         ddl__grow_drop(group);
+        ddl__agree_go_on(group);
         status = ddl__shrink(group, out_group);
         ddl__agree_leave(group);
     }

@@ -243,6 +243,38 @@ static ddl_status ddl__world_make(ddl_context *c) {
     return c->world != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for %d ranks", c->world_size);
 }
 
+/* A rank alone listens nowhere. What it is told of networks is looked at all the same: the next job has more ranks. */
+static ddl_status ddl__alone_check(ddl_context *c) {
+    const char *named = c->settings.interface_name, *advertise = c->settings.advertise;
+    ddl__addresses found = {0};
+    if (named != NULL) {
+        ddl__interface_addresses(named, &found);
+    }
+    if (named != NULL && found.count == 0) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: there is no interface %.60s with an address here "
+                          "(DDL_INTERFACE)", named);
+    }
+    int error = advertise != NULL ? ddl__resolve(advertise, &found) : 0;
+    return error == 0 ? DDL_OK
+                      : ddl__error(c, DDL_ERR_CONFIG, "ddl_init: the address to advertise, %.60s, cannot be resolved: "
+                                   "%s; check DDL_ADVERTISE", advertise, gai_strerror(error));
+}
+
+/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. */
+static void ddl__warn_of_folders(const ddl_context *c) {
+    for (const char *at = c->settings.plugin_path; at != NULL && *at != 0;) {
+        char folder[PATH_MAX];
+        size_t bytes = strcspn(at, ":");
+        struct stat st;
+        snprintf(folder, sizeof folder, "%.*s", (int)DDL__MIN(bytes, sizeof folder - 1), at);
+        if (bytes > 0 && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
+            ddl__log(&c->base, DDL_LOG_WARN, "%.400s of DDL_PLUGIN_PATH is no folder; no plugin is looked for there",
+                     folder);
+        }
+        at += bytes + (at[bytes] == ':');
+    }
+}
+
 /* What comes before anybody is met. */
 static ddl_status ddl__prepare(ddl_context *c) {
     DDL__TRY(ddl__launcher_place(&c->settings, &c->base, &c->error));
@@ -256,12 +288,21 @@ static ddl_status ddl__prepare(ddl_context *c) {
     c->tuning.model = ddl__model_default;
     c->tuning.deterministic = c->settings.deterministic;
     if (c->settings.algorithm != NULL) {
-        DDL__TRY(ddl__tune_set(c, &c->tuning, c->settings.algorithm, "ddl_init: DDL_ALGO, or algorithm of ddl_config"));
+        ddl_status known = ddl__tune_set(c, &c->tuning, c->settings.algorithm,
+                                         "ddl_init: DDL_ALGO, or algorithm of ddl_config");
+        if (known < 0) {
+            return DDL_ERR_CONFIG; /* what is a wrong argument elsewhere */
+        }
     }
     DDL__TRY(ddl__load_plugins(c));
     ddl__warn_of_unknown(c);
+    ddl__warn_of_folders(c);
+    DDL__TRY(ddl__transports_check(c));
+    DDL__TRY(ddl__model_check(c));
     DDL__TRY(ddl__devices_make(c));
-    if (c->world_size > 1) {
+    if (c->world_size == 1) {
+        DDL__TRY(ddl__alone_check(c));
+    } else {
         DDL__TRY(ddl__need_fds(3 * c->world_size + 32, &c->error));
         ddl__pass_open(c);
         DDL__TRY(ddl__endpoints_open(c));

@@ -8,6 +8,7 @@
 #include "groups.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 enum { DDL__PINGS = 24, DDL__STREAMS = 6, DDL__STREAM_BYTES = 256 * 1024, DDL__TAG_MEASURE = INT32_MIN + 0x50000000 };
 enum { DDL__FIGURES = 5 }; /* latency and time per byte, near and far; and whether they were kept */
@@ -146,6 +147,38 @@ static uint64_t ddl__model_key(const ddl_context *c) {
         key = i == c->rank ? key : ddl__mix_bytes(key, name, strlen(name));
     }
     return ddl__mix(key, (uint64_t)c->tuning.model.oversubscription);
+}
+
+/* Rank 0 reads and writes the file: it can, and what is there already are figures, or nothing. A damaged line among
+ * them does no harm. */
+static ddl_status ddl__model_check(ddl_context *c) {
+    const char *path = c->settings.tune_cache;
+    if (path == NULL || c->rank != 0) {
+        return DDL_OK;
+    }
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    fd = fd < 0 && errno == ENOENT ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666) : fd;
+    if (fd < 0) {
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE cannot be opened: %s", path,
+                          strerror(errno));
+    }
+    FILE *file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? fdopen(fd, "re") : NULL;
+    if (file == NULL) {
+        close(fd);
+        return ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE is no file to keep figures in", path);
+    }
+    char line[160];
+    bool empty = true, ours = false;
+    while (!ours && fgets(line, sizeof line, file) != NULL) {
+        size_t digits = strspn(line, "0123456789abcdef"); /* of the key, a hash */
+        empty = false;
+        ours = digits >= 8 && digits <= 16 && line[digits] == ' ';
+    }
+    fclose(file);
+    return empty || ours ? DDL_OK
+                         : ddl__error(c, DDL_ERR_CONFIG, "ddl_init: %.400s of DDL_TUNE_CACHE holds something else than "
+                                      "measured figures; name another file, or remove this one", path);
 }
 
 static bool ddl__model_load(const char *path, uint64_t mine, double figures[4]) {

@@ -191,6 +191,7 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
             w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
             w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
             w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
+            ddl__agree_go_on(group);
             status = ddl__grow_run(w, out_group);
             if (!w->fences) {
                 w->told = false; /* the attempt has ended */

@@ -111,7 +111,26 @@ static ddl_status ddl__watch_open(ddl_context *c) {
     return DDL_OK;
 }
 
-/* Opens the transports that were asked for, in that order; else all that there are. */
+/* What DDL_TRANSPORTS names is there, also where one rank needs none. */
+static ddl_status ddl__transports_check(ddl_context *c) {
+    const char *list = c->settings.transports;
+    for (const char *at = list != NULL ? list : ""; *at != 0;) {
+        size_t length = strcspn(at, ","), name = DDL__MIN(strcspn(at, ":"), length);
+        if (ddl__transport_plugin(c, at, name) == NULL) {
+            return ddl__error(
+                c, DDL_ERR_PLUGIN,
+                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
+                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
+                "looked for)",
+                (int)DDL__MIN(name, 40u), at);
+        }
+        at += length + (at[length] == ',');
+    }
+    return DDL_OK;
+}
+
+/* Opens the transports that were asked for, in that order (ddl__transports_check has seen them); else all that there
+ * are. */
 static ddl_status ddl__endpoints_open(ddl_context *c) {
     const char *list = c->settings.transports;
     if (list == NULL) {
@@ -129,14 +148,6 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
         char detail[64];
         snprintf(detail, sizeof detail, "%.*s", (int)DDL__MIN(length - name, sizeof detail), at + name);
         const ddl_plugin *plugin = ddl__transport_plugin(c, at, name);
-        if (plugin == NULL) {
-            return ddl__error(
-                c, DDL_ERR_PLUGIN,
-                "ddl_init: transport \"%.*s\" of DDL_TRANSPORTS is not loaded; built in is "
-                "tcp, others are plugins (DDL_PLUGINS, DDL_PLUGIN_PATH; DDL_LOG=debug tells where they were "
-                "looked for)",
-                (int)DDL__MIN(name, 40u), at);
-        }
         DDL__TRY(ddl__endpoint_open(c, plugin, true, detail[0] != 0 && detail[1] != 0 ? detail + 1 : NULL));
         at += length + (at[length] == ',');
     }

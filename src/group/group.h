@@ -24,6 +24,7 @@ typedef struct ddl__toward {
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
+    uint32_t gone_on;       /* the agreement to which the peer has gone on after a death; 0: to none */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -387,14 +388,20 @@ static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
     return rank != g->rank && (g->context->links[g->ranks[rank]].life == DDL__DEAD || ddl__is_drained(g, rank));
 }
 
-/* All others of a group that had others are gone. */
+/* After a death it shrinks or grows the group, where this rank is not yet: what this rank waits for in the old group it
+ * will not do, and would wait for this rank in vain. The frame that said so came after all that it had sent before. */
+static bool ddl__has_gone_on(const ddl_group *g, int32_t rank) {
+    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - g->agree_sequence) > 0;
+}
+
+/* All others of a group that had others are gone, or have gone on. */
 static bool ddl__is_alone(const ddl_group *g) {
     bool alone = g->size > 1;
     for (int32_t i = 0; alone && i < g->size; i++) {
-        alone = i == g->rank || ddl__is_gone(g, i);
+        alone = i == g->rank || ddl__is_gone(g, i) || ddl__has_gone_on(g, i);
     }
     return alone;
 }
-static const char ddl__why_alone[] = "all others are dead or have left the job";
+static const char ddl__why_alone[] = "all others are dead, have left the job, or shrink or grow the group";
 
 #endif /* DDL_GROUP_H */

@@ -675,6 +675,11 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
+    } else if (r->peer >= 0 && !r->matched && ddl__has_gone_on(r->group, r->peer)) {
+        ddl__p2p_abandon(c, r);
+        ddl__request_fail(r, DDL_ERR_PEER,
+                          "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
+                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
     } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,

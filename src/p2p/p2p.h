@@ -339,7 +339,8 @@ typedef struct ddl__probing {
 /* From any rank: each death is told once, as to a receive. The message waited for may have been the dead one's. */
 static bool ddl__probe_done(ddl_context *c, void *arg) {
     ddl__probing *p = arg;
-    p->lost = p->peer >= 0 ? ddl__is_gone(p->group, p->peer) : p->alone || p->group->deaths > p->deaths;
+    p->lost = p->peer < 0 ? p->alone || p->group->deaths > p->deaths
+                          : ddl__is_gone(p->group, p->peer) || ddl__has_gone_on(p->group, p->peer);
     return p->lost || c->aborted || c->finalized || ddl__unexpected_find(p->group, p->peer, p->tag) != NULL;
 }
 
@@ -353,7 +354,9 @@ static void ddl__probe_tick(ddl_context *c, void *arg, uint64_t now) {
 static ddl_status ddl__probe_lost(ddl__probing *p, const char *what) {
     ddl_group *g = p->group;
     if (p->peer >= 0) {
-        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone", what, p->peer);
+        bool gone_on = ddl__has_gone_on(g, p->peer);
+        return ddl__error(g->context, DDL_ERR_PEER, "%s: rank %d is gone%s%s", what, p->peer,
+                          gone_on ? " on to shrink or grow the group: " : "", gone_on ? g->cause : "");
     }
     g->deaths_probed = g->deaths;
     return ddl__error(g->context, DDL_ERR_PEER, "%s from any rank of group \"%s\": %s", what, g->name,

@@ -160,6 +160,17 @@ static ddl_status ddl__parse_log_level(ddl_log_level given, ddl_log_level *out, 
                      text);
 }
 
+/* A text that has to fit its place whole: two that differ only behind its end must not count as equal. */
+static ddl_status ddl__env_copy(const char *name, char *out, size_t cap, ddl__sentence *why) {
+    const char *text = ddl__setting_env(name);
+    if (text != NULL && strlen(text) >= cap) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: %s has %zu characters; at most %zu are possible", name,
+                         strlen(text), cap - 1);
+    }
+    snprintf(out, cap, "%s", text != NULL ? text : "");
+    return DDL_OK;
+}
+
 /* "20000-20100" or "20000". */
 static ddl_status ddl__parse_port_range(const char *text, int32_t *out_first, int32_t *out_last, ddl__sentence *why) {
     char low[8] = "", high[8] = "";
