@@ -10,6 +10,7 @@
 Same input, same bytes: no date, no path, no dependence on the order of a directory.
 """
 import argparse
+import difflib
 import os
 import pathlib
 import re
@@ -579,8 +580,17 @@ def stats(house):
     print(stats_row("all", house.fragments))
 
 
+class Parser(argparse.ArgumentParser):
+    """An unknown flag is answered by the one that may be meant, as the tools in C do."""
+
+    def error(self, message):
+        unknown = re.search(r"unrecognized arguments: (\S+)", message)
+        near = difflib.get_close_matches(unknown[1].split("=")[0], self._option_string_actions, 1) if unknown else []
+        super().error(f"unknown flag {unknown[1]}: did you mean {near[0]}?" if near else message)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="check the rules instead of writing")
     parser.add_argument("--stats", action="store_true", help="print figures instead of writing")
     parser.add_argument("--with", action="append", default=[], metavar="FOLDER", dest="plugins", help="fold a plugin in")

@@ -649,6 +649,9 @@ typedef struct ddl_stats {
     uint64_t device_bytes_in, device_bytes_out; /* copied from devices, to devices, for operations */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
     ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
+    int32_t slow_rank; /* of the others, the one that kept this rank waiting most; -1: none stands out */
+    int32_t slow_link; /* the rank from which large messages come slowly, for links of that kind; -1: none does */
+    uint64_t slow_link_usual_bytes_per_s; /* of links of that kind; ddl_rank_stats has its own */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
@@ -660,6 +663,8 @@ typedef struct ddl_rank_stats {
     uint64_t last;        /* collectives */
     uint64_t late_ns;     /* after this rank's call, of all of them together; 0 of this rank itself */
     uint64_t late_max_ns; /* the most of one */
+    uint64_t large_messages; /* of 128 KiB to 1 MiB, that came from it in pieces */
+    uint64_t bytes_per_s;    /* of the last 16 of these the median, from the header to the last byte */
 } ddl_rank_stats;
 /* Reads them of one rank of the world. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats);
@@ -7827,24 +7832,41 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
     return DDL_OK;
 }
 
-/* Says so when variables of two launchers contradict each other. That is as it should be where one started the other:
- * torchrun and ddlrun are known to be started so; else one rank of a host warns. */
-static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
-    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
-    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+/* The other launchers whose variables contradict what was taken, as part of a sentence; returns how many. */
+static int32_t ddl__launch_others(const ddl__launch *taken, ddl__text *out) {
+    int32_t others = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
         const ddl__launcher *l = &ddl__launchers[i];
         ddl__launch other;
-        if (strcmp(l->by, taken->by) != 0 && ddl__launcher_present(l) && ddl__launch_from(l, &other, NULL) == DDL_OK &&
-            (other.rank != taken->rank || other.world != taken->world)) {
-            ddl__log(
-                base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-                "two launchers contradict each other: this is rank %d of %d by %s, and rank %d of %d by %s. %s "
-                "decides, "
-                "as it comes first in the order %s; unset the variables of the one that did not start this process",
-                taken->rank, taken->world, taken->by, other.rank, other.world, l->by, taken->by,
-                "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
+        if (strcmp(l->by, taken->by) == 0 || !ddl__launcher_present(l)) {
+            continue;
         }
+        if (ddl__launch_from(l, &other, NULL) < 0) {
+            others++;
+            ddl__text_add(out, ", a rank that makes no sense by %s", l->by);
+        } else if (other.rank != taken->rank || other.world != taken->world) {
+            others++;
+            ddl__text_add(out, ", rank %d of %d by %s", other.rank, other.world, l->by);
+        }
+    }
+    return others;
+}
+
+/* Says so when variables of several launchers contradict each other. That is as it should be where one started the
+ * other: torchrun and ddlrun are known to be started so; else one rank of a host warns. */
+static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
+    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
+    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+    char claims[400] = "";
+    ddl__text text = {claims, sizeof claims, 0};
+    int32_t others = ddl__launch_others(taken, &text);
+    if (others > 0) {
+        ddl__log(base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+                 "%d launchers contradict each other: this is rank %d of %d by %s%s. %s decides, as it comes first in "
+                 "the order %s: what starts ranks itself comes before what may have started it; unset the variables "
+                 "of those that did not start this process",
+                 others + 1, taken->rank, taken->world, taken->by, claims, taken->by,
+                 "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
     }
 }
 
@@ -12396,7 +12418,7 @@ static const ddl_plugin ddl__tcp_plugin = {
  * plugin that was let in. It must not know of search paths or of what is loaded already. */
 
 #define DDL__PLUGIN_NAME_BYTES 48 /* with the NUL */
-#define DDL__PLUGIN_REASON_BYTES 320
+#define DDL__PLUGIN_REASON_BYTES 800
 
 /* What comes of looking at a candidate. Absent and declined are normal; refused deserves a warning. */
 typedef enum ddl__plugin_verdict {
@@ -12756,7 +12778,8 @@ typedef struct ddl__plugin_record {
     void *handle;     /* of dlopen; NULL when folded in or refused */
     const char *path; /* "(built in: NAME)" when folded in */
     const char *reason;
-    bool needed; /* a list of what must load led to it */
+    bool needed;   /* a list of what must load led to it */
+    bool declined; /* refused is it by itself: it has nothing to do here */
     char name[DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_record;
 
@@ -12848,7 +12871,7 @@ static ddl__plugin_record *ddl__plugin_append(ddl__loader *loader, ddl__plugin_r
 typedef struct ddl__plugin_entry_host {
     ddl_host host; /* first, so that the plugin's pointer to it is one to this */
     const ddl_host *real;
-    char warning[DDL__PLUGIN_REASON_BYTES / 2];
+    char warning[DDL__PLUGIN_REASON_BYTES - 32]; /* the rest is for our words before it */
 } ddl__plugin_entry_host;
 
 static void ddl__plugin_entry_log(const ddl_host *host, ddl_log_level level, const char *line) {
@@ -12978,7 +13001,10 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
         ddl__log(loader->base, DDL_LOG_WARN, "plugin %s is not used: %s", path, reason);
         break;
     }
-    ddl__plugin_append(loader, &loader->refused, candidate);
+    ddl__plugin_record *record = ddl__plugin_append(loader, &loader->refused, candidate);
+    if (record != NULL) {
+        record->declined = verdict == DDL__PLUGIN_DECLINED;
+    }
 }
 
 /* Looks at a candidate whose path and, when folded in, name are set. What was refused before is not tried again: its
@@ -13275,7 +13301,8 @@ enum {
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
-    DDL__PASS_NAME_BYTES = 16
+    DDL__PASS_NAME_BYTES = 16,
+    DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
 };
 
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
@@ -13308,6 +13335,7 @@ typedef struct ddl__landing {
     void *target;
     void *owner; /* of the target: set by the room that placed it */
     int64_t index;
+    uint64_t begin_ns; /* when its header came */
     struct ddl__landing *next;
 } ddl__landing;
 
@@ -13360,6 +13388,7 @@ typedef struct ddl__link {
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
+    float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */
@@ -13730,14 +13759,14 @@ static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
 /* mesh: the page, memory of this rank in which ddl-info --attach reads what the rank does, also while it computes or
  * is stopped: nobody has to answer. A memfd that a process of the same user opens by /proc/PID/fd, only to read.
  * The flight recorders of the groups lie in it, where they are written anyway; what else it tells is written when a
- * wait has become long, before a sleep, or when a link changes. So it costs nothing while work goes on. It has no data
- * of tensors, and no secret. Where it cannot be made, recorders are in ordinary memory, and nobody can attach.
+ * wait has become long, before a sleep, or when a link changes, and a few counters. So it costs next to nothing. It has
+ * no data of tensors, and no secret. Where it cannot be made, recorders are in ordinary memory, and nobody can attach.
  *
  * Layout: the head; the links, by world rank; from groups_at a slot of group_bytes for each group. Who reads it may not
  * trust it: the writer goes on meanwhile. */
 
 enum {
-    DDL__PAGE_VERSION = 1, /* of this layout */
+    DDL__PAGE_VERSION = 2, /* of this layout */
     DDL__PAGE_GROUPS = 64, /* that can be seen */
     DDL__PAGE_NAMES = 64,
     DDL__RECORDS = 256
@@ -13768,7 +13797,7 @@ typedef struct ddl__page_link {
     int32_t pid, host;
     uint8_t life, connected, transport; /* transport: among the head's; 255: this rank itself */
     char host_name[32];
-    uint64_t last, late_ns; /* as in ddl_rank_stats */
+    uint64_t last, late_ns, large_messages, bytes_per_s; /* as in ddl_rank_stats, and always new */
 } ddl__page_link;
 
 /* A slot; records[DDL__RECORDS] and the members' world ranks follow. */
@@ -13929,8 +13958,6 @@ static void ddl__page_link_tell(ddl_context *c, int32_t rank) {
     p->life = (uint8_t)l->life;
     p->connected = l->connected;
     p->transport = l->endpoint != NULL ? (uint8_t)(l->endpoint - c->endpoints) : 255;
-    p->last = l->stats.last;
-    p->late_ns = l->stats.late_ns;
     snprintf(p->host_name, sizeof p->host_name, "%.31s", l->host_name);
 }
 
@@ -14004,6 +14031,92 @@ static void ddl__page_sleep_tell(ddl_context *c, bool sleeps) {
     }
     if (c->page != NULL) {
         c->page->sleeps = sleeps;
+    }
+}
+
+/* >>mesh/pace */
+/* mesh: how fast large messages come from each rank, and which link is slow, in constant memory. Timed is what a
+ * transport brings in pieces, from its header to its last byte: a sender that comes late costs nothing. A link is
+ * judged by the median of its last few, which neither a rank that was away from its core moves, nor a message that had
+ * come already when this rank looked. Compared are links of one kind: the same transport, inside a host or between. */
+
+enum {
+    DDL__PACE_LEAST = 4,  /* messages that a judgement takes */
+    DDL__PACE_FACTOR = 4, /* so many times slower than the usual link of its kind is slow */
+    DDL__PACE_KINDS = 2 * DDL__ENDPOINTS_MAX,
+    DDL__PACE_STEPS = 128 /* of speed: half powers of two, in bytes per second */
+};
+#define DDL__PACE_BYTES (128u * 1024) /* of a message that is timed: the header's read brings up to half of it */
+
+/* A message has come whole that took so long. */
+static void ddl__pace_add(ddl_context *c, int32_t peer, uint64_t bytes, uint64_t ns) {
+    ddl__link *l = &c->links[peer];
+    ddl_rank_stats *s = &l->stats;
+    float sorted[DDL__PACE_KEPT];
+    l->pace[s->large_messages++ % DDL__PACE_KEPT] = (float)((double)bytes * 1e9 / (double)DDL__MAX(ns, (uint64_t)1));
+    size_t count = (size_t)DDL__MIN(s->large_messages, (uint64_t)DDL__PACE_KEPT);
+    for (size_t i = 0; i < count; i++) { /* by insertion */
+        size_t at = i;
+        for (; at > 0 && sorted[at - 1] > l->pace[i]; at--) {
+            sorted[at] = sorted[at - 1];
+        }
+        sorted[at] = l->pace[i];
+    }
+    s->bytes_per_s = (uint64_t)sorted[count / 2];
+    if (c->page != NULL) {
+        c->page->links[peer].large_messages = s->large_messages;
+        c->page->links[peer].bytes_per_s = s->bytes_per_s;
+    }
+}
+
+/* >>judging */
+
+/* How many links of each kind have which speed. */
+typedef struct ddl__paces {
+    uint32_t links[DDL__PACE_KINDS][DDL__PACE_STEPS];
+} ddl__paces;
+
+static int32_t ddl__pace_kind(int32_t transport, bool same_host) { return 2 * transport + same_host; }
+
+static int32_t ddl__pace_step(uint64_t bytes_per_s) {
+    int32_t log = bytes_per_s > 0 ? 63 - __builtin_clzll(bytes_per_s) : 0;
+    return 2 * log + (log > 0 && (bytes_per_s >> (log - 1) & 1) != 0);
+}
+
+static void ddl__paces_add(ddl__paces *p, int32_t kind, uint64_t messages, uint64_t bytes_per_s) {
+    if (messages >= DDL__PACE_LEAST && kind >= 0 && kind < DDL__PACE_KINDS) {
+        p->links[kind][ddl__pace_step(bytes_per_s)]++;
+    }
+}
+
+/* The median link of a kind, of two the faster, rounded down; 0: there are no two. */
+static uint64_t ddl__paces_usual(const ddl__paces *p, int32_t kind) {
+    uint32_t links = 0, below = 0;
+    for (int32_t i = 0; i < DDL__PACE_STEPS; i++) {
+        links += p->links[kind][i];
+    }
+    for (int32_t i = 0; i < DDL__PACE_STEPS && links > 1; i++) {
+        below += p->links[kind][i];
+        if (below > links / 2) {
+            return (uint64_t)(i % 2 == 0 ? 2 : 3) << (i / 2) >> 1;
+        }
+    }
+    return 0;
+}
+
+/* The link that stands out most, so far. */
+typedef struct ddl__slow_link {
+    int32_t from, to; /* of the world; -1: none stands out */
+    uint64_t bytes_per_s, usual;
+} ddl__slow_link;
+
+/* usual: of links of its kind. */
+static void ddl__slow_link_look(ddl__slow_link *s, int32_t from, int32_t to, uint64_t messages, uint64_t bytes_per_s,
+                                uint64_t usual) {
+    bool slow = messages >= DDL__PACE_LEAST && (double)bytes_per_s * DDL__PACE_FACTOR < (double)usual;
+    double ratio = (double)bytes_per_s / (double)DDL__MAX(usual, (uint64_t)1);
+    if (slow && (s->from < 0 || ratio < (double)s->bytes_per_s / (double)s->usual)) {
+        *s = (ddl__slow_link){from, to, bytes_per_s, usual};
     }
 }
 
@@ -14159,6 +14272,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
         ddl__landing_put(c, l);
         return status;
     }
+    l->begin_ns = l->frame.bytes >= DDL__PACE_BYTES ? ddl__now_ns() : 0;
     *out_bytes = l->frame.bytes;
     *out_landing = l->target != NULL ? l->target : l->scratch;
     *out_token = l;
@@ -14168,6 +14282,9 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
 static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
     ddl_context *c = ddl__core(host);
     ddl__landing *l = token;
+    if (status == DDL_OK && l->begin_ns != 0) {
+        ddl__pace_add(c, peer, l->frame.bytes, ddl__now_ns() - l->begin_ns);
+    }
     if (l->target != NULL) {
         if (status == DDL_OK) {
             ddl__count_received(c, peer, l->frame.bytes);
@@ -20278,6 +20395,10 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     s->last++;
     s->late_ns += late_ns;
     s->late_max_ns = DDL__MAX(s->late_max_ns, late_ns);
+    if (c->page != NULL && rank < c->world_size) { /* not those who have lost their rank to a newcomer */
+        c->page->links[rank].last = s->last;
+        c->page->links[rank].late_ns = s->late_ns;
+    }
 }
 
 /* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no
@@ -26228,6 +26349,49 @@ static ddl_status ddl__greet(ddl_context *c) {
 /* >>coll/stats */
 /* coll: the counters, for programs and for people. */
 
+enum { DDL__LATE_LEAST = 8 }; /* collectives that a judgement takes */
+
+/* Another rank that was last in two thirds of the collectives of which it is known who was, and cost this rank a tenth
+ * of its time in collectives; -1: none. */
+static int32_t ddl__stats_slow_rank(const ddl_context *c) {
+    uint64_t total = 0, time_ns = 0;
+    int32_t most = -1;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        uint64_t last = c->links[i].stats.last;
+        total += last;
+        most = i != c->rank && last > 0 && (most < 0 || last > c->links[most].stats.last) ? i : most;
+    }
+    for (int32_t i = 0; i < DDL_STATS_ALGORITHMS; i++) {
+        time_ns += c->stats.algorithms[i].time_ns;
+    }
+    const ddl_rank_stats *s = most >= 0 ? &c->links[most].stats : NULL;
+    bool stands_out = s != NULL && s->last >= DDL__LATE_LEAST && s->last > total / 3 * 2 && s->late_ns > time_ns / 10;
+    return stands_out ? most : -1;
+}
+
+static int32_t ddl__stats_kind(const ddl_context *c, const ddl__link *l) {
+    return l->endpoint != NULL ? ddl__pace_kind((int32_t)(l->endpoint - c->endpoints), l->same_host) : -1;
+}
+
+/* Of the links to this rank. A single one between hosts is held against what was measured when the job began. */
+static ddl__slow_link ddl__stats_slow_link(const ddl_context *c) {
+    ddl__paces paces = {0};
+    ddl__slow_link slow = {.from = -1, .to = c->rank};
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        ddl__paces_add(&paces, ddl__stats_kind(c, l), l->stats.large_messages, l->stats.bytes_per_s);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        int32_t kind = ddl__stats_kind(c, l);
+        uint64_t usual = kind >= 0 && l->stats.large_messages > 0 ? ddl__paces_usual(&paces, kind) : 0;
+        double model = c->tuning.model.s_per_byte[1];
+        usual = usual == 0 && !l->same_host && model > 0 ? (uint64_t)(1 / model) : usual;
+        ddl__slow_link_look(&slow, i, c->rank, l->stats.large_messages, l->stats.bytes_per_s, usual);
+    }
+    return slow;
+}
+
 /* The context's own counters, and what is only looked up. */
 static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
     for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
@@ -26249,6 +26413,10 @@ static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
             out_stats->transports[l->endpoint - context->endpoints].peers++;
         }
     }
+    ddl__slow_link slow = ddl__stats_slow_link(context);
+    out_stats->slow_rank = ddl__stats_slow_rank(context);
+    out_stats->slow_link = slow.from;
+    out_stats->slow_link_usual_bytes_per_s = slow.from >= 0 ? slow.usual : 0;
 }
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
@@ -26329,6 +26497,19 @@ static void ddl__stats_late(const ddl_context *c, ddl__text *text) {
     }
 }
 
+/* Who is to blame, if anybody. */
+static void ddl__stats_slow(const ddl_context *c, const ddl_stats *s, ddl__text *text) {
+    if (s->slow_rank >= 0) {
+        ddl__text_add(text, "  the slow rank is rank %d: this one waited %.3f ms for it\n", s->slow_rank,
+                      (double)c->links[s->slow_rank].stats.late_ns * 1e-6);
+    }
+    if (s->slow_link >= 0) {
+        ddl__text_add(text, "  the slow link is that from rank %d: %.3f MB/s, the usual one of its kind %.3f MB/s\n",
+                      s->slow_link, (double)c->links[s->slow_link].stats.bytes_per_s * 1e-6,
+                      (double)s->slow_link_usual_bytes_per_s * 1e-6);
+    }
+}
+
 DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes) {
     if (ddl__enter(context) < 0) {
         return 0;
@@ -26344,6 +26525,7 @@ DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes
     ddl__stats_transports(&s, &text);
     ddl__stats_algorithms(&s, &text);
     ddl__stats_late(context, &text);
+    ddl__stats_slow(context, &s, &text);
     ddl__unlock(context);
     return text.used;
 }

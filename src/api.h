@@ -353,6 +353,9 @@ typedef struct ddl_stats {
     uint64_t device_bytes_in, device_bytes_out; /* copied from devices, to devices, for operations */
     ddl_transport_stats transports[DDL_STATS_TRANSPORTS]; /* the messages and bytes above, by transport */
     ddl_algorithm_stats algorithms[DDL_STATS_ALGORITHMS]; /* by first use */
+    int32_t slow_rank; /* of the others, the one that kept this rank waiting most; -1: none stands out */
+    int32_t slow_link; /* the rank from which large messages come slowly, for links of that kind; -1: none does */
+    uint64_t slow_link_usual_bytes_per_s; /* of links of that kind; ddl_rank_stats has its own */
 } ddl_stats;
 /* Reads the counters. [any thread] */
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats);
@@ -364,6 +367,8 @@ typedef struct ddl_rank_stats {
     uint64_t last;        /* collectives */
     uint64_t late_ns;     /* after this rank's call, of all of them together; 0 of this rank itself */
     uint64_t late_max_ns; /* the most of one */
+    uint64_t large_messages; /* of 128 KiB to 1 MiB, that came from it in pieces */
+    uint64_t bytes_per_s;    /* of the last 16 of these the median, from the header to the last byte */
 } ddl_rank_stats;
 /* Reads them of one rank of the world. Errors: DDL_ERR_ARG. [any thread] */
 DDL_API ddl_status ddl_rank_stats_get(ddl_context *context, int32_t rank, ddl_rank_stats *out_stats);

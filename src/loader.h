@@ -49,7 +49,8 @@ typedef struct ddl__plugin_record {
     void *handle;     /* of dlopen; NULL when folded in or refused */
     const char *path; /* "(built in: NAME)" when folded in */
     const char *reason;
-    bool needed; /* a list of what must load led to it */
+    bool needed;   /* a list of what must load led to it */
+    bool declined; /* refused is it by itself: it has nothing to do here */
     char name[DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_record;
 
@@ -141,7 +142,7 @@ static ddl__plugin_record *ddl__plugin_append(ddl__loader *loader, ddl__plugin_r
 typedef struct ddl__plugin_entry_host {
     ddl_host host; /* first, so that the plugin's pointer to it is one to this */
     const ddl_host *real;
-    char warning[DDL__PLUGIN_REASON_BYTES / 2];
+    char warning[DDL__PLUGIN_REASON_BYTES - 32]; /* the rest is for our words before it */
 } ddl__plugin_entry_host;
 
 static void ddl__plugin_entry_log(const ddl_host *host, ddl_log_level level, const char *line) {
@@ -271,7 +272,10 @@ static void ddl__plugin_note(ddl__loader *loader, ddl__plugin_verdict verdict, c
         ddl__log(loader->base, DDL_LOG_WARN, "plugin %s is not used: %s", path, reason);
         break;
     }
-    ddl__plugin_append(loader, &loader->refused, candidate);
+    ddl__plugin_record *record = ddl__plugin_append(loader, &loader->refused, candidate);
+    if (record != NULL) {
+        record->declined = verdict == DDL__PLUGIN_DECLINED;
+    }
 }
 
 /* Looks at a candidate whose path and, when folded in, name are set. What was refused before is not tried again: its

@@ -11,14 +11,14 @@ import subprocess
 import time
 
 from harness import BUILD, ROOT, WARNINGS, check, good, main, sh, skip, test
-from jobs import SLOW, Job
+from jobs import SLOW, Job, two_hosts
 
 INFO = BUILD / "ddl-info"
 RANK = BUILD / "tests" / "attach_rank"
 
 
 def built():
-    good("make -s", f"B={BUILD}", BUILD / "libddl.a", BUILD / "ddlrun", INFO, timeout=300)
+    good("make -s", f"B={BUILD}", BUILD / "libddl.a", BUILD / "libddl-shm.so", BUILD / "ddlrun", INFO, timeout=300)
     RANK.parent.mkdir(parents=True, exist_ok=True)
     good("gcc -std=c11", *WARNINGS, "-g", f"-I{ROOT}", "-o", RANK, ROOT / "tests" / "attach_rank.c", BUILD / "libddl.a",
          "-lpthread -ldl")
@@ -87,6 +87,48 @@ def two_that_are_missing():
     with job("both", 2, 60) as j:
         j.until("ready")
         until(j.process[0].pid, *(rf"2 ranks wait for rank {r} \(pid \d+\), which computes" for r in (2, 3)))
+
+
+def verdict(job, rank, *wanted, seconds=30):
+    """Waits until ddl_stats of a rank says so of the slow rank and the slow link; None: whatever."""
+    end = time.monotonic() + seconds * SLOW
+    while True:
+        said = [tuple(map(int, line.split())) for line in job.lines(rank, "verdict")][-1:]
+        if said and all(w is None or w == s for w, s in zip(wanted, said[0])):
+            return
+        job.check(time.monotonic() < end, f"rank {rank} says {said}, not {wanted}")
+        time.sleep(0.1)
+
+
+@test
+def a_rank_that_is_slow():
+    """By messages and by shared memory: ddl_stats of the others names it, and so does --attach."""
+    for how in ({"DDL_TRANSPORTS": "tcp", "DDL_ALGO": "recursive_doubling"}, {"DDL_TRANSPORTS": "shm", "DDL_PLUGIN_PATH": BUILD}):
+        with job("slow", 2, 0, **how) as j:
+            j.until("ready")
+            for rank in (0, 3):  # who hear from it by messages too
+                verdict(j, rank, 2, None)
+            out = until(j.process[1].pid, r"the slow rank is rank 2: the others found it last \d+ times and waited")
+            check("no link stands out as slow" in out, out)
+
+
+@test
+def a_link_that_becomes_slow():
+    """A ring of three on two hosts; what leaves rank 0's host passes a narrow cable after a while, and then no more."""
+    with two_hosts() as hosts, job("large", 0, 0, hosts=hosts, layout="ABB", DDL_ALGO="ring", DDL_TRANSPORTS="tcp") as j:
+        j.until("ready")
+        verdict(j, 1, None, -1)
+        narrow = sh(hosts.into("A"), "tc qdisc add dev ddla root tbf rate 40mbit burst 32k latency 300ms")
+        if narrow.returncode:
+            skip(f"tc cannot do tbf here: {narrow.stdout.strip()[:100]}")
+        verdict(j, 1, None, 0)
+        said = r"the slow link is that from rank 0 to rank 1: (\d+\.\d{3}) MB/s, the usual one of its kind (\d+\.\d{3}) MB/s"
+        out = until(j.process[2].pid, said)
+        slow, usual = map(float, re.search(said, out).groups())
+        check(0 < slow * 4 < usual, out)
+        good(hosts.into("A"), "tc qdisc del dev ddla root")
+        verdict(j, 1, None, -1)
+        until(j.process[1].pid, "no link stands out as slow")
 
 
 @test

@@ -65,7 +65,7 @@ def a_job_that_is_fine():
     check("each of 2 ranks" in of(findings, "reachability")[0]["text"], "not all pairs")
     check({f["what"] for f in findings} >= {"file descriptors", "locked memory", "memory of the container", "cores",
                                             "job secret", "plugins", "shared memory"} - {"plugins"}, f"{findings}")
-    check({f["what"] for f in findings} >= {"/dev/shm", "libfabric", "CUDA", "clocks"}, f"{findings}")
+    check({f["what"] for f in findings} >= {"/dev/shm", "libfabric", "CUDA", "clocks", "slow link", "slow rank"}, f"{findings}")
     check("one host" in of(findings, "interfaces")[0]["text"], f"{findings}")
     check("all 3 ranks have ddl" in of(findings, "versions")[0]["text"], f"{findings}")
 
@@ -93,6 +93,81 @@ def a_plugin_that_is_refused():
         _, findings = doctor(ranks=2, DDL_PLUGIN_PATH=folder)
     check(any(f["level"] == "warning" and "libddl-broken.so is refused" in f["text"] for f in of(findings, "plugins")),
           f"{findings}")
+
+
+@test
+def a_plugin_that_declines():
+    """One note of the host, with the whole reason: it has nothing to do here, and that is no fault."""
+    if sh(["ldconfig", "-p"]).stdout.count("libcuda.so.1"):
+        skip("an NVIDIA driver is installed here")
+    with scratch() as folder:
+        good("gcc -std=c11 -O0 -fPIC -shared -fvisibility=hidden -o", f"{folder}/libddl-cuda.so",
+             ROOT / "plugins/cuda/cuda.c", "-lpthread -ldl")
+        os.chmod(f"{folder}/libddl-cuda.so", 0o755)
+        _, findings = doctor(DDL_PLUGIN_PATH=folder)
+    found = [f for f in of(findings, "plugins") if f"{folder}/libddl-cuda.so" in f["text"]]
+    check(len(found) == 1 and found[0]["level"] == "fine" and found[0]["rank"] == 0, f"{found}")
+    check("it declines: cuda: there is no NVIDIA driver here" in found[0]["text"] and
+          found[0]["text"].endswith("cannot open shared object file: No such file or directory)"), f"{found}")
+
+
+@test
+def libfabric_is_asked_though_nobody_uses_it():
+    if not (BUILD / "libddl-fabric.so").exists() or not sh(["ldconfig", "-p"]).stdout.count("libfabric.so.1"):
+        skip("libfabric or its headers are not installed (make deps)")
+    _, findings = doctor(DDL_TRANSPORTS="tcp")
+    found = of(findings, "libfabric")
+    check(len(found) == 4 and all(f["rank"] == 0 for f in found), f"{found}")
+    check(re.search(r"its plugin is loaded, and not used by this job; providers of the library: .*\btcp\b", found[0]["text"]),
+          f"{found[0]}")
+    for f, name in zip(found[1:], ("efa", "verbs", "tcp")):
+        check(re.match(rf"{name}: (can be used|refused): .{{20}}", f["text"]), f"{f}")
+    check("can be used" in found[3]["text"] and "on lo (127.0.0.1): is taken" in found[3]["text"], f"{found[3]}")
+    _, findings = doctor(ranks=2, DDL_TRANSPORTS="fabric:tcp")
+    check("its plugin is used" in of(findings, "libfabric")[0]["text"], f"{of(findings, 'libfabric')}")
+
+
+@test
+def a_slow_link():
+    """What leaves rank 0's host passes a narrow cable, and takes long there."""
+    with two_hosts() as hosts:
+        narrow = sh(hosts.into("A"), "tc qdisc add dev ddla root tbf rate 40mbit burst 32k latency 300ms")
+        if narrow.returncode:
+            skip(f"tc cannot do tbf here: {narrow.stdout.strip()[:100]}")
+        report = between(hosts, "--json")
+    found = bad(report["findings"], "slow link")
+    check(len(found) == 1 and re.search(r"from rank 0 \(\S+\) to rank 1 \(\S+\): \d+\.\d{3} MB/s, the usual link has", found[0]["text"])
+          and "ethtool" in found[0]["fix"], f"{of(report['findings'], 'slow link')}")
+
+
+@test
+def a_slow_rank():
+    """Rank 1, whose clock runs five times as fast, so that its work seems to take five times as long."""
+    with scratch() as folder:
+        source = pathlib.Path(folder, "fast.c")
+        source.write_text("""#define _GNU_SOURCE
+            #include <stdlib.h>
+            #include <sys/syscall.h>
+            #include <time.h>
+            #include <unistd.h>
+            int clock_gettime(clockid_t id, struct timespec *t) {
+                static long long first;
+                long status = syscall(SYS_clock_gettime, id, t);
+                const char *rank = getenv("RANK");
+                if (id == CLOCK_MONOTONIC && rank && rank[0] == '1') {
+                    long long now = t->tv_sec * 1000000000ll + t->tv_nsec;
+                    first = first ? first : now;
+                    now = first + 5 * (now - first);
+                    t->tv_sec = now / 1000000000;
+                    t->tv_nsec = now % 1000000000;
+                }
+                return (int)status;
+            }""")
+        good("gcc -shared -fPIC -O1 -o", f"{folder}/fast.so", source)
+        _, findings = doctor(ranks=3, LD_PRELOAD=f"{folder}/fast.so")
+    found = bad(findings, "slow rank")
+    check(len(found) == 1 and found[0]["rank"] == 0 and found[0]["text"].startswith("rank 1 (") and
+          "the median rank" in found[0]["text"], f"{of(findings, 'slow rank')}")
 
 
 @test

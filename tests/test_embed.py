@@ -61,6 +61,19 @@ def as_a_subfolder():
         runs(f"{folder}/build/average")
 
 
+def folded_works(name, program):
+    """No libddl-*.so is near: a transport carries the messages; cuda looks for a driver, and says why there is none."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DDL_")}
+    if name == "cuda":
+        out = good([program], env=dict(env, DDL_LOG="debug"))
+        check("plugin cuda 1: loaded from (built in: cuda)" in out or
+              "plugin (built in: cuda): it declines: cuda: there is no NVIDIA driver here" in out or
+              "plugin (built in: cuda): it declines: cuda: this build of the plugin has no kernels" in out, out)
+        return
+    out = good([BUILD / "ddlrun", "-n", "2", "--no-prefix"], program, env=dict(env, DDL_TRANSPORTS=name, DDL_LOG="info"))
+    check(f"rank 0: 2 ranks on 1 host; {name} to 1 rank here" in out and out.count("average 1\n") == 2, out)
+
+
 @test
 def each_plugin_folded_in():
     for name in sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / f"{p.name}.c").exists()):
@@ -71,7 +84,8 @@ def each_plugin_folded_in():
             probe.write_text(probe.read_text().replace("ddl_context *context;", "ddl_context *context;\n"
                                                        f'    if (ddl_feature("{name}") != 1) {{ return 9; }}'))
             good("make -s -C", project, "CFLAGS=-O0", timeout=300)
-            runs(project / "average", DDL_PLUGINS="none")
+            runs(project / "average", DDL_PLUGINS="none")  # means these too: TCP is left
+            folded_works(name, project / "average")
 
 
 main()

@@ -156,13 +156,25 @@ def ranks_that_do_not_add_up():
 def two_launchers_at_once():
     """The first of the order decides, and one rank says so."""
     out = alone(RANK=0, WORLD_SIZE=1, OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2)
-    says(out, "joined 0 of 1", "two launchers contradict each other: this is rank 0 of 1 by RANK and WORLD_SIZE, and rank 1 "
-         "of 2 by Open MPI. RANK and WORLD_SIZE decides")
+    says(out, "joined 0 of 1", "2 launchers contradict each other: this is rank 0 of 1 by RANK and WORLD_SIZE, rank 1 of 2 "
+         "by Open MPI. RANK and WORLD_SIZE decides, as it comes first in the order ddl_config, RANK and WORLD_SIZE, Open MPI,")
     out = alone(PMI_RANK=0, PMI_SIZE=1, SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NODELIST="n1")
-    says(out, "joined 0 of 1", "rank 0 of 1 by PMI, and rank 1 of 2 by Slurm. PMI decides")
+    says(out, "joined 0 of 1", "rank 0 of 1 by PMI, rank 1 of 2 by Slurm. PMI decides")
     check("contradict" not in alone(RANK=0, WORLD_SIZE=1, PMI_RANK=0, PMI_SIZE=1), "it warns where both agree")
     check("contradict" not in alone(RANK=0, WORLD_SIZE=1, PMI_RANK=0, PMI_SIZE=2, TORCHELASTIC_RUN_ID="x"),
           "it warns of torchrun inside mpirun")
+
+
+@test
+def more_launchers_at_once():
+    """All of them are named, also one whose variables make no sense; in one line."""
+    out = alone(RANK=0, WORLD_SIZE=1, OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2, PMI_RANK=2, PMI_SIZE=3)
+    says(out, "joined 0 of 1", "3 launchers contradict each other: this is rank 0 of 1 by RANK and WORLD_SIZE, rank 1 of 2 "
+         "by Open MPI, rank 2 of 3 by PMI. RANK and WORLD_SIZE decides")
+    out = alone(OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=1, PMI_RANK=9, PMI_SIZE=3, SLURM_PROCID=1,
+                SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NODELIST="n1")
+    says(out, "3 launchers", "by Open MPI, a rank that makes no sense by PMI, rank 1 of 2 by Slurm. Open MPI decides")
+    check(out.count("contradict") == 1, f"more than one line:\n{out}")
 
 
 class Server:

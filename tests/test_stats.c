@@ -60,6 +60,7 @@ static void check_text(ddl_group *w, const char *algorithm, const char *transpor
     CHECK_STR(text, part);
     if (blames) {
         CHECK_STR(text, "rank 2 was last ");
+        CHECK_STR(text, "the slow rank is rank 2: this one waited ");
     }
 }
 
@@ -89,6 +90,7 @@ static void one_is_late(ddl_group *w, void *arg) {
         CHECK(r.last >= ROUNDS / 2);
         CHECK(r.late_ns >= (uint64_t)(ROUNDS / 2) * 10000000u);
         CHECK(r.late_max_ns >= r.late_ns / r.last && r.late_max_ns <= r.late_ns);
+        CHECK_EQ(after.slow_rank, LATE);
         CHECK(b.time_ns - a.time_ns >= (uint64_t)(ROUNDS / 2) * 10000000u);
     }
     check_text(w, algorithm, native ? "shm" : "tcp", hears);
@@ -109,6 +111,93 @@ TEST(native_collectives_are_counted_and_the_late_rank_is_known) {
     s->native = true;
     setenv("DDL_TRANSPORTS", "shm", 1);
     world_fork(RANKS, one_is_late, s, 60);
+}
+
+/* ---- slow links ---- */
+
+/* `count` messages of 1 MiB from a rank, each in so many microseconds. */
+static void came(ddl_context *c, int32_t from, int count, uint64_t us) {
+    for (int i = 0; i < count; i++) {
+        ddl__pace_add(c, from, 1 << 20, us * 1000);
+    }
+}
+
+static int32_t slow_link(ddl_context *c) {
+    ddl_stats s;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    return s.slow_link;
+}
+
+/* Told as if they had come; the ranks are on one host. The median counts, and only links of one kind are compared. */
+static void links_are_judged(ddl_group *w, void *arg) {
+    ddl_context *c = ddl_group_context(w);
+    (void)arg;
+    if (ddl_rank(w) != 0) {
+        return;
+    }
+    ddl_rank_stats r;
+    char text[8000];
+    CHECK_EQ(slow_link(c), -1);
+    came(c, 1, 20, 1000);
+    came(c, 2, 3, 50000);
+    CHECK_EQ(slow_link(c), -1); /* too few */
+    came(c, 2, 1, 50000);
+    CHECK_EQ(slow_link(c), 2);
+    came(c, 3, 20, 1100);
+    CHECK_EQ(slow_link(c), 2);
+    OK(ddl_rank_stats_get(c, 2, &r));
+    CHECK_EQ(r.large_messages, 4);
+    CHECK_EQ(r.bytes_per_s / 1000000, 20);
+    ddl_stats_text(c, text, sizeof text);
+    CHECK_STR(text, "the slow link is that from rank 2: 20.972 MB/s, the usual one of its kind ");
+    came(c, 2, 7, 1000); /* seven of eleven are fast */
+    CHECK_EQ(slow_link(c), -1);
+    came(c, 3, 8, 3900); /* not four times as long */
+    CHECK_EQ(slow_link(c), -1);
+    came(c, 3, 16, 9000);
+    CHECK_EQ(slow_link(c), 3);
+    c->links[3].same_host = false; /* one of its kind, and nothing is known of such links */
+    c->tuning.model.s_per_byte[1] = 0;
+    CHECK_EQ(slow_link(c), -1);
+    c->tuning.model.s_per_byte[1] = 1e-9; /* but when the job began they had 1 GB/s */
+    CHECK_EQ(slow_link(c), 3);
+    c->links[3].same_host = true;
+    ddl_stats_text(c, text, sizeof text);
+    CHECK_STR(text, "the slow link is that from rank 3");
+}
+
+TEST(a_slow_link_is_named) {
+    setenv("DDL_TRANSPORTS", "tcp", 1);
+    world_fork(RANKS, links_are_judged, NULL, 60);
+}
+
+/* A real message is timed: from its header to its last byte, and from whom it came. */
+static void large_messages_are_timed(ddl_group *w, void *arg) {
+    enum { LARGE = 1 << 20 };
+    static uint8_t data[LARGE];
+    ddl_context *c = ddl_group_context(w);
+    ddl_rank_stats before, after;
+    (void)arg;
+    OK(ddl_rank_stats_get(c, 0, &before));
+    for (int i = 0; i < 8; i++) {
+        if (ddl_rank(w) == 0) {
+            OK(ddl_send(w, DDL_ARRAY(data), 1, i));
+        } else {
+            OK(ddl_recv(w, DDL_ARRAY(data), 0, i, NULL));
+        }
+    }
+    OK(ddl_rank_stats_get(c, 0, &after));
+    if (ddl_rank(w) == 1) {
+        CHECK_EQ(after.large_messages - before.large_messages, 8);
+        CHECK(after.bytes_per_s > 1000 && after.bytes_per_s < 1000000000000);
+    } else {
+        CHECK_EQ(after.large_messages, 0);
+    }
+}
+
+TEST(messages_are_timed) {
+    setenv("DDL_TRANSPORTS", "tcp", 1);
+    world_fork(2, large_messages_are_timed, NULL, 60);
 }
 
 /* ---- slow ---- */

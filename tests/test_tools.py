@@ -128,6 +128,7 @@ def an_unknown_flag_is_told_with_the_nearest():
     for words, near in (([BUILD / "train_gpt", "--stepps=4"], "--steps"), ([ROOT / "bench/compare", "--rank", "2"], "--ranks"),
                         ([ROOT / "bench/train", "--stps", "2"], "--steps"), ([ROOT / "bench/plot", "--outpt", "x"], "--output"),
                         ([ROOT / "tests/run", "--varient", "gcc"], "--variant"),
+                        ([ROOT / "amalgamate.py", "--wiht", "plugins/shm"], "--with"), ([ROOT / "amalgamate.py", "--chek"], "--check"),
                         ([ROOT / "tools/ddl-timeline", "--fron", "2"], "--from")):
         done = sh(words)
         check(done.returncode in (1, 2) and f"did you mean {near}?" in done.stdout, f"{words}: {done.stdout}")

@@ -518,7 +518,6 @@ static void print_verdict(job *j) {
             mark_awaited(j, &j->ranks[i], awaited);
         }
     }
-    printf("\n");
     for (int32_t rank = 0; awaited != NULL && rank < world; rank++) {
         const seen *s = awaited[rank] ? rank_seen(j, rank) : NULL;
         char line[1200] = "";
@@ -546,6 +545,88 @@ static void print_verdict(job *j) {
     free(awaited);
 }
 
+/* >>stragglers */
+
+/* What all that are seen say of one rank. */
+typedef struct blame {
+    int32_t rank;             /* -1: of nobody */
+    uint64_t times, late_ns;  /* others found it last so often, and waited for it so long, together */
+    bool innocent;            /* it waits for others about as long as others wait for it */
+} blame;
+
+static blame blame_of(const job *j, int32_t rank) {
+    blame b = {.rank = rank};
+    uint64_t most_ns = 0, own_ns = 0;
+    for (int32_t i = 0; i < j->count; i++) {
+        const ddl__page *p = j->ranks[i].head;
+        uint64_t ns = p->links[rank].late_ns;
+        for (int32_t k = 0; k < p->world_size && p->rank == rank; k++) {
+            own_ns += p->links[k].late_ns;
+        }
+        if (p->rank != rank) {
+            b.times += p->links[rank].last;
+            b.late_ns += ns;
+            most_ns = ns > most_ns ? ns : most_ns;
+        }
+    }
+    b.innocent = own_ns > most_ns / 2;
+    return b;
+}
+
+/* The rank for which the others waited longest, of those that did not wait themselves: who hears from one only that
+ * waits for a third blames the wrong one. */
+static blame slow_rank(const job *j) {
+    blame worst = {.rank = -1};
+    uint64_t all_ns = 0;
+    for (int32_t rank = 0; rank < j->ranks[0].head->world_size; rank++) {
+        blame b = blame_of(j, rank);
+        all_ns += b.late_ns;
+        worst = !b.innocent && b.times >= DDL__LATE_LEAST && b.late_ns > worst.late_ns ? b : worst;
+    }
+    return worst.late_ns > all_ns / 3 ? worst : (blame){.rank = -1};
+}
+
+/* Of the links to ranks that are seen. */
+static ddl__slow_link slow_link(const job *j) {
+    ddl__paces *paces = calloc(1, sizeof *paces);
+    ddl__slow_link slow = {.from = -1};
+    for (int32_t turn = 0; paces != NULL && turn < 2; turn++) {
+        for (int32_t i = 0; i < j->count; i++) {
+            const ddl__page *p = j->ranks[i].head;
+            for (int32_t from = 0; from < p->world_size; from++) {
+                const ddl__page_link *l = &p->links[from];
+                int32_t kind = l->transport < DDL__ENDPOINTS_MAX
+                                   ? ddl__pace_kind(l->transport, l->host == p->links[p->rank].host) : -1;
+                if (turn == 0) {
+                    ddl__paces_add(paces, kind, l->large_messages, l->bytes_per_s);
+                } else if (kind >= 0) {
+                    ddl__slow_link_look(&slow, from, p->rank, l->large_messages, l->bytes_per_s,
+                                        ddl__paces_usual(paces, kind));
+                }
+            }
+        }
+    }
+    free(paces);
+    return slow;
+}
+
+static void print_stragglers(const job *j) {
+    blame b = slow_rank(j);
+    ddl__slow_link l = slow_link(j);
+    if (b.rank >= 0) {
+        printf("the slow rank is rank %d: the others found it last %llu times and waited %.3f ms for it, all together\n",
+               (int)b.rank, (unsigned long long)b.times, (double)b.late_ns * 1e-6);
+    } else {
+        printf("no rank stands out as slow\n");
+    }
+    if (l.from >= 0) {
+        printf("the slow link is that from rank %d to rank %d: %.3f MB/s, the usual one of its kind %.3f MB/s\n",
+               (int)l.from, (int)l.to, (double)l.bytes_per_s * 1e-6, (double)l.usual * 1e-6);
+    } else {
+        printf("no link stands out as slow\n");
+    }
+}
+
 /* The exit code. */
 static int attach(const char *what) {
     job j = {.ranks = calloc(ATTACH_RANKS_MAX, sizeof *j.ranks)};
@@ -559,6 +640,8 @@ static int attach(const char *what) {
     for (int32_t i = 0; i < j.count; i++) {
         print_rank(&j, &j.ranks[i]);
     }
+    printf("\n");
+    print_stragglers(&j);
     print_verdict(&j);
     for (int32_t i = 0; i < j.count; i++) {
         seen_free(&j.ranks[i]);

@@ -283,7 +283,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (ask_doctor) {
-        int result = doctor(c, json, said.text);
+        int result = doctor(c, json);
         fflush(stdout);
         ddl_finalize(&c);
         return result;

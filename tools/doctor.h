@@ -6,10 +6,11 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
-enum { FINDINGS_MAX = 48, FINDING_BYTES = 400 };
+enum { FINDINGS_MAX = 48, FINDING_BYTES = 900 };
 
 typedef struct finding {
     int32_t rank, level; /* 0 fine, 1 warning, 2 wrong */
+    bool each_host; /* though it is fine, rank 0's host is not the only one to tell it */
     char what[32], text[FINDING_BYTES], fix[FINDING_BYTES];
 } finding;
 
@@ -35,6 +36,8 @@ static void __attribute__((format(printf, 5, 6))) found(findings *f, int32_t lev
 }
 
 #include "doctor_device.h"
+#include "doctor_fabric.h"
+#include "doctor_links.h"
 #include "doctor_net.h"
 
 /* A job of 1000 ranks needs three descriptors for each. */
@@ -126,8 +129,13 @@ static void look_at_plugins(findings *f, const ddl_context *c) {
         loaded++;
     }
     for (const ddl__plugin_record *p = c->loader.refused; p != NULL; p = p->next) {
-        found(f, 1, "plugins", "see the reason; `make plugins`, DDL_PLUGIN_PATH, chmod go-w, or remove the file",
-              "%.150s is refused: %.200s", p->path, p->reason);
+        if (p->declined) { /* it has nothing to do on this host: no fault, and no news from every rank */
+            found(f, 0, "plugins", "", "%.300s is not used, as %s", p->path, p->reason);
+            f->list[f->count - 1].each_host = true;
+        } else {
+            found(f, 1, "plugins", "see the reason; `make plugins`, DDL_PLUGIN_PATH, chmod go-w, or remove the file",
+                  "%.300s is refused: %s", p->path, p->reason);
+        }
     }
     bool shared = false;
     for (int32_t i = 0; i < c->world_size; i++) {
@@ -136,26 +144,6 @@ static void look_at_plugins(findings *f, const ddl_context *c) {
     }
     found(f, shared ? 1 : 0, "shared memory", "make plugins, and DDL_PLUGIN_PATH=folder of libddl-shm.so, on all ranks",
           "%s (%d plugins are loaded)", shared ? "ranks of this host talk over sockets" : "fine", (int)loaded);
-}
-
-/* Both ways between this rank and every other, one message each: a firewall, a wrong interface, or a stopped rank shows.
- * Pairs meet in the order of a round robin, so that nobody waits for a busy one. */
-static void look_at_pairs(findings *f, ddl_context *c) {
-    ddl_group *world = ddl_world(c);
-    int32_t n = ddl_size(world), rank = ddl_rank(world), bad = 0;
-    for (int32_t distance = 1; distance < n; distance++) {
-        int32_t to = (rank + distance) % n, from = (rank + n - distance) % n;
-        static char out[8192], in[8192]; /* more than a frame of Ethernet: an MTU that is too large shows */
-        ddl_status status = ddl_send_recv(world, DDL_VIEW((uint8_t *)out, sizeof out), to, 77,
-                                          DDL_VIEW((uint8_t *)in, sizeof in), from, 77, NULL);
-        if (status != DDL_OK && bad++ < 3) {
-            found(f, 2, "reachability", "open all ports between the hosts (or DDL_PORT_RANGE); DDL_INTERFACE names the network; "
-                  "`ip link` on both: equal MTU", "to rank %d or from rank %d: %.300s", (int)to, (int)from, ddl_error(c));
-        }
-    }
-    if (bad == 0) {
-        found(f, 0, "reachability", "", "8 KiB to and from each of %d ranks", (int)(n - 1));
-    }
 }
 
 static void json_string(const char *text) {
@@ -181,28 +169,7 @@ static void print_finding(const finding *n, bool json, bool first) {
     printf("}");
 }
 
-/* What libfabric's plugin said while it opened, line by line: providers found, taken and refused. */
-static void look_at_fabric(findings *f, const ddl_context *c, const char *notes) {
-    int32_t lines = 0;
-    bool loaded = false;
-    for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
-        loaded = loaded || strcmp(p->name, "fabric") == 0;
-    }
-    for (const char *at = notes; at != NULL && (at = strstr(at, "fabric: ")) != NULL && lines < 8; lines++) {
-        int bytes = (int)strcspn(at, "\n");
-        found(f, 0, "libfabric", "", "%.*s", bytes - 8, at + 8);
-        at += bytes;
-    }
-    if (!loaded) {
-        found(f, access("/dev/infiniband", F_OK) == 0 ? 1 : 0, "libfabric",
-              "apt-get install libfabric-dev, make plugins, and DDL_PLUGIN_PATH=folder of libddl-fabric.so",
-              "its plugin is not loaded%s", access("/dev/infiniband", F_OK) == 0 ? ", and this host has RDMA adapters" : "");
-    } else if (lines == 0) {
-        found(f, 0, "libfabric", "", "its plugin is loaded; it was not asked, or found nothing to say");
-    }
-}
-
-static void look_at_rank(findings *own, ddl_context *c, const char *notes) {
+static void look_at_rank(findings *own, ddl_context *c) {
     look_at_descriptors(own, c->world_size);
     look_at_locked_memory(own);
     look_at_memory(own, c->local_ranks);
@@ -211,43 +178,59 @@ static void look_at_rank(findings *own, ddl_context *c, const char *notes) {
     look_at_cores(own, c);
     look_at_secret(own, c);
     look_at_plugins(own, c);
-    look_at_fabric(own, c, notes);
+    look_at_fabric(own, c);
     look_at_devices(own, c);
-    look_at_pairs(own, c);
 }
 
-/* On rank 0: those of all ranks; what is fine is told once. Returns whether something is wrong. */
-static bool print_findings(const findings *all, int32_t ranks, bool json) {
+static bool is_first_of_host(const ddl_context *c, int32_t rank) {
+    int32_t r = 0;
+    while (c->links[r].host != c->links[rank].host) {
+        r++;
+    }
+    return r == rank;
+}
+
+/* On rank 0: those of all ranks, `each` of every one; what is fine is told once, or once a host. Returns whether
+ * something is wrong. */
+static bool print_findings(const ddl_context *c, const finding *all, int32_t each, bool json) {
     bool wrong = false;
     int32_t shown = 0;
     printf("%s", json ? "\"findings\": [" : "");
-    for (int32_t r = 0; r < ranks; r++) {
-        for (int32_t i = 0; i < all[r].count; i++) {
-            if (all[r].list[i].level > 0 || r == 0) {
-                print_finding(&all[r].list[i], json, shown++ == 0);
-            }
-            wrong = wrong || all[r].list[i].level == 2;
+    for (int32_t i = 0; i < c->world_size * each; i++) {
+        const finding *n = &all[i];
+        bool told = n->what[0] != 0 && (n->level > 0 || i / each == 0 || (n->each_host && is_first_of_host(c, i / each)));
+        if (told) {
+            print_finding(n, json, shown++ == 0);
         }
+        wrong = wrong || n->level == 2;
     }
     printf("%s", json ? "\n]}\n" : "");
     return wrong;
 }
 
-static ddl_status gather_findings(ddl_context *c, const findings *own, findings *all) {
-    return all == NULL ? DDL_ERR_NOMEM
-                       : ddl_gather(ddl_world(c), DDL_VIEW((uint8_t *)(uintptr_t)own, sizeof *own),
-                                    DDL_VIEW((uint8_t *)all, sizeof *own * (size_t)c->world_size), 0);
+/* As many of each rank as the one has that has most; what is unused has no name. */
+static ddl_status gather_findings(ddl_context *c, const findings *own, finding **out_all, int32_t *out_each) {
+    *out_each = own->count;
+    DDL__TRY(ddl_all_reduce(ddl_world(c), DDL_VIEW(out_each, 1), DDL_VIEW(out_each, 1), DDL_MAX));
+    size_t bytes = sizeof(finding) * (size_t)*out_each;
+    *out_all = calloc((size_t)c->world_size, bytes);
+    return *out_all == NULL ? DDL_ERR_NOMEM
+                            : ddl_gather(ddl_world(c), DDL_VIEW((uint8_t *)(uintptr_t)own->list, bytes),
+                                         DDL_VIEW((uint8_t *)*out_all, bytes * (size_t)c->world_size), 0);
 }
 
-/* 0: all is fine or a warning; 1: something is wrong, or the ranks could not be asked. notes: what transports said. */
-static int doctor(ddl_context *c, bool json, const char *notes) {
-    findings *own = calloc(1, sizeof *own), *all = calloc((size_t)c->world_size, sizeof *all);
+/* 0: all is fine or a warning; 1: something is wrong, or the ranks could not be asked. */
+static int doctor(ddl_context *c, bool json) {
+    findings *own = calloc(1, sizeof *own);
+    finding *all = NULL;
+    int32_t each = 0;
     net n;
     bool wrong = false;
     ddl_status status = own == NULL ? DDL_ERR_NOMEM : DDL_OK;
     if (status == DDL_OK) {
         own->rank = c->rank;
-        look_at_rank(own, c, notes);
+        look_at_rank(own, c);
+        status = look_at_stragglers(own, c);
     }
     ddl_status looked = net_look(&n, c);
     status = status == DDL_OK ? looked : status;
@@ -255,7 +238,7 @@ static int doctor(ddl_context *c, bool json, const char *notes) {
     if (status == DDL_OK && c->rank == 0) {
         judge_network(&n, own);
     }
-    status = status == DDL_OK ? gather_findings(c, own, all) : status;
+    status = status == DDL_OK ? gather_findings(c, own, &all, &each) : status;
     if (status != DDL_OK) {
         fprintf(stderr, "ddl-info: The ranks could not be asked: %s\n", ddl_error(c));
     } else if (c->rank == 0) {
@@ -263,7 +246,7 @@ static int doctor(ddl_context *c, bool json, const char *notes) {
             printf("{\"version\": 1, \"ranks\": %d, \"hosts\": %d, ", (int)c->world_size, (int)n.hosts);
             print_matrix_json(&n);
         }
-        wrong = print_findings(all, c->world_size, json);
+        wrong = print_findings(c, all, each, json);
         if (!json) {
             print_matrix(&n);
         }

@@ -91,7 +91,7 @@ static bool cuda_toolkit_fits(const ddl_host *host, const cuda_driver *cu) {
 DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_cuda_v1(const ddl_host *host);
 const ddl_plugin *ddl_plugin_cuda_v1(const ddl_host *host) {
     cuda_driver cu;
-    char text[300];
+    char text[600];
     const char *why = cuda_driver_open(&cu, text, sizeof text);
     if (why == NULL && cuda_image() == NULL) {
         why = "this build of the plugin has no kernels: build it where nvcc is (make plugins)";

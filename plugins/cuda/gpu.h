@@ -57,7 +57,7 @@ typedef struct cuda_gpu {
 
 __attribute__((format(printf, 3, 4))) static void cuda_log(const ddl_host *host, ddl_log_level level,
                                                            const char *format, ...) {
-    char line[600] = "cuda: ";
+    char line[700] = "cuda: ";
     va_list args;
     va_start(args, format);
     vsnprintf(line + 6, sizeof line - 6, format, args);
@@ -260,7 +260,7 @@ static const char *cuda_driver_open(cuda_driver *cu, char *text, size_t bytes) {
 
 /* Everything but the context. */
 static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu **out) {
-    char text[300];
+    char text[600];
     cuda_gpu *gpu = host->alloc(host, sizeof *gpu);
     if (gpu == NULL) {
         return DDL_ERR_NOMEM;

@@ -4,6 +4,49 @@
 
 #include "call.h"
 
+enum { DDL__LATE_LEAST = 8 }; /* collectives that a judgement takes */
+
+/* Another rank that was last in two thirds of the collectives of which it is known who was, and cost this rank a tenth
+ * of its time in collectives; -1: none. */
+static int32_t ddl__stats_slow_rank(const ddl_context *c) {
+    uint64_t total = 0, time_ns = 0;
+    int32_t most = -1;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        uint64_t last = c->links[i].stats.last;
+        total += last;
+        most = i != c->rank && last > 0 && (most < 0 || last > c->links[most].stats.last) ? i : most;
+    }
+    for (int32_t i = 0; i < DDL_STATS_ALGORITHMS; i++) {
+        time_ns += c->stats.algorithms[i].time_ns;
+    }
+    const ddl_rank_stats *s = most >= 0 ? &c->links[most].stats : NULL;
+    bool stands_out = s != NULL && s->last >= DDL__LATE_LEAST && s->last > total / 3 * 2 && s->late_ns > time_ns / 10;
+    return stands_out ? most : -1;
+}
+
+static int32_t ddl__stats_kind(const ddl_context *c, const ddl__link *l) {
+    return l->endpoint != NULL ? ddl__pace_kind((int32_t)(l->endpoint - c->endpoints), l->same_host) : -1;
+}
+
+/* Of the links to this rank. A single one between hosts is held against what was measured when the job began. */
+static ddl__slow_link ddl__stats_slow_link(const ddl_context *c) {
+    ddl__paces paces = {0};
+    ddl__slow_link slow = {.from = -1, .to = c->rank};
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        ddl__paces_add(&paces, ddl__stats_kind(c, l), l->stats.large_messages, l->stats.bytes_per_s);
+    }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        int32_t kind = ddl__stats_kind(c, l);
+        uint64_t usual = kind >= 0 && l->stats.large_messages > 0 ? ddl__paces_usual(&paces, kind) : 0;
+        double model = c->tuning.model.s_per_byte[1];
+        usual = usual == 0 && !l->same_host && model > 0 ? (uint64_t)(1 / model) : usual;
+        ddl__slow_link_look(&slow, i, c->rank, l->stats.large_messages, l->stats.bytes_per_s, usual);
+    }
+    return slow;
+}
+
 /* The context's own counters, and what is only looked up. */
 static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
     for (ddl_group *g = context->groups->first; g != NULL; g = g->next) {
@@ -25,6 +68,10 @@ static void ddl__stats_fill(ddl_context *context, ddl_stats *out_stats) {
             out_stats->transports[l->endpoint - context->endpoints].peers++;
         }
     }
+    ddl__slow_link slow = ddl__stats_slow_link(context);
+    out_stats->slow_rank = ddl__stats_slow_rank(context);
+    out_stats->slow_link = slow.from;
+    out_stats->slow_link_usual_bytes_per_s = slow.from >= 0 ? slow.usual : 0;
 }
 
 DDL_API ddl_status ddl_stats_get(ddl_context *context, ddl_stats *out_stats) {
@@ -105,6 +152,19 @@ static void ddl__stats_late(const ddl_context *c, ddl__text *text) {
     }
 }
 
+/* Who is to blame, if anybody. */
+static void ddl__stats_slow(const ddl_context *c, const ddl_stats *s, ddl__text *text) {
+    if (s->slow_rank >= 0) {
+        ddl__text_add(text, "  the slow rank is rank %d: this one waited %.3f ms for it\n", s->slow_rank,
+                      (double)c->links[s->slow_rank].stats.late_ns * 1e-6);
+    }
+    if (s->slow_link >= 0) {
+        ddl__text_add(text, "  the slow link is that from rank %d: %.3f MB/s, the usual one of its kind %.3f MB/s\n",
+                      s->slow_link, (double)c->links[s->slow_link].stats.bytes_per_s * 1e-6,
+                      (double)s->slow_link_usual_bytes_per_s * 1e-6);
+    }
+}
+
 DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes) {
     if (ddl__enter(context) < 0) {
         return 0;
@@ -120,6 +180,7 @@ DDL_API size_t ddl_stats_text(ddl_context *context, char *out_text, size_t bytes
     ddl__stats_transports(&s, &text);
     ddl__stats_algorithms(&s, &text);
     ddl__stats_late(context, &text);
+    ddl__stats_slow(context, &s, &text);
     ddl__unlock(context);
     return text.used;
 }

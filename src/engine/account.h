@@ -57,6 +57,10 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     s->last++;
     s->late_ns += late_ns;
     s->late_max_ns = DDL__MAX(s->late_max_ns, late_ns);
+    if (c->page != NULL && rank < c->world_size) { /* not those who have lost their rank to a newcomer */
+        c->page->links[rank].last = s->last;
+        c->page->links[rank].late_ns = s->late_ns;
+    }
 }
 
 /* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 #define DDL__PLUGIN_NAME_BYTES 48 /* with the NUL */
-#define DDL__PLUGIN_REASON_BYTES 320
+#define DDL__PLUGIN_REASON_BYTES 800
 
 /* What comes of looking at a candidate. Absent and declined are normal; refused deserves a warning. */
 typedef enum ddl__plugin_verdict {

@@ -21,7 +21,8 @@ enum {
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
     DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
-    DDL__PASS_NAME_BYTES = 16
+    DDL__PASS_NAME_BYTES = 16,
+    DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
 };
 
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
@@ -54,6 +55,7 @@ typedef struct ddl__landing {
     void *target;
     void *owner; /* of the target: set by the room that placed it */
     int64_t index;
+    uint64_t begin_ns; /* when its header came */
     struct ddl__landing *next;
 } ddl__landing;
 
@@ -106,6 +108,7 @@ typedef struct ddl__link {
     uint64_t latency_ns, bytes_per_s;
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
+    float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */
     const char *missed_how;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES]; /* where descriptors can be passed to it: see passing.h; 0: nowhere */

@@ -3,7 +3,7 @@
 #ifndef DDL_MESH_HOST_H
 #define DDL_MESH_HOST_H
 
-#include "page.h"
+#include "pace.h"
 
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
 static ddl_status ddl__host_send_fd(const ddl_host *host, int32_t peer, uint64_t tag, int fd);
@@ -153,6 +153,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
         ddl__landing_put(c, l);
         return status;
     }
+    l->begin_ns = l->frame.bytes >= DDL__PACE_BYTES ? ddl__now_ns() : 0;
     *out_bytes = l->frame.bytes;
     *out_landing = l->target != NULL ? l->target : l->scratch;
     *out_token = l;
@@ -162,6 +163,9 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
 static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
     ddl_context *c = ddl__core(host);
     ddl__landing *l = token;
+    if (status == DDL_OK && l->begin_ns != 0) {
+        ddl__pace_add(c, peer, l->frame.bytes, ddl__now_ns() - l->begin_ns);
+    }
     if (l->target != NULL) {
         if (status == DDL_OK) {
             ddl__count_received(c, peer, l->frame.bytes);

@@ -1,8 +1,8 @@
 /* mesh: the page, memory of this rank in which ddl-info --attach reads what the rank does, also while it computes or
  * is stopped: nobody has to answer. A memfd that a process of the same user opens by /proc/PID/fd, only to read.
  * The flight recorders of the groups lie in it, where they are written anyway; what else it tells is written when a
- * wait has become long, before a sleep, or when a link changes. So it costs nothing while work goes on. It has no data
- * of tensors, and no secret. Where it cannot be made, recorders are in ordinary memory, and nobody can attach.
+ * wait has become long, before a sleep, or when a link changes, and a few counters. So it costs next to nothing. It has
+ * no data of tensors, and no secret. Where it cannot be made, recorders are in ordinary memory, and nobody can attach.
  *
  * Layout: the head; the links, by world rank; from groups_at a slot of group_bytes for each group. Who reads it may not
  * trust it: the writer goes on meanwhile. */
@@ -14,7 +14,7 @@
 #include <fcntl.h>
 
 enum {
-    DDL__PAGE_VERSION = 1, /* of this layout */
+    DDL__PAGE_VERSION = 2, /* of this layout */
     DDL__PAGE_GROUPS = 64, /* that can be seen */
     DDL__PAGE_NAMES = 64,
     DDL__RECORDS = 256
@@ -45,7 +45,7 @@ typedef struct ddl__page_link {
     int32_t pid, host;
     uint8_t life, connected, transport; /* transport: among the head's; 255: this rank itself */
     char host_name[32];
-    uint64_t last, late_ns; /* as in ddl_rank_stats */
+    uint64_t last, late_ns, large_messages, bytes_per_s; /* as in ddl_rank_stats, and always new */
 } ddl__page_link;
 
 /* A slot; records[DDL__RECORDS] and the members' world ranks follow. */
@@ -206,8 +206,6 @@ static void ddl__page_link_tell(ddl_context *c, int32_t rank) {
     p->life = (uint8_t)l->life;
     p->connected = l->connected;
     p->transport = l->endpoint != NULL ? (uint8_t)(l->endpoint - c->endpoints) : 255;
-    p->last = l->stats.last;
-    p->late_ns = l->stats.late_ns;
     snprintf(p->host_name, sizeof p->host_name, "%.31s", l->host_name);
 }
 

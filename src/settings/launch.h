@@ -121,24 +121,41 @@ static ddl_status ddl__launch_find(const ddl_config *config, ddl__launch *out, d
     return DDL_OK;
 }
 
-/* Says so when variables of two launchers contradict each other. That is as it should be where one started the other:
- * torchrun and ddlrun are known to be started so; else one rank of a host warns. */
-static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
-    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
-    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+/* The other launchers whose variables contradict what was taken, as part of a sentence; returns how many. */
+static int32_t ddl__launch_others(const ddl__launch *taken, ddl__text *out) {
+    int32_t others = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__launchers); i++) {
         const ddl__launcher *l = &ddl__launchers[i];
         ddl__launch other;
-        if (strcmp(l->by, taken->by) != 0 && ddl__launcher_present(l) && ddl__launch_from(l, &other, NULL) == DDL_OK &&
-            (other.rank != taken->rank || other.world != taken->world)) {
-            ddl__log(
-                base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-                "two launchers contradict each other: this is rank %d of %d by %s, and rank %d of %d by %s. %s "
-                "decides, "
-                "as it comes first in the order %s; unset the variables of the one that did not start this process",
-                taken->rank, taken->world, taken->by, other.rank, other.world, l->by, taken->by,
-                "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
+        if (strcmp(l->by, taken->by) == 0 || !ddl__launcher_present(l)) {
+            continue;
         }
+        if (ddl__launch_from(l, &other, NULL) < 0) {
+            others++;
+            ddl__text_add(out, ", a rank that makes no sense by %s", l->by);
+        } else if (other.rank != taken->rank || other.world != taken->world) {
+            others++;
+            ddl__text_add(out, ", rank %d of %d by %s", other.rank, other.world, l->by);
+        }
+    }
+    return others;
+}
+
+/* Says so when variables of several launchers contradict each other. That is as it should be where one started the
+ * other: torchrun and ddlrun are known to be started so; else one rank of a host warns. */
+static void ddl__launch_warn(const ddl__base *base, const ddl__launch *taken) {
+    bool inner = ddl__env("TORCHELASTIC_RUN_ID") != NULL || ddl__env("DDL_SECRET_FD") != NULL;
+    bool first = taken->local_rank >= 0 ? taken->local_rank == 0 : taken->rank == 0;
+    char claims[400] = "";
+    ddl__text text = {claims, sizeof claims, 0};
+    int32_t others = ddl__launch_others(taken, &text);
+    if (others > 0) {
+        ddl__log(base, inner || !first ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+                 "%d launchers contradict each other: this is rank %d of %d by %s%s. %s decides, as it comes first in "
+                 "the order %s: what starts ranks itself comes before what may have started it; unset the variables "
+                 "of those that did not start this process",
+                 others + 1, taken->rank, taken->world, taken->by, claims, taken->by,
+                 "ddl_config, RANK and WORLD_SIZE, Open MPI, PMI, Slurm");
     }
 }
 
