@@ -116,18 +116,31 @@ def every_strategy_that_loses_nothing_has_the_same_curve():
 
 @test
 def compressed_gradients_learn():
-    """With error feedback; casts and int8 as if nothing were lost, a few values or a low rank a little later."""
+    """With error feedback; casts and int8 as if nothing were lost."""
     with scratch() as folder:
         words = [*SMALL, *text(folder), "--batch", "4"]
         good(train(words, "--out", f"{folder}/none", ranks=2))
         base = float(curve(f"{folder}/none")[-1]["held_out_loss"])
-        kinds = {"f16": 1.02, "int8": 1.02, "adaptive": 1.3, "top-k --ratio 0.03125": 1.3, "power --rank 3": 1.3}
+        kinds = {"f16": 1.02, "int8": 1.02, "adaptive": 1.3}
         for i, (kind, most) in enumerate(kinds.items()):
             out = good(train(words, "--compress", *kind.split(), "--out", f"{folder}/{i}", ranks=2))
             loss = float(curve(f"{folder}/{i}")[-1]["held_out_loss"])
             check("of them compressed" in out, f"{kind} does not say so:\n{out}")
             check(loss < most * base, f"{kind}: the loss is {loss}, without {base}")
         refused(train(words, "--compress zip --out", folder + "/x"), "zip")
+
+
+@test
+def a_sixteenth_of_the_bytes_costs_five_percent():
+    """Error-fed codes of 1/16 of the bytes; a matrix of 64 x 192 has that at rank 3."""
+    with scratch() as folder:
+        words = [*SMALL, *text(folder), *"--batch 4 --steps 200 --save 0 --eval 0".split()]
+        good(train(words, "--out", f"{folder}/none", ranks=2))
+        base = float(curve(f"{folder}/none")[-1]["held_out_loss"])
+        for kind in ("top-k --ratio 0.03125", "gtop-k --ratio 0.03125", "power --rank 3"):
+            good(train(words, "--compress", *kind.split(), "--fresh --out", f"{folder}/code", ranks=2))
+            loss = float(curve(f"{folder}/code")[-1]["held_out_loss"])
+            check(loss < 1.05 * base, f"{kind}: the loss is {loss}, without {base}")
 
 
 @test

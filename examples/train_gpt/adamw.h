@@ -8,7 +8,7 @@
 #include "model.h"
 
 struct adamw {
-    double lr, decay, clip;
+    double lr, decay, clip, beta1;
     size_t warmup, steps;
     float *mean, *square; /* moments, one per parameter; `square` follows `mean` in one allocation */
 };
@@ -33,11 +33,11 @@ static double adamw_step(struct adamw *o, struct model *m, size_t step) {
     double norm = sqrt(kernel->sum_squares(m->grads, m->count)), t = (double)(step + 1);
     struct adamw_rates rates = {
         .lr = (float)adamw_rate(o, step),
-        .beta1 = 0.9f,
+        .beta1 = (float)o->beta1,
         .beta2 = 0.99f, /* a run of hundreds of steps needs a shorter memory than 0.999's thousand */
         .epsilon = 1e-8f,
         .grad_scale = norm > o->clip && o->clip > 0.0 ? (float)(o->clip / norm) : 1.0f,
-        .mean_scale = (float)(1.0 / (1.0 - pow(0.9, t))),
+        .mean_scale = (float)(1.0 / (1.0 - pow(o->beta1, t))),
         .square_scale = (float)(1.0 / (1.0 - pow(0.99, t))),
     };
     for (size_t i = 0; i < m->tensor_count; i++) {

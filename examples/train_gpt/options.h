@@ -13,7 +13,7 @@
 
 struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
-    double lr, clip, decay, temperature, ratio;
+    double lr, clip, decay, beta1, temperature, ratio;
     size_t accumulate, bucket, local, rank;
     const char *data, *out, *prompt, *strategy, *compress;
     bool resume, fresh, help;
@@ -34,6 +34,7 @@ static const struct options default_options = {
     .lr = 3e-3,
     .clip = 1.0,
     .decay = 0.1,
+    .beta1 = -1.0,
     .temperature = 0.7,
     .out = "gpt-run",
     .prompt = "The ",
@@ -67,6 +68,8 @@ static const struct option_row option_rows[] = {
     {"warmup", "N", "steps until the learning rate is reached", OPTION_COUNT, OPTION(warmup), 0, 1e9},
     {"clip", "X", "largest norm of the gradient; 0: any", OPTION_REAL, OPTION(clip), 0, 1e9},
     {"decay", "X", "AdamW's weight decay", OPTION_REAL, OPTION(decay), 0, 1},
+    {"beta1", "X", "AdamW's momentum; -1: 0.9, and 0 beside a --compress that delays, whose residual is one", OPTION_REAL,
+     OPTION(beta1), -1, 0.999},
     {"strategy", "NAME", "how gradients travel: auto, BSP-A2A, WFBP-A2A, MG-WFBP, local-SGD, ... (docs/training.md)",
      OPTION_TEXT, OPTION(strategy), 0, 0},
     {"compress", "KIND", "f16, bf16, int8, qsgd, sign, top-k, random-k, gtop-k, power, adaptive: what gradients travel as",

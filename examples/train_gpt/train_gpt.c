@@ -249,6 +249,18 @@ static bool same_text_everywhere(struct trainer *t) {
     return least == most || problem("The ranks read different texts; give every rank the same --data.");
 }
 
+/* What these kinds do not send now, error feedback sends some steps later: gradients come late and added up, which is
+ * what momentum does to them (a delay is a momentum: Mitliagkas et al., arXiv 1605.09774). Momentum on top of it is too
+ * much of it: docs/training.md has the figures. */
+static bool compression_delays(const struct options *o) {
+    static const char *const kinds[] = {"sign", "top-k", "random-k", "gtop-k", "power"};
+    bool delays = false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        delays = delays || strcmp(o->compress, kinds[i]) == 0;
+    }
+    return delays;
+}
+
 /* Everything before the first step: text, memory, folder, and the same state on every rank. */
 static bool prepare(struct trainer *t) {
     const struct options *o = &t->options;
@@ -268,6 +280,7 @@ static bool prepare(struct trainer *t) {
     t->optimizer.lr = o->lr;
     t->optimizer.decay = o->decay;
     t->optimizer.clip = o->clip;
+    t->optimizer.beta1 = o->beta1 >= 0.0 ? o->beta1 : compression_delays(o) ? 0.0 : 0.9;
     t->optimizer.warmup = o->warmup;
     t->optimizer.steps = o->steps;
     t->setup = make_setup(t);
