@@ -126,11 +126,12 @@ bench-gpu: all
 
 # The exit status is that of compare: whether all floors are reached.
 bench: all
-	bench/compare; reached=$$?; $(MAKE) plots && exit $$reached
+	bench/compare; reached=$$?; $(PLOT) && exit $$reached
 
-# The Python that has matplotlib: the first in PATH, or Debian's.
+# The Python that has matplotlib: the first in PATH, or Debian's. (No $(MAKE) plots above: make -n would run it all.)
+PLOT = if python3 -c 'import matplotlib' 2>/dev/null; then bench/plot; else /usr/bin/python3 bench/plot; fi
 plots:
-	if python3 -c 'import matplotlib' 2>/dev/null; then bench/plot; else /usr/bin/python3 bench/plot; fi
+	$(PLOT)
 
 # The picture of docs/operations.md: the third step of four ranks.
 timeline: $B/ddlrun $B/train_gpt $B/libddl-shm.so

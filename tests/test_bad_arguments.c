@@ -396,6 +396,9 @@ static void nulls(ddl_group *w, void *arg) {
     CHECK_EQ(ddl_error(NULL), "");
     CHECK_EQ(ddl_flight_record(NULL, NULL, 0), 0);
     CHECK_EQ(ddl_feature(NULL), 0);
+    CHECK_EQ(ddl_feature("no such feature"), 0);
+    CHECK(ddl_feature("tcp") == 1 && ddl_feature("plugins") == 1);
+    CHECK_EQ(ddl_version(), DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH);
     CHECK(ddl_flight_record(c, NULL, 0) > 0); /* how much it would be */
     CHECK_EQ(ddl_status_name((ddl_status)77), "DDL_?");
     CHECK(ddl_status_text((ddl_status)77) != NULL);

@@ -99,6 +99,7 @@ TEST(a_pointer_is_no_array) {
         CHECK_EQ(compiles(compilers[i], "float a[4]; ddl_tensor t = DDL_ARRAY(a); (void)t;"), 0);
         CHECK_EQ(compiles(compilers[i], "ddl_tensor t = DDL_VIEW(p, 4); (void)t;"), 0);
         CHECK(compiles(compilers[i], "ddl_tensor t = DDL_ARRAY(p); (void)t;") > 0);
+        CHECK(compiles(compilers[i], "float a[4]; ddl_tensor t = DDL_ARRAY(a, sizeof a); (void)t;") > 0);
         CHECK(compiles(compilers[i], "struct { int x; } a[4]; ddl_tensor t = DDL_ARRAY(a); (void)t;") > 0);
     }
     if (tried == 0) {

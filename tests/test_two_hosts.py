@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from harness import BUILD, ROOT, check, main, sh, skip, test
+from harness import BUILD, ROOT, check, good, main, sh, skip, test
 from host_faults import promise
 from jobs import SLOW, Job, causes, drop_rule, program, two_hosts, within
 
@@ -161,6 +161,22 @@ def advertised_address_is_used():
             job.succeed()
             count = int(re.search(r"packets (\d+)", hosts.run("B", "nft list table ip ddl"))[1])
             job.check(count > 0, "nobody used the advertised address")
+
+
+@test
+def a_bridge_of_containers_is_never_advertised():
+    """Both hosts have docker0 with one address, as they come; without DDL_INTERFACE the way to rank 0 decides."""
+    with two_hosts() as hosts:
+        for side in "AB":
+            good(f"ip -n {hosts.name[side]} link add name docker0 type bridge")
+            good(f"ip -n {hosts.name[side]} addr add 172.17.0.1/16 dev docker0")
+            good(f"ip -n {hosts.name[side]} link set docker0 up")
+        with Job(RANK, "correct", hosts=hosts, layout="BBAA", MASTER_ADDR=hosts.address["B"], DDL_INTERFACE=None,
+                 DDL_LOG="debug") as job:
+            job.succeed()
+            for rank in range(4):
+                job.check("172.17." not in job.output(rank), f"rank {rank} speaks of the bridge")
+                job.check("correct; " in job.output(rank), f"rank {rank} has not come to the end")
 
 
 @test
