@@ -1582,7 +1582,8 @@ typedef struct ddl_transport {
     uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
     ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
     /* memory_alloc gives memory that peers reach without a copy, for ddl_tensor_alloc; an error: ordinary memory is
-     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. */
+     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. On return of
+     * memory_release nobody reads or writes it: what this rank has begun with it ends (DDL_ERR_CANCELLED) before. */
     ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
     void (*memory_free)(void *self, void *memory);
     ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);
@@ -13507,7 +13508,8 @@ struct ddl_context {
     ddl__devices *devices;     /* NULL: no plugin brings any */
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl_request *detached;     /* that nobody waits for: streams do */
-    int32_t device_natives;    /* among natives */
+    int32_t device_natives;    /* among natives; and copies of messages from devices of peers */
+    bool fetch_told;           /* why such a copy was not possible; once is enough */
 };
 
 /* Writes the error that ddl_error shows. */
@@ -15367,6 +15369,10 @@ static void ddl__reap(ddl_context *c) {
             }
             if (l->slower != NULL) {
                 l->slower->table->peer_dead(l->slower->self, i);
+            }
+            if (l->device != NULL) {
+                l->device->table->peer_dead(l->device->self, i);
+                l->device = NULL; /* a process that takes the rank goes by the host */
             }
         }
     }
@@ -17899,8 +17905,122 @@ static bool ddl__is_alone(const ddl_group *g) {
 }
 static const char ddl__why_alone[] = "all others are dead, have left the job, or shrink or grow the group";
 
+/* >>p2p/pipe */
+/* p2p, first part: the bytes of a tensor on a device, chunk by chunk through a few pieces of pinned memory, so that
+ * copies and the network overlap and a message of any size takes the same memory. It must not know of messages: it says
+ * which chunk is where, whoever sends or receives says when it may go on. */
+
+enum { DDL__PIPE_SLOTS = 3 }; /* one is copied, one is on the network, one is between */
+/* A copy has a fixed cost o (to launch it, and until somebody looks at its event: 10 us), and the first chunk is copied
+ * with nothing beside it. n / c * o + c / B is least for c = sqrt(n * o * B), B the speed of copies (25 GB/s, PCIe 4.0
+ * x16). Stated figures: an error of four in o * B doubles or halves c, which costs little. */
+#define DDL__PIPE_OVERHEAD_BYTES ((uint64_t)250000) /* o * B */
+#define DDL__PIPE_MOST ((uint64_t)8 << 20) /* of a chunk; the least is a frame, of which it is a multiple */
+
+typedef enum ddl__slot_state {
+    DDL__SLOT_EMPTY = 0, /* or being filled by a receiver */
+    DDL__SLOT_COPIES = 1,
+    DDL__SLOT_FULL = 2
+} ddl__slot_state;
+
+typedef struct ddl__pipe {
+    uint64_t chunk, total; /* bytes; a chunk's number is its first byte / chunk, its slot that number % slots */
+    uint64_t first;        /* all before this byte have gone through: the slots hold what follows */
+    int32_t slots;
+    uint8_t state[DDL__PIPE_SLOTS];
+    ddl__stage *stage[DDL__PIPE_SLOTS]; /* of one item: the chunk; NULL: not made */
+} ddl__pipe;
+
+/* The power of two below that root. */
+static uint64_t ddl__pipe_chunk(uint64_t bytes) {
+    uint64_t chunk = DDL__FRAME_MAX_PAYLOAD;
+    while (chunk < DDL__PIPE_MOST && 4 * chunk * chunk / DDL__PIPE_OVERHEAD_BYTES <= bytes) {
+        chunk *= 2;
+    }
+    return chunk;
+}
+
+/* Nobody wants it any more; copies that are under way keep their memory until they end. */
+static void ddl__pipe_leave(ddl_context *c, ddl__pipe **slot) {
+    ddl__pipe *p = *slot;
+    *slot = NULL;
+    for (int32_t i = 0; p != NULL && i < p->slots; i++) {
+        ddl__stage_leave(c, &p->stage[i]);
+    }
+    ddl__free(&c->base, p);
+}
+
+/* For the first `total` bytes of a contiguous tensor. comes: they are read. */
+static ddl_status ddl__pipe_make(ddl_context *c, const ddl_tensor *t, uint64_t total, bool comes, void *owner,
+                                 ddl__pipe **out) {
+    ddl__pipe *p = ddl__alloc(&c->base, sizeof *p);
+    const char *what = comes ? "send" : "receive";
+    ddl_status status = p != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
+    if (p == NULL) {
+        return status;
+    }
+    p->chunk = ddl__pipe_chunk(total);
+    p->total = total;
+    p->slots = (int32_t)DDL__MIN((total + p->chunk - 1) / p->chunk, (uint64_t)DDL__PIPE_SLOTS);
+    for (int32_t i = 0; i < p->slots && status == DDL_OK; i++) {
+        p->stage[i] = ddl__stage_make(c, 1);
+        status = p->stage[i] == NULL
+                     ? ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what)
+                     : ddl__stage_add(c, p->stage[i], t, DDL__MIN(p->chunk, total), NULL, DDL_HOST, what);
+        if (status == DDL_OK) {
+            p->stage[i]->owner = owner;
+            p->stage[i]->items[0].comes = comes;
+            p->stage[i]->items[0].goes = !comes;
+        }
+    }
+    if (status < 0) {
+        ddl__pipe_leave(c, &p);
+    }
+    *out = p;
+    return status;
+}
+
+static int32_t ddl__pipe_slot(const ddl__pipe *p, uint64_t at) { return (int32_t)(at / p->chunk % (uint64_t)p->slots); }
+
+static uint64_t ddl__pipe_length(const ddl__pipe *p, uint64_t at) { return DDL__MIN(p->chunk, p->total - at); }
+
+/* Where byte `at` is, and how many follow it there. */
+static char *ddl__pipe_at(const ddl__pipe *p, uint64_t at, uint64_t *out_bytes) {
+    uint64_t into = at % p->chunk;
+    *out_bytes = ddl__pipe_length(p, at - into) - into;
+    return p->stage[ddl__pipe_slot(p, at)]->items[0].host + into;
+}
+
+/* Up to which byte there are slots. */
+static uint64_t ddl__pipe_end(const ddl__pipe *p) {
+    return DDL__MIN(p->first + p->chunk * (uint64_t)p->slots, p->total);
+}
+
+/* Begins to copy the chunk that begins `at`, of tensor t. DDL_IN_PROGRESS: done() is called. */
+static ddl_status ddl__pipe_copy(ddl_context *c, ddl__pipe *p, const ddl_tensor *t, uint64_t at,
+                                 void (*done)(ddl_context *c, ddl__stage *s, ddl_status status)) {
+    int32_t slot = ddl__pipe_slot(p, at);
+    ddl__stage *s = p->stage[slot];
+    ddl__staged *item = &s->items[0];
+    item->bytes = ddl__pipe_length(p, at);
+    item->tensor = ddl_tensor_1d((char *)t->data + at, DDL_U8, (int64_t)item->bytes);
+    item->tensor.device = t->device;
+    s->done = done;
+    p->state[slot] = DDL__SLOT_COPIES;
+    return item->comes ? ddl__stage_fill(c, s) : ddl__stage_drain(c, s, UINT64_MAX);
+}
+
+/* The slot whose copy has ended. */
+static int32_t ddl__pipe_ended(const ddl__pipe *p, const ddl__stage *s) {
+    int32_t slot = 0;
+    while (slot < p->slots && p->stage[slot] != s) {
+        slot++;
+    }
+    return slot;
+}
+
 /* >>p2p/request */
-/* p2p, first part: requests, and waiting for one, any or all of them.
+/* p2p, second part: requests, and waiting for one, any or all of them.
  * A request knows what it is through its ops table; the engine brings its own. */
 
 enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
@@ -17964,8 +18084,18 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    bool borrowed; /* a frame of its data is the transport's */
+    uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
+    ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
+    bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
+    bool getting;    /* ... and that copy is under way */
+    bool told;       /* a receiver: the data may be fetched */
+    ddl__endpoint *fetcher; /* by which */
+    void *memory;           /* this side's registration there; NULL: there is none */
     ddl__outgoing out;
-    ddl_tensor tensor; /* the last: not cleared for a new request. Of one that is not packed only its type is set */
+    /* from here: not cleared for a new request */
+    ddl_tensor tensor; /* of one that is not packed only its type is set */
+    ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };
 
 /* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
@@ -18127,6 +18257,9 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     }
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
+    }
+    if (r->pipe != NULL) {
+        ddl__pipe_leave(c, &r->pipe);
     }
     ddl__page_wait_over(c, r);
     r->status = status;
@@ -18581,11 +18714,298 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
     return status;
 }
 
+/* >>p2p/devices */
+/* p2p, third part: messages of tensors on devices. They are always offered (RTS), so that they keep their place in the
+ * order of messages, and go one of three ways:
+ *
+ *   fetched   between devices whose memory a transport shares (DDL_TRANSPORT_DEVICE): the offer holds the key of the
+ *             sender's memory, the receiver copies from there and says so. Nothing goes through the host.
+ *                 RTS(cookie, key) -> [CTS(fetch) -> DATA(ready)] -> get -> CTS(fetched)
+ *             the middle two only where the sender's stream has not come to the message yet.
+ *   chunked   all others, contiguous: pipe.h on the side whose tensor is on a device. A receiver's window is its slots.
+ *                 RTS(cookie) -> CTS(window) -> DATA, DATA ... -> CTS(more window) -> DATA ...
+ *   whole     what is strided, sent to this rank itself, or came before it was asked for: in pinned memory of its size.
+ *
+ * A fetch that fails goes the second way, as if the offer had had no key. */
+
+enum { /* flags of CTS; 0: the data is asked for */
+    DDL__CTS_FETCH = 1,   /* the receiver will fetch it, when it is told to */
+    DDL__CTS_FETCHED = 2, /* it has */
+    DDL__CTS_MORE = 3     /* its window has grown */
+};
+enum { /* flags of DATA */
+    DDL__DATA_GIVEN_UP = 1, /* the sender's request has ended */
+    DDL__DATA_READY = 2     /* it may be fetched */
+};
+
+/* What an offer says beside the envelope. */
+typedef struct ddl__offer {
+    uint64_t cookie;
+    bool keyed, ready; /* key is there; the memory may be read at once */
+    ddl_memory_key key;
+} ddl__offer;
+
+static void ddl__send_data(ddl_context *c, ddl_request *r);
+static void ddl__recv_done(ddl_request *r);
+static void ddl__accept_again(ddl_context *c, ddl_request *r);
+static void ddl__p2p_abandon(ddl_context *c, ddl_request *r);
+
+static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
+
+/* Is its tensor on a device (and not empty)? */
+static bool ddl__is_on_device(const ddl_request *r) { return r->stage != NULL; }
+
+/* >>whole */
+
+/* Pinned memory for a message of so many bytes: at the start of a send, or when one for a receive has come. Strided
+ * tensors are unpacked whole. */
+static ddl_status ddl__p2p_whole(ddl_request *r, uint64_t bytes) {
+    bytes = ddl__is_contiguous(&r->tensor) ? bytes : r->bytes;
+    if (r->stage->count > 0) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__stage_add(r->context, r->stage, &r->tensor, bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
+    r->stage->items[0].comes = !r->is_recv;
+    r->stage->items[0].goes = r->is_recv;
+    r->data = r->stage->items[0].host;
+    return DDL_OK;
+}
+
+/* >>chunked */
+
+static void ddl__pipe_failed(ddl_context *c, ddl_request *r, ddl_status status) {
+    ddl__p2p_abandon(c, r);
+    ddl__request_fail(r, status, "%s rank %d of group \"%s\": device %d did not %s them: %s",
+                      r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tensor.device,
+                      r->is_recv ? "take" : "give", ddl_status_text(status));
+}
+
+static void ddl__pipe_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    if (status < 0) {
+        ddl__pipe_failed(c, r, status);
+        return;
+    }
+    r->pipe->state[ddl__pipe_ended(r->pipe, s)] = DDL__SLOT_FULL;
+    ddl__send_data(c, r);
+}
+
+/* Sending: slots whose bytes have left are free, and what follows is copied there. False: that failed, and the request
+ * has ended. */
+static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
+    ddl__pipe *p = r->pipe;
+    while (p->first < p->total && p->first + ddl__pipe_length(p, p->first) <= r->moved) {
+        p->state[ddl__pipe_slot(p, p->first)] = DDL__SLOT_EMPTY;
+        p->first += ddl__pipe_length(p, p->first);
+    }
+    for (uint64_t at = p->first; at < ddl__pipe_end(p); at += p->chunk) {
+        if (p->state[ddl__pipe_slot(p, at)] != DDL__SLOT_EMPTY) {
+            continue;
+        }
+        ddl_status status = ddl__pipe_copy(c, p, &r->tensor, at, ddl__pipe_filled);
+        if (status < 0) {
+            ddl__pipe_failed(c, r, status);
+            return false;
+        }
+        p->state[ddl__pipe_slot(p, at)] = status == DDL_OK ? DDL__SLOT_FULL : DDL__SLOT_COPIES;
+    }
+    return true;
+}
+
+/* What can be sent now, and how much of it. */
+static const char *ddl__send_at(const ddl_request *r, uint64_t *out_bytes) {
+    uint64_t open = DDL__MIN(r->bytes, r->window) - r->moved, here = open;
+    const char *at = r->pipe != NULL ? ddl__pipe_at(r->pipe, r->moved, &here) : r->data + r->moved;
+    bool there = r->pipe == NULL || r->pipe->state[ddl__pipe_slot(r->pipe, r->moved)] == DDL__SLOT_FULL;
+    *out_bytes = there ? DDL__MIN(DDL__MIN(open, here), (uint64_t)DDL__FRAME_MAX_PAYLOAD) : 0;
+    return at;
+}
+
+/* Asks for data, or for more of it: up to which byte there is room. */
+static ddl_status ddl__ask_data(ddl_context *c, const ddl_request *r, uint16_t flags) {
+    uint8_t payload[24];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u64(&w, r->remote);
+    ddl__put_u64(&w, ddl__request_cookie(r));
+    ddl__put_u64(&w, r->pipe != NULL ? ddl__pipe_end(r->pipe) : UINT64_MAX);
+    ddl__frame f = {.type = DDL__FRAME_CTS, .flags = flags, .group = r->group->id, .epoch = r->group->epoch};
+    return ddl__tell(c, ddl__world_rank(r), f, payload, sizeof payload);
+}
+
+/* Where the next bytes of a message go; NULL: there is no room for them, as its sender knows. */
+static char *ddl__recv_at(const ddl_request *r, uint64_t bytes) {
+    if (r->pipe == NULL) {
+        return r->data != NULL ? r->data + r->moved : NULL;
+    }
+    uint64_t here = 0;
+    char *at = r->moved < ddl__pipe_end(r->pipe) ? ddl__pipe_at(r->pipe, r->moved, &here) : NULL;
+    return bytes <= here ? at : NULL;
+}
+
+/* Receiving: chunks that are on the device make room for others. */
+static void ddl__pipe_drained(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl_request *r = s->owner;
+    ddl__pipe *p = r->pipe;
+    uint64_t before = ddl__pipe_end(p);
+    if (status < 0) {
+        ddl__pipe_failed(c, r, status);
+        return;
+    }
+    p->state[ddl__pipe_ended(p, s)] = DDL__SLOT_EMPTY;
+    while (p->first < r->moved && p->first + ddl__pipe_length(p, p->first) <= r->moved &&
+           p->state[ddl__pipe_slot(p, p->first)] == DDL__SLOT_EMPTY) {
+        p->first += ddl__pipe_length(p, p->first);
+    }
+    if (p->first == p->total) {
+        ddl__recv_done(r);
+    } else if (ddl__pipe_end(p) > before && ddl__ask_data(c, r, DDL__CTS_MORE) < 0) {
+        ddl__pipe_failed(c, r, DDL_ERR_NOMEM);
+    }
+}
+
+/* Begins to copy full slots to the device, in order, once its stream has come to the receive. */
+static void ddl__pipe_drain(ddl_context *c, ddl_request *r) {
+    uint64_t chunk = r->pipe->chunk;
+    for (uint64_t at = r->pipe->first; r->pipe != NULL && at < r->moved; at += chunk) {
+        ddl__pipe *p = r->pipe; /* the last chunk that ends takes it away */
+        int32_t slot = ddl__pipe_slot(p, at);
+        if (p->state[slot] != DDL__SLOT_FULL) {
+            continue;
+        }
+        ddl_status status = ddl__pipe_copy(c, p, &r->tensor, at, ddl__pipe_drained);
+        if (status != DDL_IN_PROGRESS) {
+            ddl__pipe_drained(c, p->stage[slot], status);
+        }
+    }
+}
+
+static void ddl__pipe_landed(ddl_context *c, ddl_request *r) {
+    ddl__pipe *p = r->pipe;
+    if (r->moved == p->total || r->moved % p->chunk == 0) {
+        p->state[ddl__pipe_slot(p, r->moved - 1)] = DDL__SLOT_FULL;
+        r->draining = r->moved == p->total;
+        if (!r->filling) {
+            ddl__pipe_drain(c, r);
+        }
+    }
+}
+
+/* >>fetched */
+
+/* What shares memory of this request's device with a rank; NULL: nothing does, or the tensor has gaps. */
+static ddl__endpoint *ddl__fetcher_of(ddl_context *c, const ddl_request *r, int32_t world_rank) {
+    ddl__endpoint *e = world_rank != c->rank ? c->links[world_rank].device : NULL;
+    return e != NULL && DDL_HAS(e->table, memory_register) && DDL_HAS(e->table, get) && ddl__is_on_device(r) &&
+                   r->stage->count == 0 && ddl__is_contiguous(&r->tensor) &&
+                   c->devices->list[r->tensor.device - 1].plugin == e->plugin
+               ? e
+               : NULL;
+}
+
+/* Peers may reach the tensor from here on. False: not this one; the transport has said why. */
+static bool ddl__fetch_register(ddl_context *c, ddl_request *r, uint64_t bytes, ddl_memory_key *out) {
+    r->fetcher = ddl__fetcher_of(c, r, ddl__world_rank(r));
+    return r->fetcher != NULL &&
+           r->fetcher->table->memory_register(r->fetcher->self, r->tensor.data, bytes, &r->memory, out) == DDL_OK;
+}
+
+/* Takes the memory back: on return nobody reads or writes it. */
+static void ddl__fetch_release(ddl_request *r) {
+    void *memory = r->memory;
+    r->memory = NULL;
+    if (memory != NULL) {
+        r->fetcher->table->memory_release(r->fetcher->self, memory);
+    }
+}
+
+static void ddl__fetch_forgotten(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    (void)status;
+    ((ddl_request *)out->owner)->getting = false;
+    c->device_natives--;
+}
+
+/* An end before its time. */
+static void ddl__fetch_leave(ddl_request *r) {
+    if (r->getting) {
+        r->out.done = ddl__fetch_forgotten;
+    }
+    ddl__fetch_release(r);
+    r->fetching = false;
+}
+
+/* The way by the host, after all. */
+static void ddl__fetch_refused(ddl_context *c, ddl_request *r, ddl_status status) {
+    if (status != DDL_ERR_STATE && !c->fetch_told) { /* STATE: the sender has taken it back, and says so itself */
+        c->fetch_told = true;
+        ddl__log(&c->base, DDL_LOG_WARN, "messages from memory of rank %d on a device go through the host: to copy "
+                 "from there failed (%s); see the plugin's warnings, and docs/cuda.md", ddl__world_rank(r),
+                 ddl_status_text(status));
+    }
+    ddl__fetch_leave(r);
+    ddl__accept_again(c, r);
+}
+
+static void ddl__fetch_ended(ddl_context *c, ddl__outgoing *out, ddl_status status) {
+    ddl_request *r = out->owner;
+    c->device_natives -= r->getting;
+    r->getting = false;
+    if (status == DDL_ERR_PEER) {
+        ddl__fetch_leave(r);
+        ddl__request_fail(r, status, "receive from rank %d of group \"%s\" (tag %d): it died while its memory on a "
+                          "device was copied", r->peer, r->group->name, r->info.tag);
+    } else if (status < 0) {
+        ddl__fetch_refused(c, r, status);
+    } else if (ddl__ask_data(c, r, DDL__CTS_FETCHED) < 0) {
+        ddl__fetch_leave(r);
+        ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\": the data came, but there is no "
+                          "memory to tell it so", r->peer, r->group->name);
+    } else {
+        r->moved = r->total;
+        ddl__fetch_release(r);
+        ddl__recv_done(r);
+    }
+}
+
+/* Begins, when both sides' streams have come here. */
+static void ddl__fetch_get(ddl_context *c, ddl_request *r) {
+    if (!r->told || r->filling || r->getting) {
+        return;
+    }
+    r->out.done = ddl__fetch_ended;
+    r->out.owner = r;
+    ddl_status status = r->fetcher->table->get(r->fetcher->self, ddl__world_rank(r), r->tensor.data, r->memory, &r->key,
+                                               0, r->total, &r->out);
+    r->getting = status == DDL_IN_PROGRESS;
+    c->device_natives += r->getting; /* somebody looks, soon */
+    if (status != DDL_IN_PROGRESS) {
+        ddl__fetch_ended(c, &r->out, status);
+    }
+}
+
+/* A receive has met an offer with a key. False: it cannot fetch. */
+static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *offer) {
+    ddl_memory_key own; /* nobody gets it */
+    if (!offer->keyed || r->total == 0 || !ddl__fetch_register(c, r, r->total, &own)) {
+        return false;
+    }
+    r->key = offer->key;
+    r->told = offer->ready;
+    if (!r->told && ddl__ask_data(c, r, DDL__CTS_FETCH) < 0) {
+        ddl__fetch_release(r);
+        return false;
+    }
+    r->fetching = true;
+    ddl__fetch_get(c, r);
+    return true;
+}
+
 /* >>p2p/match */
-/* p2p, second part: which message meets which receive, and how its bytes travel.
+/* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
- *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *
+ * Tensors on devices have ways of their own: devices.h.
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
  * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they
@@ -18593,7 +19013,6 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__DATA_GIVEN_UP = 1, /* flag of DATA: the sender's request has ended */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
@@ -18604,8 +19023,8 @@ typedef struct ddl__unexpected {
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
     bool is_offer;
-    uint64_t bytes, cookie, arrived_ns; /* the last of ddl's own alone */
-    unsigned char data[];
+    uint64_t bytes, arrived_ns; /* the last of ddl's own alone */
+    unsigned char data[]; /* of an offer: ddl__offer */
 } ddl__unexpected;
 
 /* >>sending */
@@ -18633,8 +19052,6 @@ static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) 
     return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
 }
 
-static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
-
 static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
                       "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes,
@@ -18657,24 +19074,29 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Sends frame after frame of a rendezvous until the transport borrows one. */
+/* Sends frame after frame of a rendezvous until the transport borrows one, or what follows has to be waited for. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
-    while (r->moved < r->bytes) {
+    while (!r->borrowed && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
         ddl__frame f = {
             .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
-        f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
-        const char *at = r->data + r->moved;
-        r->moved += f.bytes;
-        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
-        if (status == DDL_IN_PROGRESS) {
+        if (r->moved == r->bytes) {
+            ddl__request_done(r, DDL_OK);
             return;
         }
+        uint64_t bytes;
+        const char *at = ddl__send_at(r, &bytes);
+        if (bytes == 0) {
+            return;
+        }
+        f.bytes = (uint32_t)bytes;
+        r->moved += bytes;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
+        r->borrowed = status == DDL_IN_PROGRESS;
         if (status < 0) {
             ddl__send_failed(r, status);
             return;
         }
     }
-    ddl__request_done(r, DDL_OK);
 }
 
 static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
@@ -18685,21 +19107,43 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (status < 0) {
         ddl__send_failed(r, status);
     } else {
+        r->borrowed = false;
         ddl__send_data(c, r);
     }
 }
 
-static void ddl__offer(ddl_context *c, ddl_request *r) {
-    uint8_t payload[8];
+static void ddl__send_no_pinned(ddl_request *r) {
+    ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to rank %d of group \"%s\": no pinned memory to bring them "
+                      "from device %d", (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device);
+}
+
+/* The memory of a tensor that the receiver may be able to fetch is offered with its key; of one that it cannot fetch
+ * the first chunks are on their way when it asks. */
+static void ddl__offer_send(ddl_context *c, ddl_request *r) {
+    uint8_t payload[16 + sizeof(ddl_memory_key)];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl_memory_key key;
+    bool keyed = ddl__fetch_register(c, r, r->bytes, &key);
+    bool piped = !keyed && ddl__is_on_device(r) && r->stage->count == 0;
+    if (piped && ddl__pipe_make(c, &r->tensor, r->bytes, true, r, &r->pipe) < 0) {
+        ddl__send_no_pinned(r);
+        return;
+    }
     ddl__put_u64(&w, ddl__request_cookie(r));
+    if (keyed) {
+        ddl__put_u64(&w, !r->filling);
+        memcpy(payload + 16, &key, sizeof key);
+    }
     ddl__toward *flow = &r->group->flows[r->peer];
     uint32_t credit = flow->p2p_in;
-    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload) < 0) {
+    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, keyed ? sizeof payload : 8) < 0) {
         flow->p2p_in = credit; /* it did not ride along */
+        ddl__fetch_release(r);
         ddl__request_fail(r, DDL_ERR_NOMEM,
                           "send of %llu bytes to rank %d of group \"%s\" (tag %d): no memory to offer them",
                           (unsigned long long)r->bytes, r->peer, r->group->name, r->tag);
+    } else if (piped && !r->filling) {
+        ddl__send_data(c, r);
     }
 }
 
@@ -18709,10 +19153,9 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    /* What a device still has to give is offered, so that it keeps its place in the order of messages. */
-    if (r->filling || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
-        ddl__offer(c, r);
+        ddl__offer_send(c, r);
         return;
     }
     r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
@@ -18774,7 +19217,8 @@ static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 }
 
 static void ddl__recv_done(ddl_request *r) {
-    if (r->stage != NULL) {
+    bool copied = r->pipe != NULL || r->fetching; /* it is on its device */
+    if (r->stage != NULL && !copied) {
         r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
         r->draining = true;
         if (r->filling) {
@@ -18833,8 +19277,9 @@ static void ddl__recv_in_pieces(ddl_request *r, int32_t source, int32_t tag, uin
         source, r->group->name, tag, (unsigned long long)bytes, ddl_dtype_name(r->tensor.dtype));
 }
 
-/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
-static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays.
+ * whole: all of it comes at once. */
+static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes, bool whole) {
     r->info.source = source;
     r->info.tag = tag;
     if (bytes > r->bytes) {
@@ -18847,6 +19292,12 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     }
     if (bytes % ddl__dtype_bytes(r->tensor.dtype) != 0) {
         ddl__recv_in_pieces(r, source, tag, bytes);
+        return false;
+    }
+    if (whole && bytes > 0 && ddl__is_on_device(r) && ddl__p2p_whole(r, bytes) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no pinned memory for %llu "
+                          "bytes to device %d; the message stays to be received", source, r->group->name, tag,
+                          (unsigned long long)r->bytes, r->tensor.device);
         return false;
     }
     r->matched = true;
@@ -18882,38 +19333,46 @@ static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
     return true;
 }
 
-/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
-static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
-    if (source == r->group->rank) {
-        return ddl__self_accept(c, r, cookie);
+/* Asks for the data of an offer. False: no memory for that; the receive has ended. */
+static bool ddl__accept_data(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    bool whole = ddl__is_on_device(r) && !ddl__is_contiguous(&r->tensor);
+    ddl_status status = whole ? ddl__p2p_whole(r, r->total) : DDL_OK;
+    r->remote = cookie;
+    r->peer = source;
+    if (ddl__is_on_device(r) && !whole && r->total > 0) {
+        status = ddl__pipe_make(c, &r->tensor, r->total, false, r, &r->pipe);
     }
-    uint8_t payload[16];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u64(&w, cookie);
-    ddl__put_u64(&w, ddl__request_cookie(r));
-    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
-    if (ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload) < 0) {
+    if (status < 0 || ddl__ask_data(c, r, 0) < 0) {
         ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no memory to ask for the "
                           "data; the message stays to be received", source, r->group->name, r->info.tag);
         return false;
     }
-    r->remote = cookie;
-    r->peer = source;
     if (r->total == 0) {
         ddl__recv_done(r); /* no data follows */
     }
     return true;
 }
 
+/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
+static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, const ddl__offer *offer) {
+    if (source == r->group->rank) {
+        return ddl__self_accept(c, r, offer->cookie);
+    }
+    r->remote = offer->cookie;
+    r->peer = source;
+    return ddl__fetch_accept(c, r, offer) || ddl__accept_data(c, r, source, offer->cookie);
+}
+
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
  * that does not fit has ended, and the next one is asked). */
-static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes,
+                                     bool whole) {
     ddl_request *next;
     for (ddl_request *r = g->posted_first; r != NULL; r = next) {
         next = r->next;
         if (ddl__accepts(r, source, tag)) {
             ddl__posted_unlink(g, r);
-            if (ddl__recv_fits(r, source, tag, dtype, bytes)) {
+            if (ddl__recv_fits(r, source, tag, dtype, bytes, whole)) {
                 return r;
             }
         }
@@ -18921,9 +19380,10 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
     return NULL;
 }
 
-static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
-                                       uint64_t cookie, const void *data) {
-    size_t stored = is_offer ? 0 : (size_t)f->signature; /* of a message to oneself more than a frame's */
+/* offer NULL: data is the message. */
+static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f,
+                                       const ddl__offer *offer, const void *data) {
+    size_t stored = offer != NULL ? sizeof *offer : (size_t)f->signature; /* to oneself more than a frame's */
     ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
@@ -18932,12 +19392,11 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
     *u = (ddl__unexpected){.source = source,
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
-                           .is_offer = is_offer,
-                           .bytes = f->signature,
-                           .cookie = cookie};
+                           .is_offer = offer != NULL,
+                           .bytes = f->signature};
     u->arrived_ns = u->tag < 0 ? ddl__now_ns() : 0;
     if (stored > 0) {
-        memcpy(u->data, data, stored);
+        memcpy(u->data, offer != NULL ? (const void *)offer : data, stored);
     }
     if (g->unexpected_last != NULL) {
         g->unexpected_last->next = u;
@@ -18945,6 +19404,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
         g->unexpected_first = u;
     }
     g->unexpected_last = u;
+    stored = offer != NULL ? 0 : stored; /* an offer counts for nothing */
     g->unexpected_bytes += stored;
     c->stats.unexpected_bytes += stored;
     return DDL_OK;
@@ -18987,11 +19447,13 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
         ddl__posted_append(g, r);
         return;
     }
-    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes)) {
+    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes, !u->is_offer || u->source == g->rank)) {
         return;
     }
     if (u->is_offer) {
-        if (!ddl__accept(c, r, u->source, u->cookie)) {
+        ddl__offer offer;
+        memcpy(&offer, u->data, sizeof offer);
+        if (!ddl__accept(c, r, u->source, &offer)) {
             return;
         }
     } else {
@@ -19030,9 +19492,9 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes, true);
     if (r == NULL) {
-        return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
+        return ddl__keep_unexpected(c, g, source, f, NULL, payload);
     }
     if (f->bytes > 0) {
         memcpy(r->data, payload, f->bytes);
@@ -19040,6 +19502,17 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     ddl__p2p_took(c, g, source, f->bytes);
     ddl__recv_done(r);
     return DDL_OK;
+}
+
+/* An offer that could not be fetched after all. Without memory to ask for its data it stays to be received. */
+static void ddl__accept_again(ddl_context *c, ddl_request *r) {
+    ddl__offer offer = {.cookie = r->remote};
+    ddl__frame f = {.flags = (uint16_t)r->tensor.dtype, .sequence = (uint32_t)r->info.tag, .signature = r->total};
+    ddl_group *g = r->group;
+    int32_t source = r->peer;
+    if (!ddl__accept_data(c, r, source, offer.cookie)) {
+        ddl__keep_unexpected(c, g, source, &f, &offer, NULL);
+    }
 }
 
 /* A message that somebody has asked for, and that does not come whole, goes straight to its place. What is wrong with
@@ -19052,7 +19525,7 @@ static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, d
         return NULL;
     }
     int32_t source = g->rank_of[peer];
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes, true);
     if (r == NULL) {
         return NULL;
     }
@@ -19080,7 +19553,11 @@ static void ddl__placed_p2p(ddl_context *c, int32_t peer, ddl__landing *landing,
 static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
-    uint64_t cookie = ddl__get_u64(&in);
+    ddl__offer offer = {.cookie = ddl__get_u64(&in), .keyed = f->bytes == 16 + sizeof offer.key};
+    if (offer.keyed) {
+        offer.ready = ddl__get_u64(&in) != 0;
+        memcpy(&offer.key, (const char *)payload + 16, sizeof offer.key);
+    }
     if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
@@ -19091,9 +19568,10 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
-    if (r == NULL || !ddl__accept(c, r, source, cookie)) {
-        return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
+    ddl_dtype dtype = (ddl_dtype)(f->flags & 0xff);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, dtype, f->signature, false);
+    if (r == NULL || !ddl__accept(c, r, source, &offer)) {
+        return ddl__keep_unexpected(c, g, source, f, &offer, NULL);
     }
     return DDL_OK;
 }
@@ -19105,24 +19583,64 @@ static void ddl__give_up(ddl_context *c, int32_t peer, uint32_t group, uint32_t 
     ddl__tell(c, peer, gone, NULL, 0);
 }
 
+/* The receiver has asked for the data of a tensor on a device, which is not fetched (any more). */
+static void ddl__send_by_host(ddl_context *c, ddl_request *r) {
+    ddl__fetch_release(r);
+    r->fetching = false;
+    if (ddl__is_on_device(r) && r->stage->count == 0 && r->pipe == NULL &&
+        ddl__pipe_make(c, &r->tensor, r->bytes, true, r, &r->pipe) < 0) {
+        ddl__p2p_abandon(c, r);
+        ddl__send_no_pinned(r);
+    } else if (!r->filling) {
+        ddl__send_data(c, r);
+    }
+}
+
+/* Tells a receiver that what it wants to fetch is there. */
+static void ddl__send_ready(ddl_context *c, const ddl_request *r) {
+    ddl__frame f = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_READY, .group = r->group->id,
+                    .epoch = r->group->epoch, .sequence = r->remote};
+    ddl__tell(c, ddl__world_rank(r), f, NULL, 0); /* no memory: it waits for its deadline */
+}
+
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
-    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
+    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in), window = ddl__get_u64(&in);
+    uint16_t kind = f->flags & (uint16_t)~DDL__FRAME_FLAG_CRC;
+    ddl_request *r = ddl__request_of(c, mine);
     if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__request_of(c, mine);
     if (r == NULL) {
-        ddl__give_up(c, peer, f->group, f->epoch, theirs);
+        if (kind == 0 || kind == DDL__CTS_FETCH) {
+            ddl__give_up(c, peer, f->group, f->epoch, theirs);
+        }
         return DDL_OK;
     }
-    if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
+    bool sends = !r->is_recv && r->out.owner == r && r->out.done == ddl__send_data_done && ddl__world_rank(r) == peer;
+    bool asked = r->window > 0, more = kind == DDL__CTS_MORE;
+    bool fetch = kind == DDL__CTS_FETCH || kind == DDL__CTS_FETCHED;
+    if (!sends || kind > DDL__CTS_MORE || asked != more || (fetch && r->memory == NULL)) {
         return DDL_ERR_CORRUPT;
     }
     r->matched = true;
     r->remote = theirs;
-    if (!r->filling) {
-        ddl__send_data(c, r);
+    if (kind == DDL__CTS_FETCHED) {
+        r->moved = r->bytes;
+        ddl__fetch_release(r);
+        ddl__request_done(r, DDL_OK);
+    } else if (kind == DDL__CTS_FETCH) {
+        r->fetching = true;
+        if (!r->filling) {
+            ddl__send_ready(c, r);
+        }
+    } else {
+        r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
+        if (more) {
+            ddl__send_data(c, r);
+        } else {
+            ddl__send_by_host(c, r);
+        }
     }
     return DDL_OK;
 }
@@ -19135,9 +19653,11 @@ static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__f
     return mine && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
-static void ddl__data_moved(ddl_request *r, uint64_t bytes) {
+static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {
     r->moved += bytes;
-    if (r->moved == r->total) {
+    if (r->pipe != NULL) {
+        ddl__pipe_landed(c, r);
+    } else if (r->moved == r->total) {
         ddl__recv_done(r);
     }
 }
@@ -19148,31 +19668,40 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
+        ddl__fetch_leave(r);
         ddl__request_fail(r, DDL_ERR_CANCELLED,
                           "receive from rank %d of group \"%s\": the sender gave up before all data "
                           "was sent (its own call ended with an error)",
                           r->peer, r->group->name);
         return DDL_OK;
     }
-    if (f->bytes > 0) {
-        memcpy(r->data + r->moved, payload, f->bytes);
+    if ((f->flags & DDL__DATA_READY) != 0) {
+        r->told = r->fetching;
+        if (r->told) {
+            ddl__fetch_get(c, r);
+        }
+        return DDL_OK;
     }
-    ddl__data_moved(r, f->bytes);
+    char *at = f->bytes > 0 ? ddl__recv_at(r, f->bytes) : NULL;
+    if (at == NULL) {
+        return f->bytes > 0 ? DDL_ERR_CORRUPT : DDL_OK;
+    }
+    memcpy(at, payload, f->bytes);
+    ddl__data_moved(c, r, f->bytes);
     return DDL_OK;
 }
 
 static void *ddl__place_data(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
     ddl_request *r = ddl__data_request(c, peer, f);
-    if (r == NULL || f->bytes == 0) {
-        return NULL;
+    char *at = r != NULL && f->bytes > 0 ? ddl__recv_at(r, f->bytes) : NULL;
+    if (at != NULL) {
+        landing->owner = r;
+        r->landing = landing;
     }
-    landing->owner = r;
-    r->landing = landing;
-    return r->data + r->moved;
+    return at;
 }
 
 static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
-    (void)c;
     (void)peer;
     ddl_request *r = landing->owner;
     if (r == NULL) {
@@ -19180,7 +19709,7 @@ static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing
     }
     r->landing = NULL;
     if (status == DDL_OK) {
-        ddl__data_moved(r, landing->frame.bytes);
+        ddl__data_moved(c, r, landing->frame.bytes);
     }
 }
 
@@ -19211,12 +19740,14 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
             ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
         }
     }
-    ddl__stage_leave(c, &r->stage); /* the last: a transport may have copied from it just now */
+    ddl__fetch_leave(r);
+    ddl__stage_leave(c, &r->stage); /* these last: a transport may have copied from them just now */
+    ddl__pipe_leave(c, &r->pipe);
 }
 
 static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
-    const char *state = r->draining || (r->filling && r->matched) ? "its device copies the data"
+    const char *state = r->draining || r->getting || (r->filling && r->matched) ? "its device copies the data"
                         : r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
                                    : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
     if (r->peer == DDL_ANY_SOURCE) {
@@ -19269,7 +19800,7 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
 
 static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
     (void)c;
-    return r->peer >= 0 ? ddl__world_rank(r) : -1;
+    return r->peer >= 0 && !r->getting ? ddl__world_rank(r) : -1; /* then the device's transport is looked at */
 }
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
@@ -19303,7 +19834,7 @@ static void ddl__p2p_group_free(ddl_group *g) {
 }
 
 /* >>p2p/quick */
-/* p2p, third part: the short way of a blocking message. Over shared memory a small one takes a tenth of a microsecond;
+/* p2p, fifth part: the short way of a blocking message. Over shared memory a small one takes a tenth of a microsecond;
  * to make and to end a request would be the larger part of it. So what can leave at once leaves without a request, and
  * what has come is taken without one. All else goes the long way, which finds everything as it was. */
 
@@ -19417,22 +19948,22 @@ static bool ddl__recv_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
 }
 
 /* >>p2p/p2p */
-/* p2p, fourth part: the public calls, and checks of what callers pass. */
+/* p2p, sixth part: the public calls, and checks of what callers pass. */
 
-/* The buffer of a message of a device: pinned memory. */
+/* A message of a device: which way it goes is known when the other side is. */
 static ddl_status ddl__p2p_stage(ddl_request *r) {
     ddl_context *c = r->context;
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, r->tensor.device, r->is_recv ? "receive" : "send", &d));
     r->stage = ddl__stage_make(c, 1);
     if (r->stage == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
     }
     r->stage->owner = r;
-    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
+    r->data = NULL;
     DDL__TRY(ddl__stage_order(r->group, r, r->stage, r->is_recv ? "a receive" : "a send"));
-    r->stage->items[0].comes = !r->is_recv;
-    r->stage->items[0].goes = r->is_recv;
-    r->data = r->stage->items[0].host;
-    return DDL_OK;
+    bool whole = r->peer == r->group->rank || !ddl__is_contiguous(&r->tensor);
+    return whole && !r->is_recv ? ddl__p2p_whole(r, r->bytes) : DDL_OK;
 }
 
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
@@ -19498,11 +20029,12 @@ static void ddl__self_no_memory(ddl_request *r) {
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
-    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    ddl__offer offer = {.cookie = ddl__request_cookie(r)};
+    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes, true);
     if (r->filling) {
         if (to != NULL) {
             ddl__self_accept(c, to, ddl__request_cookie(r));
-        } else if (ddl__keep_unexpected(c, g, g->rank, &f, true, ddl__request_cookie(r), NULL) < 0) {
+        } else if (ddl__keep_unexpected(c, g, g->rank, &f, &offer, NULL) < 0) {
             ddl__stage_leave(c, &r->stage);
             ddl__self_no_memory(r);
         }
@@ -19513,7 +20045,7 @@ static void ddl__send_self(ddl_context *c, ddl_request *r) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
-    } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+    } else if (ddl__keep_unexpected(c, g, g->rank, &f, NULL, r->data) < 0) {
         ddl__self_no_memory(r);
         return;
     }
@@ -19541,7 +20073,11 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl_request *r = s->owner;
     r->filling = false;
     if (r->is_recv && status >= 0) {
-        if (r->draining) { /* the message was here before the stream */
+        if (r->fetching) {
+            ddl__fetch_get(c, r);
+        } else if (r->pipe != NULL) {
+            ddl__pipe_drain(c, r);
+        } else if (r->draining) { /* the message was here before the stream */
             ddl__recv_done(r);
         }
     } else if (r->is_recv) {
@@ -19555,8 +20091,10 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
                           ddl_status_text(status));
     } else if (r->matched && r->peer == r->group->rank) {
         ddl__self_move(c, r);
-    } else if (r->matched) {
-        ddl__send_data(c, r);
+    } else if (r->fetching) {
+        ddl__send_ready(c, r);
+    } else if (r->peer != r->group->rank) {
+        ddl__send_data(c, r); /* what was asked for; of the others the first chunks are copied */
     }
 }
 

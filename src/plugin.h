@@ -181,7 +181,8 @@ typedef struct ddl_transport {
     uint64_t (*clock_ns)(void *self); /* instead of CLOCK_MONOTONIC */
     ddl_status (*connect)(void *self, int32_t peer); /* starts a connection ahead of its first use */
     /* memory_alloc gives memory that peers reach without a copy, for ddl_tensor_alloc; an error: ordinary memory is
-     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. */
+     * used. Registered memory. put completes (transferred) when the peer's memory holds the data. On return of
+     * memory_release nobody reads or writes it: what this rank has begun with it ends (DDL_ERR_CANCELLED) before. */
     ddl_status (*memory_alloc)(void *self, size_t bytes, void **out_memory);
     void (*memory_free)(void *self, void *memory);
     ddl_status (*memory_register)(void *self, void *memory, size_t bytes, void **out_handle, ddl_memory_key *out_key);

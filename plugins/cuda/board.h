@@ -22,6 +22,8 @@ enum {
     CUDA_LOCAL_MAX = 64, /* ranks of one host; more of them do without */
     CUDA_EXPORTS = 512,  /* allocations that one rank shares at a time */
     CUDA_SETS = 32,      /* sets of native collectives of one rank */
+    CUDA_REGISTERED = 256, /* pieces of memory that peers may copy at a time: messages under way */
+    CUDA_TOUCHES = 16,   /* such copies of one rank at a time */
     CUDA_SET_LINES = 8,  /* lines of words of one rank in one set */
     CUDA_LINE_WORDS = 8
 };
@@ -61,6 +63,8 @@ typedef struct cuda_board {
     _Alignas(64) _Atomic uint32_t sleeping;              /* 1: ring my bell after writing what I may wait for */
     _Alignas(64) _Atomic uint64_t wants[CUDA_LOCAL_MAX]; /* [i]: id of the export of rank i whose descriptor I lack */
     _Atomic uint8_t seen[CUDA_LOCAL_MAX]; /* [i]: CUDA_SEEN, or CUDA_SEEN_NOT: rank i's board cannot be used here */
+    _Atomic uint64_t registered[CUDA_REGISTERED]; /* serials of this rank's; 0: none. ipc.h, as the next */
+    _Atomic uint64_t touching[CUDA_TOUCHES];      /* what it copies: the owner's local index, and a serial of the owner's */
     cuda_export exports[CUDA_EXPORTS];
     cuda_set sets[CUDA_SETS];
 } cuda_board;
@@ -103,10 +107,11 @@ typedef struct cuda_ipc {
     cuda_gpu *gpus[CUDA_GPUS_MAX]; /* by ordinal; NULL: not needed so far */
     CUuuid uuids[CUDA_GPUS_MAX];
     int32_t gpu_count;
-    uint64_t last_id, requests;
+    uint64_t last_id, last_serial, requests;
     struct cuda_shares *shares;      /* share.h */
     struct cuda_probes *probes;      /* probe.h */
-    struct cuda_transfer *transfers; /* ipc.h */
+    struct cuda_transfer *transfers; /* ipc.h, as the next */
+    struct cuda_registered *registrations;
     struct cuda_natives *natives;    /* native.h */
 } cuda_ipc;
 

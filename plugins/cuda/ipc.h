@@ -13,15 +13,19 @@
 /* What a key holds for peers. */
 typedef struct cuda_key {
     cuda_place place;
-    uint64_t bytes;
-    int32_t rank, unused;
+    uint64_t bytes, serial; /* serial: of the registration; never given twice by a rank */
+    int32_t rank, slot;     /* slot: where its owner's board says whether it still holds */
 } cuda_key;
 _Static_assert(sizeof(cuda_key) <= sizeof((ddl_memory_key *)NULL)->bytes, "a key fits");
 
 typedef struct cuda_registered {
+    struct cuda_registered *next; /* of this rank's */
     cuda_gpu *gpu;
     cuda_key key;
 } cuda_registered;
+
+#define CUDA_TOUCH_BITS 56 /* of a serial in a word of `touching`; above them the owner's local index */
+#define CUDA_RELEASE_PATIENCE_NS 2000000000ull /* for copies of peers that are under way when memory is released */
 
 /* A copy to or from a peer's memory: it waits for a mapping first, then for its event. */
 typedef struct cuda_transfer {
@@ -33,10 +37,16 @@ typedef struct cuda_transfer {
     cuda_place place;
     uint64_t bytes;
     void *cookie;
+    const cuda_registered *own; /* the local memory's */
+    uint64_t serial; /* the peer's registration, and where it is on the peer's board */
+    int32_t slot, touch; /* touch: this copy's word on this rank's board; -1: none */
     cuda_import *import; /* NULL: not begun */
     CUevent event;
     bool wakes; /* the event rings when it happens */
 } cuda_transfer;
+
+static void cuda_transfer_settle(const cuda_transfer *x);
+static void cuda_transfer_end(cuda_ipc *t, cuda_transfer *x);
 
 /* ---- opening ---- */
 
@@ -52,10 +62,15 @@ static void cuda_ipc_close(void *self) {
         cuda_transfer *x = t->transfers;
         t->transfers = x->next;
         if (x->event != NULL) {
-            x->gpu->cu.cuStreamSynchronize(x->gpu->stream);
-            cuda_event_give(x->gpu, x->event);
+            cuda_transfer_settle(x);
         }
+        cuda_transfer_end(t, x);
         t->host->free(t->host, x);
+    }
+    while (t->registrations != NULL) {
+        cuda_registered *r = t->registrations;
+        t->registrations = r->next;
+        t->host->free(t->host, r);
     }
     if (t->natives != NULL) {
         cuda_natives_close(t);
@@ -211,17 +226,28 @@ static ddl_status cuda_ipc_ready(void *self, int32_t peer) {
     return cuda_board_exchange(t, peer);
 }
 
-/* ---- registered memory ---- */
+/* ---- registered memory ----
+ * A registration holds until its owner takes it back, and then no copy of a peer's touches the memory, nor begins to: a rank
+ * that copies says so on its board (`touching`) before it looks whether the registration still holds, and an owner takes it
+ * back before it looks who copies. So either the copy does not begin, or the owner waits for its end. */
 
 static ddl_status cuda_ipc_register(void *self, void *memory, size_t bytes, void **out_handle,
                                     ddl_memory_key *out_key) {
     cuda_ipc *t = self;
+    int32_t slot = 0;
+    while (t->board != NULL && slot < CUDA_REGISTERED &&
+           atomic_load_explicit(&t->board->registered[slot], memory_order_relaxed) != 0) { /* own */
+        slot++;
+    }
+    if (t->board == NULL || slot == CUDA_REGISTERED) { /* so many messages at a time: the rest goes another way */
+        return DDL_ERR_UNSUPPORTED;
+    }
     cuda_registered *r = t->host->alloc(t->host, sizeof *r);
     if (r == NULL) {
         return DDL_ERR_NOMEM;
     }
     memset(r, 0, sizeof *r);
-    ddl_status status = t->board == NULL ? DDL_ERR_UNSUPPORTED : cuda_share(t, memory, bytes, &r->key.place);
+    ddl_status status = cuda_share(t, memory, bytes, &r->key.place);
     if (status != DDL_OK) {
         t->host->free(t->host, r);
         return status;
@@ -229,15 +255,93 @@ static ddl_status cuda_ipc_register(void *self, void *memory, size_t bytes, void
     r->gpu = t->gpus[t->shares->own[r->key.place.slot].ordinal];
     r->key.bytes = bytes;
     r->key.rank = t->rank;
+    r->key.slot = slot;
+    r->key.serial = ++t->last_serial;
+    atomic_store_explicit(&t->board->registered[slot], r->key.serial, memory_order_release); /* nothing goes with it */
     memset(out_key, 0, sizeof *out_key);
     memcpy(out_key->bytes, &r->key, sizeof r->key);
+    r->next = t->registrations;
+    t->registrations = r;
     *out_handle = r;
     return DDL_OK;
 }
 
+/* Whether a peer copies to or from a registration of this rank's. */
+static bool cuda_is_touched(const cuda_ipc *t, int32_t peer, uint64_t serial) {
+    cuda_board *board = (cuda_board *)(uintptr_t)t->peers[peer].board;
+    uint64_t word = (uint64_t)t->local_index << CUDA_TOUCH_BITS | serial;
+    for (int32_t i = 0; board != NULL && i < CUDA_TOUCHES; i++) {
+        if (atomic_load_explicit(&board->touching[i], memory_order_acquire) == word) { /* then what was copied is seen */
+            return true;
+        }
+    }
+    return false;
+}
+
+static void cuda_untouched_wait(cuda_ipc *t, int32_t peer, uint64_t serial) {
+    uint64_t until = t->host->now_ns(t->host) + CUDA_RELEASE_PATIENCE_NS;
+    struct timespec nap = {0, 50000};
+    while (!t->peers[peer].dead && cuda_is_touched(t, peer, serial)) {
+        if (t->host->now_ns(t->host) >= until) {
+            cuda_log(t->host, DDL_LOG_WARN, "rank %d does not say that it has ended its copy of memory of rank %d, whose "
+                     "message was given up: its GPU may still read it", peer, t->rank);
+            return;
+        }
+        nanosleep(&nap, NULL);
+    }
+}
+
+static void cuda_transfers_cancel(cuda_ipc *t, const cuda_registered *r);
+
 static void cuda_ipc_release(void *self, void *handle) {
     cuda_ipc *t = self;
-    t->host->free(t->host, handle);
+    cuda_registered *r = handle;
+    if (r == NULL) {
+        return;
+    }
+    cuda_transfers_cancel(t, r);
+    atomic_store_explicit(&t->board->registered[r->key.slot], 0, memory_order_relaxed); /* the fence orders it */
+    atomic_thread_fence(memory_order_seq_cst); /* taken back, then touching; the peer: touching, then looked */
+    for (int32_t i = 0; i < t->local_count; i++) {
+        if (t->local[i] != t->rank) {
+            cuda_untouched_wait(t, t->local[i], r->key.serial);
+        }
+    }
+    cuda_registered **at = &t->registrations;
+    while (*at != r) {
+        at = &(*at)->next;
+    }
+    *at = r->next;
+    t->host->free(t->host, r);
+}
+
+/* Says on the board that a copy begins. DDL_IN_PROGRESS: as many as there are words are under way. DDL_ERR_STATE: the
+ * peer has taken its memory back. */
+static ddl_status cuda_touch_begin(cuda_ipc *t, cuda_transfer *x) {
+    cuda_board *theirs = (cuda_board *)(uintptr_t)t->peers[x->peer].board;
+    int32_t i = 0;
+    while (i < CUDA_TOUCHES && atomic_load_explicit(&t->board->touching[i], memory_order_relaxed) != 0) { /* own */
+        i++;
+    }
+    if (i == CUDA_TOUCHES) {
+        return DDL_IN_PROGRESS;
+    }
+    atomic_store_explicit(&t->board->touching[i], (uint64_t)t->peers[x->peer].index << CUDA_TOUCH_BITS | x->serial,
+                          memory_order_relaxed); /* the fence orders it */
+    atomic_thread_fence(memory_order_seq_cst);   /* see cuda_ipc_release */
+    if (atomic_load_explicit(&theirs->registered[x->slot], memory_order_acquire) != x->serial) {
+        atomic_store_explicit(&t->board->touching[i], 0, memory_order_relaxed); /* nothing was touched */
+        return DDL_ERR_STATE;
+    }
+    x->touch = i;
+    return DDL_OK;
+}
+
+static void cuda_touch_end(cuda_ipc *t, cuda_transfer *x) {
+    if (x->touch >= 0) { /* release: the copy has ended */
+        atomic_store_explicit(&t->board->touching[x->touch], 0, memory_order_release);
+        x->touch = -1;
+    }
 }
 
 /* Begins the copy when the peer's memory is mapped. */
@@ -246,6 +350,12 @@ static ddl_status cuda_transfer_begin(cuda_ipc *t, cuda_transfer *x) {
     CUdeviceptr there = 0;
     ddl_status status = cuda_reach(t, x->peer, &x->place, x->bytes, x->gpu, &x->import, &there);
     if (status != DDL_OK) {
+        return status;
+    }
+    status = cuda_touch_begin(t, x);
+    if (status != DDL_OK) {
+        cuda_let_go(t, x->import);
+        x->import = NULL;
         return status;
     }
     status = cuda_enter(x->gpu, &guard);
@@ -273,6 +383,17 @@ static void cuda_transfer_settle(const cuda_transfer *x) {
     }
 }
 
+/* Gives back everything but itself; its copy has ended, or never began. */
+static void cuda_transfer_end(cuda_ipc *t, cuda_transfer *x) {
+    cuda_touch_end(t, x);
+    if (x->event != NULL) {
+        cuda_event_give(x->gpu, x->event);
+    }
+    if (x->import != NULL) {
+        cuda_let_go(t, x->import);
+    }
+}
+
 /* DDL_IN_PROGRESS, or how it ended; then everything but itself is given back. */
 static ddl_status cuda_transfer_look(cuda_ipc *t, cuda_transfer *x) {
     cuda_guard guard;
@@ -292,12 +413,7 @@ static ddl_status cuda_transfer_look(cuda_ipc *t, cuda_transfer *x) {
         cuda_transfer_settle(x);
     }
     if (status != DDL_IN_PROGRESS) {
-        if (x->event != NULL) {
-            cuda_event_give(x->gpu, x->event);
-        }
-        if (x->import != NULL) {
-            cuda_let_go(t, x->import);
-        }
+        cuda_transfer_end(t, x);
     }
     return status;
 }
@@ -308,7 +424,8 @@ static ddl_status cuda_transfer_make(cuda_ipc *t, int32_t peer, uint64_t local, 
     cuda_key k;
     memcpy(&k, key->bytes, sizeof k);
     if (peer < 0 || peer >= t->world_size || t->peers[peer].board == NULL || r == NULL || k.rank != peer ||
-        offset > k.bytes || bytes > k.bytes - offset) {
+        offset > k.bytes || bytes > k.bytes - offset || k.slot < 0 || k.slot >= CUDA_REGISTERED ||
+        k.serial >> CUDA_TOUCH_BITS != 0) {
         return DDL_ERR_ARG;
     }
     if (t->peers[peer].dead) {
@@ -327,7 +444,11 @@ static ddl_status cuda_transfer_make(cuda_ipc *t, int32_t peer, uint64_t local, 
                          .local = local,
                          .place = k.place,
                          .bytes = bytes,
-                         .cookie = cookie};
+                         .cookie = cookie,
+                         .own = r,
+                         .serial = k.serial,
+                         .slot = k.slot,
+                         .touch = -1};
     x->place.offset += offset;
     ddl_status status = cuda_transfer_look(t, x);
     if (status != DDL_IN_PROGRESS) {
@@ -374,6 +495,27 @@ static int32_t cuda_transfers_progress(cuda_ipc *t) {
         done++;
     }
     return done;
+}
+
+/* Of memory that is released here: copies that have begun are waited for (nothing but copies is on their stream), and then
+ * the host is told of all. */
+static void cuda_transfers_cancel(cuda_ipc *t, const cuda_registered *r) {
+    for (cuda_transfer **at = &t->transfers; *at != NULL;) {
+        cuda_transfer *x = *at;
+        if (x->own != r) {
+            at = &x->next;
+            continue;
+        }
+        *at = x->next;
+        if (x->event != NULL) {
+            cuda_transfer_settle(x);
+        }
+        cuda_transfer_end(t, x);
+        void *cookie = x->cookie;
+        t->host->free(t->host, x);
+        t->host->transferred(t->host, cookie, DDL_ERR_CANCELLED); /* it may begin and end others */
+        at = &t->transfers;
+    }
 }
 
 /* ---- what a transport must have ---- */

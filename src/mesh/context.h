@@ -227,7 +227,8 @@ struct ddl_context {
     ddl__devices *devices;     /* NULL: no plugin brings any */
     struct ddl__stage *stages; /* copies to and from devices that are under way */
     ddl_request *detached;     /* that nobody waits for: streams do */
-    int32_t device_natives;    /* among natives */
+    int32_t device_natives;    /* among natives; and copies of messages from devices of peers */
+    bool fetch_told;           /* why such a copy was not possible; once is enough */
 };
 
 /* Writes the error that ddl_error shows. */

@@ -253,6 +253,10 @@ static void ddl__reap(ddl_context *c) {
             if (l->slower != NULL) {
                 l->slower->table->peer_dead(l->slower->self, i);
             }
+            if (l->device != NULL) {
+                l->device->table->peer_dead(l->device->self, i);
+                l->device = NULL; /* a process that takes the rank goes by the host */
+            }
         }
     }
 }

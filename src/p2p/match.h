@@ -1,7 +1,9 @@
-/* p2p, second part: which message meets which receive, and how its bytes travel.
+/* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
- *     rendezvous  RTS(tag, total, cookie) -> CTS(cookie, cookie) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *
+ * Tensors on devices have ways of their own: devices.h.
  *
  * In P2P and RTS frames the low half of `sequence` is the tag and the high half credit, `signature` is the size of the
  * whole message, the low byte of `flags` its dtype. P2P and RTS frames of one pair and group arrive in the order they
@@ -9,11 +11,10 @@
 #ifndef DDL_P2P_MATCH_H
 #define DDL_P2P_MATCH_H
 
-#include "request.h"
+#include "devices.h"
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__DATA_GIVEN_UP = 1, /* flag of DATA: the sender's request has ended */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
@@ -24,8 +25,8 @@ typedef struct ddl__unexpected {
     int32_t source, tag; /* group rank */
     ddl_dtype dtype;
     bool is_offer;
-    uint64_t bytes, cookie, arrived_ns; /* the last of ddl's own alone */
-    unsigned char data[];
+    uint64_t bytes, arrived_ns; /* the last of ddl's own alone */
+    unsigned char data[]; /* of an offer: ddl__offer */
 } ddl__unexpected;
 
 /* >>sending */
@@ -53,8 +54,6 @@ static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) 
     return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
 }
 
-static int32_t ddl__world_rank(const ddl_request *r) { return r->group->ranks[r->peer]; }
-
 static void ddl__send_failed(ddl_request *r, ddl_status status) {
     ddl__request_fail(r, status == DDL_ERR_PEER ? DDL_ERR_PEER : status,
                       "send of %llu bytes to rank %d of group \"%s\" (tag %d): %s", (unsigned long long)r->bytes,
@@ -77,24 +76,29 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Sends frame after frame of a rendezvous until the transport borrows one. */
+/* Sends frame after frame of a rendezvous until the transport borrows one, or what follows has to be waited for. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
-    while (r->moved < r->bytes) {
+    while (!r->borrowed && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
         ddl__frame f = {
             .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
-        f.bytes = (uint32_t)DDL__MIN(r->bytes - r->moved, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
-        const char *at = r->data + r->moved;
-        r->moved += f.bytes;
-        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
-        if (status == DDL_IN_PROGRESS) {
+        if (r->moved == r->bytes) {
+            ddl__request_done(r, DDL_OK);
             return;
         }
+        uint64_t bytes;
+        const char *at = ddl__send_at(r, &bytes);
+        if (bytes == 0) {
+            return;
+        }
+        f.bytes = (uint32_t)bytes;
+        r->moved += bytes;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
+        r->borrowed = status == DDL_IN_PROGRESS;
         if (status < 0) {
             ddl__send_failed(r, status);
             return;
         }
     }
-    ddl__request_done(r, DDL_OK);
 }
 
 static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
@@ -105,21 +109,43 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (status < 0) {
         ddl__send_failed(r, status);
     } else {
+        r->borrowed = false;
         ddl__send_data(c, r);
     }
 }
 
-static void ddl__offer(ddl_context *c, ddl_request *r) {
-    uint8_t payload[8];
+static void ddl__send_no_pinned(ddl_request *r) {
+    ddl__request_fail(r, DDL_ERR_NOMEM, "send of %llu bytes to rank %d of group \"%s\": no pinned memory to bring them "
+                      "from device %d", (unsigned long long)r->bytes, r->peer, r->group->name, r->tensor.device);
+}
+
+/* The memory of a tensor that the receiver may be able to fetch is offered with its key; of one that it cannot fetch
+ * the first chunks are on their way when it asks. */
+static void ddl__offer_send(ddl_context *c, ddl_request *r) {
+    uint8_t payload[16 + sizeof(ddl_memory_key)];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl_memory_key key;
+    bool keyed = ddl__fetch_register(c, r, r->bytes, &key);
+    bool piped = !keyed && ddl__is_on_device(r) && r->stage->count == 0;
+    if (piped && ddl__pipe_make(c, &r->tensor, r->bytes, true, r, &r->pipe) < 0) {
+        ddl__send_no_pinned(r);
+        return;
+    }
     ddl__put_u64(&w, ddl__request_cookie(r));
+    if (keyed) {
+        ddl__put_u64(&w, !r->filling);
+        memcpy(payload + 16, &key, sizeof key);
+    }
     ddl__toward *flow = &r->group->flows[r->peer];
     uint32_t credit = flow->p2p_in;
-    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, sizeof payload) < 0) {
+    if (ddl__tell(c, ddl__world_rank(r), ddl__p2p_frame(r, DDL__FRAME_RTS), payload, keyed ? sizeof payload : 8) < 0) {
         flow->p2p_in = credit; /* it did not ride along */
+        ddl__fetch_release(r);
         ddl__request_fail(r, DDL_ERR_NOMEM,
                           "send of %llu bytes to rank %d of group \"%s\" (tag %d): no memory to offer them",
                           (unsigned long long)r->bytes, r->peer, r->group->name, r->tag);
+    } else if (piped && !r->filling) {
+        ddl__send_data(c, r);
     }
 }
 
@@ -129,10 +155,9 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_failed(r, DDL_ERR_PEER);
         return;
     }
-    /* What a device still has to give is offered, so that it keeps its place in the order of messages. */
-    if (r->filling || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
         r->out.done = ddl__send_data_done;
-        ddl__offer(c, r);
+        ddl__offer_send(c, r);
         return;
     }
     r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
@@ -194,7 +219,8 @@ static void ddl__recv_drained(ddl_context *c, ddl__stage *s, ddl_status status) 
 }
 
 static void ddl__recv_done(ddl_request *r) {
-    if (r->stage != NULL) {
+    bool copied = r->pipe != NULL || r->fetching; /* it is on its device */
+    if (r->stage != NULL && !copied) {
         r->info.count = (int64_t)ddl__elements(r->total, r->tensor.dtype);
         r->draining = true;
         if (r->filling) {
@@ -253,8 +279,9 @@ static void ddl__recv_in_pieces(ddl_request *r, int32_t source, int32_t tag, uin
         source, r->group->name, tag, (unsigned long long)bytes, ddl_dtype_name(r->tensor.dtype));
 }
 
-/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays. */
-static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+/* Checks a message against the receive that it meets. False: the receive has ended with an error, the message stays.
+ * whole: all of it comes at once. */
+static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes, bool whole) {
     r->info.source = source;
     r->info.tag = tag;
     if (bytes > r->bytes) {
@@ -267,6 +294,12 @@ static bool ddl__recv_fits(ddl_request *r, int32_t source, int32_t tag, ddl_dtyp
     }
     if (bytes % ddl__dtype_bytes(r->tensor.dtype) != 0) {
         ddl__recv_in_pieces(r, source, tag, bytes);
+        return false;
+    }
+    if (whole && bytes > 0 && ddl__is_on_device(r) && ddl__p2p_whole(r, bytes) < 0) {
+        ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no pinned memory for %llu "
+                          "bytes to device %d; the message stays to be received", source, r->group->name, tag,
+                          (unsigned long long)r->bytes, r->tensor.device);
         return false;
     }
     r->matched = true;
@@ -302,38 +335,46 @@ static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
     return true;
 }
 
-/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
-static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
-    if (source == r->group->rank) {
-        return ddl__self_accept(c, r, cookie);
+/* Asks for the data of an offer. False: no memory for that; the receive has ended. */
+static bool ddl__accept_data(ddl_context *c, ddl_request *r, int32_t source, uint64_t cookie) {
+    bool whole = ddl__is_on_device(r) && !ddl__is_contiguous(&r->tensor);
+    ddl_status status = whole ? ddl__p2p_whole(r, r->total) : DDL_OK;
+    r->remote = cookie;
+    r->peer = source;
+    if (ddl__is_on_device(r) && !whole && r->total > 0) {
+        status = ddl__pipe_make(c, &r->tensor, r->total, false, r, &r->pipe);
     }
-    uint8_t payload[16];
-    ddl__writer w = ddl__writer_of(payload, sizeof payload);
-    ddl__put_u64(&w, cookie);
-    ddl__put_u64(&w, ddl__request_cookie(r));
-    ddl__frame f = {.type = DDL__FRAME_CTS, .group = r->group->id, .epoch = r->group->epoch};
-    if (ddl__tell(c, r->group->ranks[source], f, payload, sizeof payload) < 0) {
+    if (status < 0 || ddl__ask_data(c, r, 0) < 0) {
         ddl__request_fail(r, DDL_ERR_NOMEM, "receive from rank %d of group \"%s\" (tag %d): no memory to ask for the "
                           "data; the message stays to be received", source, r->group->name, r->info.tag);
         return false;
     }
-    r->remote = cookie;
-    r->peer = source;
     if (r->total == 0) {
         ddl__recv_done(r); /* no data follows */
     }
     return true;
 }
 
+/* Accepts an offer: the data may come. False: no memory to say so; the receive has ended, the offer stays. */
+static bool ddl__accept(ddl_context *c, ddl_request *r, int32_t source, const ddl__offer *offer) {
+    if (source == r->group->rank) {
+        return ddl__self_accept(c, r, offer->cookie);
+    }
+    r->remote = offer->cookie;
+    r->peer = source;
+    return ddl__fetch_accept(c, r, offer) || ddl__accept_data(c, r, source, offer->cookie);
+}
+
 /* The first receive that was posted for such a message, taken off the list if it fits; NULL: there is none (a receive
  * that does not fit has ended, and the next one is asked). */
-static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes) {
+static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, ddl_dtype dtype, uint64_t bytes,
+                                     bool whole) {
     ddl_request *next;
     for (ddl_request *r = g->posted_first; r != NULL; r = next) {
         next = r->next;
         if (ddl__accepts(r, source, tag)) {
             ddl__posted_unlink(g, r);
-            if (ddl__recv_fits(r, source, tag, dtype, bytes)) {
+            if (ddl__recv_fits(r, source, tag, dtype, bytes, whole)) {
                 return r;
             }
         }
@@ -341,9 +382,10 @@ static ddl_request *ddl__posted_take(ddl_group *g, int32_t source, int32_t tag, 
     return NULL;
 }
 
-static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f, bool is_offer,
-                                       uint64_t cookie, const void *data) {
-    size_t stored = is_offer ? 0 : (size_t)f->signature; /* of a message to oneself more than a frame's */
+/* offer NULL: data is the message. */
+static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t source, const ddl__frame *f,
+                                       const ddl__offer *offer, const void *data) {
+    size_t stored = offer != NULL ? sizeof *offer : (size_t)f->signature; /* to oneself more than a frame's */
     ddl__unexpected *u = ddl__scratch_get(c, sizeof *u + stored);
     if (u == NULL) {
         ddl__log(&c->base, DDL_LOG_WARN, "no memory to keep a message of %zu bytes from rank %d", stored, source);
@@ -352,12 +394,11 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
     *u = (ddl__unexpected){.source = source,
                            .tag = (int32_t)f->sequence,
                            .dtype = (ddl_dtype)(f->flags & 0xff),
-                           .is_offer = is_offer,
-                           .bytes = f->signature,
-                           .cookie = cookie};
+                           .is_offer = offer != NULL,
+                           .bytes = f->signature};
     u->arrived_ns = u->tag < 0 ? ddl__now_ns() : 0;
     if (stored > 0) {
-        memcpy(u->data, data, stored);
+        memcpy(u->data, offer != NULL ? (const void *)offer : data, stored);
     }
     if (g->unexpected_last != NULL) {
         g->unexpected_last->next = u;
@@ -365,6 +406,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
         g->unexpected_first = u;
     }
     g->unexpected_last = u;
+    stored = offer != NULL ? 0 : stored; /* an offer counts for nothing */
     g->unexpected_bytes += stored;
     c->stats.unexpected_bytes += stored;
     return DDL_OK;
@@ -407,11 +449,13 @@ static void ddl__recv_start(ddl_context *c, ddl_request *r) {
         ddl__posted_append(g, r);
         return;
     }
-    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes)) {
+    if (!ddl__recv_fits(r, u->source, u->tag, u->dtype, u->bytes, !u->is_offer || u->source == g->rank)) {
         return;
     }
     if (u->is_offer) {
-        if (!ddl__accept(c, r, u->source, u->cookie)) {
+        ddl__offer offer;
+        memcpy(&offer, u->data, sizeof offer);
+        if (!ddl__accept(c, r, u->source, &offer)) {
             return;
         }
     } else {
@@ -450,9 +494,9 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes, true);
     if (r == NULL) {
-        return ddl__keep_unexpected(c, g, source, f, false, 0, payload);
+        return ddl__keep_unexpected(c, g, source, f, NULL, payload);
     }
     if (f->bytes > 0) {
         memcpy(r->data, payload, f->bytes);
@@ -460,6 +504,17 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
     ddl__p2p_took(c, g, source, f->bytes);
     ddl__recv_done(r);
     return DDL_OK;
+}
+
+/* An offer that could not be fetched after all. Without memory to ask for its data it stays to be received. */
+static void ddl__accept_again(ddl_context *c, ddl_request *r) {
+    ddl__offer offer = {.cookie = r->remote};
+    ddl__frame f = {.flags = (uint16_t)r->tensor.dtype, .sequence = (uint32_t)r->info.tag, .signature = r->total};
+    ddl_group *g = r->group;
+    int32_t source = r->peer;
+    if (!ddl__accept_data(c, r, source, offer.cookie)) {
+        ddl__keep_unexpected(c, g, source, &f, &offer, NULL);
+    }
 }
 
 /* A message that somebody has asked for, and that does not come whole, goes straight to its place. What is wrong with
@@ -472,7 +527,7 @@ static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, d
         return NULL;
     }
     int32_t source = g->rank_of[peer];
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->bytes, true);
     if (r == NULL) {
         return NULL;
     }
@@ -500,7 +555,11 @@ static void ddl__placed_p2p(ddl_context *c, int32_t peer, ddl__landing *landing,
 static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader in = ddl__reader_of(payload, f->bytes);
-    uint64_t cookie = ddl__get_u64(&in);
+    ddl__offer offer = {.cookie = ddl__get_u64(&in), .keyed = f->bytes == 16 + sizeof offer.key};
+    if (offer.keyed) {
+        offer.ready = ddl__get_u64(&in) != 0;
+        memcpy(&offer.key, (const char *)payload + 16, sizeof offer.key);
+    }
     if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
@@ -511,9 +570,10 @@ static ddl_status ddl__on_rts(ddl_context *c, int32_t peer, const ddl__frame *f,
     if (!ddl__credit(g, source, (uint32_t)(f->sequence >> 32))) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, (ddl_dtype)(f->flags & 0xff), f->signature);
-    if (r == NULL || !ddl__accept(c, r, source, cookie)) {
-        return ddl__keep_unexpected(c, g, source, f, true, cookie, NULL);
+    ddl_dtype dtype = (ddl_dtype)(f->flags & 0xff);
+    ddl_request *r = ddl__posted_take(g, source, (int32_t)f->sequence, dtype, f->signature, false);
+    if (r == NULL || !ddl__accept(c, r, source, &offer)) {
+        return ddl__keep_unexpected(c, g, source, f, &offer, NULL);
     }
     return DDL_OK;
 }
@@ -525,24 +585,64 @@ static void ddl__give_up(ddl_context *c, int32_t peer, uint32_t group, uint32_t 
     ddl__tell(c, peer, gone, NULL, 0);
 }
 
+/* The receiver has asked for the data of a tensor on a device, which is not fetched (any more). */
+static void ddl__send_by_host(ddl_context *c, ddl_request *r) {
+    ddl__fetch_release(r);
+    r->fetching = false;
+    if (ddl__is_on_device(r) && r->stage->count == 0 && r->pipe == NULL &&
+        ddl__pipe_make(c, &r->tensor, r->bytes, true, r, &r->pipe) < 0) {
+        ddl__p2p_abandon(c, r);
+        ddl__send_no_pinned(r);
+    } else if (!r->filling) {
+        ddl__send_data(c, r);
+    }
+}
+
+/* Tells a receiver that what it wants to fetch is there. */
+static void ddl__send_ready(ddl_context *c, const ddl_request *r) {
+    ddl__frame f = {.type = DDL__FRAME_DATA, .flags = DDL__DATA_READY, .group = r->group->id,
+                    .epoch = r->group->epoch, .sequence = r->remote};
+    ddl__tell(c, ddl__world_rank(r), f, NULL, 0); /* no memory: it waits for its deadline */
+}
+
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
-    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in);
+    uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in), window = ddl__get_u64(&in);
+    uint16_t kind = f->flags & (uint16_t)~DDL__FRAME_FLAG_CRC;
+    ddl_request *r = ddl__request_of(c, mine);
     if (in.bad) {
         return DDL_ERR_CORRUPT;
     }
-    ddl_request *r = ddl__request_of(c, mine);
     if (r == NULL) {
-        ddl__give_up(c, peer, f->group, f->epoch, theirs);
+        if (kind == 0 || kind == DDL__CTS_FETCH) {
+            ddl__give_up(c, peer, f->group, f->epoch, theirs);
+        }
         return DDL_OK;
     }
-    if (r->is_recv || r->matched || r->out.owner != r || ddl__world_rank(r) != peer) {
+    bool sends = !r->is_recv && r->out.owner == r && r->out.done == ddl__send_data_done && ddl__world_rank(r) == peer;
+    bool asked = r->window > 0, more = kind == DDL__CTS_MORE;
+    bool fetch = kind == DDL__CTS_FETCH || kind == DDL__CTS_FETCHED;
+    if (!sends || kind > DDL__CTS_MORE || asked != more || (fetch && r->memory == NULL)) {
         return DDL_ERR_CORRUPT;
     }
     r->matched = true;
     r->remote = theirs;
-    if (!r->filling) {
-        ddl__send_data(c, r);
+    if (kind == DDL__CTS_FETCHED) {
+        r->moved = r->bytes;
+        ddl__fetch_release(r);
+        ddl__request_done(r, DDL_OK);
+    } else if (kind == DDL__CTS_FETCH) {
+        r->fetching = true;
+        if (!r->filling) {
+            ddl__send_ready(c, r);
+        }
+    } else {
+        r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
+        if (more) {
+            ddl__send_data(c, r);
+        } else {
+            ddl__send_by_host(c, r);
+        }
     }
     return DDL_OK;
 }
@@ -555,9 +655,11 @@ static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__f
     return mine && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
-static void ddl__data_moved(ddl_request *r, uint64_t bytes) {
+static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {
     r->moved += bytes;
-    if (r->moved == r->total) {
+    if (r->pipe != NULL) {
+        ddl__pipe_landed(c, r);
+    } else if (r->moved == r->total) {
         ddl__recv_done(r);
     }
 }
@@ -568,31 +670,40 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
+        ddl__fetch_leave(r);
         ddl__request_fail(r, DDL_ERR_CANCELLED,
                           "receive from rank %d of group \"%s\": the sender gave up before all data "
                           "was sent (its own call ended with an error)",
                           r->peer, r->group->name);
         return DDL_OK;
     }
-    if (f->bytes > 0) {
-        memcpy(r->data + r->moved, payload, f->bytes);
+    if ((f->flags & DDL__DATA_READY) != 0) {
+        r->told = r->fetching;
+        if (r->told) {
+            ddl__fetch_get(c, r);
+        }
+        return DDL_OK;
     }
-    ddl__data_moved(r, f->bytes);
+    char *at = f->bytes > 0 ? ddl__recv_at(r, f->bytes) : NULL;
+    if (at == NULL) {
+        return f->bytes > 0 ? DDL_ERR_CORRUPT : DDL_OK;
+    }
+    memcpy(at, payload, f->bytes);
+    ddl__data_moved(c, r, f->bytes);
     return DDL_OK;
 }
 
 static void *ddl__place_data(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
     ddl_request *r = ddl__data_request(c, peer, f);
-    if (r == NULL || f->bytes == 0) {
-        return NULL;
+    char *at = r != NULL && f->bytes > 0 ? ddl__recv_at(r, f->bytes) : NULL;
+    if (at != NULL) {
+        landing->owner = r;
+        r->landing = landing;
     }
-    landing->owner = r;
-    r->landing = landing;
-    return r->data + r->moved;
+    return at;
 }
 
 static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing, ddl_status status) {
-    (void)c;
     (void)peer;
     ddl_request *r = landing->owner;
     if (r == NULL) {
@@ -600,7 +711,7 @@ static void ddl__placed_data(ddl_context *c, int32_t peer, ddl__landing *landing
     }
     r->landing = NULL;
     if (status == DDL_OK) {
-        ddl__data_moved(r, landing->frame.bytes);
+        ddl__data_moved(c, r, landing->frame.bytes);
     }
 }
 
@@ -631,12 +742,14 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
             ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
         }
     }
-    ddl__stage_leave(c, &r->stage); /* the last: a transport may have copied from it just now */
+    ddl__fetch_leave(r);
+    ddl__stage_leave(c, &r->stage); /* these last: a transport may have copied from them just now */
+    ddl__pipe_leave(c, &r->pipe);
 }
 
 static void ddl__p2p_explain(ddl_context *c, ddl_request *r, ddl__text *text) {
     (void)c;
-    const char *state = r->draining || (r->filling && r->matched) ? "its device copies the data"
+    const char *state = r->draining || r->getting || (r->filling && r->matched) ? "its device copies the data"
                         : r->is_recv ? (r->matched ? "the data is on its way" : "no such message has come")
                                    : (r->matched ? "the data is on its way" : "the receiver has not asked for it");
     if (r->peer == DDL_ANY_SOURCE) {
@@ -689,7 +802,7 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
 
 static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
     (void)c;
-    return r->peer >= 0 ? ddl__world_rank(r) : -1;
+    return r->peer >= 0 && !r->getting ? ddl__world_rank(r) : -1; /* then the device's transport is looked at */
 }
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};

@@ -1,23 +1,23 @@
-/* p2p, fourth part: the public calls, and checks of what callers pass. */
+/* p2p, sixth part: the public calls, and checks of what callers pass. */
 #ifndef DDL_P2P_P2P_H
 #define DDL_P2P_P2P_H
 
 #include "quick.h"
 
-/* The buffer of a message of a device: pinned memory. */
+/* A message of a device: which way it goes is known when the other side is. */
 static ddl_status ddl__p2p_stage(ddl_request *r) {
     ddl_context *c = r->context;
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, r->tensor.device, r->is_recv ? "receive" : "send", &d));
     r->stage = ddl__stage_make(c, 1);
     if (r->stage == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to stage a tensor of device %d", r->tensor.device);
     }
     r->stage->owner = r;
-    DDL__TRY(ddl__stage_add(c, r->stage, &r->tensor, r->bytes, NULL, DDL_HOST, r->is_recv ? "receive" : "send"));
+    r->data = NULL;
     DDL__TRY(ddl__stage_order(r->group, r, r->stage, r->is_recv ? "a receive" : "a send"));
-    r->stage->items[0].comes = !r->is_recv;
-    r->stage->items[0].goes = r->is_recv;
-    r->data = r->stage->items[0].host;
-    return DDL_OK;
+    bool whole = r->peer == r->group->rank || !ddl__is_contiguous(&r->tensor);
+    return whole && !r->is_recv ? ddl__p2p_whole(r, r->bytes) : DDL_OK;
 }
 
 /* The buffer of a message: the tensor itself, or packed scratch when it is strided. */
@@ -83,11 +83,12 @@ static void ddl__self_no_memory(ddl_request *r) {
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
-    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes);
+    ddl__offer offer = {.cookie = ddl__request_cookie(r)};
+    ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes, true);
     if (r->filling) {
         if (to != NULL) {
             ddl__self_accept(c, to, ddl__request_cookie(r));
-        } else if (ddl__keep_unexpected(c, g, g->rank, &f, true, ddl__request_cookie(r), NULL) < 0) {
+        } else if (ddl__keep_unexpected(c, g, g->rank, &f, &offer, NULL) < 0) {
             ddl__stage_leave(c, &r->stage);
             ddl__self_no_memory(r);
         }
@@ -98,7 +99,7 @@ static void ddl__send_self(ddl_context *c, ddl_request *r) {
             memmove(to->data, r->data, r->bytes);
         }
         ddl__recv_done(to);
-    } else if (ddl__keep_unexpected(c, g, g->rank, &f, false, 0, r->data) < 0) {
+    } else if (ddl__keep_unexpected(c, g, g->rank, &f, NULL, r->data) < 0) {
         ddl__self_no_memory(r);
         return;
     }
@@ -126,7 +127,11 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl_request *r = s->owner;
     r->filling = false;
     if (r->is_recv && status >= 0) {
-        if (r->draining) { /* the message was here before the stream */
+        if (r->fetching) {
+            ddl__fetch_get(c, r);
+        } else if (r->pipe != NULL) {
+            ddl__pipe_drain(c, r);
+        } else if (r->draining) { /* the message was here before the stream */
             ddl__recv_done(r);
         }
     } else if (r->is_recv) {
@@ -140,8 +145,10 @@ static void ddl__send_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
                           ddl_status_text(status));
     } else if (r->matched && r->peer == r->group->rank) {
         ddl__self_move(c, r);
-    } else if (r->matched) {
-        ddl__send_data(c, r);
+    } else if (r->fetching) {
+        ddl__send_ready(c, r);
+    } else if (r->peer != r->group->rank) {
+        ddl__send_data(c, r); /* what was asked for; of the others the first chunks are copied */
     }
 }
 

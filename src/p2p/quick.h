@@ -1,4 +1,4 @@
-/* p2p, third part: the short way of a blocking message. Over shared memory a small one takes a tenth of a microsecond;
+/* p2p, fifth part: the short way of a blocking message. Over shared memory a small one takes a tenth of a microsecond;
  * to make and to end a request would be the larger part of it. So what can leave at once leaves without a request, and
  * what has come is taken without one. All else goes the long way, which finds everything as it was. */
 #ifndef DDL_P2P_QUICK_H

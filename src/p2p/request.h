@@ -1,9 +1,9 @@
-/* p2p, first part: requests, and waiting for one, any or all of them.
+/* p2p, second part: requests, and waiting for one, any or all of them.
  * A request knows what it is through its ops table; the engine brings its own. */
 #ifndef DDL_P2P_REQUEST_H
 #define DDL_P2P_REQUEST_H
 
-#include "../group/group.h"
+#include "pipe.h"
 
 enum { DDL__REQUEST_MAGIC = 0x72657175, DDL__REQUESTS_CHUNK = 64 };
 #define DDL__ATTEND_NS (5 * DDL__NS_PER_MS)
@@ -66,8 +66,18 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    bool borrowed; /* a frame of its data is the transport's */
+    uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
+    ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
+    bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
+    bool getting;    /* ... and that copy is under way */
+    bool told;       /* a receiver: the data may be fetched */
+    ddl__endpoint *fetcher; /* by which */
+    void *memory;           /* this side's registration there; NULL: there is none */
     ddl__outgoing out;
-    ddl_tensor tensor; /* the last: not cleared for a new request. Of one that is not packed only its type is set */
+    /* from here: not cleared for a new request */
+    ddl_tensor tensor; /* of one that is not packed only its type is set */
+    ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };
 
 /* Requests come in chunks that stay until the end: a pointer that is kept too long finds a free request, not
@@ -229,6 +239,9 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     }
     if (r->stage != NULL) {
         ddl__stage_leave(c, &r->stage);
+    }
+    if (r->pipe != NULL) {
+        ddl__pipe_leave(c, &r->pipe);
     }
     ddl__page_wait_over(c, r);
     r->status = status;
