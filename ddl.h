@@ -79,6 +79,7 @@
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
  *     DDL_SLOW             20        a collective that takes so many times its estimate is reported; 0: never
+ *     DDL_SLOW_RUNS        1         only when the same call was slow so often in a row
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free
@@ -637,7 +638,7 @@ typedef struct ddl_algorithm_stats {
 #define DDL_STATS_ALGORITHMS 24
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
-    uint64_t ops_slow; /* took DDL_SLOW times their estimate after the last arrival; none where ranks share cores */
+    uint64_t ops_slow; /* took DDL_SLOW times their estimate, and over 1 ms, after the last arrival */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */
@@ -7560,7 +7561,8 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_TIMEOUT_MS", "300000", "deadline of an operation; -1: none"},
     {"DDL_INIT_TIMEOUT_MS", "60000", "deadline of ddl_init"},
     {"DDL_STALL_MS", "10000", "a wait this long is reported; -1: never"},
-    {"DDL_SLOW", "20", "a collective that takes so many times its estimate is reported, once a group; 0: never"},
+    {"DDL_SLOW", "20", "a collective is reported that takes so many times its estimate, once a kind and size; 0: off"},
+    {"DDL_SLOW_RUNS", "1", "only when the same call was slow so often in a row"},
     {"DDL_PROGRESS_THREAD", "0", "1: operations progress on a thread of their own"},
     {"DDL_DETERMINISTIC", "0", "1: reduce in rank order whatever the algorithm and transport"},
     {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
@@ -8344,7 +8346,8 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    int64_t slow; /* times the estimate; 0: never */
+    int64_t slow, slow_runs; /* times the estimate, 0: never; so often in a row */
+    bool slow_warns;         /* somebody set it */
     int64_t trace_events; /* of each rank, at most */
     int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
@@ -8407,7 +8410,10 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
     out->slow = 20;
+    out->slow_runs = 1;
+    out->slow_warns = ddl__setting_env("DDL_SLOW") != NULL;
     DDL__TRY(ddl__env_int("DDL_SLOW", 0, 1000000, &out->slow, why));
+    DDL__TRY(ddl__env_int("DDL_SLOW_RUNS", 1, 1000000, &out->slow_runs, why));
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }
@@ -17609,7 +17615,7 @@ struct ddl_group {
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
-    bool slow_told; /* an operation took too long, and was reported */
+    uint64_t slow_told[DDL_ALL_TO_ALLV + 1]; /* by kind: of which powers of two of bytes one was slow and reported */
     struct ddl__agreement *agreements;
     struct ddl__grow *grow; /* while newcomers are taken in, and after a call that was left at its deadline in GROWN */
     ddl_group *shrunk; /* likewise in MADE: the group of the survivors */
@@ -20881,8 +20887,10 @@ static ddl_status ddl__cached_get(ddl_group *g, const ddl__call *call, ddl__cach
 /* engine: what collectives cost, by algorithm and transport; who was the last to arrive; which took far too long. The
  * information is there anyway: this adds it up, in constant memory. */
 
-#define DDL__SLOW_NS DDL__NS_PER_MS /* what is over sooner is never slow */
-enum { DDL__SLOW_RUNS = 3 };        /* the same call so often in a row: once, another program had the core */
+/* What is over sooner is never slow: alone, and where ranks wait for a core as much as for each other. */
+#define DDL__SLOW_NS DDL__NS_PER_MS
+#define DDL__SLOW_CROWDED_NS (100 * DDL__NS_PER_MS)
+#define DDL__SLOW_WARN_NS DDL__NS_PER_S /* no scheduler takes a core away for so long */
 
 /* The counters of an algorithm. Its name is a literal, one pointer in most builds. NULL: there are too many. */
 static ddl_algorithm_stats *ddl__account_of(ddl_context *c, const char *name) {
@@ -20939,22 +20947,25 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     }
 }
 
-/* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no
- * fault of the job. */
-static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t took_ns) {
+/* Each kind of operation is reported once for each power of two of bytes: a large one may be slow where small ones are
+ * not. DDL_SLOW_RUNS in a row, as once another program may have had the core. A warning where somebody has asked
+ * (DDL_SLOW is set) or it is certain; else the info log's, as a busy machine is no fault of the job. */
+static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t bytes, uint64_t took_ns) {
     ddl_group *g = op->group;
     double estimate_ns = op->cached->estimate_s * 1e9;
+    uint64_t size = 1ull << (bytes > 0 ? 63 - __builtin_clzll(bytes) : 0), *told = &g->slow_told[op->call.kind];
     c->stats.ops_slow++;
-    if (++op->cached->slow_runs >= DDL__SLOW_RUNS && !g->slow_told) {
+    if (++op->cached->slow_runs >= c->settings.slow_runs && (*told & size) == 0) {
         char line[DDL__SENTENCE_BYTES];
         ddl__text text = {line, sizeof line, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
-        g->slow_told = true;
-        ddl__log(&c->base, DDL_LOG_INFO,
+        *told |= size;
+        ddl__log(&c->base, c->settings.slow_warns || took_ns >= DDL__SLOW_WARN_NS ? DDL_LOG_WARN : DDL_LOG_INFO,
                  "%s, operation %u of group \"%s\", took %.3f ms after the last rank had arrived, %.0f times its "
-                 "estimate of %.3f ms, as the %d before; ddl_stats counts others like it",
+                 "estimate of %.3f ms; others of this kind and size are only counted (ddl_stats, which names the slow "
+                 "rank and link)",
                  line, op->sequence, g->name, (double)took_ns * 1e-6, (double)took_ns / estimate_ns,
-                 estimate_ns * 1e-6, op->cached->slow_runs - 1);
+                 estimate_ns * 1e-6);
     }
 }
 
@@ -20972,10 +20983,10 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    bool crowded = c->local_ranks > c->cores; /* then ranks wait for a core as much as for each other */
-    if (c->settings.slow > 0 && estimate_ns > 0 && !crowded && took > DDL__SLOW_NS &&
+    uint64_t least = c->local_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
+    if (c->joined && c->settings.slow > 0 && estimate_ns > 0 && took > least && /* ddl_init's make connections */
         (double)took > estimate_ns * (double)c->settings.slow) {
-        ddl__account_slow(c, op, took);
+        ddl__account_slow(c, op, bytes, took);
     } else {
         op->cached->slow_runs = 0;
     }

@@ -341,7 +341,7 @@ typedef struct ddl_algorithm_stats {
 #define DDL_STATS_ALGORITHMS 24
 typedef struct ddl_stats {
     uint64_t ops_started, ops_completed, ops_failed;
-    uint64_t ops_slow; /* took DDL_SLOW times their estimate after the last arrival; none where ranks share cores */
+    uint64_t ops_slow; /* took DDL_SLOW times their estimate, and over 1 ms, after the last arrival */
     uint64_t messages_sent, messages_received;
     uint64_t bytes_sent, bytes_received;
     uint64_t wait_ns;           /* time inside blocking waits, of those that were not over at once */

@@ -79,6 +79,7 @@
  *     DDL_INIT_TIMEOUT_MS  60000     deadline of ddl_init
  *     DDL_STALL_MS         10000     a wait this long is reported; -1: never
  *     DDL_SLOW             20        a collective that takes so many times its estimate is reported; 0: never
+ *     DDL_SLOW_RUNS        1         only when the same call was slow so often in a row
  *     DDL_PROGRESS_THREAD  0         1: operations progress on a thread of their own
  *     DDL_DETERMINISTIC    0         1: reduce in rank order whatever the algorithm and transport
  *     DDL_SPREAD           1         0: ranks that wait on one core stay there while another core is free

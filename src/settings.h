@@ -23,7 +23,8 @@ typedef struct ddl__settings {
     int32_t port_first, port_last; /* 0: any */
     int64_t timeout_ms, stall_ms;  /* -1: none */
     int64_t init_timeout_ms;
-    int64_t slow; /* times the estimate; 0: never */
+    int64_t slow, slow_runs; /* times the estimate, 0: never; so often in a row */
+    bool slow_warns;         /* somebody set it */
     int64_t trace_events; /* of each rank, at most */
     int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
@@ -86,7 +87,10 @@ static ddl_status ddl__settings_check(ddl__settings *out, ddl__sentence *why) {
     DDL__TRY(ddl__pick_switch(0, "", "DDL_MAC", &out->mac, why));
     out->self_test = self_test == 1;
     out->slow = 20;
+    out->slow_runs = 1;
+    out->slow_warns = ddl__setting_env("DDL_SLOW") != NULL;
     DDL__TRY(ddl__env_int("DDL_SLOW", 0, 1000000, &out->slow, why));
+    DDL__TRY(ddl__env_int("DDL_SLOW_RUNS", 1, 1000000, &out->slow_runs, why));
     if (text != NULL && strcmp(text, "payload") != 0) {
         return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_CHECK is \"%.60s\"; payload is possible", text);
     }

@@ -5,8 +5,10 @@
 
 #include "op.h"
 
-#define DDL__SLOW_NS DDL__NS_PER_MS /* what is over sooner is never slow */
-enum { DDL__SLOW_RUNS = 3 };        /* the same call so often in a row: once, another program had the core */
+/* What is over sooner is never slow: alone, and where ranks wait for a core as much as for each other. */
+#define DDL__SLOW_NS DDL__NS_PER_MS
+#define DDL__SLOW_CROWDED_NS (100 * DDL__NS_PER_MS)
+#define DDL__SLOW_WARN_NS DDL__NS_PER_S /* no scheduler takes a core away for so long */
 
 /* The counters of an algorithm. Its name is a literal, one pointer in most builds. NULL: there are too many. */
 static ddl_algorithm_stats *ddl__account_of(ddl_context *c, const char *name) {
@@ -63,22 +65,25 @@ static void ddl__account_last(ddl_context *c, int32_t rank, uint64_t late_ns) {
     }
 }
 
-/* All are counted. A call that stays slow is reported, once a group. It is the info log's, as a busy machine is no
- * fault of the job. */
-static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t took_ns) {
+/* Each kind of operation is reported once for each power of two of bytes: a large one may be slow where small ones are
+ * not. DDL_SLOW_RUNS in a row, as once another program may have had the core. A warning where somebody has asked
+ * (DDL_SLOW is set) or it is certain; else the info log's, as a busy machine is no fault of the job. */
+static void ddl__account_slow(ddl_context *c, const ddl__op *op, uint64_t bytes, uint64_t took_ns) {
     ddl_group *g = op->group;
     double estimate_ns = op->cached->estimate_s * 1e9;
+    uint64_t size = 1ull << (bytes > 0 ? 63 - __builtin_clzll(bytes) : 0), *told = &g->slow_told[op->call.kind];
     c->stats.ops_slow++;
-    if (++op->cached->slow_runs >= DDL__SLOW_RUNS && !g->slow_told) {
+    if (++op->cached->slow_runs >= c->settings.slow_runs && (*told & size) == 0) {
         char line[DDL__SENTENCE_BYTES];
         ddl__text text = {line, sizeof line, 0};
         ddl__describe_call(g, &op->call, op->cached->plan.algorithm, &text);
-        g->slow_told = true;
-        ddl__log(&c->base, DDL_LOG_INFO,
+        *told |= size;
+        ddl__log(&c->base, c->settings.slow_warns || took_ns >= DDL__SLOW_WARN_NS ? DDL_LOG_WARN : DDL_LOG_INFO,
                  "%s, operation %u of group \"%s\", took %.3f ms after the last rank had arrived, %.0f times its "
-                 "estimate of %.3f ms, as the %d before; ddl_stats counts others like it",
+                 "estimate of %.3f ms; others of this kind and size are only counted (ddl_stats, which names the slow "
+                 "rank and link)",
                  line, op->sequence, g->name, (double)took_ns * 1e-6, (double)took_ns / estimate_ns,
-                 estimate_ns * 1e-6, op->cached->slow_runs - 1);
+                 estimate_ns * 1e-6);
     }
 }
 
@@ -96,10 +101,10 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    bool crowded = c->local_ranks > c->cores; /* then ranks wait for a core as much as for each other */
-    if (c->settings.slow > 0 && estimate_ns > 0 && !crowded && took > DDL__SLOW_NS &&
+    uint64_t least = c->local_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
+    if (c->joined && c->settings.slow > 0 && estimate_ns > 0 && took > least && /* ddl_init's make connections */
         (double)took > estimate_ns * (double)c->settings.slow) {
-        ddl__account_slow(c, op, took);
+        ddl__account_slow(c, op, bytes, took);
     } else {
         op->cached->slow_runs = 0;
     }

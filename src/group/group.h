@@ -108,7 +108,7 @@ struct ddl_group {
     uint32_t shown; /* the last that was written while the records are */
     uint32_t agree_sequence; /* of the newest agreement that has ended here */
     bool agreeing;
-    bool slow_told; /* an operation took too long, and was reported */
+    uint64_t slow_told[DDL_ALL_TO_ALLV + 1]; /* by kind: of which powers of two of bytes one was slow and reported */
     struct ddl__agreement *agreements;
     struct ddl__grow *grow; /* while newcomers are taken in, and after a call that was left at its deadline in GROWN */
     ddl_group *shrunk; /* likewise in MADE: the group of the survivors */
