@@ -737,9 +737,11 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
  * over; only ddl_recv and ddl_send_recv with an out_info wait themselves. Nothing on the stream waits for the i-forms
  * but by ddl_stream_wait. Where an operation fails after its call has returned, the stream goes on, the result is not
  * there, a warning tells why, and a collective's group is broken. Starts the context's progress thread. stream NULL: as
- * before. While the stream is captured into a graph, operations with tensors on devices are DDL_ERR_UNSUPPORTED and
- * change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such device, a stream of
- * another one), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread); then nothing is set.
+ * before. While the stream is captured into a graph, a collective that devices run alone becomes a part of it, and its
+ * call returns when all ranks have captured theirs (docs/cuda.md); other operations with tensors on devices are
+ * DDL_ERR_UNSUPPORTED and change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such
+ * device, a stream of another one), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread); then
+ * nothing is set.
  * [any thread] */
 DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream);
 
@@ -1500,6 +1502,7 @@ enum {
     DDL_TRANSPORT_CHEAP_PROGRESS = 1u << 3, /* progress makes no system call: the core looks here first and often */
     /* Its native collectives, memory_register and get are for memory of its own device; it carries no messages. */
     DDL_TRANSPORT_DEVICE = 1u << 5,
+    DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -1546,6 +1549,9 @@ typedef struct ddl_native_call {
     void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: at once. native_test says
                        when out is; what is put on the stream after native_start waits for that at the core's gate */
     double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
+    /* 1: stream is being captured into a graph, and so is the operation, which ends when all ranks have captured it:
+     * each replay, by all, runs it without the host. What it uses stays until native_close. */
+    int32_t capture;
 } ddl_native_call;
 
 typedef struct ddl_transport {
@@ -16660,6 +16666,7 @@ static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t 
 static void ddl__stage_list(ddl_context *c, ddl__stage *s) {
     s->next = c->stages;
     c->stages = s;
+    ddl__kick(c); /* who sleeps for all sleeps shortly from now on: a device wakes nobody */
 }
 
 static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {
@@ -17278,9 +17285,9 @@ static bool ddl__copy_done(ddl_context *c, void *arg) {
 }
 
 static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
-    (void)c;
     s->owner = s; /* which says that it is over; count 0: badly */
     s->count = status < 0 ? 0 : s->count;
+    ddl__changed(c);
 }
 
 /* Why nobody waits for a copy any more. Whoever gave it up leaves the stage, which stays until the device is done. */
@@ -18075,6 +18082,7 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
+    bool captured;     /* it is put into a graph: its call waits for that */
     bool detached;     /* nobody waits for it but the stream */
     ddl__device *gate_device;
     void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
@@ -18312,12 +18320,17 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 
 /* >>streams */
 
-/* The host has a part in every operation, so that none can be in a graph. */
+static bool ddl__stream_captured(const ddl__device *d, void *stream) {
+    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, stream) == 1;
+}
+
+/* For what the host has a part in. */
 static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
-    const ddl__device *d = g->stream_device;
-    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1
+    return ddl__stream_captured(g->stream_device, g->stream)
                ? ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
-                            "graph, where no operation can be, as the host has a part in each", what, g->name)
+                            "graph, and the host has a part in this operation; what can be captured is a collective of "
+                            "contiguous tensors, all on device %d, of a group whose GPUs reach each other on one host",
+                            what, g->name, g->stream_device->number)
                : DDL_OK;
 }
 
@@ -20525,6 +20538,7 @@ typedef struct ddl__op {
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
+    bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;
@@ -21166,7 +21180,10 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
-    c->device_natives += op->call.on_device != DDL_HOST;
+    if (op->call.on_device != DDL_HOST) {
+        c->device_natives++;
+        ddl__kick(c); /* as for stages: device.h */
+    }
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;
@@ -21183,6 +21200,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->op = scaled ? DDL_SUM : op->call.op;
     call->device = op->device->index + 1;
     call->stream = op->stream;
+    call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
 }
 
@@ -22752,6 +22770,18 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
+/* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
+static ddl_status ddl__op_capture(ddl__op *op) {
+    const ddl_group *g = op->group;
+    bool alone = op->device == g->stream_device && op->stage == NULL && !op->held && !op->request->persistent;
+    if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
+        return ddl__stream_check(g, ddl__kind_name(op->call.kind));
+    }
+    op->stream = g->stream;
+    op->captured = op->request->captured = true;
+    return DDL_OK;
+}
+
 /* Orders the begin of an operation with device tensors on its group's stream: the transport of one that devices run by
  * themselves looks when the stream has come here, if it is given to it at once; else the host does. What is put on the
  * stream later waits at a gate: ddl__request_detach. */
@@ -22761,7 +22791,9 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (d == NULL) {
         return DDL_OK;
     }
-    DDL__TRY(ddl__stream_check(g, ddl__kind_name(op->call.kind)));
+    if (ddl__stream_captured(d, g->stream)) {
+        return ddl__op_capture(op);
+    }
     bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
@@ -22927,6 +22959,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->stage = NULL;
     op->device = NULL;
     op->stream = NULL;
+    op->captured = false;
     op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);
@@ -23219,9 +23252,13 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     c->doing = what;
     ddl__glance(g);
     status = ddl__coll_begin(g, d, what, &r);
+    bool captured = status == DDL_OK && r->captured; /* what the stream gets next comes behind it in the graph */
+    if (captured) {
+        ddl__wait_requests(c, &r, 1, false);
+    }
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
+    } else if (status == DDL_OK && (captured || !(r->ordered && ddl__request_detach(c, r)))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }
@@ -27096,13 +27133,16 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
                           "operations", device, d->plugin->name);
     }
     void *gate = NULL;
-    ddl_status status = d->table->gate_put(d->self, stream, &gate); /* a trial, that opens at once */
+    bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
+    ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
-                          "%d (%s), is being captured into a graph, or the device cannot wait for the host: %s", device,
+                          "%d (%s), or the device cannot wait for the host: %s", device,
                           d->plugin->name, ddl_status_text(status));
     }
-    d->table->gate_open(d->self, gate);
+    if (!captured) {
+        d->table->gate_open(d->self, gate);
+    }
     DDL__TRY(ddl__thread_start(c, "ddl_group_stream")); /* nobody else may come and move operations on */
     g->stream_device = d;
     g->stream = stream;

@@ -440,9 +440,11 @@ DDL_API ddl_status ddl_group_set(ddl_group *group, const ddl_group_options *opti
  * over; only ddl_recv and ddl_send_recv with an out_info wait themselves. Nothing on the stream waits for the i-forms
  * but by ddl_stream_wait. Where an operation fails after its call has returned, the stream goes on, the result is not
  * there, a warning tells why, and a collective's group is broken. Starts the context's progress thread. stream NULL: as
- * before. While the stream is captured into a graph, operations with tensors on devices are DDL_ERR_UNSUPPORTED and
- * change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such device, a stream of
- * another one), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread); then nothing is set.
+ * before. While the stream is captured into a graph, a collective that devices run alone becomes a part of it, and its
+ * call returns when all ranks have captured theirs (docs/cuda.md); other operations with tensors on devices are
+ * DDL_ERR_UNSUPPORTED and change nothing. The stream must outlive what was ordered on it. Errors: DDL_ERR_ARG (no such
+ * device, a stream of another one), DDL_ERR_UNSUPPORTED (its streams cannot wait), DDL_ERR_SYSTEM (no thread); then
+ * nothing is set.
  * [any thread] */
 DDL_API ddl_status ddl_group_stream(ddl_group *group, int32_t device, void *stream);
 

@@ -326,6 +326,7 @@ static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t 
 static void ddl__stage_list(ddl_context *c, ddl__stage *s) {
     s->next = c->stages;
     c->stages = s;
+    ddl__kick(c); /* who sleeps for all sleeps shortly from now on: a device wakes nobody */
 }
 
 static void ddl__stage_unlist(ddl_context *c, ddl__stage *s) {

@@ -98,6 +98,7 @@ enum {
     DDL_TRANSPORT_CHEAP_PROGRESS = 1u << 3, /* progress makes no system call: the core looks here first and often */
     /* Its native collectives, memory_register and get are for memory of its own device; it carries no messages. */
     DDL_TRANSPORT_DEVICE = 1u << 5,
+    DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -144,6 +145,9 @@ typedef struct ddl_native_call {
     void *stream;   /* in is ready, and out may be written, when this stream comes here; NULL: at once. native_test says
                        when out is; what is put on the stream after native_start waits for that at the core's gate */
     double factor;  /* DDL_AVG: what the sum is multiplied by (integers are divided); else each input, before the sum */
+    /* 1: stream is being captured into a graph, and so is the operation, which ends when all ranks have captured it:
+     * each replay, by all, runs it without the host. What it uses stays until native_close. */
+    int32_t capture;
 } ddl_native_call;
 
 typedef struct ddl_transport {

@@ -396,9 +396,9 @@ static bool ddl__copy_done(ddl_context *c, void *arg) {
 }
 
 static void ddl__copy_ended(ddl_context *c, ddl__stage *s, ddl_status status) {
-    (void)c;
     s->owner = s; /* which says that it is over; count 0: badly */
     s->count = status < 0 ? 0 : s->count;
+    ddl__changed(c);
 }
 
 /* Why nobody waits for a copy any more. Whoever gave it up leaves the stage, which stays until the device is done. */

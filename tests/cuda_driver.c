@@ -73,6 +73,7 @@ typedef struct work {
     CUevent event;
     uint64_t turn;
     int device;
+    size_t args_bytes;
     uint64_t args[];
 } work;
 
@@ -82,9 +83,16 @@ struct CUctx_st {
 struct CUstream_st {
     int device;
     bool ending, capturing, running;
+    bool spoiled; /* its capture has ended: something was done that a capture forbids */
+    int mode;     /* of its capture */
     work *first, **last;
+    work *graph, **graph_last; /* what is captured */
     pthread_cond_t more;
 };
+struct CUgraph_st {
+    work *first;
+};
+typedef struct CUgraph_st *CUgraph, *CUgraphExec; /* one stream's works, one after the other */
 struct CUevent_st {
     uint64_t recorded, happened; /* how often */
     bool ended, captured;
@@ -98,7 +106,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows 
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static range ranges[RANGES];
 static struct CUctx_st contexts[GPUS];
-static int retained[GPUS], gpus, version, kernels_running;
+static int retained[GPUS], gpus, version, kernels_running, strict_captures;
+static _Thread_local int capture_mode; /* of this thread: CU_STREAM_CAPTURE_MODE_GLOBAL at first */
 static uint64_t next_buffer_id = 1;
 static CUdeviceptr space;
 static bool ready, broken_peers, parted_peers, no_vmm, no_ipc, no_words;
@@ -147,7 +156,6 @@ int standin_live(char *text, size_t bytes) {
     return sum;
 }
 int standin_imports(void) { return live.imports; }
-void standin_capture(CUstream stream, int on) { stream->capturing = on != 0; }
 void standin_break_peers(int on) { broken_peers = on != 0; }
 void standin_part_peers(int on) { parted_peers = on != 0; } /* the driver says that they do not reach each other */
 void standin_without(int vmm, int ipc, int words) {
@@ -176,6 +184,11 @@ static bool refused(const char *name) {
 #define NEED_CONTEXT                                                                                                   \
     if (depth == 0) {                                                                                                  \
         return CUDA_ERROR_INVALID_CONTEXT;                                                                             \
+    }
+/* Calls that a driver holds for unsafe while a capture of the mode GLOBAL is under way, in threads of that mode. */
+#define NOT_IN_A_CAPTURE                                                                                               \
+    if (strict_captures > 0 && capture_mode == 0) {                                                                    \
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                                  \
     }
 static int here(void) { return stack[depth - 1]->device; }
 static CUresult unlocked(CUresult result) {
@@ -394,6 +407,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
 }
 CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER(cuMemAlloc_v2)
+    NOT_IN_A_CAPTURE
     NEED_CONTEXT
     if (bytes == 0) {
         return CUDA_ERROR_INVALID_VALUE;
@@ -413,6 +427,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 }
 CUresult cuMemFree_v2(CUdeviceptr at) {
     ENTER(cuMemFree_v2)
+    NOT_IN_A_CAPTURE
     NEED_CONTEXT
     pthread_mutex_lock(&lock);
     range *r = find(at, 0);
@@ -462,6 +477,7 @@ static CUresult unpin(void *at, int counts) {
 }
 CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     ENTER(cuMemHostAlloc)
+    NOT_IN_A_CAPTURE
     NEED_CONTEXT(void) flags;
     *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return pin(*out, bytes, 1);
@@ -553,6 +569,7 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *p,
                      unsigned long long f) {
     ENTER(cuMemCreate)
+    NOT_IN_A_CAPTURE
     if (no_vmm) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }

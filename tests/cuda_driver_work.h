@@ -24,6 +24,16 @@ static bool crosses(CUdeviceptr at, int device) { /* peer access: memory of anot
     return r != NULL && r->is != NULL && r->is->device != device;
 }
 
+/* Of pinned memory or of a GPU's. */
+static _Atomic uint32_t *word_at(const work *w) {
+    uint8_t *at = touch(w->dst, sizeof(uint32_t), w->device);
+    if (at == NULL) {
+        fprintf(stderr, "stand-in: memory went while a stream waited for a word of it\n");
+        abort();
+    }
+    return (_Atomic uint32_t *)(void *)at;
+}
+
 /* Does it, with the lock held; may let it go meanwhile. */
 static void run(work *w) {
     uint8_t *dst = w->kind == COPY || w->kind == FILL ? touch(w->dst, w->bytes, w->device) : NULL;
@@ -60,12 +70,11 @@ static void run(work *w) {
             pthread_cond_wait(&changed, &lock);
         }
     } else {
-        _Atomic uint32_t *word = (_Atomic uint32_t *)(uintptr_t)w->dst;
         struct timespec nap = {0, 50000};
         if (w->kind == WRITE_WORD) {
-            atomic_store(word, w->value);
+            atomic_store(word_at(w), w->value);
         }
-        while (w->kind == WAIT_WORD && (int32_t)(atomic_load(word) - w->value) < 0) {
+        while (w->kind == WAIT_WORD && (int32_t)(atomic_load(word_at(w)) - w->value) < 0) {
             pthread_mutex_unlock(&lock);
             nanosleep(&nap, NULL);
             pthread_mutex_lock(&lock);
@@ -110,15 +119,31 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
     pthread_mutex_lock(&lock);
     CUstream s = actual(stream);
     *copy = w;
+    copy->next = NULL;
     copy->device = s->device;
+    copy->args_bytes = args_bytes;
     if (args_bytes > 0) {
         memcpy(copy->args, args, args_bytes);
     }
     bool moves = w.kind == COPY || w.kind == FILL;
+    if ((w.kind == WAIT_WORD || w.kind == WRITE_WORD) && touch(w.dst, sizeof(uint32_t), s->device) == NULL) {
+        free(copy);
+        return unlocked(CUDA_ERROR_INVALID_VALUE);
+    }
     if (moves &&
         (touch(w.dst, w.bytes, s->device) == NULL || (w.kind == COPY && touch(w.src, w.bytes, s->device) == NULL))) {
         free(copy);
         return unlocked(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (s->capturing) { /* a node of the graph; an event of outside cannot be waited for */
+        if (w.kind == WAIT || w.kind == RECORD) {
+            free(copy);
+            s->spoiled = true;
+            return unlocked(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        *s->graph_last = copy;
+        s->graph_last = &copy->next;
+        return unlocked(CUDA_SUCCESS);
     }
     if (!s->running) {
         pthread_t id;
@@ -178,6 +203,10 @@ CUresult cuStreamDestroy_v2(CUstream s) {
 CUresult cuStreamSynchronize(CUstream s) {
     ENTER(cuStreamSynchronize)
     NEED_CONTEXT
+    if (actual(s)->capturing) {
+        actual(s)->spoiled = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     return drain(actual(s));
 }
 CUresult cuCtxSynchronize(void) {
@@ -199,10 +228,104 @@ CUresult cuStreamIsCapturing(CUstream s, int *status) {
     return CUDA_SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
-    static _Thread_local int now;
-    int was = now;
-    now = *mode;
+    int was = capture_mode;
+    capture_mode = *mode;
     *mode = was;
+    return CUDA_SUCCESS;
+}
+
+/* ---- graphs: what one stream was given while it was captured ---- */
+
+static void graph_free(struct CUgraph_st *graph) {
+    while (graph != NULL && graph->first != NULL) {
+        work *w = graph->first;
+        graph->first = w->next;
+        free(w);
+    }
+    free(graph);
+}
+static work *work_copy(const work *w) {
+    work *copy = make(sizeof *copy + w->args_bytes);
+    memcpy(copy, w, sizeof *copy + w->args_bytes);
+    copy->next = NULL;
+    return copy;
+}
+static CUresult capture_begin(CUstream s, int mode) {
+    pthread_mutex_lock(&lock);
+    if (s == NULL || s == (CUstream)1 || s->capturing) {
+        return unlocked(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    s->capturing = true;
+    s->spoiled = false;
+    s->mode = mode;
+    strict_captures += mode == 0;
+    s->graph = NULL;
+    s->graph_last = &s->graph;
+    return unlocked(CUDA_SUCCESS);
+}
+static CUresult capture_end(CUstream s, CUgraph *out) {
+    pthread_mutex_lock(&lock);
+    *out = NULL;
+    if (!s->capturing) {
+        return unlocked(CUDA_ERROR_INVALID_VALUE);
+    }
+    CUgraph graph = make(sizeof *graph);
+    graph->first = s->graph;
+    s->capturing = false;
+    strict_captures -= s->mode == 0;
+    if (s->spoiled) {
+        graph_free(graph);
+        return unlocked(901); /* CUDA_ERROR_STREAM_CAPTURE_INVALIDATED */
+    }
+    *out = graph;
+    return unlocked(CUDA_SUCCESS);
+}
+CUresult cuStreamBeginCapture_v2(CUstream s, int mode) {
+    ENTER(cuStreamBeginCapture_v2)
+    NEED_CONTEXT
+    return capture_begin(s, mode);
+}
+CUresult cuStreamEndCapture(CUstream s, CUgraph *out) {
+    ENTER(cuStreamEndCapture)
+    NEED_CONTEXT
+    return capture_end(s, out);
+}
+void standin_capture(CUstream s, int on) { /* a capture whose graph nobody wants */
+    CUgraph graph = NULL;
+    if (on) {
+        capture_begin(s, CU_STREAM_CAPTURE_MODE_RELAXED);
+    } else {
+        capture_end(s, &graph);
+        graph_free(graph);
+    }
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+    ENTER(cuGraphInstantiateWithFlags)
+    work **last;
+    *out = make(sizeof **out);
+    last = &(*out)->first;
+    for (const work *w = graph->first; w != NULL; w = w->next) {
+        *last = work_copy(w);
+        last = &(*last)->next;
+    }
+    return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream s) {
+    ENTER(cuGraphLaunch)
+    CUresult result = CUDA_SUCCESS;
+    for (const work *w = exec->first; w != NULL && result == CUDA_SUCCESS; w = w->next) {
+        result = enqueue(s, *w, w->args_bytes, w->args);
+    }
+    return result;
+}
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    ENTER(cuGraphExecDestroy)
+    graph_free(exec);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphDestroy(CUgraph graph) {
+    ENTER(cuGraphDestroy)
+    graph_free(graph);
     return CUDA_SUCCESS;
 }
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s) {
@@ -261,6 +384,7 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent event, unsigned int flags) {
 }
 CUresult cuEventQuery(CUevent event) {
     ENTER(cuEventQuery)
+    NOT_IN_A_CAPTURE
     pthread_mutex_lock(&lock);
     if (event->captured) {
         return unlocked(CUDA_ERROR_CAPTURED_EVENT);

@@ -114,7 +114,7 @@ TEST(what_follows_on_a_stream_waits) {
     ranks_threads(2, followed, &job);
 }
 
-/* A graph cannot hold an operation: each is refused on its own rank, and the group goes on. */
+/* What the host has a part in cannot be captured: each rank is told, and the group goes on. What is captured is not done. */
 static void captured(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
@@ -122,14 +122,24 @@ static void captured(int rank, int n, void *arg) {
     ddl_request *r = NULL;
     pair_make(c, rank, 1, &p);
     void *stream = stream_on(0);
+    ddl_tensor host = ddl_tensor_1d(p.host, DDL_F32, COUNT), rows = p.in;
+    rows.ndim = 2;
+    rows.shape[0] = rows.shape[1] = rows.strides[0] = 128;
+    rows.strides[0] = 256;
+    rows.strides[1] = 1;
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
     CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
     DRIVER(void (*)(void *, int), "standin_capture")(stream, 1);
-    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK); /* also now */
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, host, DDL_SUM), DDL_ERR_UNSUPPORTED);
     CHECK_STR(ddl_error(c), "captured into a graph");
-    CHECK_EQ(ddl_iall_reduce(ddl_world(c), p.in, p.out, DDL_SUM, &r), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_iall_reduce(ddl_world(c), rows, rows, DDL_SUM, &r), DDL_ERR_UNSUPPORTED);
     CHECK(r == NULL);
-    DRIVER(void (*)(void *, int), "standin_capture")(stream, 0);
+    CHECK_EQ(ddl_all_reduce_many(ddl_world(c), &p.in, 1, DDL_SUM), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_recv(ddl_world(c), p.out, 1 - rank, 0, NULL), DDL_ERR_UNSUPPORTED);
+    CHECK_STR(ddl_error(c), "captured into a graph");
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
+    DRIVER(void (*)(void *, int), "standin_capture")(stream, 0); /* the graph is thrown away */
     CHECK_EQ(ddl_group_stream(ddl_world(c), 1, NULL), DDL_OK);
     CHECK_EQ(out_wrong(c, &p, -1), 0);
     CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
@@ -138,10 +148,37 @@ static void captured(int rank, int n, void *arg) {
     coll_leave(c);
 }
 
-TEST(a_stream_that_is_captured_takes_nothing) {
+TEST(a_capture_takes_what_gpus_do_alone) {
     coll_job job;
     coll_job_make(&job);
     ranks_threads(2, captured, &job);
+}
+
+/* One rank captures and the other does not: both are told. */
+static void captured_by_one(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    pair p;
+    pair_make(c, rank, 1, &p);
+    void *stream = stream_on(0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    if (rank == 0) {
+        CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
+        DRIVER(void (*)(void *, int), "standin_capture")(stream, 1);
+    }
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_ERR_MISMATCH);
+    if (rank == 0) {
+        DRIVER(void (*)(void *, int), "standin_capture")(stream, 0);
+    }
+    CHECK_EQ(out_wrong(c, &p, -1), 0);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+TEST(a_capture_by_one_rank_is_a_mismatch) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(2, captured_by_one, &job);
 }
 
 /* ---- GPUs that do not reach each other ---- */

@@ -239,9 +239,202 @@ TEST(a_killed_rank_is_told) {
     }
 }
 
+/* ---- graphs ---- */
+
+enum { GRAPH_COUNT = 20011, GRAPH_OPS = 7, GRAPH_REPLAYS = 4 };
+
+static void *driver(const char *name) {
+    static void *library;
+    library = library != NULL ? library : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    void *found = library != NULL ? dlsym(library, name) : NULL;
+    CHECK(found != NULL);
+    return found;
+}
+#define DRIVER(name, ...) ((int (*)(__VA_ARGS__))driver(name))
+
+/* What is captured: each collective with an input and an output of its own. */
+typedef struct graph_op {
+    ddl_kind kind;
+    int64_t in, out; /* elements; negative: that many for each rank */
+    bool in_place;
+} graph_op;
+static const graph_op graph_ops[GRAPH_OPS] = {
+    {DDL_ALL_REDUCE, 1001, 1001, false},       {DDL_ALL_REDUCE, GRAPH_COUNT, GRAPH_COUNT, true},
+    {DDL_REDUCE_SCATTER, -3001, 3001, false},  {DDL_ALL_GATHER, 3001, -3001, false},
+    {DDL_BROADCAST, GRAPH_COUNT, 0, true},     {DDL_REDUCE, GRAPH_COUNT, GRAPH_COUNT, false},
+    {DDL_ALL_TO_ALL, -777, -777, false}};
+
+static int64_t graph_size(int64_t count, int n) { return count < 0 ? -count * n : count; }
+
+static int32_t graph_input(int rank, int turn, int op, int64_t i) {
+    return (int32_t)(i % 1013 * 3 + rank * 7919 + turn * 104729 + op * 31);
+}
+
+static int32_t graph_sum(int n, int turn, int op, int64_t i) {
+    int32_t sum = 0;
+    for (int r = 0; r < n; r++) {
+        sum += graph_input(r, turn, op, i);
+    }
+    return sum;
+}
+
+/* Element i of the result of operation k on `rank`. */
+static int32_t graph_want(int rank, int n, int turn, int k, int64_t i) {
+    int64_t part = k == 2 ? 3001 : k == 3 ? 3001 : 777;
+    switch (graph_ops[k].kind) {
+    case DDL_REDUCE_SCATTER: return graph_sum(n, turn, k, rank * part + i);
+    case DDL_ALL_GATHER: return graph_input((int)(i / part), turn, k, i % part);
+    case DDL_BROADCAST: return graph_input(n - 1, turn, k, i);
+    case DDL_ALL_TO_ALL: return graph_input((int)(i / part), turn, k, rank * part + i % part);
+    default: return graph_sum(n, turn, k, i);
+    }
+}
+
+static ddl_status graph_call(ddl_group *g, int k, ddl_tensor in, ddl_tensor out, int n) {
+    ddl_request *r = NULL;
+    switch (graph_ops[k].kind) {
+    case DDL_ALL_REDUCE:
+        if (k == 0) {
+            ddl_status status = ddl_iall_reduce(g, in, out, DDL_SUM, &r);
+            return status == DDL_OK ? ddl_stream_wait(&r) : status;
+        }
+        return ddl_all_reduce(g, in, out, DDL_SUM);
+    case DDL_REDUCE_SCATTER: return ddl_reduce_scatter(g, in, out, DDL_SUM);
+    case DDL_ALL_GATHER: return ddl_all_gather(g, in, out);
+    case DDL_BROADCAST: return ddl_broadcast(g, in, n - 1);
+    case DDL_REDUCE: return ddl_reduce(g, in, out, DDL_SUM, 0);
+    default: return ddl_all_to_all(g, in, out);
+    }
+}
+
+/* One replay: new inputs, the graph, and what has come. */
+static void graph_turn(ddl_context *c, int rank, int n, int turn, void *exec, void *stream, ddl_tensor *in,
+                       ddl_tensor *out, int32_t *host) {
+    if (rank == turn % n) {
+        usleep(30000); /* the others' graphs are there before this one's input */
+    }
+    for (int k = 0; k < GRAPH_OPS; k++) {
+        int64_t count = ddl_tensor_count(&in[k]);
+        for (int64_t i = 0; i < count; i++) {
+            host[i] = graph_input(rank, turn, k, i);
+        }
+        CHECK_EQ(ddl_tensor_copy(c, in[k], ddl_tensor_1d(host, DDL_I32, count)), DDL_OK);
+    }
+    CHECK_EQ(DRIVER("cuGraphLaunch", void *, void *)(exec, stream), 0);
+    CHECK_EQ(DRIVER("cuStreamSynchronize", void *)(stream), 0);
+    for (int k = 0; k < GRAPH_OPS; k++) {
+        ddl_tensor got = graph_ops[k].in_place ? in[k] : out[k];
+        int64_t count = ddl_tensor_count(&got), wrong = 0;
+        memset(host, 0xEE, (size_t)count * 4);
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(host, DDL_I32, count), got), DDL_OK);
+        for (int64_t i = 0; i < count && (graph_ops[k].kind != DDL_REDUCE || rank == 0); i++) {
+            wrong += host[i] != graph_want(rank, n, turn, k, i);
+        }
+        CHECK_EQ(wrong, 0);
+    }
+}
+
+/* Captures all kinds once, and replays them with other inputs each time; an operation that runs at once comes between. */
+static void graph_rank(int rank, int n, void *arg, int mode) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_group *g = ddl_world(c);
+    int32_t gpu = gpu_of(c, rank, 0), *host = (int32_t *)calloc(GRAPH_COUNT, 4);
+    ddl_tensor in[GRAPH_OPS], out[GRAPH_OPS];
+    void *context = NULL, *stream = NULL, *graph = NULL, *exec = NULL;
+    for (int k = 0; k < GRAPH_OPS; k++) {
+        int64_t counts[2] = {graph_size(graph_ops[k].in, n), graph_size(graph_ops[k].out, n)};
+        memset(&out[k], 0, sizeof out[k]);
+        REQUIRE(ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &counts[0], &in[k]) == DDL_OK);
+        REQUIRE(graph_ops[k].in_place || ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &counts[1], &out[k]) == DDL_OK);
+        out[k] = graph_ops[k].in_place ? in[k] : out[k];
+    }
+    CHECK_EQ(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+    CHECK_EQ(ddl_group_stream(g, gpu, stream), DDL_OK);
+    CHECK_EQ(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, mode), 0);
+    for (int k = 0; k < GRAPH_OPS; k++) {
+        CHECK_EQ(graph_call(g, k, in[k], out[k], n), DDL_OK);
+    }
+    CHECK_EQ(ddl_send(g, in[0], (rank + 1) % n, 5), DDL_ERR_UNSUPPORTED); /* the host carries it */
+    CHECK_STR(ddl_error(c), "captured into a graph");
+    CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+    CHECK_EQ(ddl_group_stream(g, gpu, NULL), DDL_OK);
+    REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    for (int turn = 0; turn < GRAPH_REPLAYS; turn++) {
+        graph_turn(c, rank, n, turn, exec, stream, in, out, host);
+        if (turn == 1) {
+            sum_once(c, rank, n, turn, 3000);
+        }
+    }
+    CHECK_EQ(ddl_barrier(g), DDL_OK);
+    CHECK_EQ(DRIVER("cuGraphExecDestroy", void *)(exec), 0);
+    CHECK_EQ(DRIVER("cuGraphDestroy", void *)(graph), 0);
+    CHECK_EQ(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+    for (int k = 0; k < GRAPH_OPS; k++) {
+        CHECK_EQ(ddl_tensor_free(c, &in[k]), DDL_OK);
+        CHECK_EQ(graph_ops[k].in_place ? DDL_OK : ddl_tensor_free(c, &out[k]), DDL_OK);
+    }
+    free(host);
+    coll_leave(c);
+}
+
+static void graph_strict(int rank, int n, void *arg) { graph_rank(rank, n, arg, 0); }  /* the mode GLOBAL */
+static void graph_relaxed(int rank, int n, void *arg) { graph_rank(rank, n, arg, 2); } /* as threads are in each other's way */
+
+TEST(graphs_of_processes) { each_way(graph_strict, 0); }
+
+/* A rank that is gone holds up no graph: the others' replays end, and the group says who it was. */
+static void graph_until_killed(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    int64_t count = 5000;
+    int32_t gpu = gpu_of(c, rank, 0);
+    ddl_tensor t = {0};
+    void *context = NULL, *stream = NULL, *graph = NULL, *exec = NULL;
+    REQUIRE(ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &count, &t) == DDL_OK);
+    CHECK_EQ(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, stream), DDL_OK);
+    CHECK_EQ(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, 0), 0);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
+    CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+    REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    if (rank == 1) {
+        raise(SIGKILL);
+    }
+    for (int turn = 0; turn < 3; turn++) {
+        CHECK_EQ(DRIVER("cuGraphLaunch", void *, void *)(exec, stream), 0);
+    }
+    CHECK_EQ(DRIVER("cuStreamSynchronize", void *)(stream), 0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 1");
+    CHECK_EQ(DRIVER("cuGraphExecDestroy", void *)(exec), 0);
+    CHECK_EQ(DRIVER("cuGraphDestroy", void *)(graph), 0);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, NULL), DDL_OK);
+    CHECK_EQ(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(a_graph_of_a_killed_rank_ends) {
+    coll_job job;
+    ranks r;
+    coll_job_make(&job);
+    ranks_start(&r, 3, graph_until_killed, &job);
+    ranks_wait(&r, 100);
+    CHECK_EQ(r.timed_out, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(i == 1 ? WIFSIGNALED(r.status[i]) && WTERMSIG(r.status[i]) == SIGKILL : r.status[i] == 0, 1);
+    }
+}
+
 /* ---- threads, last: this process opens the driver, and can fork no rank that uses it ---- */
 
 TEST(collectives_of_threads) { each_way(every_kind, 1); }
 TEST(types_and_ops_of_threads) { each_way(every_type_and_op, 1); }
 TEST(messages_of_threads) { each_way(ring, 1); }
+TEST(graphs_of_threads) { each_way(graph_relaxed, 1); }
 TEST(freed_and_reused_by_threads) { each_way(allocate_anew, 1); }

@@ -34,6 +34,8 @@
 
 #include "native_plan.h"
 
+#include "capture.h"
+
 #include "native.h"
 
 #include "ipc.h"

@@ -11,7 +11,10 @@
  * Because every rank waits for all to be done, the words of an arrival are free again for the next operation. Those of
  * a set that is closed stay until all have closed it, as some may still look for the last `done`. A rank that cancels
  * says so before it looks at who has launched, and a rank that launches says so before it looks at who has cancelled:
- * so either the launch does not happen, or the canceller waits for its end. */
+ * so either the launch does not happen, or the canceller waits for its end.
+ *
+ * An operation that is captured into a graph takes the same steps once, when it is captured: its launch is nodes of the
+ * graph (capture.h), between which GPUs wait for each other at each replay. */
 #ifndef CUDA_NATIVE_H
 #define CUDA_NATIVE_H
 
@@ -21,7 +24,9 @@
 
 #include "share.h"
 
-enum { CUDA_ARRIVAL, CUDA_IN, CUDA_OUT, CUDA_STATE };               /* lines of a rank in a set */
+#include "capture.h"
+
+enum { CUDA_ARRIVAL, CUDA_IN, CUDA_OUT, CUDA_STATE, CUDA_WORDS };   /* lines of a rank in a set */
 enum { CUDA_SEQUENCE, CUDA_SIGNATURE, CUDA_FACTOR, CUDA_IN_PLACE }; /* words of CUDA_ARRIVAL */
 enum { CUDA_LAUNCHED, CUDA_DONE, CUDA_CANCELLED, CUDA_LEFT };       /* of CUDA_STATE: two sequences, two times 1 */
 
@@ -44,8 +49,9 @@ typedef struct cuda_op {
     ddl_status failure;
     bool ended;
     CUdeviceptr copy_in, copy_out; /* instead of the user's memory; 0: that itself is used */
+    cuda_capture *capture;         /* NULL: it is not captured */
     cuda_job job;
-    cuda_import *imports[2 * CUDA_PLACES];
+    cuda_import *imports[3 * CUDA_PLACES];
     int32_t import_count;
 } cuda_op;
 
@@ -59,6 +65,8 @@ typedef struct cuda_native {
     cuda_op *head, **tail, *spare;
     CUstream stream; /* of the GPU of the operations so far */
     cuda_gpu *stream_gpu;
+    cuda_capture *captures; /* operations that are in graphs */
+    uint64_t released_ns;
     int32_t ranks[CUDA_PLACES]; /* world ranks */
     const cuda_set *sets[CUDA_PLACES]; /* their words; NULL: not found yet */
 } cuda_native;
@@ -146,7 +154,24 @@ static ddl_status cuda_op_memory(cuda_op *op, uint64_t bytes, CUdeviceptr *out) 
     return status;
 }
 
+/* Of a captured one everything stays: graphs use it. */
+static void cuda_op_keep(cuda_native *set, cuda_op *op) {
+    cuda_capture *c = op->capture;
+    c->copy_in = op->copy_in;
+    c->copy_out = op->copy_out;
+    memcpy(c->imports, op->imports, sizeof c->imports);
+    c->import_count = op->import_count;
+    c->next = set->captures;
+    set->captures = c;
+    op->capture = NULL;
+    op->copy_in = op->copy_out = 0;
+    op->import_count = 0;
+}
+
 static void cuda_op_release(cuda_native *set, cuda_op *op) {
+    if (op->capture != NULL) {
+        cuda_op_keep(set, op);
+    }
     for (int32_t i = 0; i < op->import_count; i++) {
         cuda_let_go(set->t, op->imports[i]);
     }
@@ -178,7 +203,7 @@ static int cuda_done_step(cuda_native *set, cuda_op *op) {
             return CUDA_STUCK;
         }
     }
-    if (op->copy_out != 0 && op->call.bytes > 0) {
+    if (op->copy_out != 0 && op->call.bytes > 0 && op->capture == NULL) {
         cuda_guard guard;
         ddl_status status = cuda_enter(op->gpu, &guard);
         if (status == DDL_OK) {
@@ -223,6 +248,27 @@ static bool cuda_may_launch(cuda_native *set, const cuda_op *op) {
     return true;
 }
 
+/* The nodes of a graph: all wait for all, the launch, all wait for all, and the result to where it is to be. */
+static ddl_status cuda_op_capture(cuda_native *set, cuda_op *op) {
+    CUstream stream = op->call.stream;
+    cuda_sink sink = cuda_sink_of(op->gpu, stream);
+    ddl_status status = cuda_capture_meet(op->capture, stream, CUDA_BEFORE, set->count, set->rank);
+    status = status == DDL_OK ? cuda_job_put(&sink, &op->job) : status;
+    status = status == DDL_OK ? cuda_capture_meet(op->capture, stream, CUDA_AFTER, set->count, set->rank) : status;
+    if (status == DDL_OK && op->copy_out != 0) {
+        size_t bytes = (size_t)cuda_job_out_bytes(&op->call, set->count);
+        CUresult result = op->gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)op->call.out, op->copy_out, bytes, stream);
+        status = cuda_check(op->gpu, result, "capturing the copy of a result");
+    }
+    return status;
+}
+
+static ddl_status cuda_op_launch(cuda_native *set, cuda_op *op) {
+    cuda_sink sink = cuda_sink_of(op->gpu, set->stream);
+    ddl_status status = cuda_job_put(&sink, &op->job);
+    return status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+}
+
 static int cuda_launch_step(cuda_native *set, cuda_op *op) {
     cuda_guard guard;
     ddl_status status = DDL_OK;
@@ -232,9 +278,7 @@ static int cuda_launch_step(cuda_native *set, cuda_op *op) {
     if (op->call.kind != DDL_BARRIER && op->call.bytes > 0) {
         status = cuda_enter(op->gpu, &guard);
         if (status == DDL_OK) {
-            cuda_sink sink = cuda_sink_of(op->gpu, set->stream);
-            status = cuda_job_put(&sink, &op->job);
-            status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+            status = op->capture != NULL ? cuda_op_capture(set, op) : cuda_op_launch(set, op);
             cuda_leave(&guard);
         }
     }
@@ -272,12 +316,20 @@ static int cuda_mapped_step(cuda_native *set, cuda_op *op) {
         if (status == DDL_OK && j != set->rank) {
             status = cuda_map_one(set, op, j, CUDA_OUT, out_bytes, &op->job.out[j]);
         }
+        if (status == DDL_OK && j != set->rank && op->capture != NULL) {
+            status = cuda_map_one(set, op, j, CUDA_WORDS, CUDA_WORDS_BYTES, &op->capture->words_of[j]);
+        }
         if (status != DDL_OK) {
             return status == DDL_IN_PROGRESS ? CUDA_STUCK : cuda_op_fails(op, status);
         }
     }
     op->step = cuda_launch_step;
     return CUDA_MOVED;
+}
+
+/* All capture an operation, or none does. */
+static uint64_t cuda_op_signature(const cuda_op *op) {
+    return op->capture != NULL ? ~op->call.signature : op->call.signature;
 }
 
 /* Has everybody come, and with the same call? */
@@ -287,7 +339,7 @@ static int cuda_arrived_step(cuda_native *set, cuda_op *op) {
         if (words == NULL || cuda_told(words, CUDA_ARRIVAL, CUDA_SEQUENCE) != op->call.sequence) {
             return CUDA_STUCK;
         }
-        if (cuda_told(words, CUDA_ARRIVAL, CUDA_SIGNATURE) != op->call.signature) {
+        if (cuda_told(words, CUDA_ARRIVAL, CUDA_SIGNATURE) != cuda_op_signature(op)) {
             op->differs = op->awaited;
             return CUDA_STUCK;
         }
@@ -301,6 +353,13 @@ static int cuda_arrived_step(cuda_native *set, cuda_op *op) {
     return CUDA_MOVED;
 }
 
+static void cuda_op_tell_place(cuda_native *set, const cuda_op *op, int32_t line, const cuda_place *place) {
+    cuda_tell(set->own, line, 0, place->id);
+    cuda_tell(set->own, line, 1, place->slot);
+    cuda_tell(set->own, line, 2, place->offset);
+    cuda_tell(set->own, line, 3, op->call.sequence);
+}
+
 /* Tells the others of memory that they will touch. Memory that cannot be shared is replaced: *copy. */
 static ddl_status cuda_op_share(cuda_native *set, cuda_op *op, int32_t line, const void *memory, uint64_t bytes,
                                 CUdeviceptr *copy) {
@@ -311,10 +370,7 @@ static ddl_status cuda_op_share(cuda_native *set, cuda_op *op, int32_t line, con
         status = status == DDL_OK ? cuda_share(set->t, (void *)(uintptr_t)*copy, bytes, &place) : status;
     }
     if (status == DDL_OK) {
-        cuda_tell(set->own, line, 0, place.id);
-        cuda_tell(set->own, line, 1, place.slot);
-        cuda_tell(set->own, line, 2, place.offset);
-        cuda_tell(set->own, line, 3, op->call.sequence);
+        cuda_op_tell_place(set, op, line, &place);
     }
     return status;
 }
@@ -329,12 +385,26 @@ static int cuda_arrive_step(cuda_native *set, cuda_op *op) {
     memcpy(&factor, &own, sizeof factor);
     op->awaited = 0;
     op->step = cuda_arrived_step;
-    cuda_tell(set->own, CUDA_ARRIVAL, CUDA_SIGNATURE, op->call.signature);
+    cuda_tell(set->own, CUDA_ARRIVAL, CUDA_SIGNATURE, cuda_op_signature(op));
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_FACTOR, factor);
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_IN_PLACE, op->job.in_place);
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_SEQUENCE, op->call.sequence); /* last: with all the others */
     cuda_native_ring(set);
     return CUDA_MOVED;
+}
+
+/* Words for the graph, which others may write once the operation has arrived. */
+static ddl_status cuda_op_prepare_capture(cuda_native *set, cuda_op *op) {
+    cuda_capture *c = op->capture;
+    cuda_place place;
+    c->gpu = op->gpu;
+    ddl_status status = cuda_capture_make(c, set->stream);
+    status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+    status = status == DDL_OK ? cuda_share(set->t, (void *)(uintptr_t)c->words, CUDA_WORDS_BYTES, &place) : status;
+    if (status == DDL_OK) {
+        cuda_op_tell_place(set, op, CUDA_WORDS, &place);
+    }
+    return status;
 }
 
 /* Shares the memory, and copies what cannot be shared. A scan in place would overwrite what others read. */
@@ -344,6 +414,9 @@ static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
     bool scan = call->kind == DDL_SCAN || (call->kind == DDL_EXSCAN && set->rank > 0);
     uint64_t in_bytes = cuda_job_in_bytes(call, set->count), out_bytes = cuda_job_out_bytes(call, set->count);
     ddl_status status = cuda_native_stream(set, op->gpu);
+    if (status == DDL_OK && op->capture != NULL) {
+        status = cuda_op_prepare_capture(set, op);
+    }
     if (status == DDL_OK && cuda_job_in_shared(call->kind, is_root)) {
         status = cuda_op_share(set, op, CUDA_IN, call->in, in_bytes, &op->copy_in);
     }
@@ -354,10 +427,11 @@ static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
         status = cuda_op_share(set, op, CUDA_OUT, call->out, out_bytes, &op->copy_out);
     }
     if (status == DDL_OK && op->copy_in != 0) {
-        status = cuda_check(op->gpu, op->gpu->cu.cuMemcpyAsync(op->copy_in, (CUdeviceptr)(uintptr_t)call->in,
-                                                               (size_t)in_bytes, set->stream),
-                            "copying the input of a collective");
-        status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+        CUstream stream = op->capture != NULL ? (CUstream)call->stream : set->stream;
+        CUresult result = op->gpu->cu.cuMemcpyAsync(op->copy_in, (CUdeviceptr)(uintptr_t)call->in, (size_t)in_bytes,
+                                                    stream);
+        status = cuda_check(op->gpu, result, "copying the input of a collective");
+        status = status == DDL_OK && op->capture == NULL ? cuda_op_mark(op, stream) : status;
     }
     op->job.in[set->rank] = op->copy_in != 0 ? (const char *)(uintptr_t)op->copy_in : call->in;
     op->job.out[set->rank] = op->copy_out != 0 ? (char *)(uintptr_t)op->copy_out : call->out;
@@ -431,12 +505,20 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     op->job.rank = set->rank;
     op->job.in_place = call->in == call->out;
     ddl_status status = cuda_ipc_gpu(t, call->device > 0 ? call->device - 1 : 0, &op->gpu);
+    bool capture = call->size >= sizeof *call && call->capture != 0;
     cuda_guard guard;
-    if (status == DDL_OK && call->stream != NULL && (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
+    if (status == DDL_OK && capture) {
+        op->capture = t->host->alloc(t->host, sizeof *op->capture);
+        status = op->capture != NULL ? DDL_OK : DDL_ERR_NOMEM;
+    }
+    if (op->capture != NULL) {
+        memset(op->capture, 0, sizeof *op->capture);
+    } else if (status == DDL_OK && call->stream != NULL && (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
         status = cuda_op_mark(op, call->stream);
         cuda_leave(&guard);
     }
     if (status != DDL_OK) {
+        t->host->free(t->host, op->capture);
         op->next = set->spare;
         set->spare = op;
         return status;
@@ -544,6 +626,11 @@ static void cuda_native_free(cuda_native *set) {
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
         cuda_leave(&guard);
     }
+    while (set->captures != NULL) {
+        cuda_capture *c = set->captures;
+        set->captures = c->next;
+        cuda_capture_free(set->t, c);
+    }
     set->t->host->free(set->t->host, set);
 }
 
@@ -624,12 +711,30 @@ static ddl_status cuda_native_open(void *self, uint64_t group, const int32_t *ra
 
 /* ---- for the endpoint ---- */
 
+/* Of a set that has lost a rank, or given up. */
+static void cuda_native_release_graphs(cuda_native *set) {
+    bool broken = set->cancelled;
+    for (int32_t j = 0; j < set->count; j++) {
+        broken = broken || set->t->peers[set->ranks[j]].dead;
+    }
+    uint64_t now = broken ? set->t->host->now_ns(set->t->host) : 0;
+    if (broken && now - set->released_ns >= CUDA_RELEASE_NS) {
+        set->released_ns = now;
+        for (const cuda_capture *c = set->captures; c != NULL; c = c->next) {
+            cuda_capture_release(c);
+        }
+    }
+}
+
 /* Moves the first operation of each set. Returns how many events there were. */
 static int32_t cuda_natives_progress(cuda_ipc *t) {
     int32_t events = 0;
     for (cuda_native *set = t->natives == NULL ? NULL : t->natives->first; set != NULL; set = set->next) {
         for (int32_t k = 0; k < 8 && cuda_native_advance(set) != CUDA_STUCK; k++) {
             events++;
+        }
+        if (set->captures != NULL) {
+            cuda_native_release_graphs(set);
         }
     }
     return events;

@@ -337,6 +337,18 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
     return DDL_OK;
 }
 
+/* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
+static ddl_status ddl__op_capture(ddl__op *op) {
+    const ddl_group *g = op->group;
+    bool alone = op->device == g->stream_device && op->stage == NULL && !op->held && !op->request->persistent;
+    if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
+        return ddl__stream_check(g, ddl__kind_name(op->call.kind));
+    }
+    op->stream = g->stream;
+    op->captured = op->request->captured = true;
+    return DDL_OK;
+}
+
 /* Orders the begin of an operation with device tensors on its group's stream: the transport of one that devices run by
  * themselves looks when the stream has come here, if it is given to it at once; else the host does. What is put on the
  * stream later waits at a gate: ddl__request_detach. */
@@ -346,7 +358,9 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (d == NULL) {
         return DDL_OK;
     }
-    DDL__TRY(ddl__stream_check(g, ddl__kind_name(op->call.kind)));
+    if (ddl__stream_captured(d, g->stream)) {
+        return ddl__op_capture(op);
+    }
     bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
@@ -512,6 +526,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->stage = NULL;
     op->device = NULL;
     op->stream = NULL;
+    op->captured = false;
     op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {
         op->reduction = ddl__reduction_of(call->op, call->dtype, user);

@@ -225,9 +225,13 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     c->doing = what;
     ddl__glance(g);
     status = ddl__coll_begin(g, d, what, &r);
+    bool captured = status == DDL_OK && r->captured; /* what the stream gets next comes behind it in the graph */
+    if (captured) {
+        ddl__wait_requests(c, &r, 1, false);
+    }
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
-    } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
+    } else if (status == DDL_OK && (captured || !(r->ordered && ddl__request_detach(c, r)))) {
         ddl__wait_requests(c, &r, 1, false);
         status = ddl__request_report(&r, NULL);
     }

@@ -18,13 +18,16 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
                           "operations", device, d->plugin->name);
     }
     void *gate = NULL;
-    ddl_status status = d->table->gate_put(d->self, stream, &gate); /* a trial, that opens at once */
+    bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
+    ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
-                          "%d (%s), is being captured into a graph, or the device cannot wait for the host: %s", device,
+                          "%d (%s), or the device cannot wait for the host: %s", device,
                           d->plugin->name, ddl_status_text(status));
     }
-    d->table->gate_open(d->self, gate);
+    if (!captured) {
+        d->table->gate_open(d->self, gate);
+    }
     DDL__TRY(ddl__thread_start(c, "ddl_group_stream")); /* nobody else may come and move operations on */
     g->stream_device = d;
     g->stream = stream;

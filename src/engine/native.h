@@ -175,7 +175,10 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
-    c->device_natives += op->call.on_device != DDL_HOST;
+    if (op->call.on_device != DDL_HOST) {
+        c->device_natives++;
+        ddl__kick(c); /* as for stages: device.h */
+    }
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;
@@ -192,6 +195,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->op = scaled ? DDL_SUM : op->call.op;
     call->device = op->device->index + 1;
     call->stream = op->stream;
+    call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
 }
 

@@ -57,6 +57,7 @@ typedef struct ddl__op {
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
+    bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
     ddl__reduction reduction;

@@ -51,6 +51,7 @@ struct ddl_request {
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
+    bool captured;     /* it is put into a graph: its call waits for that */
     bool detached;     /* nobody waits for it but the stream */
     ddl__device *gate_device;
     void *gate;                 /* what holds the stream until it is over; NULL: nothing does */
@@ -288,12 +289,17 @@ static ddl_status ddl__request_report(ddl_request **slot, ddl_info *out_info) {
 
 /* >>streams */
 
-/* The host has a part in every operation, so that none can be in a graph. */
+static bool ddl__stream_captured(const ddl__device *d, void *stream) {
+    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, stream) == 1;
+}
+
+/* For what the host has a part in. */
 static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
-    const ddl__device *d = g->stream_device;
-    return DDL_HAS(d->table, capturing) && d->table->capturing(d->self, g->stream) == 1
+    return ddl__stream_captured(g->stream_device, g->stream)
                ? ddl__error(g->context, DDL_ERR_UNSUPPORTED, "%s on group \"%s\": its stream is being captured into a "
-                            "graph, where no operation can be, as the host has a part in each", what, g->name)
+                            "graph, and the host has a part in this operation; what can be captured is a collective of "
+                            "contiguous tensors, all on device %d, of a group whose GPUs reach each other on one host",
+                            what, g->name, g->stream_device->number)
                : DDL_OK;
 }
 
