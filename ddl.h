@@ -287,6 +287,7 @@
 #define ddl_trainer_save DDL__PASTE(DDL_NAMESPACE, ddl_trainer_save)
 #define ddl_trainer_serve DDL__PASTE(DDL_NAMESPACE, ddl_trainer_serve)
 #define ddl_trainer_set_rate DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_rate)
+#define ddl_trainer_set_stream DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_stream)
 #define ddl_trainer_start DDL__PASTE(DDL_NAMESPACE, ddl_trainer_start)
 #define ddl_trainer_stats_get DDL__PASTE(DDL_NAMESPACE, ddl_trainer_stats_get)
 #define ddl_trainer_switch DDL__PASTE(DDL_NAMESPACE, ddl_trainer_switch)
@@ -1324,9 +1325,10 @@ DDL_API const char *ddl_trainer_preset_name(int32_t index);
  * number out of range), DDL_ERR_UNSUPPORTED (what does not go together), DDL_ERR_NOMEM. [any thread] */
 DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config *config, ddl_trainer **out_trainer);
 /* Registers a parameter and its gradient, in the order in which forward uses them. Both are f16, bf16, f32 or f64, of
- * one shape, contiguous, in host memory that stays where it is until ddl_trainer_free. f16 and bf16 parameters get a
- * copy that the optimizer works on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE
- * (after ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 parameters need a step of the program's own). [one thread] */
+ * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
+ * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
+ * on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after ddl_trainer_start),
+ * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all, plans.
@@ -1355,6 +1357,13 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer);
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
+/* Orders the trainer with work on a stream of the device that its tensors are on (a cudaStream_t), from the next call
+ * on; NULL: no more. Then ddl_grad_ready returns at once, and the gradient is copied when the stream has come there;
+ * ddl_step and ddl_param_wait still wait for the averages, but what is put on the stream after them finds the updates.
+ * Without a stream gradients are computed before ddl_grad_ready, and each call waits for what it did on the device.
+ * The stream outlives the trainer. Errors: DDL_ERR_STATE (no tensor was added, or they are in host memory; the stream
+ * is being captured into a graph), and the device's: no stream of its. [one thread] */
+DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream);
 /* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
@@ -1681,7 +1690,9 @@ typedef enum ddl_kernel {
     DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
     DDL_KERNEL_SQUARES,    /* ddl_kernel_squares */
     DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
-    DDL_KERNEL_DECODE_ADD  /* ddl_kernel_code: sum += code */
+    DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
+    DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
+    DDL_KERNEL_SIGNS       /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -1692,6 +1703,17 @@ typedef struct ddl_kernel_scale {
     int32_t dtype, divisor;
     double factor;
 } ddl_kernel_scale;
+
+/* dst = src in another type, or with add dst += that: f16, bf16 and f32 in any pair, f64 from f64. dst may be src if
+ * they have one type. odd[0] += results that are not finite; or NULL. */
+typedef struct ddl_kernel_convert {
+    void *dst;
+    const void *src;
+    int64_t count;
+    int32_t to, from; /* ddl_dtype */
+    int32_t add, reserved;
+    uint64_t *odd;
+} ddl_kernel_convert;
 
 /* One step of an optimizer of that ddl_optimizer_kind on f32 arrays: weight, gradient, moments (of those kinds that
  * have them). The numbers are rounded as the host rounds them; rate holds the trust ratio of LARS and LAMB. */
@@ -28976,6 +28998,459 @@ static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_p
     ddl__optim_step_at(ddl__cpu_level(), o, part, sums);
 }
 
+/* >>optim/lane */
+/* optim/lane: arrays of the training layer, wherever they are, and work on them. In ordinary memory work is done at
+ * once, by the loops of this library. On a device it is put on a stream of the lane's own, as kernels of the device's
+ * plugin that give the same bits, and nothing here waits but ddl__lane_wait and what says so.
+ *
+ *     after   the lane goes on when the program's stream has come here
+ *     hand    the program's stream goes on, or the host, when the lane has come here
+ *
+ * The first failure stays in status: what follows it is not to be used. Must not know: trainers, ranks. */
+
+typedef struct ddl__lane {
+    ddl_context *context;
+    ddl__device *device;  /* NULL: ordinary memory */
+    void *stream;         /* of its own */
+    void *user;           /* the program's, that work is ordered on; NULL: the host waits */
+    ddl_status status;
+    ddl__stage *pause;    /* what ddl__lane_wait waits for */
+    bool pausing;
+    double *numbers, *told; /* results that the host wants: on the device, and as the host was told */
+    float *scratch[2];      /* for the largest array each */
+    double *partial;        /* of sums of squares; codes' scratch */
+} ddl__lane;
+
+static bool ddl__lane_is_host(const ddl__lane *lane) { return lane == NULL || lane->device == NULL; }
+
+static void ddl__lane_note(ddl__lane *lane, ddl_status status) {
+    lane->status = lane->status < 0 ? lane->status : status;
+}
+
+/* A tensor over an array of the lane, for operations. */
+static ddl_tensor ddl__lane_tensor(const ddl__lane *lane, const void *data, ddl_dtype dtype, int64_t count) {
+    ddl_tensor t = ddl_tensor_1d((void *)(uintptr_t)data, dtype, count);
+    t.device = ddl__lane_is_host(lane) ? DDL_HOST : lane->device->number;
+    return t;
+}
+
+/* >>memory */
+
+/* Zeroed; NULL: there is none. */
+static void *ddl__lane_alloc(ddl__lane *lane, size_t count, size_t size) {
+    if (ddl__lane_is_host(lane)) {
+        return ddl__alloc_array(&lane->context->base, count, size);
+    }
+    const ddl__device *d = lane->device;
+    void *memory = NULL;
+    if (count > SIZE_MAX / 2 / size || d->table->alloc(d->self, DDL__MAX(count * size, (size_t)1), &memory) < 0) {
+        return NULL;
+    }
+    ddl__lane_note(lane, d->table->fill(d->self, memory, 0, count * size, lane->stream));
+    return memory;
+}
+
+/* Work on it has ended. After the context was finalized the device has taken its memory back. */
+static void ddl__lane_free(ddl__lane *lane, void *memory) {
+    if (ddl__lane_is_host(lane)) {
+        ddl__free(&lane->context->base, memory);
+    } else if (memory != NULL && !lane->context->finalized && !lane->device->stuck) {
+        lane->device->table->free(lane->device->self, memory);
+    }
+}
+
+/* Ordinary memory that the device reaches at its full speed. */
+static void *ddl__lane_alloc_pinned(ddl__lane *lane, size_t bytes) {
+    const ddl__device *d = lane->device;
+    void *memory = NULL;
+    if (ddl__lane_is_host(lane) || !DDL_HAS(d->table, host_alloc)) {
+        return ddl__alloc(&lane->context->base, DDL__MAX(bytes, (size_t)1));
+    }
+    if (d->table->host_alloc(d->self, DDL__MAX(bytes, (size_t)1), &memory) < 0) {
+        return NULL;
+    }
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+static void ddl__lane_free_pinned(ddl__lane *lane, void *memory) {
+    if (ddl__lane_is_host(lane) || !DDL_HAS(lane->device->table, host_alloc)) {
+        ddl__free(&lane->context->base, memory);
+    } else if (memory != NULL && !lane->context->finalized && !lane->device->stuck) {
+        lane->device->table->host_free(lane->device->self, memory);
+    }
+}
+
+/* Bytes in any direction; on the host at once. */
+static void ddl__lane_copy(ddl__lane *lane, void *dst, const void *src, size_t bytes) {
+    if (ddl__lane_is_host(lane)) {
+        memmove(dst, src, bytes);
+    } else if (bytes > 0) {
+        const ddl__device *d = lane->device;
+        ddl__lane_note(lane, d->table->copy(d->self, dst, src, bytes, lane->stream));
+    }
+}
+
+static void ddl__lane_zero(ddl__lane *lane, void *dst, size_t bytes) {
+    if (ddl__lane_is_host(lane)) {
+        memset(dst, 0, bytes);
+    } else if (bytes > 0) {
+        const ddl__device *d = lane->device;
+        ddl__lane_note(lane, d->table->fill(d->self, dst, 0, bytes, lane->stream));
+    }
+}
+
+static void ddl__lane_kernel(ddl__lane *lane, ddl_kernel which, const void *params) {
+    const ddl__device *d = lane->device;
+    ddl__lane_note(lane, d->table->kernel(d->self, (int32_t)which, params, lane->stream));
+}
+
+/* >>order */
+
+/* Whoever polls calls mark->done when the lane has come here; on an error it does not. The lock is held. */
+static ddl_status ddl__lane_mark(ddl__lane *lane, ddl__stage *mark) {
+    mark->stream_device = lane->device;
+    mark->stream = lane->stream;
+    ddl_status status = ddl__stage_fill(lane->context, mark);
+    return status < 0 ? status : DDL_OK;
+}
+
+static void ddl__lane_paused(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__lane *lane = s->owner;
+    ddl__changed(c);
+    lane->pausing = false;
+    ddl__lane_note(lane, status);
+}
+
+static bool ddl__lane_pause_over(ddl_context *c, void *arg) {
+    return !((ddl__lane *)arg)->pausing || c->aborted || c->finalized;
+}
+
+/* Waits until all work of the lane has ended. The lock is not held. */
+static ddl_status ddl__lane_wait(ddl__lane *lane, const char *what) {
+    if (ddl__lane_is_host(lane)) {
+        return DDL_OK;
+    }
+    ddl_context *c = lane->context;
+    DDL__TRY(ddl__enter(c));
+    ddl__wait w = {.done = ddl__lane_pause_over, .tick = ddl__no_tick, .arg = lane,
+                   .deadline = ddl__deadline(ddl__now_ns(), c->settings.timeout_ms)};
+    lane->pausing = lane->status >= 0;
+    if (lane->pausing) {
+        ddl__lane_note(lane, ddl__lane_mark(lane, lane->pause));
+        lane->pausing = lane->status >= 0;
+    }
+    if (lane->pausing) {
+        ddl__wait_for(c, &w);
+    }
+    if (lane->pausing && lane->status >= 0) {
+        lane->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_ERR_TIMEOUT;
+    }
+    ddl_status status = lane->status;
+    if (status < 0) {
+        status = ddl__error(c, status, "%s: work on device %d (%s %d) did not end well: %s", what,
+                            lane->device->number, lane->device->plugin->name, lane->device->index,
+                            ddl_status_text(status));
+    }
+    ddl__unlock(c);
+    return status < 0 ? status : DDL_OK;
+}
+
+/* What is put on stream `later` waits for what is on `first` now. */
+static void ddl__lane_order(ddl__lane *lane, void *first, void *later) {
+    const ddl__device *d = lane->device;
+    void *event = NULL;
+    ddl_status status = d->table->event_record(d->self, first, &event);
+    if (status >= 0) {
+        status = d->table->stream_wait(d->self, later, event);
+        d->table->event_free(d->self, event);
+    }
+    ddl__lane_note(lane, status);
+}
+
+static void ddl__lane_after(ddl__lane *lane) {
+    if (!ddl__lane_is_host(lane) && lane->user != NULL) {
+        ddl__lane_order(lane, lane->user, lane->stream);
+    }
+}
+
+/* Without a stream of the program's it waits. The lock is not held. */
+static ddl_status ddl__lane_hand(ddl__lane *lane, const char *what) {
+    if (ddl__lane_is_host(lane)) {
+        return DDL_OK;
+    }
+    if (lane->user != NULL && lane->status >= 0) {
+        ddl__lane_order(lane, lane->stream, lane->user);
+    }
+    return lane->user == NULL || lane->status < 0 ? ddl__lane_wait(lane, what) : DDL_OK;
+}
+
+/* >>making */
+
+/* The lane of a device, or of ordinary memory (DDL_HOST). The lock is held. */
+static ddl_status ddl__lane_open(ddl_context *c, ddl__lane *lane, int32_t device, const char *what) {
+    *lane = (ddl__lane){.context = c};
+    if (device == DDL_HOST) {
+        return DDL_OK;
+    }
+    ddl__device *d;
+    DDL__TRY(ddl__device_get(c, device, what, &d));
+    if (!DDL_HAS(d->table, kernel) || !DDL_HAS(d->table, stream_make) || !DDL_HAS(d->table, stream_wait)) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: plugin %s has no kernels of training for device %d; keep "
+                          "parameters and gradients in ordinary memory", what, d->plugin->name, device);
+    }
+    lane->pause = ddl__stage_make(c, 1);
+    ddl_status status = lane->pause != NULL ? d->table->stream_make(d->self, &lane->stream) : DDL_ERR_NOMEM;
+    if (status < 0) {
+        ddl__stage_free(c, lane->pause);
+        lane->pause = NULL;
+        return ddl__error(c, status, "%s: device %d (%s) gives no stream: %s", what, device, d->plugin->name,
+                          ddl_status_text(status));
+    }
+    lane->pause->done = ddl__lane_paused;
+    lane->pause->owner = lane;
+    lane->device = d;
+    return DDL_OK;
+}
+
+/* Room for results, and for work on arrays of up to so many elements. False: there is no memory. */
+static bool ddl__lane_room(ddl__lane *lane, int64_t numbers, int64_t most) {
+    size_t n = (size_t)numbers + 1, floats = (size_t)most + 1;
+    lane->numbers = ddl__lane_alloc(lane, n, sizeof *lane->numbers);
+    lane->told = ddl__lane_is_host(lane) ? lane->numbers : ddl__lane_alloc_pinned(lane, n * sizeof *lane->told);
+    if (ddl__lane_is_host(lane)) {
+        return lane->numbers != NULL;
+    }
+    lane->partial = ddl__lane_alloc(lane, DDL_KERNEL_SCRATCH_BYTES(floats), 1);
+    for (int32_t i = 0; i < 2; i++) {
+        lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(float));
+    }
+    return lane->numbers != NULL && lane->told != NULL && lane->partial != NULL && lane->scratch[0] != NULL &&
+           lane->scratch[1] != NULL;
+}
+
+/* All its work has ended, or the device is given up. The lock is held. */
+static void ddl__lane_close(ddl__lane *lane) {
+    ddl_context *c = lane->context;
+    if (!ddl__lane_is_host(lane)) {
+        ddl__lane_free_pinned(lane, lane->told);
+        ddl__lane_free(lane, lane->partial);
+        ddl__lane_free(lane, lane->scratch[0]);
+        ddl__lane_free(lane, lane->scratch[1]);
+    }
+    if (c != NULL) {
+        ddl__lane_free(lane, lane->numbers);
+    }
+    if (lane->device != NULL && !c->finalized) {
+        ddl__stage_leave(c, &lane->pause);
+        if (!lane->device->stuck) {
+            lane->device->table->stream_free(lane->device->self, lane->stream);
+        }
+    } else if (lane->device != NULL) {
+        ddl__free(&c->base, lane->pause);
+    }
+    *lane = (ddl__lane){.context = c};
+}
+
+/* The host learns the first `count` numbers. Waits. */
+static ddl_status ddl__lane_tell(ddl__lane *lane, int64_t count, const char *what) {
+    if (ddl__lane_is_host(lane)) {
+        return DDL_OK;
+    }
+    ddl__lane_copy(lane, lane->told, lane->numbers, (size_t)count * sizeof(double));
+    return ddl__lane_wait(lane, what);
+}
+
+/* >>arithmetic */
+
+enum { DDL__LANE_BLOCK = DDL__BLOCK }; /* elements that the host converts at a time; partial sums are over as many */
+
+/* Copies elements from one float type to another; f64 only to f64. */
+static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {
+    ddl__cpu level = ddl__cpu_level();
+    size_t n = (size_t)count;
+    if (to == from) {
+        memcpy(dst, src, n * ddl_dtype_bytes(to));
+    } else if (to == DDL_F32) {
+        ddl__widen_at(level, from)(dst, src, n);
+    } else if (from == DDL_F32) {
+        ddl__narrow_at(level, to)(dst, src, n);
+    } else { /* f16 and bf16 */
+        float block[DDL__LANE_BLOCK];
+        for (size_t i = 0; i < n; i += DDL__LANE_BLOCK) {
+            size_t some = DDL__MIN(n - i, (size_t)DDL__LANE_BLOCK);
+            ddl__widen_at(level, from)(block, (const char *)src + 2 * i, some);
+            ddl__narrow_at(level, to)((char *)dst + 2 * i, block, some);
+        }
+    }
+}
+
+static void ddl__lane_convert(ddl__lane *lane, void *dst, ddl_dtype to, const void *src, ddl_dtype from,
+                              int64_t count) {
+    ddl_kernel_convert k = {.dst = dst, .src = src, .count = count, .to = (int32_t)to, .from = (int32_t)from};
+    if (ddl__lane_is_host(lane)) {
+        ddl__convert(dst, to, src, from, count);
+    } else {
+        ddl__lane_kernel(lane, DDL_KERNEL_CONVERT, &k);
+    }
+}
+
+/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
+#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
+    static bool name(const void *data, int64_t count) {                                                                \
+        word bad = 0;                                                                                                  \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            word bits;                                                                                                 \
+            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
+            bad |= (word)((bits & (mask)) == (mask));                                                                  \
+        }                                                                                                              \
+        return bad != 0;                                                                                               \
+    }
+DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
+DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
+DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
+DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
+
+static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
+    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
+           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
+           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
+                               : ddl__f64_not_finite(data, count);
+}
+
+/* dst = src, or with add dst += src, in the type of dst (f32 or f64 where something is added). odd, of the lane, is not
+ * 0 afterwards if it was not, or something in dst is not finite; NULL: nobody looks. */
+static void ddl__lane_gather(ddl__lane *lane, void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count,
+                             bool add, uint64_t *odd) {
+    ddl_kernel_convert k = {dst, src, count, (int32_t)to, (int32_t)from, add, 0, odd};
+    if (!ddl__lane_is_host(lane)) {
+        ddl__lane_kernel(lane, DDL_KERNEL_CONVERT, &k);
+        return;
+    }
+    enum { SOME = DDL__LANE_BLOCK / 2 };
+    size_t source = ddl_dtype_bytes(from), target = ddl_dtype_bytes(to);
+    double block[SOME];
+    for (int64_t i = 0; i < count; i += SOME) {
+        int64_t some = DDL__MIN(count - i, (int64_t)SOME);
+        const char *at = (const char *)src + (size_t)i * source;
+        char *into = (char *)dst + (size_t)i * target;
+        ddl__convert(add ? (void *)block : into, to, at, from, some);
+        if (add) {
+            ddl__reduce_kernel(to, DDL_SUM)(into, into, block, (size_t)some);
+        }
+        if (odd != NULL && *odd == 0) {
+            *odd = ddl__not_finite(into, some, to);
+        }
+    }
+}
+
+/* dst += src, of one type. */
+static void ddl__lane_add(ddl__lane *lane, void *dst, const void *src, int64_t count, ddl_dtype dtype) {
+    const void *srcs[2] = {dst, src};
+    if (ddl__lane_is_host(lane)) {
+        ddl__reduce_kernel(dtype, DDL_SUM)(dst, dst, src, (size_t)count);
+    } else if (count > 0) {
+        const ddl__device *d = lane->device;
+        ddl__lane_note(lane, d->table->reduce(d->self, dst, srcs, 2, count, (int32_t)dtype, DDL_SUM, lane->stream));
+    }
+}
+
+static void ddl__lane_scale(ddl__lane *lane, void *data, int64_t count, ddl_dtype dtype, double factor) {
+    ddl_kernel_scale k = {data, data, count, (int32_t)dtype, 1, factor};
+    if (ddl__lane_is_host(lane)) {
+        ddl__scale(data, data, (size_t)count, dtype, factor);
+    } else if (count > 0) {
+        ddl__lane_kernel(lane, DDL_KERNEL_SCALE, &k);
+    }
+}
+
+/* Divides a sum of n terms. */
+static void ddl__lane_average(ddl__lane *lane, void *data, int64_t count, ddl_dtype dtype, int32_t n) {
+    ddl_kernel_scale k = {data, data, count, (int32_t)dtype, n, 1};
+    if (ddl__lane_is_host(lane)) {
+        ddl__average(data, (size_t)count, dtype, n);
+    } else if (count > 0 && n > 1) {
+        ddl__lane_kernel(lane, DDL_KERNEL_SCALE, &k);
+    }
+}
+
+/* Number `at` becomes the sum of squares of an array; on a device not of f64. */
+static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, int64_t count, int64_t at) {
+    if (!ddl__lane_is_host(lane)) {
+        if (dtype != DDL_F32) {
+            ddl__lane_convert(lane, lane->scratch[0], DDL_F32, x, dtype, count);
+            x = lane->scratch[0];
+        }
+        ddl_kernel_squares k = {x, count, lane->partial, lane->numbers + at};
+        ddl__lane_kernel(lane, DDL_KERNEL_SQUARES, &k);
+        return;
+    }
+    float block[DDL__LANE_BLOCK];
+    double sum = 0;
+    if (dtype == DDL_F32) {
+        sum = ddl__sum_squares(x, count);
+    }
+    for (int64_t i = 0; dtype == DDL_F64 && i < count; i++) {
+        double element = ((const double *)x)[i];
+        sum += element * element;
+    }
+    for (int64_t i = 0; ddl_dtype_bytes(dtype) == 2 && i < count; i += DDL__LANE_BLOCK) {
+        int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
+        ddl__convert(block, DDL_F32, (const char *)x + 2 * i, dtype, some);
+        sum += ddl__sum_squares(block, some);
+    }
+    lane->numbers[at] = sum;
+}
+
+/* >>optimizer */
+
+static ddl_kernel_step ddl__lane_step_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
+    ddl__optim_scalars k = ddl__optim_scalars_of(o, part);
+    ddl__optim_streams s = ddl__optim_streams_of(o, part);
+    return (ddl_kernel_step){.kind = (int32_t)o->kind, .rate = k.rate, .decay = k.decay, .keep = k.keep,
+                             .beta1 = k.beta1, .fresh1 = k.fresh1, .beta2 = k.beta2, .fresh2 = k.fresh2,
+                             .unbias1 = k.unbias1, .unbias2 = k.unbias2, .epsilon = k.epsilon, .count = part->count,
+                             .w = s.w, .g = s.g, .m = s.m, .v = s.v};
+}
+
+/* Numbers at and at + 1 become, or with more grow by, the sums of ddl__optim_sums. On a device all is one part. */
+static void ddl__lane_optim_sums(ddl__lane *lane, const ddl_optimizer *o, const ddl_optimizer_part *part, int64_t at,
+                                 bool more) {
+    if (ddl__lane_is_host(lane)) {
+        double some[2];
+        ddl__optim_sums(o, part, some);
+        for (int32_t i = 0; i < 2; i++) {
+            lane->numbers[at + i] = (more ? lane->numbers[at + i] : 0) + some[i];
+        }
+        return;
+    }
+    const float *second = part->grad;
+    ddl__lane_squares(lane, part->param, DDL_F32, part->count, at);
+    if (o->kind == DDL_LAMB && part->count > 0) {
+        ddl_kernel_step k = ddl__lane_step_of(o, part);
+        k.moments = 1;
+        second = k.r = lane->scratch[1];
+        ddl__lane_kernel(lane, DDL_KERNEL_STEP, &k);
+    }
+    ddl__lane_squares(lane, second, DDL_F32, part->count, at + 1);
+}
+
+/* As ddl__optim_step. A program's own optimizer is called by the host, when the lane has come there. */
+static void ddl__lane_step(ddl__lane *lane, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                           const double *sums) {
+    if (ddl__lane_is_host(lane) || o->kind == DDL_OPTIMIZER_FN) {
+        if (ddl__lane_wait(lane, "ddl_step") == DDL_OK) {
+            ddl__optim_step(o, part, sums);
+        }
+    } else if (part->count > 0) {
+        ddl_optimizer_part scaled = *part;
+        scaled.learning_rate *= ddl__optim_needs_sums(o) ? ddl__optim_trust(o, sums) : 1;
+        ddl_kernel_step k = ddl__lane_step_of(o, &scaled);
+        k.g = o->kind == DDL_LAMB ? NULL : k.g; /* it is in the moments already */
+        ddl__lane_kernel(lane, DDL_KERNEL_STEP, &k);
+    }
+}
+
 /* >>compress/config */
 /* compress/config: which compressions make sense, their defaults and the size of their codes.
  * Must not know: how a code is made or sent. */
@@ -30135,7 +30610,8 @@ static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, floa
  *
  * or, without blocking:
  *
- *     ddl__compressed_start(&c, group, step, grad, &request);
+ *     ddl__compressed_code(&c, group, step, grad);        on a device: puts it on the lane, which must come there
+ *     ddl__compressed_send(&c, &request);                 before this
  *     while (request != NULL) { wait for request; ddl__compressed_next(&c, &request); }
  *
  * Starts and nexts of one group come in the same order on all its ranks, like the collectives that they begin. grad
@@ -30154,6 +30630,7 @@ typedef struct ddl__compressor {
     int64_t rows, cols, count, kept;
     bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
     bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
+    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory. Not of gTop-k, PowerSGD */
     size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
@@ -30255,31 +30732,67 @@ static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
 
 static inline ddl_status ddl__average_floats(ddl__compressor *c, void *data, int64_t count, ddl_dtype dtype,
                                              ddl_request **out_request) {
-    ddl_tensor tensor = ddl_tensor_1d(data, dtype, count);
+    ddl_tensor tensor = ddl__lane_tensor(c->lane, data, dtype, count);
     return ddl_iall_reduce(c->group, tensor, tensor, DDL_AVG, out_request);
 }
 
 /* ---- codes that are gathered ---- */
 
 static inline ddl_status ddl__gather_codes(ddl__compressor *c, ddl_request **out_request) {
-    ddl_tensor in = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
-    ddl_tensor out = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
+    ddl_tensor in = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor out = ddl__lane_tensor(c->lane, c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
     return ddl_iall_gather(c->group, in, out, out_request);
 }
 
-/* The codes are added in rank order, on every rank alike. */
-static inline void ddl__add_gathered(ddl__compressor *c) {
-    memset(c->grad, 0, (size_t)c->count * sizeof(float));
-    for (int32_t r = 0; r < c->size; r++) {
-        ddl__code_key key = {c->step, c->tensor, r};
-        ddl__decode_add(&c->config, key, c->gathered + (size_t)r * c->code_bytes, c->count, c->grad);
+/* What a kernel of a device is told about a code. */
+static inline ddl_kernel_code ddl__code_kernel(const ddl__compressor *c, ddl__code_key key, void *code) {
+    return (ddl_kernel_code){.config = &c->config, .stream = ddl__code_stream(&c->config, key), .g = c->grad,
+                             .e = c->residual, .sum = c->grad, .count = c->count, .code = code,
+                             .scratch = c->lane->partial};
+}
+
+static inline uint64_t ddl__lane_encode(ddl__compressor *c) {
+    ddl__code_key key = ddl__compressor_key(c);
+    if (ddl__lane_is_host(c->lane)) {
+        return ddl__encode(&c->config, key, c->grad, c->residual, c->count, c->code);
     }
-    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
-        ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+    ddl_kernel_code k = ddl__code_kernel(c, key, c->code);
+    ddl__lane_kernel(c->lane, DDL_KERNEL_ENCODE, &k);
+    return 0;
+}
+
+static inline void ddl__lane_decode_add(ddl__compressor *c, ddl__code_key key, unsigned char *code) {
+    if (ddl__lane_is_host(c->lane)) {
+        ddl__decode_add(&c->config, key, code, c->count, c->grad);
+    } else {
+        ddl_kernel_code k = ddl__code_kernel(c, key, code);
+        ddl__lane_kernel(c->lane, DDL_KERNEL_DECODE_ADD, &k);
+    }
+}
+
+/* What a vote has come to. */
+static inline void ddl__lane_signs(ddl__compressor *c) {
+    ddl_kernel_convert k = {.dst = c->grad, .count = c->count};
+    if (!ddl__lane_is_host(c->lane)) {
+        ddl__lane_kernel(c->lane, DDL_KERNEL_SIGNS, &k);
         return;
     }
     for (int64_t i = 0; i < c->count; i++) {
         c->grad[i] = !ddl__is_finite(c->grad[i]) ? c->grad[i] : c->grad[i] < 0 ? -1.0f : 1.0f;
+    }
+}
+
+/* The codes are added in rank order, on every rank alike. */
+static inline void ddl__add_gathered(ddl__compressor *c) {
+    ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+    for (int32_t r = 0; r < c->size; r++) {
+        ddl__code_key key = {c->step, c->tensor, r};
+        ddl__lane_decode_add(c, key, c->gathered + (size_t)r * c->code_bytes);
+    }
+    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
+        ddl__lane_average(c->lane, c->grad, c->count, DDL_F32, c->size);
+    } else {
+        ddl__lane_signs(c);
     }
 }
 
@@ -30294,10 +30807,10 @@ static inline ddl_status ddl__average_codes(ddl__compressor *c, ddl_request **ou
 
 static inline void ddl__take_averaged(ddl__compressor *c) {
     if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
-        memset(c->grad, 0, (size_t)c->count * sizeof(float));
-        ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+        ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+        ddl__lane_decode_add(c, ddl__compressor_key(c), c->code);
     } else {
-        ddl__widen_at(ddl__cpu_level(), ddl__cast_dtype(&c->config))(c->grad, c->code, (size_t)c->count);
+        ddl__lane_convert(c->lane, c->grad, DDL_F32, c->code, ddl__cast_dtype(&c->config), c->count);
     }
 }
 
@@ -30376,37 +30889,10 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 
 /* ---- all kinds ---- */
 
-static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
+/* Codes grad. Errors: DDL_ERR_STATE when the last run has not ended, DDL_ERR_ARG when the group has another size than
+ * the compressor was made for. */
+static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
     ddl__cpu level = ddl__cpu_level();
-    if (c->dense) {
-        if (c->residual != NULL) {
-            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
-            memset(c->residual, 0, (size_t)c->count * sizeof(float));
-        }
-        c->odd = ddl__count_odd(c->grad, c->count);
-        return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
-    }
-    if (c->config.kind == DDL_COMPRESS_POWER) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
-        ddl__power_left(level, &a);
-        c->coded_ns = ddl__now_ns();
-        return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
-    }
-    c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
-    c->coded_ns = ddl__now_ns();
-    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
-        return ddl__gtop_k_round(c, out_request);
-    }
-    return ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
-                                                 : ddl__average_codes(c, out_request);
-}
-
-/* Codes grad and starts the first collective. Errors: those of collectives; DDL_ERR_STATE when the last run has not
- * ended, DDL_ERR_ARG when the group has another size than the compressor was made for. */
-static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
-                                               ddl_request **out_request) {
-    *out_request = NULL;
     if (c->phase != 0) {
         return DDL_ERR_STATE;
     }
@@ -30419,9 +30905,42 @@ static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *gr
     c->rank = ddl_rank(group);
     c->phase = 1;
     c->round = 0;
-    ddl_status status = ddl__compressed_encode(c, out_request);
+    if (c->dense) {
+        if (c->residual != NULL) {
+            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
+            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+        }
+        c->odd = ddl__count_odd(c->grad, c->count);
+    } else if (c->config.kind == DDL_COMPRESS_POWER) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
+        ddl__power_left(level, &a);
+    } else {
+        c->odd = ddl__lane_encode(c);
+    }
+    c->coded_ns = ddl__now_ns();
+    return DDL_OK;
+}
+
+/* Starts the first collective of what was coded. Errors: those of collectives. */
+static inline ddl_status ddl__compressed_send(ddl__compressor *c, ddl_request **out_request) {
+    *out_request = NULL;
+    ddl_status status = c->dense ? ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request)
+                        : c->config.kind == DDL_COMPRESS_POWER
+                            ? ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request)
+                        : c->config.kind == DDL_COMPRESS_GTOP_K      ? ddl__gtop_k_round(c, out_request)
+                        : ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
+                                                                 : ddl__average_codes(c, out_request);
     c->phase = status < 0 ? 0 : c->phase;
     return status;
+}
+
+static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
+                                               ddl_request **out_request) {
+    *out_request = NULL;
+    ddl_status status = ddl__compressed_code(c, group, step, grad);
+    status = status < 0 ? status : ddl__lane_wait(c->lane, "compressing");
+    return status < 0 ? status : ddl__compressed_send(c, out_request);
 }
 
 /* After *request has ended with success: does what comes next, and leaves NULL in *request when grad is complete. */
@@ -34692,12 +35211,19 @@ static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, con
 
 enum {
     DDL__TRAINER_MAGIC = 0x74726169,
-    DDL__TRAIN_BLOCK = 2048,    /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
     DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
+
+/* A gradient that is packed on a device: see arena.h. */
+typedef struct ddl__arrival {
+    ddl_trainer *trainer;
+    int32_t index;
+    bool pending;
+    ddl__stage *mark;
+} ddl__arrival;
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
  * follow each other are one range, whatever the program's memory looks like. */
@@ -34709,10 +35235,12 @@ typedef struct ddl__weight {
     ddl_dtype wire;                /* the type of its arena */
     int64_t at;                    /* in elements */
     int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
-    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL */
-    float *state;                  /* slots * own_count, of the optimizer */
-    float *anchor, *momentum;      /* of the outer optimizer: parameters at the last synchronisation */
+    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL; on the lane, */
+    float *state;                  /* as is slots * own_count of the optimizer, */
+    float *anchor, *momentum;      /* and of the outer optimizer: parameters at the last synchronisation */
     bool ready;                    /* in this call of the loop */
+    bool taken;                    /* lies in the arena */
+    ddl__arrival *arrival;         /* NULL: in ordinary memory it is there at once */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     bool served;                   /* goes over servers */
@@ -34778,6 +35306,12 @@ struct ddl_trainer {
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
     ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
+    ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
+    void *stream;    /* the program's, for the lane; NULL: none */
+    uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
+    float *mirror;   /* of the f32 arena, in ordinary memory, for what the host does with gradients of a device */
+    int32_t arriving; /* gradients that are being packed */
+    uint64_t asked_ns, taken_ns; /* when a gradient was made ready last, and when one was in the arena */
     int32_t rank, size;
     ddl_trainer_config config; /* with defaults filled in */
     ddl_optimizer optimizer;
@@ -35075,8 +35609,15 @@ static bool ddl__trains(ddl_dtype dtype) {
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
     ddl_context *c = t->context;
-    DDL__TRY(ddl__tensor_check_host(c, param, what, "parameter"));
-    DDL__TRY(ddl__tensor_check_host(c, grad, what, "gradient"));
+    int32_t device = t->count > 0 ? t->weights[0].param.device : param->device;
+    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    if (param->device != device || grad->device != device) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" has its parameter on device %d and its gradient on device %d (0 is ordinary "
+                          "memory); all tensors of this trainer must be on device %d, others need another trainer",
+                          what, name, param->device, grad->device, device);
+    }
     bool same = param->ndim == grad->ndim;
     for (int32_t d = 0; same && d < param->ndim; d++) {
         same = param->shape[d] == grad->shape[d];
@@ -35100,6 +35641,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
                           name);
+    }
+    if (wide && device != DDL_HOST) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64 on device %d; there the trainer takes f16, bf16 "
+                          "and f32", what, name, device);
     }
     if (wide && t->config.step == NULL) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED,
@@ -35136,6 +35681,13 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
 
 static bool ddl__weight_is_squeezed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
+}
+
+/* Compressed by the host, wherever its gradient is: plugins have no kernels for these. */
+static bool ddl__weight_is_coded_here(const ddl__weight *w) {
+    ddl_compression_kind kind = w->options.compression.kind;
+    return ddl__weight_is_squeezed(w) &&
+           (kind == DDL_COMPRESS_GTOP_K || kind == DDL_COMPRESS_POWER || kind == DDL_COMPRESS_ADAPTIVE);
 }
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
@@ -35219,6 +35771,40 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
     return status;
 }
 
+/* Whether work on that stream can be ordered with the lane's. */
+static ddl_status ddl__trainer_try_stream(ddl_trainer *t, void *stream) {
+    const char *what = "ddl_trainer_set_stream";
+    int32_t device = t->count > 0 ? t->weights[0].param.device : DDL_HOST;
+    ddl__device *d;
+    void *event = NULL;
+    if (device == DDL_HOST) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s: the trainer has no tensors on a device; call it after "
+                          "ddl_trainer_add", what);
+    }
+    DDL__TRY(ddl__device_get(t->context, device, what, &d));
+    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, stream)) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s: the stream is being captured into a graph; the host has a "
+                          "part in each step, so capture forward and backward without the trainer's calls", what);
+    }
+    ddl_status status = d->table->event_record(d->self, stream, &event);
+    if (status < 0) {
+        return ddl__error(t->context, status, "%s: the stream is not one of device %d (%s): %s", what, device,
+                          d->plugin->name, ddl_status_text(status));
+    }
+    d->table->event_free(d->self, event);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_stream", false));
+    ddl_status status = stream != NULL ? ddl__trainer_try_stream(trainer, stream) : DDL_OK;
+    if (status == DDL_OK) {
+        trainer->lane.user = trainer->stream = stream;
+    }
+    ddl__unlock(trainer->context);
+    return status;
+}
+
 /* >>train/served */
 /* train, between second and third part: parameters that live on servers. A unit is then no collective but a push of its
  * gradients and a pull of what the servers make of them; it ends when the sync mode lets this worker see that. The
@@ -35235,7 +35821,7 @@ static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (flo
 /* Starts a unit. The lock is held. */
 static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
-    const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
+    const float *grads = (t->mirror != NULL ? t->mirror : (const float *)t->arenas[DDL_F32].data) + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
     ddl__ps_codes codes = {t->served.codes, t->served.code_at};
     return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
@@ -35361,6 +35947,17 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
     return status;
 }
 
+/* The parameter in f32, in ordinary memory. */
+static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, float *to) {
+    if (ddl__lane_is_host(&t->lane)) {
+        ddl__convert(to, DDL_F32, w->param.data, w->param.dtype, w->count);
+        return DDL_OK;
+    }
+    ddl__lane_convert(&t->lane, t->lane.scratch[0], DDL_F32, w->param.data, w->param.dtype, w->count);
+    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * sizeof *to);
+    return ddl__lane_wait(&t->lane, "ddl_trainer_start");
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
@@ -35389,11 +35986,7 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */
         }
-        if (w->param.dtype == DDL_F32) {
-            memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
-        } else {
-            ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
-        }
+        DDL__TRY(ddl__served_first(t, w, to));
     }
     return DDL_OK;
 }
@@ -35613,8 +36206,20 @@ static bool ddl__units_done(ddl_context *c, void *arg) {
     return w->at > w->last || w->t->status < 0 || c->finalized;
 }
 
+/* A device that takes too long. */
+static void ddl__arrivals_tick(ddl_context *c, ddl_trainer *t, uint64_t now) {
+    if (t->arriving > 0 && now > ddl__deadline(t->asked_ns, c->settings.timeout_ms)) {
+        ddl__trainer_break(t, ddl__error(c, DDL_ERR_TIMEOUT,
+                                         "device %d has not computed %d gradients within %lld ms (timeout_ms) after "
+                                         "the last was made ready on rank %d; see what else is on the stream",
+                                         t->lane.device->number, t->arriving, (long long)c->settings.timeout_ms,
+                                         t->rank));
+    }
+}
+
 static void ddl__units_tick(ddl_context *c, void *arg, uint64_t now) {
     ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    ddl__arrivals_tick(c, t, now);
     for (int32_t k = t->head; k < t->next; k++) {
         ddl_request *r = t->units[t->order[k]].request;
         if (ddl__is_pending(r)) {
@@ -35650,15 +36255,27 @@ static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t f
         ddl__wait_for(c, &w);
         ddl__wait_trace(c, from);
         c->doing = doing;
-        uint64_t spent = ddl__now_ns() - start;
-        c->stats.wait_ns += spent;
-        t->exposed_ns += spent;
+        uint64_t end = ddl__now_ns();
+        c->stats.wait_ns += end - start;
+        t->exposed_ns += end - DDL__MAX(start, t->taken_ns); /* before that a device was still computing */
         t->stats.waits++;
     }
     if (t->status < 0) {
         return ddl__trainer_broken(t, what);
     }
     return at.at > last ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized while it waited", what);
+}
+
+static void ddl__arrival_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__arrivals_tick(c, ((ddl__unit_wait *)arg)->t, now);
+}
+
+/* Waits for gradients that a device computes; units go on meanwhile. The lock is held. */
+static void ddl__arrivals_pass(ddl_trainer *t, bool (*done)(ddl_context *c, void *arg), ddl__unit_wait *at) {
+    ddl__wait w = {.done = done, .tick = ddl__arrival_tick, .arg = at, .deadline = DDL__NEVER};
+    if (!done(t->context, at)) {
+        ddl__wait_for(t->context, &w);
+    }
 }
 
 /* A new step: nothing is ready. All units of the last one have ended. */
@@ -35698,7 +36315,8 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
     char *data = u->dtype == DDL_DTYPE_NONE
                      ? (char *)(uintptr_t)t->flag
                      : (char *)t->arenas[u->dtype].data + (size_t)u->begin * ddl_dtype_bytes(u->dtype);
-    return ddl_tensor_1d(data, u->dtype == DDL_DTYPE_NONE ? DDL_F64 : u->dtype, u->count);
+    return u->dtype == DDL_DTYPE_NONE ? ddl_tensor_1d(data, DDL_F64, u->count)
+                                      : ddl__lane_tensor(&t->lane, data, u->dtype, u->count);
 }
 
 /* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */
@@ -35738,115 +36356,56 @@ static ddl_status ddl__units_plan(ddl_trainer *t) {
 
 /* >>train/arena */
 /* train, fourth part: the memory that gradients travel in, and the arithmetic on it: copying in and out, sums of
- * squares, the optimizer's step. Nothing here communicates. */
+ * squares, the optimizer's step, all on the trainer's lane. Nothing here communicates.
+ *
+ * In ordinary memory all of it is done at once. On a device it is put on the lane's stream: a gradient is in the arena
+ * when the host sees the event behind its copy (ddl__weight_mark), and so is what the host does with it there. */
 
 static char *ddl__weight_wire(const ddl_trainer *t, const ddl__weight *w) {
     return (char *)t->arenas[w->wire].data + (size_t)w->at * ddl_dtype_bytes(w->wire);
 }
 
-/* Copies elements from one float type to another; f64 only to f64. */
-static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {
-    ddl__cpu level = ddl__cpu_level();
-    size_t n = (size_t)count;
-    if (to == from) {
-        memcpy(dst, src, n * ddl_dtype_bytes(to));
-    } else if (to == DDL_F32) {
-        ddl__widen_at(level, from)(dst, src, n);
-    } else if (from == DDL_F32) {
-        ddl__narrow_at(level, to)(dst, src, n);
-    } else { /* f16 and bf16 */
-        float block[DDL__TRAIN_BLOCK];
-        for (size_t i = 0; i < n; i += DDL__TRAIN_BLOCK) {
-            size_t some = DDL__MIN(n - i, (size_t)DDL__TRAIN_BLOCK);
-            ddl__widen_at(level, from)(block, (const char *)src + 2 * i, some);
-            ddl__narrow_at(level, to)((char *)dst + 2 * i, block, some);
-        }
-    }
+/* The same in ordinary memory. */
+static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
+    return (t->mirror != NULL ? t->mirror : (float *)t->arenas[DDL_F32].data) + w->at;
 }
 
-/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
-#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
-    static bool name(const void *data, int64_t count) {                                                                \
-        word bad = 0;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            word bits;                                                                                                 \
-            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
-            bad |= (word)((bits & (mask)) == (mask));                                                                  \
-        }                                                                                                              \
-        return bad != 0;                                                                                               \
-    }
-DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
-DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
-DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
-DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
-
-static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
-    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
-           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
-           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
-                               : ddl__f64_not_finite(data, count);
+static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
+    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL || ddl__weight_is_coded_here(w));
 }
 
-/* dst += src, of the arena's type (f32 or f64: see ddl__weight_wire_type). */
-static void ddl__accumulate(void *dst, const void *src, int64_t count, ddl_dtype dtype) {
-    ddl__reduce_kernel(dtype, DDL_SUM)(dst, dst, src, (size_t)count);
-}
-
-/* Copies the program's gradient into the arena, or adds it there, block by block; notes what is not finite. */
+/* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
 static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
-    size_t from = ddl_dtype_bytes(w->grad.dtype), to = ddl_dtype_bytes(w->wire);
-    bool bad = t->micro > 0 && w->bad;
-    double block[DDL__TRAIN_BLOCK];
-    for (int64_t i = 0; i < w->count; i += DDL__TRAIN_BLOCK) {
-        int64_t some = DDL__MIN(w->count - i, (int64_t)DDL__TRAIN_BLOCK);
-        const char *src = (const char *)w->grad.data + (size_t)i * from;
-        char *dst = ddl__weight_wire(t, w) + (size_t)i * to;
-        if (t->micro == 0) {
-            ddl__convert(dst, w->wire, src, w->grad.dtype, some);
-        } else {
-            ddl__convert(block, w->wire, src, w->grad.dtype, some);
-            ddl__accumulate(dst, block, some, w->wire);
-        }
-        bad = bad || (!t->config.unchecked && ddl__not_finite(dst, some, w->wire));
+    size_t i = (size_t)(w - t->weights);
+    char *wire = ddl__weight_wire(t, w);
+    if (t->micro == 0 && !t->config.unchecked) {
+        ddl__lane_zero(&t->lane, &t->odds[i], sizeof t->odds[i]);
     }
-    w->bad = bad;
+    ddl__lane_gather(&t->lane, wire, w->wire, w->grad.data, w->grad.dtype, w->count, t->micro > 0,
+                     t->config.unchecked ? NULL : &t->odds[i]);
     if (t->micro + 1 == t->config.accumulate && t->micro > 0) {
-        ddl__average(ddl__weight_wire(t, w), (size_t)w->count, w->wire, t->config.accumulate);
+        ddl__lane_average(&t->lane, wire, w->count, w->wire, t->config.accumulate);
+    }
+    if (!t->config.unchecked && !ddl__lane_is_host(&t->lane)) {
+        ddl__lane_copy(&t->lane, &t->odds_told[i], &t->odds[i], sizeof t->odds[i]);
+    }
+    if (ddl__weight_is_mirrored(t, w)) {
+        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
     }
 }
 
 static void ddl__weight_zero(ddl_trainer *t, ddl__weight *w) {
-    memset(ddl__weight_wire(t, w), 0, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    char *wire = ddl__weight_wire(t, w);
+    ddl__lane_zero(&t->lane, wire, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    if (ddl__weight_is_mirrored(t, w)) {
+        memset(ddl__weight_mirror(t, w), 0, (size_t)w->count * sizeof(float));
+    }
     w->bad = false;
 }
 
-/* Sum of squares of the own part of the averaged gradient. */
-static double ddl__weight_squares(const ddl_trainer *t, const ddl__weight *w) {
-    size_t size = ddl_dtype_bytes(w->wire);
-    float block[DDL__TRAIN_BLOCK];
-    double sum = 0;
-    for (int64_t i = 0; i < w->own_count; i += DDL__TRAIN_BLOCK) {
-        int64_t some = DDL__MIN(w->own_count - i, (int64_t)DDL__TRAIN_BLOCK);
-        const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + i) * size;
-        if (w->wire == DDL_F64) {
-            for (int64_t k = 0; k < some; k++) {
-                double x = ((const double *)(const void *)src)[k];
-                sum += x * x;
-            }
-            continue;
-        }
-        if (w->wire != DDL_F32) {
-            ddl__convert(block, DDL_F32, src, w->wire, some);
-        }
-        sum += ddl__sum_squares(w->wire == DDL_F32 ? (const float *)(const void *)src : block, some);
-    }
-    return sum;
-}
-
-/* Multiplies the own part of the gradient. */
-static void ddl__weight_scale(ddl_trainer *t, ddl__weight *w, double factor) {
-    char *at = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
-    ddl__scale(at, at, (size_t)w->own_count, w->wire, factor);
+/* The own part of the averaged gradient. */
+static char *ddl__weight_own(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
 }
 
 /* >>optimizer */
@@ -35857,11 +36416,11 @@ static float *ddl__weight_values(const ddl__weight *w) {
 }
 
 /* A block of a step: [at, at + count) of the own part, with its gradient in f32. */
-static ddl_optimizer_part ddl__weight_part(const ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
+static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
                                            float *block) {
-    const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + at) * ddl_dtype_bytes(w->wire);
+    const char *src = ddl__weight_own(t, w) + (size_t)at * ddl_dtype_bytes(w->wire);
     if (w->wire != DDL_F32) {
-        ddl__convert(block, DDL_F32, src, w->wire, count);
+        ddl__lane_convert(&t->lane, block, DDL_F32, src, w->wire, count);
     }
     return (ddl_optimizer_part){
         .step = t->stats.steps + 1,
@@ -35877,51 +36436,94 @@ static ddl_optimizer_part ddl__weight_part(const ddl_trainer *t, const ddl__weig
 }
 
 /* Shows what the optimizer made of the own part as the program's parameter. */
-static void ddl__weight_publish(const ddl__weight *w) {
+static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
     if (w->master != NULL) {
-        ddl__convert((char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->master, DDL_F32, w->own_count);
+        ddl__lane_convert(&t->lane, (char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->master, DDL_F32,
+                          w->own_count);
     }
 }
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
     if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
-        memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
+                       (size_t)w->count * sizeof(float));
     }
 }
 
-/* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
- * they are, others in blocks. */
-static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
-    if (ddl__trainer_hands_over(t)) {
-        ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
-        return;
+/* What servers have made of a parameter, by way of the arena where it is on a device. */
+static void ddl__weight_take_served(ddl_trainer *t, const ddl__weight *w) {
+    const float *pulled = ddl__served_pulled(t, w->at);
+    if (!ddl__lane_is_host(&t->lane)) {
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, (size_t)w->count * sizeof(float));
+        pulled = (const float *)(const void *)ddl__weight_wire(t, w);
     }
-    if (w->options.rate_factor < 0) {
-        return;
-    }
-    float block[DDL__TRAIN_BLOCK];
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, DDL_F32, w->count);
+}
+
+static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weight *w) {
     ddl_optimizer o = t->optimizer;
     o.weight_decay = w->options.no_decay ? 0 : o.weight_decay;
-    int64_t step = w->wire == DDL_F32 ? DDL__MAX(w->own_count, 1) : DDL__TRAIN_BLOCK;
-    double sums[2] = {0, 0};
-    for (int64_t i = 0; ddl__optim_needs_sums(&o) && i < w->own_count; i += step) {
-        double some[2];
-        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
-        ddl__optim_sums(&o, &part, some);
-        sums[0] += some[0];
-        sums[1] += some[1];
+    return o;
+}
+
+/* Elements of one part of a step. f32 gradients are taken where they are, others in blocks that stay in the first
+ * cache; a device has memory for them. */
+static int64_t ddl__weight_stride(const ddl_trainer *t, const ddl__weight *w) {
+    bool whole = w->wire == DDL_F32 || !ddl__lane_is_host(&t->lane);
+    return whole ? DDL__MAX(w->own_count, 1) : DDL__LANE_BLOCK;
+}
+
+/* First half of a step of LARS and LAMB: numbers 2 i and 2 i + 1 of the lane, for tensor i. */
+static void ddl__weight_sums(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer o = ddl__weight_optimizer(t, w);
+    int64_t stride = ddl__weight_stride(t, w), number = 2 * (w - t->weights);
+    float memory[DDL__LANE_BLOCK], *block = ddl__lane_is_host(&t->lane) ? memory : t->lane.scratch[0];
+    for (int64_t i = 0; i < w->own_count; i += stride) {
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(stride, w->own_count - i), block);
+        ddl__lane_optim_sums(&t->lane, &o, &part, number, i > 0);
     }
-    for (int64_t i = 0; i < w->own_count; i += step) {
-        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
-        ddl__optim_step(&o, &part, sums);
+}
+
+/* One step of the optimizer on the own part of a tensor. */
+static void ddl__weight_step(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer o = ddl__weight_optimizer(t, w);
+    int64_t stride = ddl__weight_stride(t, w);
+    const double *sums = t->lane.told + 2 * (w - t->weights);
+    float memory[DDL__LANE_BLOCK], *block = ddl__lane_is_host(&t->lane) ? memory : t->lane.scratch[0];
+    for (int64_t i = 0; i < w->own_count; i += stride) {
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(stride, w->own_count - i), block);
+        ddl__lane_step(&t->lane, &o, &part, sums);
     }
-    ddl__weight_publish(w);
+    ddl__weight_publish(t, w);
+}
+
+/* Updates the tensors from last down to first. The host needs both sums of LARS and LAMB: a device is asked for those
+ * of all tensors at once. The lock is not held. */
+static ddl_status ddl__weights_update(ddl_trainer *t, int32_t first, int32_t last) {
+    bool served = ddl__trainer_hands_over(t), summed = !served && ddl__optim_needs_sums(&t->optimizer);
+    for (int32_t i = last; i >= first && summed; i--) {
+        if (t->weights[i].options.rate_factor >= 0) {
+            ddl__weight_sums(t, &t->weights[i]);
+        }
+    }
+    if (summed) {
+        DDL__TRY(ddl__lane_tell(&t->lane, 2 * (last + 1), "ddl_step"));
+    }
+    for (int32_t i = last; i >= first; i--) {
+        const ddl__weight *w = &t->weights[i];
+        if (served) {
+            ddl__weight_take_served(t, w);
+        } else if (w->options.rate_factor >= 0) {
+            ddl__weight_step(t, w);
+        }
+    }
+    return t->lane.status < 0 ? ddl__lane_wait(&t->lane, "ddl_step") : DDL_OK;
 }
 
 /* Puts the finished gradient into the program's memory, for a step of its own. */
-static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
-    ddl__convert(w->grad.data, w->grad.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+static void ddl__weight_unpack(ddl_trainer *t, const ddl__weight *w) {
+    ddl__lane_convert(&t->lane, w->grad.data, w->grad.dtype, ddl__weight_wire(t, w), w->wire, w->count);
 }
 
 /* >>layout */
@@ -35933,11 +36535,33 @@ static void ddl__arenas_free(ddl_trainer *t) {
         }
         t->arenas[d] = (ddl_tensor){0};
     }
+    ddl__lock(t->context);
+    ddl__lane_free_pinned(&t->lane, t->mirror);
+    t->mirror = NULL;
+    ddl__unlock(t->context);
+}
+
+/* Where a device's gradients are also in ordinary memory: for servers, and for codes that the host makes. */
+static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
+    bool needed = t->served.ps != NULL;
+    for (int32_t i = 0; i < t->count; i++) {
+        needed = needed || ddl__weight_is_coded_here(&t->weights[i]);
+    }
+    if (!needed || ddl__lane_is_host(&t->lane)) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(t->context));
+    t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
+    ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
+                                                                "gradients that the host sends");
+    ddl__unlock(t->context);
+    return status;
 }
 
 /* Places tensors in backward's order and allocates. The lock is not held. On error there are no arenas. */
 static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int64_t counts[DDL__ARENAS] = {0};
+    int32_t device = ddl__lane_is_host(&t->lane) ? DDL_HOST : t->lane.device->number;
     for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
         ddl__weight *w = &t->weights[i % t->count];
         if (ddl__weight_is_squeezed(w) == (i < t->count)) {
@@ -35946,15 +36570,19 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
             counts[w->wire] += w->count;
         }
     }
-    for (int32_t d = 1; d < DDL__ARENAS; d++) {
-        ddl_status status =
-            counts[d] > 0 ? ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]) : DDL_OK;
-        if (status < 0) {
-            ddl__arenas_free(t);
-            return status;
+    ddl_status status = DDL_OK;
+    for (int32_t d = 1; d < DDL__ARENAS && status >= 0; d++) {
+        if (counts[d] > 0) {
+            status = device == DDL_HOST
+                         ? ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &counts[d], &t->arenas[d])
+                         : ddl_tensor_alloc_on(t->context, device, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]);
         }
     }
-    return DDL_OK;
+    status = status < 0 ? status : ddl__mirror_make(t, counts[DDL_F32]);
+    if (status < 0) {
+        ddl__arenas_free(t);
+    }
+    return status;
 }
 
 /* >>train/squeeze */
@@ -35964,7 +36592,7 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
 
 /* Forgets what error feedback and PowerSGD have kept. */
 static void ddl__squeezer_reset(ddl__weight *w) {
-    memset(w->squeezed, 0, w->squeezer->bytes + 64);
+    ddl__lane_zero(w->squeezer->lane, w->squeezed, w->squeezer->bytes + 64);
     ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
 }
 
@@ -35981,7 +36609,9 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     if (status < 0) {
         return ddl__said(c, status);
     }
-    w->squeezed = ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
+    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, w->squeezer->bytes + 64, 1)
+                                            : ddl__alloc(&c->base, w->squeezer->bytes + 64);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -35990,8 +36620,12 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
+    if (w->squeezer != NULL && w->squeezer->lane != NULL) {
+        ddl__lane_free(&t->lane, w->squeezed);
+    } else {
+        ddl__free(&t->context->base, w->squeezed);
+    }
     ddl__free(&t->context->base, w->squeezer);
-    ddl__free(&t->context->base, w->squeezed);
     w->squeezer = NULL;
     w->squeezed = NULL;
 }
@@ -36023,24 +36657,62 @@ static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decode
     ddl__unlock(t->context);
 }
 
+/* The gradient that is coded, and where its average goes: with a host's code of a device's tensor, its mirror. */
+static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_is_mirrored(t, w) ? ddl__weight_mirror(t, w) : (float *)(void *)ddl__weight_wire(t, w);
+}
+
+static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
+    uint64_t start = ddl__now_ns();
+    ddl_status status =
+        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
+    if (status >= 0) {
+        ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
+    }
+    return status;
+}
+
+/* A device codes a gradient behind its copy, whenever it comes there. */
+static void ddl__squeeze_early(ddl_trainer *t, ddl__weight *w) {
+    ddl_status status = w->squeezer->lane != NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+    if (status < 0) {
+        ddl__squeeze_failed(t, w, status);
+    }
+}
+
+static bool ddl__squeeze_arrived(ddl_context *c, void *arg) {
+    const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    return t->weights[t->squeeze_next].taken || t->status < 0 || c->aborted || c->finalized;
+}
+
+/* Whether the gradient of the tensor whose turn it is lies in the arena; waits: for those that were made ready. */
+static bool ddl__squeeze_is_next(ddl_trainer *t, bool waits) {
+    ddl__unit_wait at = {t, 0, 0};
+    const ddl__weight *w = &t->weights[t->squeeze_next];
+    ddl__lock(t->context);
+    if (waits && w->ready) {
+        ddl__arrivals_pass(t, ddl__squeeze_arrived, &at);
+    }
+    bool taken = w->taken && t->status >= 0;
+    ddl__unlock(t->context);
+    return taken;
+}
+
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
-static ddl_status ddl__squeeze_start(ddl_trainer *t) {
+static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
     while (t->squeeze_next >= 0) {
         ddl__weight *w = &t->weights[t->squeeze_next];
-        if (w->squeezer != NULL && !w->ready) {
+        if (w->squeezer != NULL && !ddl__squeeze_is_next(t, waits)) {
             return DDL_OK;
         }
         t->squeeze_next--;
         if (w->squeezer != NULL) {
-            float *grad = (float *)(void *)ddl__weight_wire(t, w);
-            uint64_t start = ddl__now_ns();
-            ddl_status status =
-                ddl__compressed_start(w->squeezer, t->squeeze_group, t->coded + 1, grad, &w->squeezing);
+            ddl_status status = w->squeezer->lane == NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+            status = status < 0 ? status : ddl__compressed_send(w->squeezer, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
-            ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
         }
@@ -36064,6 +36736,10 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);
             }
+        }
+        if (w->squeezer != NULL && ddl__weight_is_mirrored(t, w)) {
+            ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__weight_mirror(t, w),
+                           (size_t)w->count * sizeof(float));
         }
     }
     t->exposed_ns += ddl__now_ns() - start;
@@ -36204,7 +36880,7 @@ static bool ddl__trainer_plans(const ddl_trainer *t) {
 
 /* The least time of a few all-reduces of some bytes, on the slowest rank. */
 static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int32_t times, double *out_s) {
-    ddl_tensor view = ddl_tensor_1d(data, DDL_F32, bytes / 4);
+    ddl_tensor view = ddl__lane_tensor(&t->lane, data, DDL_F32, bytes / 4);
     *out_s = 1e9;
     for (int32_t i = 0; i < times; i++) {
         uint64_t start = ddl__now_ns();
@@ -36263,9 +36939,12 @@ static ddl_status ddl__line_measure_reduce(ddl_trainer *t) {
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
     double brief, lengthy;
-    DDL__TRY(ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data));
-    memset(data.data, 0, LONG_BYTES);
-    ddl_status status = ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
+    DDL__TRY(ddl__lane_is_host(&t->lane)
+                 ? ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data)
+                 : ddl_tensor_alloc_on(t->context, t->lane.device->number, DDL_U8, 1, &(int64_t){fresh}, &data));
+    ddl__lane_zero(&t->lane, data.data, LONG_BYTES);
+    ddl_status status = ddl__lane_wait(&t->lane, "ddl_trainer_start");
+    status = status < 0 ? status : ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
@@ -36677,45 +37356,100 @@ static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_
 
 /* Memory of the outer optimizer: made if there is one and it has none yet, given back if there is none (any more). */
 static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
-    ddl__base *base = &t->context->base;
     size_t n = (size_t)w->count + 1;
     if (t->config.outer_rate == 0) {
-        ddl__free(base, w->anchor);
-        ddl__free(base, w->momentum);
+        ddl__lane_free(&t->lane, w->anchor);
+        ddl__lane_free(&t->lane, w->momentum);
         w->anchor = w->momentum = NULL;
         return DDL_OK;
     }
     if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
         return DDL_OK;
     }
-    w->anchor = ddl__alloc_array(base, n, sizeof(float));
-    w->momentum = ddl__alloc_array(base, n, sizeof(float));
+    w->anchor = ddl__lane_alloc(&t->lane, n, sizeof(float));
+    w->momentum = ddl__lane_alloc(&t->lane, n, sizeof(float));
     if (w->anchor == NULL || w->momentum == NULL) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
     }
     return DDL_OK;
 }
 
+static void ddl__weight_arrived(ddl_context *c, ddl__stage *mark, ddl_status status);
+
+/* On a device: what tells that a gradient is in the arena. */
+static ddl_status ddl__weight_prepare_arrival(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    if (ddl__lane_is_host(&t->lane)) {
+        return DDL_OK;
+    }
+    w->arrival = ddl__alloc(&c->base, sizeof *w->arrival);
+    ddl__stage *mark = w->arrival != NULL ? ddl__stage_make(c, 1) : NULL;
+    if (mark == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory for the gradient of \"%s\"", w->name);
+    }
+    mark->done = ddl__weight_arrived;
+    mark->owner = w->arrival;
+    *w->arrival = (ddl__arrival){.trainer = t, .index = (int32_t)(w - t->weights), .mark = mark};
+    return DDL_OK;
+}
+
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
-    ddl__base *base = &t->context->base;
+    ddl__lane *lane = &t->lane;
     bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;
-    w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
-    w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
+    w->master = half ? ddl__lane_alloc(lane, n + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, sizeof(float)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }
+    DDL__TRY(ddl__weight_prepare_arrival(t, w));
     return ddl__weight_prepare_outer(t, w);
 }
 
 /* The f32 copies follow the parameters. */
-static void ddl__weight_adopt(ddl__weight *w) {
+static void ddl__weight_adopt(ddl_trainer *t, const ddl__weight *w) {
     if (w->master != NULL) {
-        ddl__convert(w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->own_count);
+        ddl__lane_convert(&t->lane, w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype,
+                          w->own_count);
     }
+}
+
+/* The lane of the tensors, with room for work on the largest. The lock is not held. */
+static ddl_status ddl__trainer_lane(ddl_trainer *t) {
+    int64_t most = 0;
+    size_t n = (size_t)t->count + 1;
+    for (int32_t i = 0; i < t->count; i++) {
+        most = DDL__MAX(most, t->weights[i].count);
+    }
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__lane_open(t->context, &t->lane, t->count > 0 ? t->weights[0].param.device : DDL_HOST,
+                                       "ddl_trainer_start");
+    t->lane.user = t->stream;
+    if (status == DDL_OK) {
+        bool there = ddl__lane_room(&t->lane, 2 * t->count, most);
+        t->odds = ddl__lane_alloc(&t->lane, n, sizeof *t->odds);
+        t->odds_told = ddl__lane_is_host(&t->lane) ? t->odds
+                                                   : ddl__lane_alloc_pinned(&t->lane, n * sizeof *t->odds_told);
+        there = there && t->odds != NULL && t->odds_told != NULL;
+        status = there ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory for the trainer");
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* All work of the lane has ended. The lock is held. */
+static void ddl__trainer_unlane(ddl_trainer *t) {
+    if (!ddl__lane_is_host(&t->lane)) {
+        ddl__lane_free_pinned(&t->lane, t->odds_told);
+    }
+    if (t->lane.context != NULL) {
+        ddl__lane_free(&t->lane, t->odds);
+        ddl__lane_close(&t->lane);
+    }
+    t->odds = t->odds_told = NULL;
 }
 
 static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
@@ -36741,6 +37475,7 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
     t->size = t->group->size;
+    DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
@@ -36760,8 +37495,9 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     }
     DDL__TRY(ddl__trainer_arrange(t));
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight_adopt(&t->weights[i]);
+        ddl__weight_adopt(t, &t->weights[i]);
     }
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_start"));
     t->last_end_ns = ddl__now_ns();
     t->started = true;
     return DDL_OK;
@@ -36811,10 +37547,31 @@ static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
     }
 }
 
+static void ddl__weight_undo(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    ddl__request_abandon(c, &w->squeezing);
+    ddl__squeezer_free(t, w);
+    ddl__lane_free(&t->lane, w->master);
+    ddl__lane_free(&t->lane, w->state);
+    ddl__lane_free(&t->lane, w->anchor);
+    ddl__lane_free(&t->lane, w->momentum);
+    w->master = w->state = w->anchor = w->momentum = NULL;
+    if (w->arrival != NULL && c->finalized) {
+        ddl__free(&c->base, w->arrival->mark);
+    } else if (w->arrival != NULL) {
+        ddl__stage_leave(c, &w->arrival->mark);
+    }
+    ddl__free(&c->base, w->arrival);
+    w->arrival = NULL;
+}
+
 /* Takes back what ddl_trainer_start has made. The lock is not held. */
 static void ddl__trainer_undo(ddl_trainer *t) {
     ddl_context *c = t->context;
     ddl__base *base = &c->base;
+    if (!c->finalized) {
+        ddl__lane_wait(&t->lane, "ddl_trainer_free"); /* it may still use what is freed below */
+    }
     ddl__lock(c);
     ddl__unpump(t);
     for (int32_t i = 0; i < t->unit_count; i++) {
@@ -36824,18 +37581,14 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__free(base, t->shares);
     t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        ddl__request_abandon(c, &w->squeezing);
-        ddl__squeezer_free(t, w);
-        ddl__free(base, w->master);
-        ddl__free(base, w->state);
-        ddl__free(base, w->anchor);
-        ddl__free(base, w->momentum);
-        w->master = w->state = w->anchor = w->momentum = NULL;
+        ddl__weight_undo(t, &t->weights[i]);
     }
     ddl__unlock(c);
     ddl__served_free(t);
     ddl__arenas_free(t);
+    ddl__lock(c);
+    ddl__trainer_unlane(t);
+    ddl__unlock(c);
     ddl_group_free(&t->group);
     ddl_group_free(&t->squeeze_group);
 }
@@ -36888,7 +37641,7 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
  * scratch: twice the sample in floats. */
 static void ddl__offer_errors(const ddl_trainer *t, const ddl__weight *w, float *scratch, double *out_errors) {
     int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
-    const float *grad = (const float *)(void *)ddl__weight_wire(t, w) + (w->count - n) / 2;
+    const float *grad = ddl__weight_mirror(t, w) + (w->count - n) / 2;
     for (int32_t o = 0; o < DDL__OFFERS; o++) {
         ddl_compression code = ddl__compress_offer(o);
         out_errors[o] = 0;
@@ -37213,14 +37966,15 @@ static void ddl__step_open(ddl_trainer *t, bool contributes) {
     }
 }
 
-/* A gradient lies in the arena. */
-static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
-    w->ready = true;
-    t->ready_count++;
-    if (t->micro + 1 < t->config.accumulate) {
-        return;
+/* The gradient of a step lies in the arena. The lock is held. */
+static void ddl__weight_take(ddl_trainer *t, ddl__weight *w) {
+    t->taken_ns = ddl__now_ns();
+    w->taken = true;
+    w->bad = !t->config.unchecked && t->odds_told[w - t->weights] != 0;
+    if (w->coded != NULL) {
+        ddl__served_encode(t, w, ddl__weight_mirror(t, w));
     }
-    double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
+    double since_s = (double)(t->taken_ns - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
     if (t->served.ps != NULL) {
         t->served.bad[ddl__served_number(t, (int32_t)(w - t->weights))] = w->bad;
@@ -37230,14 +37984,51 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
     }
 }
 
+/* A device has come to the event behind a gradient's copy. */
+static void ddl__weight_arrived(ddl_context *c, ddl__stage *mark, ddl_status status) {
+    ddl__arrival *a = mark->owner;
+    ddl_trainer *t = a->trainer;
+    a->pending = false;
+    t->arriving--;
+    ddl__changed(c);
+    if (status < 0) {
+        ddl__trainer_break(t, ddl__error(c, status, "device %d failed to compute or to copy gradient \"%s\"",
+                                         t->lane.device->number, t->weights[a->index].name));
+    } else {
+        ddl__weight_take(t, &t->weights[a->index]);
+    }
+}
+
+/* The gradient goes its way when the lane has come here. The lock is held. */
+static void ddl__weight_mark(ddl_trainer *t, ddl__weight *w) {
+    if (w->arrival == NULL) {
+        ddl__weight_take(t, w);
+        return;
+    }
+    w->arrival->pending = true;
+    t->arriving++;
+    ddl_status status = ddl__lane_mark(&t->lane, w->arrival->mark);
+    if (status < 0) {
+        w->arrival->pending = false;
+        t->arriving--;
+        ddl__trainer_break(t, ddl__error(t->context, status, "device %d refused an event", t->lane.device->number));
+    }
+}
+
 static void ddl__ready_one(ddl_trainer *t, int32_t index) {
     ddl__weight *w = &t->weights[index];
+    bool last = t->micro + 1 == t->config.accumulate;
     ddl__weight_pack(t, w);
-    if (w->coded != NULL && t->micro + 1 == t->config.accumulate) {
-        ddl__served_encode(t, w, (const float *)(const void *)ddl__weight_wire(t, w));
+    if (last && w->squeezer != NULL) {
+        ddl__squeeze_early(t, w);
     }
     ddl__lock(t->context);
-    ddl__weight_ready(t, &t->weights[index]);
+    w->ready = true;
+    t->ready_count++;
+    t->asked_ns = ddl__now_ns();
+    if (last) {
+        ddl__weight_mark(t, w);
+    }
     ddl__trainer_pump(t->context, t);
     ddl__unlock(t->context);
 }
@@ -37253,13 +38044,18 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
         ddl__step_open(t, true);
     }
     ddl__unlock(t->context);
+    ddl__lane_after(&t->lane);
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         ddl__ready_one(t, i);
         if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
-            ddl__squeeze_start(t); /* an error stays in t->status */
+            ddl__squeeze_start(t, false); /* an error stays in t->status */
         }
     }
+    status = ddl__lane_hand(&t->lane, "ddl_grad_ready");
     ddl__lock(t->context);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
     ddl__trainer_pump(t->context, t);
     return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
@@ -37286,7 +38082,7 @@ static void ddl__step_close(ddl_trainer *t, bool took) {
     t->micro = t->ready_count = 0;
     t->step_open = false;
     for (int32_t i = 0; i < t->count; i++) {
-        t->weights[i].ready = t->weights[i].bad = false;
+        t->weights[i].ready = t->weights[i].taken = t->weights[i].bad = false;
     }
 }
 
@@ -37329,8 +38125,16 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     if (t->config.clip_norm <= 0 && t->config.unchecked) {
         return DDL_OK;
     }
+    ddl__unlock(t->context);
     for (int32_t i = 0; i < t->count; i++) {
-        sum += ddl__weight_squares(t, &t->weights[i]);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_squares(&t->lane, ddl__weight_own(t, w), w->wire, w->own_count, i);
+    }
+    ddl_status told = ddl__lane_tell(&t->lane, t->count, "ddl_step");
+    ddl__lock(t->context);
+    DDL__TRY(told);
+    for (int32_t i = 0; i < t->count; i++) {
+        sum += t->lane.told[i];
     }
     if (t->config.shard) {
         DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
@@ -37339,7 +38143,9 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
     if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
         for (int32_t i = 0; i < t->count; i++) {
-            ddl__weight_scale(t, &t->weights[i], t->config.clip_norm / t->stats.norm);
+            const ddl__weight *w = &t->weights[i];
+            double factor = t->config.clip_norm / t->stats.norm;
+            ddl__lane_scale(&t->lane, ddl__weight_own(t, w), w->own_count, w->wire, factor);
         }
     }
     return DDL_OK;
@@ -37348,9 +38154,8 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
 /* Sums of ranks that may have contributed nothing become averages. */
 static void ddl__step_divide(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count && t->config.uneven; i++) {
-        ddl__weight *w = &t->weights[i];
-        char *own = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
-        ddl__average(own, (size_t)w->own_count, w->wire, t->stats.contributors);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_average(&t->lane, ddl__weight_own(t, w), w->own_count, w->wire, t->stats.contributors);
     }
 }
 
@@ -37372,9 +38177,11 @@ static ddl_status ddl__step_own(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight_unpack(t, &t->weights[i]);
     }
-    int result = t->config.step(t->config.step_user, t);
+    ddl_status status = ddl__lane_hand(&t->lane, "ddl_step");
+    int result = status < 0 ? 0 : t->config.step(t->config.step_user, t);
     ddl__lock(t->context);
-    return result == 0 ? DDL_OK
+    return status < 0 ? status
+           : result == 0 ? DDL_OK
                        : ddl__error(t->context, DDL_ERR_STATE,
                                     "ddl_step: the program's own step returned %d in step %lld "
                                     "on rank %d",
@@ -37386,26 +38193,33 @@ static ddl_status ddl__step_update(ddl_trainer *t) {
         return ddl__step_own(t);
     }
     ddl__unlock(t->context);
-    for (int32_t i = t->count - 1; i >= 0; i--) {
-        ddl__weight_update(t, &t->weights[i]);
+    ddl_status status = DDL_OK;
+    if (!ddl__lane_is_host(&t->lane)) {
+        status = ddl__weights_update(t, 0, t->count - 1);
+    }
+    for (int32_t i = t->count - 1; i >= 0 && ddl__lane_is_host(&t->lane); i--) {
+        ddl__weights_update(t, i, i); /* one by one, as they lie in the caches */
     }
     ddl__lock(t->context);
-    return DDL_OK;
+    return status;
 }
 
 /* Each rank has stepped on its shard: parameters travel in the arenas, where gradients were. */
 static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
+    ddl__unlock(t->context);
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        size_t to = ddl_dtype_bytes(w->wire), from = ddl_dtype_bytes(w->param.dtype), at = (size_t)w->own_begin;
-        ddl__convert(ddl__weight_wire(t, w) + at * to, w->wire, (const char *)w->param.data + at * from, w->param.dtype,
-                     w->own_count);
+        const ddl__weight *w = &t->weights[i];
+        const char *own = (const char *)w->param.data + (size_t)w->own_begin * ddl_dtype_bytes(w->param.dtype);
+        ddl__lane_convert(&t->lane, ddl__weight_own(t, w), w->wire, own, w->param.dtype, w->own_count);
     }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
     ddl__unit_release(t, t->piece_count, 2 * t->piece_count - 1);
     DDL__TRY(ddl__trainer_await(t, what, t->piece_count, 2 * t->piece_count - 1));
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        ddl__convert(w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
     }
     return DDL_OK;
 }
@@ -37417,8 +38231,9 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
         DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
         ddl__unlock(t->context);
         ddl__weight_arrive(t, w);
-        ddl__weight_update(t, w);
+        ddl_status status = ddl__weights_update(t, i, i);
         ddl__lock(t->context);
+        DDL__TRY(status);
     }
     return DDL_OK;
 }
@@ -37529,6 +38344,28 @@ static void ddl__step_hand_over(ddl_trainer *t) {
     }
 }
 
+static bool ddl__arrivals_over(ddl_context *c, void *arg) {
+    const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    return t->arriving == 0 || t->status < 0 || c->aborted || c->finalized;
+}
+
+/* Waits until all gradients that were made ready lie in the arena; what is coded on a device goes out as it comes. */
+static ddl_status ddl__arrivals_await(ddl_trainer *t, const char *what) {
+    ddl_context *c = t->context;
+    if (t->squeeze_group != NULL) {
+        ddl__unlock(c);
+        ddl__squeeze_start(t, true); /* an error stays in t->status */
+        ddl__lock(c);
+    }
+    ddl__unit_wait at = {t, 0, 0};
+    ddl__arrivals_pass(t, ddl__arrivals_over, &at);
+    return t->status < 0 ? ddl__trainer_broken(t, what)
+           : t->arriving > 0
+               ? ddl__error(c, DDL_ERR_STATE, "%s: the context ended while device %d computed gradients", what,
+                            t->lane.device->number)
+               : DDL_OK;
+}
+
 /* *out_whole: a step of BSP was made, after which all ranks may plan anew. */
 static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
     *out_whole = false;
@@ -37545,15 +38382,30 @@ static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
         ddl__step_hand_over(t);
         return DDL_OK;
     }
+    DDL__TRY(ddl__arrivals_await(t, "ddl_step"));
     *out_whole = t->grads_out;
     return t->grads_out ? ddl__step_bsp(t, "ddl_step") : ddl__step_local(t, "ddl_step");
+}
+
+/* What the trainer has done to parameters comes before what the program does next. The lock is held, and given up. */
+static ddl_status ddl__trainer_hand(ddl_trainer *t, const char *what, ddl_status status) {
+    if (!ddl__lane_is_host(&t->lane) && t->status >= 0 && !t->context->finalized) {
+        ddl__unlock(t->context);
+        ddl_status handed = ddl__lane_hand(&t->lane, what);
+        ddl__lock(t->context);
+        if (handed < 0) {
+            ddl__trainer_break(t, handed);
+        }
+        status = handed < 0 ? handed : status;
+    }
+    return status;
 }
 
 DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     ddl_trainer *t = trainer;
     DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
     bool whole;
-    ddl_status status = ddl__step_take(t, &whole);
+    ddl_status status = ddl__trainer_hand(t, "ddl_step", ddl__step_take(t, &whole));
     ddl__trainer_leave(t, status);
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
 }
@@ -37568,6 +38420,22 @@ static ddl_status ddl__param_not_finite(ddl_trainer *t, const ddl__weight *w) {
                       w->name, (long long)t->stats.steps + 1, t->rank, w->bad ? "is not" : "is");
 }
 
+/* Whether all of an average is finite. The lock is not held. */
+static ddl_status ddl__weight_look(ddl_trainer *t, const ddl__weight *w, bool *out_finite) {
+    char *wire = ddl__weight_wire(t, w);
+    uint64_t *odd = &t->odds[w - t->weights], *told = &t->odds_told[w - t->weights];
+    if (ddl__lane_is_host(&t->lane)) {
+        *out_finite = !ddl__not_finite(wire, w->count, w->wire);
+        return DDL_OK;
+    }
+    ddl__lane_zero(&t->lane, odd, sizeof *odd);
+    ddl__lane_gather(&t->lane, wire, w->wire, wire, w->wire, w->count, false, odd);
+    ddl__lane_copy(&t->lane, told, odd, sizeof *odd);
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_param_wait"));
+    *out_finite = *told == 0;
+    return DDL_OK;
+}
+
 /* Takes the update of one parameter, when its average is there. */
 static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     if (w->waited) {
@@ -37576,13 +38444,16 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
     ddl__weight_arrive(t, w);
-    bool finite = ddl__trainer_hands_over(t) ? !w->skipped
-                  : t->config.unchecked      ? true
-                                             : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
-    if (finite) {
-        ddl__weight_update(t, w);
+    bool finite = !w->skipped;
+    ddl_status status = ddl__trainer_hands_over(t) || t->config.unchecked ? DDL_OK : ddl__weight_look(t, w, &finite);
+    if (finite && status >= 0) {
+        status = ddl__weights_update(t, (int32_t)(w - t->weights), (int32_t)(w - t->weights));
     }
     ddl__lock(t->context);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+        return status;
+    }
     w->waited = true;
     t->waited_count++;
     return finite ? DDL_OK : ddl__param_not_finite(t, w);
@@ -37614,6 +38485,7 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
     if (was_over) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
+    status = was_over ? ddl__trainer_hand(t, "ddl_param_wait", status) : status;
     bool last = was_over && t->waited_count == t->count;
     if (last) {
         ddl_status clocked = ddl__served_clock(t);
@@ -37739,23 +38611,21 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
 /* train, seventh part: local SGD. Each rank steps alone; now and then parameters are averaged, or an outer optimizer
  * steps on the averaged difference (DiLoCo: Douillard et al., arXiv 2311.08105, constants as in its authors' code). */
 
-/* [at, at + count) of what the program trains, in the arena's type. */
-static void ddl__weight_read(const ddl__weight *w, int64_t at, int64_t count, void *out) {
-    const char *param = (const char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+/* What the program trains, in the arena's type. */
+static void ddl__weight_read(ddl_trainer *t, const ddl__weight *w, void *out) {
     if (w->master != NULL) {
-        memcpy(out, w->master + at, (size_t)count * sizeof(float));
+        ddl__lane_copy(&t->lane, out, w->master, (size_t)w->count * sizeof(float));
     } else {
-        ddl__convert(out, w->wire, param, w->param.dtype, count);
+        ddl__lane_convert(&t->lane, out, w->wire, w->param.data, w->param.dtype, w->count);
     }
 }
 
 /* The reverse: `from` becomes the parameter. */
-static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const void *from) {
-    char *param = (char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+static void ddl__weight_write(ddl_trainer *t, const ddl__weight *w, const void *from) {
     if (w->master != NULL) {
-        memcpy(w->master + at, from, (size_t)count * sizeof(float));
+        ddl__lane_copy(&t->lane, w->master, from, (size_t)w->count * sizeof(float));
     }
-    ddl__convert(param, w->param.dtype, from, w->wire, count);
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, from, w->wire, w->count);
 }
 
 /* f64 has no outer optimizer: it is averaged. */
@@ -37764,9 +38634,9 @@ static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 /* What the outer optimizer measures the difference from. */
-static void ddl__weight_anchor(ddl__weight *w) {
+static void ddl__weight_anchor(ddl_trainer *t, const ddl__weight *w) {
     if (w->anchor != NULL) {
-        ddl__weight_read(w, 0, w->count, w->anchor);
+        ddl__weight_read(t, w, w->anchor);
     }
 }
 
@@ -37777,35 +38647,40 @@ static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
         ddl__weight_zero(t, w);
         return;
     }
-    ddl__weight_read(w, 0, w->count, wire);
-    float *moved = (float *)(void *)wire;
-    for (int64_t i = 0; ddl__weight_is_outer(t, w) && i < w->count; i++) {
-        moved[i] = w->anchor[i] - moved[i];
+    ddl__weight_read(t, w, wire);
+    if (ddl__weight_is_outer(t, w)) { /* anchor - parameter */
+        ddl__lane_scale(&t->lane, wire, w->count, DDL_F32, -1);
+        ddl__lane_add(&t->lane, wire, w->anchor, w->count, DDL_F32);
     }
 }
 
 /* Nesterov on the averaged difference d: u = momentum * u + d; anchor -= rate * (d + momentum * u). */
-static void ddl__weight_outer(const ddl_trainer *t, ddl__weight *w) {
-    const float *d = (const float *)(const void *)ddl__weight_wire(t, w);
-    float rate = (float)t->config.outer_rate, momentum = (float)t->config.outer_momentum;
-    for (int64_t i = 0; i < w->count; i++) {
-        w->momentum[i] = momentum * w->momentum[i] + d[i];
-        w->anchor[i] -= rate * (d[i] + momentum * w->momentum[i]);
-    }
-    ddl__weight_write(w, 0, w->count, w->anchor);
+static void ddl__weight_outer(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer nesterov = {.kind = DDL_NESTEROV, .momentum = t->config.outer_momentum};
+    ddl_optimizer_part part = {.step = 1, .learning_rate = t->config.outer_rate, .count = w->count,
+                               .param = w->anchor, .grad = (const float *)(const void *)ddl__weight_wire(t, w),
+                               .state = w->momentum, .state_stride = w->count};
+    ddl__lane_step(&t->lane, &nesterov, &part, NULL);
+    ddl__weight_write(t, w, w->anchor);
 }
 
 /* One synchronisation. Every rank calls; with nobody contributing nothing changes. */
 static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contributes) {
     ddl__units_reset(t);
     t->flag[0] = contributes ? 1 : 0;
+    ddl__unlock(t->context);
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
         if (t->since_sync == 0) { /* without a step since then: the others have set theirs in their first */
-            ddl__weight_anchor(w);
+            ddl__weight_anchor(t, w);
         }
         ddl__weight_send(t, w, contributes);
-        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
     }
     if (t->config.uneven) {
         ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
@@ -37823,7 +38698,7 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
         if (ddl__weight_is_outer(t, w)) {
             ddl__weight_outer(t, w);
         } else {
-            ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));
+            ddl__weight_write(t, w, ddl__weight_wire(t, w));
         }
     }
     return DDL_OK;
@@ -37848,7 +38723,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     ddl_status outcome = DDL_OK;
     DDL__TRY(ddl__step_norm(t, &finite));
     for (int32_t i = 0; t->since_sync == 0 && i < t->count; i++) {
-        ddl__weight_anchor(&t->weights[i]);
+        ddl__weight_anchor(t, &t->weights[i]);
     }
     if (!finite && !t->config.unchecked) {
         outcome = ddl__local_not_finite(t, t->stats.steps + 1);
@@ -37874,7 +38749,7 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
     } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
-    return ddl__trainer_leave(t, status);
+    return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_sync", status));
 }
 
 /* >>uneven */
@@ -37885,6 +38760,12 @@ static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight_zero(t, &t->weights[i]);
         t->weights[i].ready = true;
+    }
+    ddl__unlock(t->context);
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = 0; i < t->count; i++) {
         ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
     }
     ddl__trainer_pump(t->context, t);
@@ -37918,7 +38799,8 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
 
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
-    return ddl__trainer_leave(trainer, ddl__join_out(trainer));
+    ddl_status status = ddl__join_out(trainer);
+    return ddl__trainer_leave(trainer, ddl__trainer_hand(trainer, "ddl_trainer_join_out", status));
 }
 
 /* >>train/switch */
@@ -37973,7 +38855,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         if (w->state != NULL) {
-            ddl_tensor state = ddl_tensor_1d(w->state, DDL_F32, slots * w->own_count);
+            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, DDL_F32, slots * w->own_count);
             DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
         }
     }
@@ -37982,6 +38864,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
 
 /* Arenas and units of the new config, in place of the old. A failure here leaves nothing to go on with. */
 static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     ddl__lock(t->context);
     ddl__units_free(t);
     ddl__unlock(t->context);
@@ -38009,6 +38892,7 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
     DDL__TRY(ddl_trainer_sync(t));
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
     }
@@ -38173,6 +39057,17 @@ static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) 
     return s == NULL ? none : (ddl__feedback){s->residual != NULL ? (uint64_t)t->size : 0, (uint64_t)s->q_count};
 }
 
+/* What lies on the lane, in ordinary memory: there it is, or room gets it. A failure is in *status. */
+static const void *ddl__save_bytes(ddl_trainer *t, const void *data, size_t bytes, void *room, ddl_status *status) {
+    if (ddl__lane_is_host(&t->lane)) {
+        return data;
+    }
+    ddl__lane_copy(&t->lane, room, data, bytes);
+    ddl_status waited = ddl__lane_wait(&t->lane, "ddl_trainer_save");
+    *status = *status < 0 ? *status : waited;
+    return room;
+}
+
 static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
     uint32_t order = DDL__SAVE_ORDER;
     ddl__archive_put(a, "ddlckpt2", 8);
@@ -38201,29 +39096,38 @@ static void ddl__save_weight_head(ddl__archive *a, const ddl_trainer *t, const d
 /* q is the same on all ranks; residuals come to rank 0 one by one, so that it needs no more room than for one. */
 static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
     ddl__feedback kept = ddl__save_kept(t, w);
+    ddl_status status = DDL_OK;
+    size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
         ddl__archive_put(a, w->squeezer->q, (size_t)kept.q * sizeof(float));
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
+        const float *residual = w->squeezer->residual;
+        const ddl__lane *lane = w->squeezer->lane;
         if (r > 0 && t->rank == r) {
-            DDL__TRY(ddl_send(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0));
+            DDL__TRY(ddl_send(t->group, ddl__lane_tensor(lane, residual, DDL_F32, w->count), 0, 0));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(temporary, DDL_F32, w->count), r, 0, NULL));
         }
+        if (a != NULL && r == 0 && lane != NULL) {
+            residual = ddl__save_bytes(t, residual, bytes, temporary, &status);
+        }
         if (a != NULL) {
-            ddl__archive_put(a, r == 0 ? w->squeezer->residual : temporary, (size_t)w->count * sizeof(float));
+            ddl__archive_put(a, r == 0 ? residual : temporary, bytes);
         }
     }
-    return DDL_OK;
+    return status;
 }
 
 /* One tensor. Every rank calls; a is NULL but on rank 0, which needs temporary for what the others have. */
 static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
     int32_t floats = ddl__save_floats(t, w);
+    ddl_status status = DDL_OK;
+    size_t bytes = (size_t)w->count * ddl_dtype_bytes(w->param.dtype);
     if (a != NULL) {
         ddl__save_weight_head(a, t, w);
-        ddl__archive_put(a, w->param.data, (size_t)w->count * ddl_dtype_bytes(w->param.dtype));
+        ddl__archive_put(a, ddl__save_bytes(t, w->param.data, bytes, temporary, &status), bytes);
     }
     for (int32_t k = 0; k < floats; k++) {
         const float *whole = ddl__save_array(t, w, k);
@@ -38232,19 +39136,21 @@ static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
             for (int32_t r = 0; r < t->size; r++) {
                 ddl__weight_share(t, w, r, &begin, &t->shares[r]);
             }
-            DDL__TRY(ddl_gatherv(t->group, ddl_tensor_1d(whole, DDL_F32, w->own_count),
+            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, DDL_F32, w->own_count),
                                  ddl_tensor_1d(temporary, DDL_F32, w->count), t->shares, NULL, 0));
             whole = temporary;
+        } else if (a != NULL) {
+            whole = ddl__save_bytes(t, whole, (size_t)w->count * sizeof(float), temporary, &status);
         }
         if (a != NULL) {
             ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
         }
     }
-    DDL__TRY(ddl__save_compression(t, w, a, temporary));
+    ddl_status kept = ddl__save_compression(t, w, a, temporary);
     if (a != NULL) {
         ddl__archive_seal(a);
     }
-    return DDL_OK;
+    return kept < 0 ? kept : status;
 }
 
 /* >>agreement */
@@ -38401,7 +39307,8 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     } else if (sync && t->config.sync == DDL_SYNC_LOCAL && t->since_sync > 0) {
         status = ddl__sync_round(t, what, true);
     }
-    return ddl__trainer_leave(t, status);
+    DDL__TRY(ddl__trainer_leave(t, status));
+    return ddl__lane_wait(&t->lane, what); /* operations on arrays of the lane are not ordered with it */
 }
 
 /* >>servers: they have the parameters, and their files (ps/save.h) take the place of rank 0's. */
@@ -38421,11 +39328,10 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
                                            ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-    for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
-        ddl__weight_update(t, &t->weights[i]);
-    }
-    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
     ddl__unlock(t->context);
+    status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
+    status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
+    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
     return status;
 }
 
@@ -38570,6 +39476,7 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         return DDL_OK;
     }
     ddl__squeezer_reset(w);
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&same, DDL_U8, 1), 0));
     if (!same) {
         return DDL_OK;
@@ -38582,13 +39489,18 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {
-            ddl__archive_get(a, r == 0 ? w->squeezer->residual : room, (uint64_t)w->count * sizeof(float));
+            ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
+        }
+        if (r == 0 && a != NULL) {
+            ddl__lane_copy(w->squeezer->lane, w->squeezer->residual, room, (size_t)w->count * sizeof(float));
+            DDL__TRY(ddl__lane_wait(w->squeezer->lane, "ddl_trainer_load"));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_send(t->group, ddl_tensor_1d(room, DDL_F32, w->count), r, 0));
         }
         if (r > 0 && t->rank == r) {
-            DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0, NULL));
+            ddl_tensor residual = ddl__lane_tensor(w->squeezer->lane, w->squeezer->residual, DDL_F32, w->count);
+            DDL__TRY(ddl_recv(t->group, residual, 0, 0, NULL));
         }
     }
     return DDL_OK;
@@ -38600,7 +39512,11 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
     ddl__feedback kept = {0, 0};
     if (a != NULL) {
         kept = ddl__load_check(a, t, w, &other);
-        ddl__archive_get(a, w->param.data, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
+        uint64_t bytes = (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype);
+        void *to = ddl__lane_is_host(&t->lane) ? w->param.data : room;
+        ddl__archive_get(a, to, bytes);
+        ddl__lane_copy(&t->lane, w->param.data, to, (size_t)bytes);
+        DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl_broadcast(t->group, w->param, 0));
     for (int32_t k = 0; k < ddl__save_floats(t, w); k++) {
@@ -38608,7 +39524,8 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
             ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
         }
         DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
-        memcpy(ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl__load_compression(t, w, a, &kept, room));
     if (a != NULL) {

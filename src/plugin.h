@@ -277,7 +277,9 @@ typedef enum ddl_kernel {
     DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
     DDL_KERNEL_SQUARES,    /* ddl_kernel_squares */
     DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
-    DDL_KERNEL_DECODE_ADD  /* ddl_kernel_code: sum += code */
+    DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
+    DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
+    DDL_KERNEL_SIGNS       /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -288,6 +290,17 @@ typedef struct ddl_kernel_scale {
     int32_t dtype, divisor;
     double factor;
 } ddl_kernel_scale;
+
+/* dst = src in another type, or with add dst += that: f16, bf16 and f32 in any pair, f64 from f64. dst may be src if
+ * they have one type. odd[0] += results that are not finite; or NULL. */
+typedef struct ddl_kernel_convert {
+    void *dst;
+    const void *src;
+    int64_t count;
+    int32_t to, from; /* ddl_dtype */
+    int32_t add, reserved;
+    uint64_t *odd;
+} ddl_kernel_convert;
 
 /* One step of an optimizer of that ddl_optimizer_kind on f32 arrays: weight, gradient, moments (of those kinds that
  * have them). The numbers are rounded as the host rounds them; rate holds the trust ratio of LARS and LAMB. */

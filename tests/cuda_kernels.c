@@ -477,6 +477,55 @@ TEST(casts) {
         check_codes((ddl_compression){.kind = DDL_COMPRESS_BF16, .error_feedback = residual ? 1 : -1}, residual);
     }
 }
+
+/* Elements of one type as another, copied and added, at addresses that are aligned and not, with a count of what is not
+ * finite. */
+static void check_convert(ddl_dtype to, ddl_dtype from, int64_t count, int add, int shift) {
+    size_t wide = ddl_dtype_bytes(to), narrow = ddl_dtype_bytes(from), bytes = (size_t)count * wide;
+    unsigned char *memory = malloc(4 * ((size_t)count + 8) * 8), *src = memory + (size_t)shift * narrow;
+    unsigned char *dst = memory + ((size_t)count + 8) * 8 + (size_t)shift * wide, *want = dst + ((size_t)count + 8) * 8;
+    unsigned char *other = want + ((size_t)count + 8) * 8;
+    uint64_t odd = 3, finite = 0, differ = 0;
+    randomize(src, (size_t)count * narrow);
+    randomize(dst, bytes);
+    memcpy(want, dst, bytes);
+    ddl__convert(add ? other : want, to, src, from, count);
+    if (add) {
+        ddl__reduce_kernel(to, DDL_SUM)(want, want, other, (size_t)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        finite += !ddl__not_finite(want + (size_t)i * wide, 1, to);
+    }
+    ddl_kernel_convert k = {dst, src, count, (int32_t)to, (int32_t)from, add, 0, &odd};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_CONVERT, &k), DDL_OK);
+    for (int64_t i = 0; i < count; i++) { /* which NaN a wider type has is the processor's affair */
+        unsigned char *x = dst + (size_t)i * wide, *y = want + (size_t)i * wide;
+        bool nan = to == DDL_F32 && from == DDL_F16 && isnan(*(float *)x) && isnan(*(float *)y);
+        differ += !nan && memcmp(x, y, wide) != 0;
+    }
+    CHECK_EQ(differ, 0);
+    CHECK_EQ(odd - 3, (uint64_t)count - finite);
+    free(memory);
+}
+
+TEST(conversions) {
+    static const ddl_dtype types[] = {DDL_F16, DDL_BF16, DDL_F32};
+    for (int i = 0; i < 36; i++) {
+        check_convert(types[i % 3], types[i / 3 % 3], i % 2 ? 4099 : 37, i / 9 % 2, i / 18);
+        check_convert(DDL_F64, DDL_F64, 1000 + i, i % 2, i / 18);
+    }
+    ddl_kernel_convert none = {.count = 1, .to = DDL_F64, .from = DDL_F32};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_CONVERT, &none), DDL_ERR_ARG);
+}
+
+TEST(signs_of_a_vote) {
+    float x[] = {0, -0.0f, 3, -2, INFINITY, -INFINITY, 1e-40f, -1e-40f};
+    static const float want[] = {1, 1, 1, -1, INFINITY, -INFINITY, 1, -1};
+    ddl_kernel_convert k = {.dst = x, .count = 8};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SIGNS, &k), DDL_OK);
+    CHECK_EQ(memcmp(x, want, sizeof x), 0);
+}
+
 TEST(int8) {
     check_codes((ddl_compression){.kind = DDL_COMPRESS_INT8}, true);
     check_codes((ddl_compression){.kind = DDL_COMPRESS_INT8, .error_feedback = -1}, false);

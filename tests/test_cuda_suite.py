@@ -17,7 +17,7 @@ def built():
     good("gcc -shared -Wl,-soname,libcuda.so.1 -o", FOLDER / "libcuda.so.1", kernels, driver, "-lstdc++ -lpthread -lm")
     good(["gcc", "-std=c11", "-g", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", '-DCUDA_IMAGE="a stand-in"', "-o",
           FOLDER / "libddl-cuda.so", "plugins/cuda/cuda.c", "-lpthread", "-ldl"])
-    for program in ("gpu_suite", "cuda_faults", "cuda_messages"):
+    for program in ("gpu_suite", "gpu_trainer", "cuda_faults", "cuda_messages"):
         good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / program,
              f"tests/{program}.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
 
@@ -45,6 +45,12 @@ def streams_captures_and_gpus_apart():
 def messages_between_gpus():
     out = run("cuda_messages")
     check(" passed, 0 failed" in out, out)
+
+
+@test
+def the_trainer_gives_the_bits_of_the_host():
+    out = run("gpu_trainer")
+    check("10 passed, 0 failed, 0 skipped" in out, out)
 
 
 @test

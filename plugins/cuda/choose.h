@@ -312,6 +312,25 @@ static ddl_status cuda_put_squares(const cuda_sink *sink, const ddl_kernel_squar
     return status == DDL_OK ? sink->put(sink, CUDA_K_squares_total, 1, 1, &a) : status;
 }
 
+static ddl_status cuda_put_convert(const cuda_sink *sink, const ddl_kernel_convert *p) {
+    static const cuda_kernel table[DDL_F64 + 1][DDL_F64 + 1] = { /* by to, from; number 0 is no conversion */
+        [DDL_F16] = {[DDL_F16] = CUDA_K_f16_f16, [DDL_BF16] = CUDA_K_f16_bf16, [DDL_F32] = CUDA_K_f16_f32},
+        [DDL_BF16] = {[DDL_F16] = CUDA_K_bf16_f16, [DDL_BF16] = CUDA_K_bf16_bf16, [DDL_F32] = CUDA_K_bf16_f32},
+        [DDL_F32] = {[DDL_F16] = CUDA_K_f32_f16, [DDL_BF16] = CUDA_K_f32_bf16, [DDL_F32] = CUDA_K_f32_f32},
+        [DDL_F64] = {[DDL_F64] = CUDA_K_f64_f64}};
+    bool known = p->to >= 0 && p->to <= DDL_F64 && p->from >= 0 && p->from <= DDL_F64 && table[p->to][p->from] != 0;
+    cuda_convert_args a = {.dst = p->dst, .src = p->src, .odd = (unsigned long long *)p->odd, .count = p->count,
+                           .add = p->add};
+    return !known          ? DDL_ERR_ARG
+           : p->count <= 0 ? DDL_OK
+                           : sink->put(sink, table[p->to][p->from], cuda_blocks_for(p->count, 4 * CUDA_THREADS), 1, &a);
+}
+
+static ddl_status cuda_put_signs(const cuda_sink *sink, const ddl_kernel_convert *p) {
+    cuda_convert_args a = {.dst = p->dst, .count = p->count};
+    return p->count <= 0 ? DDL_OK : sink->put(sink, CUDA_K_signs, cuda_blocks_for(p->count, CUDA_THREADS), 1, &a);
+}
+
 /* ---- codes ---- */
 
 /* Bits per element of the kinds that go in blocks; 0 for the others. */
@@ -424,6 +443,8 @@ static ddl_status cuda_put_kernel(const cuda_sink *sink, int32_t which, const vo
     case DDL_KERNEL_SQUARES: return cuda_put_squares(sink, params);
     case DDL_KERNEL_ENCODE: return cuda_put_code(sink, params, 0);
     case DDL_KERNEL_DECODE_ADD: return cuda_put_code(sink, params, 1);
+    case DDL_KERNEL_CONVERT: return cuda_put_convert(sink, params);
+    case DDL_KERNEL_SIGNS: return cuda_put_signs(sink, params);
     default: return DDL_ERR_UNSUPPORTED;
     }
 }

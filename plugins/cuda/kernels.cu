@@ -3,6 +3,7 @@
  *     nvcc -std=c++17 -O3 -fatbin -gencode arch=compute_75,code=sm_75 ... -o kernels.fatbin kernels.cu
  *
  * Each takes its arguments as one struct by value, and is called through the driver by its name (kernels.h). */
+#include "kernel_convert.h"
 #include "kernel_top.h"
 
 #define CUDA_KERNEL extern "C" __global__ void __launch_bounds__(CUDA_THREADS)
@@ -95,3 +96,18 @@ CUDA_KERNEL ddl_k_top_scan(CUDA_ARGS(cuda_top_args)) { cuda_top_scan(a); }
 CUDA_KERNEL ddl_k_top_write(CUDA_ARGS(cuda_top_args)) { cuda_top_write(a); }
 CUDA_KERNEL ddl_k_sparse_add(CUDA_ARGS(cuda_sparse_args)) { cuda_sparse_add(a); }
 CUDA_KERNEL ddl_k_random_take(CUDA_ARGS(cuda_sparse_args)) { cuda_random_take(a); }
+
+/* f16_f32: to f16 from f32. */
+#define CUDA_CONVERT(TO, FROM)                                                                                         \
+    CUDA_KERNEL ddl_k_##TO##_##FROM(CUDA_ARGS(cuda_convert_args)) { cuda_convert<cuda_##TO, cuda_##FROM>(a); }
+CUDA_CONVERT(f16, f16)
+CUDA_CONVERT(f16, bf16)
+CUDA_CONVERT(f16, f32)
+CUDA_CONVERT(bf16, f16)
+CUDA_CONVERT(bf16, bf16)
+CUDA_CONVERT(bf16, f32)
+CUDA_CONVERT(f32, f16)
+CUDA_CONVERT(f32, bf16)
+CUDA_CONVERT(f32, f32)
+CUDA_CONVERT(f64, f64)
+CUDA_KERNEL ddl_k_signs(CUDA_ARGS(cuda_convert_args)) { cuda_signs(a); }

@@ -83,6 +83,15 @@ typedef struct cuda_squares_args {
     double *out;
 } cuda_squares_args;
 
+/* dst = src in another type, or dst += that; odd[0] += results that are not finite. Of signs: dst alone. */
+typedef struct cuda_convert_args {
+    void *dst;
+    const void *src;
+    unsigned long long *odd; /* or NULL */
+    int64_t count;
+    int32_t add, reserved;
+} cuda_convert_args;
+
 /* ---- codes ---- */
 
 /* code = g + e and e = what the code misses, or sum += code. e may be NULL: no residual. g, e and sum are aligned to 4
@@ -165,10 +174,15 @@ typedef struct cuda_sparse_args {
     X(top_clear, cuda_top_args) X(top_correct, cuda_top_args) X(top_count, cuda_top_args) X(top_pick, cuda_top_args)   \
     X(top_tiles, cuda_top_args) X(top_scan, cuda_top_args) X(top_write, cuda_top_args)                                 \
     X(sparse_add, cuda_sparse_args) X(random_take, cuda_sparse_args)
+#define CUDA_CONVERT_KERNELS(X)                                                                                        \
+    X(f16_f16, cuda_convert_args) X(f16_bf16, cuda_convert_args) X(f16_f32, cuda_convert_args)                         \
+    X(bf16_f16, cuda_convert_args) X(bf16_bf16, cuda_convert_args) X(bf16_f32, cuda_convert_args)                      \
+    X(f32_f16, cuda_convert_args) X(f32_bf16, cuda_convert_args) X(f32_f32, cuda_convert_args)                         \
+    X(f64_f64, cuda_convert_args) X(signs, cuda_convert_args)
 #define CUDA_KERNELS(X)                                                                                                \
     X(exchange, cuda_exchange_args) X(strided, cuda_strided_args) CUDA_REDUCE_KERNELS(X) CUDA_SCALED_KERNELS(X)        \
     CUDA_OPTIM_KERNELS(X) X(squares, cuda_squares_args) X(squares_total, cuda_squares_args) CUDA_CODE_KERNELS(X)       \
-    CUDA_TOP_KERNELS(X)
+    CUDA_TOP_KERNELS(X) CUDA_CONVERT_KERNELS(X)
 
 /* Numbers of the kernels, CUDA_K_f32_sum and so on. No reduction has number 0. */
 #define CUDA_KERNEL_NUMBER(name, args) CUDA_K_##name,

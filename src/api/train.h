@@ -100,9 +100,10 @@ DDL_API const char *ddl_trainer_preset_name(int32_t index);
  * number out of range), DDL_ERR_UNSUPPORTED (what does not go together), DDL_ERR_NOMEM. [any thread] */
 DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config *config, ddl_trainer **out_trainer);
 /* Registers a parameter and its gradient, in the order in which forward uses them. Both are f16, bf16, f32 or f64, of
- * one shape, contiguous, in host memory that stays where it is until ddl_trainer_free. f16 and bf16 parameters get a
- * copy that the optimizer works on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE
- * (after ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 parameters need a step of the program's own). [one thread] */
+ * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
+ * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
+ * on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after ddl_trainer_start),
+ * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all, plans.
@@ -131,6 +132,13 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer);
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
+/* Orders the trainer with work on a stream of the device that its tensors are on (a cudaStream_t), from the next call
+ * on; NULL: no more. Then ddl_grad_ready returns at once, and the gradient is copied when the stream has come there;
+ * ddl_step and ddl_param_wait still wait for the averages, but what is put on the stream after them finds the updates.
+ * Without a stream gradients are computed before ddl_grad_ready, and each call waits for what it did on the device.
+ * The stream outlives the trainer. Errors: DDL_ERR_STATE (no tensor was added, or they are in host memory; the stream
+ * is being captured into a graph), and the device's: no stream of its. [one thread] */
+DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream);
 /* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
  * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);

@@ -8,7 +8,8 @@
  *
  * or, without blocking:
  *
- *     ddl__compressed_start(&c, group, step, grad, &request);
+ *     ddl__compressed_code(&c, group, step, grad);        on a device: puts it on the lane, which must come there
+ *     ddl__compressed_send(&c, &request);                 before this
  *     while (request != NULL) { wait for request; ddl__compressed_next(&c, &request); }
  *
  * Starts and nexts of one group come in the same order on all its ranks, like the collectives that they begin. grad
@@ -19,6 +20,7 @@
 #ifndef DDL_COMPRESS_REDUCE_H
 #define DDL_COMPRESS_REDUCE_H
 
+#include "../optim/lane.h"
 #include "power.h"
 
 /* gTop-k's messages: tags that no program is likely to use, one for each tensor modulo 2^20. */
@@ -31,6 +33,7 @@ typedef struct ddl__compressor {
     int64_t rows, cols, count, kept;
     bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
     bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
+    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory. Not of gTop-k, PowerSGD */
     size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
@@ -132,31 +135,67 @@ static inline ddl__code_key ddl__compressor_key(const ddl__compressor *c) {
 
 static inline ddl_status ddl__average_floats(ddl__compressor *c, void *data, int64_t count, ddl_dtype dtype,
                                              ddl_request **out_request) {
-    ddl_tensor tensor = ddl_tensor_1d(data, dtype, count);
+    ddl_tensor tensor = ddl__lane_tensor(c->lane, data, dtype, count);
     return ddl_iall_reduce(c->group, tensor, tensor, DDL_AVG, out_request);
 }
 
 /* ---- codes that are gathered ---- */
 
 static inline ddl_status ddl__gather_codes(ddl__compressor *c, ddl_request **out_request) {
-    ddl_tensor in = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
-    ddl_tensor out = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
+    ddl_tensor in = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor out = ddl__lane_tensor(c->lane, c->gathered, DDL_U8, (int64_t)c->code_bytes * c->size);
     return ddl_iall_gather(c->group, in, out, out_request);
 }
 
-/* The codes are added in rank order, on every rank alike. */
-static inline void ddl__add_gathered(ddl__compressor *c) {
-    memset(c->grad, 0, (size_t)c->count * sizeof(float));
-    for (int32_t r = 0; r < c->size; r++) {
-        ddl__code_key key = {c->step, c->tensor, r};
-        ddl__decode_add(&c->config, key, c->gathered + (size_t)r * c->code_bytes, c->count, c->grad);
+/* What a kernel of a device is told about a code. */
+static inline ddl_kernel_code ddl__code_kernel(const ddl__compressor *c, ddl__code_key key, void *code) {
+    return (ddl_kernel_code){.config = &c->config, .stream = ddl__code_stream(&c->config, key), .g = c->grad,
+                             .e = c->residual, .sum = c->grad, .count = c->count, .code = code,
+                             .scratch = c->lane->partial};
+}
+
+static inline uint64_t ddl__lane_encode(ddl__compressor *c) {
+    ddl__code_key key = ddl__compressor_key(c);
+    if (ddl__lane_is_host(c->lane)) {
+        return ddl__encode(&c->config, key, c->grad, c->residual, c->count, c->code);
     }
-    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
-        ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+    ddl_kernel_code k = ddl__code_kernel(c, key, c->code);
+    ddl__lane_kernel(c->lane, DDL_KERNEL_ENCODE, &k);
+    return 0;
+}
+
+static inline void ddl__lane_decode_add(ddl__compressor *c, ddl__code_key key, unsigned char *code) {
+    if (ddl__lane_is_host(c->lane)) {
+        ddl__decode_add(&c->config, key, code, c->count, c->grad);
+    } else {
+        ddl_kernel_code k = ddl__code_kernel(c, key, code);
+        ddl__lane_kernel(c->lane, DDL_KERNEL_DECODE_ADD, &k);
+    }
+}
+
+/* What a vote has come to. */
+static inline void ddl__lane_signs(ddl__compressor *c) {
+    ddl_kernel_convert k = {.dst = c->grad, .count = c->count};
+    if (!ddl__lane_is_host(c->lane)) {
+        ddl__lane_kernel(c->lane, DDL_KERNEL_SIGNS, &k);
         return;
     }
     for (int64_t i = 0; i < c->count; i++) {
         c->grad[i] = !ddl__is_finite(c->grad[i]) ? c->grad[i] : c->grad[i] < 0 ? -1.0f : 1.0f;
+    }
+}
+
+/* The codes are added in rank order, on every rank alike. */
+static inline void ddl__add_gathered(ddl__compressor *c) {
+    ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+    for (int32_t r = 0; r < c->size; r++) {
+        ddl__code_key key = {c->step, c->tensor, r};
+        ddl__lane_decode_add(c, key, c->gathered + (size_t)r * c->code_bytes);
+    }
+    if (c->config.kind != DDL_COMPRESS_MAJORITY) {
+        ddl__lane_average(c->lane, c->grad, c->count, DDL_F32, c->size);
+    } else {
+        ddl__lane_signs(c);
     }
 }
 
@@ -171,10 +210,10 @@ static inline ddl_status ddl__average_codes(ddl__compressor *c, ddl_request **ou
 
 static inline void ddl__take_averaged(ddl__compressor *c) {
     if (c->config.kind == DDL_COMPRESS_RANDOM_K) {
-        memset(c->grad, 0, (size_t)c->count * sizeof(float));
-        ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
+        ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+        ddl__lane_decode_add(c, ddl__compressor_key(c), c->code);
     } else {
-        ddl__widen_at(ddl__cpu_level(), ddl__cast_dtype(&c->config))(c->grad, c->code, (size_t)c->count);
+        ddl__lane_convert(c->lane, c->grad, DDL_F32, c->code, ddl__cast_dtype(&c->config), c->count);
     }
 }
 
@@ -253,37 +292,10 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 
 /* ---- all kinds ---- */
 
-static inline ddl_status ddl__compressed_encode(ddl__compressor *c, ddl_request **out_request) {
+/* Codes grad. Errors: DDL_ERR_STATE when the last run has not ended, DDL_ERR_ARG when the group has another size than
+ * the compressor was made for. */
+static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
     ddl__cpu level = ddl__cpu_level();
-    if (c->dense) {
-        if (c->residual != NULL) {
-            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
-            memset(c->residual, 0, (size_t)c->count * sizeof(float));
-        }
-        c->odd = ddl__count_odd(c->grad, c->count);
-        return ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request);
-    }
-    if (c->config.kind == DDL_COMPRESS_POWER) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
-        ddl__power_left(level, &a);
-        c->coded_ns = ddl__now_ns();
-        return ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request);
-    }
-    c->odd = ddl__encode_at(level, &c->config, ddl__compressor_key(c), c->grad, c->residual, c->count, c->code);
-    c->coded_ns = ddl__now_ns();
-    if (c->config.kind == DDL_COMPRESS_GTOP_K) {
-        return ddl__gtop_k_round(c, out_request);
-    }
-    return ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
-                                                 : ddl__average_codes(c, out_request);
-}
-
-/* Codes grad and starts the first collective. Errors: those of collectives; DDL_ERR_STATE when the last run has not
- * ended, DDL_ERR_ARG when the group has another size than the compressor was made for. */
-static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
-                                               ddl_request **out_request) {
-    *out_request = NULL;
     if (c->phase != 0) {
         return DDL_ERR_STATE;
     }
@@ -296,9 +308,42 @@ static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *gr
     c->rank = ddl_rank(group);
     c->phase = 1;
     c->round = 0;
-    ddl_status status = ddl__compressed_encode(c, out_request);
+    if (c->dense) {
+        if (c->residual != NULL) {
+            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
+            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+        }
+        c->odd = ddl__count_odd(c->grad, c->count);
+    } else if (c->config.kind == DDL_COMPRESS_POWER) {
+        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
+        ddl__power_left(level, &a);
+    } else {
+        c->odd = ddl__lane_encode(c);
+    }
+    c->coded_ns = ddl__now_ns();
+    return DDL_OK;
+}
+
+/* Starts the first collective of what was coded. Errors: those of collectives. */
+static inline ddl_status ddl__compressed_send(ddl__compressor *c, ddl_request **out_request) {
+    *out_request = NULL;
+    ddl_status status = c->dense ? ddl__average_floats(c, c->grad, c->count, DDL_F32, out_request)
+                        : c->config.kind == DDL_COMPRESS_POWER
+                            ? ddl__average_floats(c, c->p, c->rows * c->config.rank, DDL_F32, out_request)
+                        : c->config.kind == DDL_COMPRESS_GTOP_K      ? ddl__gtop_k_round(c, out_request)
+                        : ddl__compress_gathers(c->config.kind) ? ddl__gather_codes(c, out_request)
+                                                                 : ddl__average_codes(c, out_request);
     c->phase = status < 0 ? 0 : c->phase;
     return status;
+}
+
+static inline ddl_status ddl__compressed_start(ddl__compressor *c, ddl_group *group, int64_t step, float *grad,
+                                               ddl_request **out_request) {
+    *out_request = NULL;
+    ddl_status status = ddl__compressed_code(c, group, step, grad);
+    status = status < 0 ? status : ddl__lane_wait(c->lane, "compressing");
+    return status < 0 ? status : ddl__compressed_send(c, out_request);
 }
 
 /* After *request has ended with success: does what comes next, and leaves NULL in *request when grad is complete. */

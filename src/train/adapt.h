@@ -27,7 +27,7 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
  * scratch: twice the sample in floats. */
 static void ddl__offer_errors(const ddl_trainer *t, const ddl__weight *w, float *scratch, double *out_errors) {
     int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
-    const float *grad = (const float *)(void *)ddl__weight_wire(t, w) + (w->count - n) / 2;
+    const float *grad = ddl__weight_mirror(t, w) + (w->count - n) / 2;
     for (int32_t o = 0; o < DDL__OFFERS; o++) {
         ddl_compression code = ddl__compress_offer(o);
         out_errors[o] = 0;

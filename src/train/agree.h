@@ -135,7 +135,7 @@ static bool ddl__trainer_plans(const ddl_trainer *t) {
 
 /* The least time of a few all-reduces of some bytes, on the slowest rank. */
 static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int32_t times, double *out_s) {
-    ddl_tensor view = ddl_tensor_1d(data, DDL_F32, bytes / 4);
+    ddl_tensor view = ddl__lane_tensor(&t->lane, data, DDL_F32, bytes / 4);
     *out_s = 1e9;
     for (int32_t i = 0; i < times; i++) {
         uint64_t start = ddl__now_ns();
@@ -194,9 +194,12 @@ static ddl_status ddl__line_measure_reduce(ddl_trainer *t) {
     int32_t fresh = LONG_BYTES;
     ddl_tensor data;
     double brief, lengthy;
-    DDL__TRY(ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data));
-    memset(data.data, 0, LONG_BYTES);
-    ddl_status status = ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
+    DDL__TRY(ddl__lane_is_host(&t->lane)
+                 ? ddl_tensor_alloc(t->context, DDL_U8, 1, &(int64_t){fresh}, &data)
+                 : ddl_tensor_alloc_on(t->context, t->lane.device->number, DDL_U8, 1, &(int64_t){fresh}, &data));
+    ddl__lane_zero(&t->lane, data.data, LONG_BYTES);
+    ddl_status status = ddl__lane_wait(&t->lane, "ddl_trainer_start");
+    status = status < 0 ? status : ddl__line_probe(t, data.data, SHORT_BYTES, 8, &brief);
     status = status < 0 ? status : ddl__line_probe(t, data.data, LONG_BYTES, 4, &lengthy);
     ddl_tensor_free(t->context, &data);
     DDL__TRY(status);
@@ -608,45 +611,100 @@ static void ddl__weight_share(const ddl_trainer *t, const ddl__weight *w, int32_
 
 /* Memory of the outer optimizer: made if there is one and it has none yet, given back if there is none (any more). */
 static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
-    ddl__base *base = &t->context->base;
     size_t n = (size_t)w->count + 1;
     if (t->config.outer_rate == 0) {
-        ddl__free(base, w->anchor);
-        ddl__free(base, w->momentum);
+        ddl__lane_free(&t->lane, w->anchor);
+        ddl__lane_free(&t->lane, w->momentum);
         w->anchor = w->momentum = NULL;
         return DDL_OK;
     }
     if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
         return DDL_OK;
     }
-    w->anchor = ddl__alloc_array(base, n, sizeof(float));
-    w->momentum = ddl__alloc_array(base, n, sizeof(float));
+    w->anchor = ddl__lane_alloc(&t->lane, n, sizeof(float));
+    w->momentum = ddl__lane_alloc(&t->lane, n, sizeof(float));
     if (w->anchor == NULL || w->momentum == NULL) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the outer optimizer of \"%s\"", w->name);
     }
     return DDL_OK;
 }
 
+static void ddl__weight_arrived(ddl_context *c, ddl__stage *mark, ddl_status status);
+
+/* On a device: what tells that a gradient is in the arena. */
+static ddl_status ddl__weight_prepare_arrival(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    if (ddl__lane_is_host(&t->lane)) {
+        return DDL_OK;
+    }
+    w->arrival = ddl__alloc(&c->base, sizeof *w->arrival);
+    ddl__stage *mark = w->arrival != NULL ? ddl__stage_make(c, 1) : NULL;
+    if (mark == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "no memory for the gradient of \"%s\"", w->name);
+    }
+    mark->done = ddl__weight_arrived;
+    mark->owner = w->arrival;
+    *w->arrival = (ddl__arrival){.trainer = t, .index = (int32_t)(w - t->weights), .mark = mark};
+    return DDL_OK;
+}
+
 /* What the optimizer needs for the elements that this rank updates. */
 static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
-    ddl__base *base = &t->context->base;
+    ddl__lane *lane = &t->lane;
     bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
     bool half = mine && w->param.dtype != DDL_F32;
-    w->master = half ? ddl__alloc_array(base, n + 1, sizeof(float)) : NULL;
-    w->state = mine && slots > 0 ? ddl__alloc_array(base, n * slots + 1, sizeof(float)) : NULL;
+    w->master = half ? ddl__lane_alloc(lane, n + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, sizeof(float)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }
+    DDL__TRY(ddl__weight_prepare_arrival(t, w));
     return ddl__weight_prepare_outer(t, w);
 }
 
 /* The f32 copies follow the parameters. */
-static void ddl__weight_adopt(ddl__weight *w) {
+static void ddl__weight_adopt(ddl_trainer *t, const ddl__weight *w) {
     if (w->master != NULL) {
-        ddl__convert(w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->own_count);
+        ddl__lane_convert(&t->lane, w->master, DDL_F32, (const char *)w->param.data + 2 * w->own_begin, w->param.dtype,
+                          w->own_count);
     }
+}
+
+/* The lane of the tensors, with room for work on the largest. The lock is not held. */
+static ddl_status ddl__trainer_lane(ddl_trainer *t) {
+    int64_t most = 0;
+    size_t n = (size_t)t->count + 1;
+    for (int32_t i = 0; i < t->count; i++) {
+        most = DDL__MAX(most, t->weights[i].count);
+    }
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__lane_open(t->context, &t->lane, t->count > 0 ? t->weights[0].param.device : DDL_HOST,
+                                       "ddl_trainer_start");
+    t->lane.user = t->stream;
+    if (status == DDL_OK) {
+        bool there = ddl__lane_room(&t->lane, 2 * t->count, most);
+        t->odds = ddl__lane_alloc(&t->lane, n, sizeof *t->odds);
+        t->odds_told = ddl__lane_is_host(&t->lane) ? t->odds
+                                                   : ddl__lane_alloc_pinned(&t->lane, n * sizeof *t->odds_told);
+        there = there && t->odds != NULL && t->odds_told != NULL;
+        status = there ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory for the trainer");
+    }
+    ddl__unlock(t->context);
+    return status;
+}
+
+/* All work of the lane has ended. The lock is held. */
+static void ddl__trainer_unlane(ddl_trainer *t) {
+    if (!ddl__lane_is_host(&t->lane)) {
+        ddl__lane_free_pinned(&t->lane, t->odds_told);
+    }
+    if (t->lane.context != NULL) {
+        ddl__lane_free(&t->lane, t->odds);
+        ddl__lane_close(&t->lane);
+    }
+    t->odds = t->odds_told = NULL;
 }
 
 static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
@@ -672,6 +730,7 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
     t->size = t->group->size;
+    DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
     for (int32_t i = 0; i < t->count; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
@@ -691,8 +750,9 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     }
     DDL__TRY(ddl__trainer_arrange(t));
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight_adopt(&t->weights[i]);
+        ddl__weight_adopt(t, &t->weights[i]);
     }
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_start"));
     t->last_end_ns = ddl__now_ns();
     t->started = true;
     return DDL_OK;
@@ -742,10 +802,31 @@ static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
     }
 }
 
+static void ddl__weight_undo(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    ddl__request_abandon(c, &w->squeezing);
+    ddl__squeezer_free(t, w);
+    ddl__lane_free(&t->lane, w->master);
+    ddl__lane_free(&t->lane, w->state);
+    ddl__lane_free(&t->lane, w->anchor);
+    ddl__lane_free(&t->lane, w->momentum);
+    w->master = w->state = w->anchor = w->momentum = NULL;
+    if (w->arrival != NULL && c->finalized) {
+        ddl__free(&c->base, w->arrival->mark);
+    } else if (w->arrival != NULL) {
+        ddl__stage_leave(c, &w->arrival->mark);
+    }
+    ddl__free(&c->base, w->arrival);
+    w->arrival = NULL;
+}
+
 /* Takes back what ddl_trainer_start has made. The lock is not held. */
 static void ddl__trainer_undo(ddl_trainer *t) {
     ddl_context *c = t->context;
     ddl__base *base = &c->base;
+    if (!c->finalized) {
+        ddl__lane_wait(&t->lane, "ddl_trainer_free"); /* it may still use what is freed below */
+    }
     ddl__lock(c);
     ddl__unpump(t);
     for (int32_t i = 0; i < t->unit_count; i++) {
@@ -755,18 +836,14 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__free(base, t->shares);
     t->shares = NULL;
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        ddl__request_abandon(c, &w->squeezing);
-        ddl__squeezer_free(t, w);
-        ddl__free(base, w->master);
-        ddl__free(base, w->state);
-        ddl__free(base, w->anchor);
-        ddl__free(base, w->momentum);
-        w->master = w->state = w->anchor = w->momentum = NULL;
+        ddl__weight_undo(t, &t->weights[i]);
     }
     ddl__unlock(c);
     ddl__served_free(t);
     ddl__arenas_free(t);
+    ddl__lock(c);
+    ddl__trainer_unlane(t);
+    ddl__unlock(c);
     ddl_group_free(&t->group);
     ddl_group_free(&t->squeeze_group);
 }

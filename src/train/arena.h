@@ -1,5 +1,8 @@
 /* train, fourth part: the memory that gradients travel in, and the arithmetic on it: copying in and out, sums of
- * squares, the optimizer's step. Nothing here communicates. */
+ * squares, the optimizer's step, all on the trainer's lane. Nothing here communicates.
+ *
+ * In ordinary memory all of it is done at once. On a device it is put on the lane's stream: a gradient is in the arena
+ * when the host sees the event behind its copy (ddl__weight_mark), and so is what the host does with it there. */
 #ifndef DDL_TRAIN_ARENA_H
 #define DDL_TRAIN_ARENA_H
 
@@ -9,109 +12,47 @@ static char *ddl__weight_wire(const ddl_trainer *t, const ddl__weight *w) {
     return (char *)t->arenas[w->wire].data + (size_t)w->at * ddl_dtype_bytes(w->wire);
 }
 
-/* Copies elements from one float type to another; f64 only to f64. */
-static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {
-    ddl__cpu level = ddl__cpu_level();
-    size_t n = (size_t)count;
-    if (to == from) {
-        memcpy(dst, src, n * ddl_dtype_bytes(to));
-    } else if (to == DDL_F32) {
-        ddl__widen_at(level, from)(dst, src, n);
-    } else if (from == DDL_F32) {
-        ddl__narrow_at(level, to)(dst, src, n);
-    } else { /* f16 and bf16 */
-        float block[DDL__TRAIN_BLOCK];
-        for (size_t i = 0; i < n; i += DDL__TRAIN_BLOCK) {
-            size_t some = DDL__MIN(n - i, (size_t)DDL__TRAIN_BLOCK);
-            ddl__widen_at(level, from)(block, (const char *)src + 2 * i, some);
-            ddl__narrow_at(level, to)((char *)dst + 2 * i, block, some);
-        }
-    }
+/* The same in ordinary memory. */
+static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
+    return (t->mirror != NULL ? t->mirror : (float *)t->arenas[DDL_F32].data) + w->at;
 }
 
-/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
-#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
-    static bool name(const void *data, int64_t count) {                                                                \
-        word bad = 0;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            word bits;                                                                                                 \
-            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
-            bad |= (word)((bits & (mask)) == (mask));                                                                  \
-        }                                                                                                              \
-        return bad != 0;                                                                                               \
-    }
-DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
-DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
-DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
-DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
-
-static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
-    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
-           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
-           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
-                               : ddl__f64_not_finite(data, count);
+static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
+    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL || ddl__weight_is_coded_here(w));
 }
 
-/* dst += src, of the arena's type (f32 or f64: see ddl__weight_wire_type). */
-static void ddl__accumulate(void *dst, const void *src, int64_t count, ddl_dtype dtype) {
-    ddl__reduce_kernel(dtype, DDL_SUM)(dst, dst, src, (size_t)count);
-}
-
-/* Copies the program's gradient into the arena, or adds it there, block by block; notes what is not finite. */
+/* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
 static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
-    size_t from = ddl_dtype_bytes(w->grad.dtype), to = ddl_dtype_bytes(w->wire);
-    bool bad = t->micro > 0 && w->bad;
-    double block[DDL__TRAIN_BLOCK];
-    for (int64_t i = 0; i < w->count; i += DDL__TRAIN_BLOCK) {
-        int64_t some = DDL__MIN(w->count - i, (int64_t)DDL__TRAIN_BLOCK);
-        const char *src = (const char *)w->grad.data + (size_t)i * from;
-        char *dst = ddl__weight_wire(t, w) + (size_t)i * to;
-        if (t->micro == 0) {
-            ddl__convert(dst, w->wire, src, w->grad.dtype, some);
-        } else {
-            ddl__convert(block, w->wire, src, w->grad.dtype, some);
-            ddl__accumulate(dst, block, some, w->wire);
-        }
-        bad = bad || (!t->config.unchecked && ddl__not_finite(dst, some, w->wire));
+    size_t i = (size_t)(w - t->weights);
+    char *wire = ddl__weight_wire(t, w);
+    if (t->micro == 0 && !t->config.unchecked) {
+        ddl__lane_zero(&t->lane, &t->odds[i], sizeof t->odds[i]);
     }
-    w->bad = bad;
+    ddl__lane_gather(&t->lane, wire, w->wire, w->grad.data, w->grad.dtype, w->count, t->micro > 0,
+                     t->config.unchecked ? NULL : &t->odds[i]);
     if (t->micro + 1 == t->config.accumulate && t->micro > 0) {
-        ddl__average(ddl__weight_wire(t, w), (size_t)w->count, w->wire, t->config.accumulate);
+        ddl__lane_average(&t->lane, wire, w->count, w->wire, t->config.accumulate);
+    }
+    if (!t->config.unchecked && !ddl__lane_is_host(&t->lane)) {
+        ddl__lane_copy(&t->lane, &t->odds_told[i], &t->odds[i], sizeof t->odds[i]);
+    }
+    if (ddl__weight_is_mirrored(t, w)) {
+        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
     }
 }
 
 static void ddl__weight_zero(ddl_trainer *t, ddl__weight *w) {
-    memset(ddl__weight_wire(t, w), 0, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    char *wire = ddl__weight_wire(t, w);
+    ddl__lane_zero(&t->lane, wire, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    if (ddl__weight_is_mirrored(t, w)) {
+        memset(ddl__weight_mirror(t, w), 0, (size_t)w->count * sizeof(float));
+    }
     w->bad = false;
 }
 
-/* Sum of squares of the own part of the averaged gradient. */
-static double ddl__weight_squares(const ddl_trainer *t, const ddl__weight *w) {
-    size_t size = ddl_dtype_bytes(w->wire);
-    float block[DDL__TRAIN_BLOCK];
-    double sum = 0;
-    for (int64_t i = 0; i < w->own_count; i += DDL__TRAIN_BLOCK) {
-        int64_t some = DDL__MIN(w->own_count - i, (int64_t)DDL__TRAIN_BLOCK);
-        const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + i) * size;
-        if (w->wire == DDL_F64) {
-            for (int64_t k = 0; k < some; k++) {
-                double x = ((const double *)(const void *)src)[k];
-                sum += x * x;
-            }
-            continue;
-        }
-        if (w->wire != DDL_F32) {
-            ddl__convert(block, DDL_F32, src, w->wire, some);
-        }
-        sum += ddl__sum_squares(w->wire == DDL_F32 ? (const float *)(const void *)src : block, some);
-    }
-    return sum;
-}
-
-/* Multiplies the own part of the gradient. */
-static void ddl__weight_scale(ddl_trainer *t, ddl__weight *w, double factor) {
-    char *at = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
-    ddl__scale(at, at, (size_t)w->own_count, w->wire, factor);
+/* The own part of the averaged gradient. */
+static char *ddl__weight_own(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
 }
 
 /* >>optimizer */
@@ -122,11 +63,11 @@ static float *ddl__weight_values(const ddl__weight *w) {
 }
 
 /* A block of a step: [at, at + count) of the own part, with its gradient in f32. */
-static ddl_optimizer_part ddl__weight_part(const ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
+static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
                                            float *block) {
-    const char *src = ddl__weight_wire(t, w) + (size_t)(w->own_begin + at) * ddl_dtype_bytes(w->wire);
+    const char *src = ddl__weight_own(t, w) + (size_t)at * ddl_dtype_bytes(w->wire);
     if (w->wire != DDL_F32) {
-        ddl__convert(block, DDL_F32, src, w->wire, count);
+        ddl__lane_convert(&t->lane, block, DDL_F32, src, w->wire, count);
     }
     return (ddl_optimizer_part){
         .step = t->stats.steps + 1,
@@ -142,51 +83,94 @@ static ddl_optimizer_part ddl__weight_part(const ddl_trainer *t, const ddl__weig
 }
 
 /* Shows what the optimizer made of the own part as the program's parameter. */
-static void ddl__weight_publish(const ddl__weight *w) {
+static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
     if (w->master != NULL) {
-        ddl__convert((char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->master, DDL_F32, w->own_count);
+        ddl__lane_convert(&t->lane, (char *)w->param.data + 2 * w->own_begin, w->param.dtype, w->master, DDL_F32,
+                          w->own_count);
     }
 }
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
     if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
-        memcpy(ddl__weight_wire(t, w), ddl__served_pulled(t, w->at), (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
+                       (size_t)w->count * sizeof(float));
     }
 }
 
-/* One step of the optimizer on the own part of a tensor, or what servers have made of it. f32 gradients are taken where
- * they are, others in blocks. */
-static void ddl__weight_update(const ddl_trainer *t, ddl__weight *w) {
-    if (ddl__trainer_hands_over(t)) {
-        ddl__convert(w->param.data, w->param.dtype, ddl__served_pulled(t, w->at), DDL_F32, w->count);
-        return;
+/* What servers have made of a parameter, by way of the arena where it is on a device. */
+static void ddl__weight_take_served(ddl_trainer *t, const ddl__weight *w) {
+    const float *pulled = ddl__served_pulled(t, w->at);
+    if (!ddl__lane_is_host(&t->lane)) {
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, (size_t)w->count * sizeof(float));
+        pulled = (const float *)(const void *)ddl__weight_wire(t, w);
     }
-    if (w->options.rate_factor < 0) {
-        return;
-    }
-    float block[DDL__TRAIN_BLOCK];
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, DDL_F32, w->count);
+}
+
+static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weight *w) {
     ddl_optimizer o = t->optimizer;
     o.weight_decay = w->options.no_decay ? 0 : o.weight_decay;
-    int64_t step = w->wire == DDL_F32 ? DDL__MAX(w->own_count, 1) : DDL__TRAIN_BLOCK;
-    double sums[2] = {0, 0};
-    for (int64_t i = 0; ddl__optim_needs_sums(&o) && i < w->own_count; i += step) {
-        double some[2];
-        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
-        ddl__optim_sums(&o, &part, some);
-        sums[0] += some[0];
-        sums[1] += some[1];
+    return o;
+}
+
+/* Elements of one part of a step. f32 gradients are taken where they are, others in blocks that stay in the first
+ * cache; a device has memory for them. */
+static int64_t ddl__weight_stride(const ddl_trainer *t, const ddl__weight *w) {
+    bool whole = w->wire == DDL_F32 || !ddl__lane_is_host(&t->lane);
+    return whole ? DDL__MAX(w->own_count, 1) : DDL__LANE_BLOCK;
+}
+
+/* First half of a step of LARS and LAMB: numbers 2 i and 2 i + 1 of the lane, for tensor i. */
+static void ddl__weight_sums(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer o = ddl__weight_optimizer(t, w);
+    int64_t stride = ddl__weight_stride(t, w), number = 2 * (w - t->weights);
+    float memory[DDL__LANE_BLOCK], *block = ddl__lane_is_host(&t->lane) ? memory : t->lane.scratch[0];
+    for (int64_t i = 0; i < w->own_count; i += stride) {
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(stride, w->own_count - i), block);
+        ddl__lane_optim_sums(&t->lane, &o, &part, number, i > 0);
     }
-    for (int64_t i = 0; i < w->own_count; i += step) {
-        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(step, w->own_count - i), block);
-        ddl__optim_step(&o, &part, sums);
+}
+
+/* One step of the optimizer on the own part of a tensor. */
+static void ddl__weight_step(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer o = ddl__weight_optimizer(t, w);
+    int64_t stride = ddl__weight_stride(t, w);
+    const double *sums = t->lane.told + 2 * (w - t->weights);
+    float memory[DDL__LANE_BLOCK], *block = ddl__lane_is_host(&t->lane) ? memory : t->lane.scratch[0];
+    for (int64_t i = 0; i < w->own_count; i += stride) {
+        ddl_optimizer_part part = ddl__weight_part(t, w, i, DDL__MIN(stride, w->own_count - i), block);
+        ddl__lane_step(&t->lane, &o, &part, sums);
     }
-    ddl__weight_publish(w);
+    ddl__weight_publish(t, w);
+}
+
+/* Updates the tensors from last down to first. The host needs both sums of LARS and LAMB: a device is asked for those
+ * of all tensors at once. The lock is not held. */
+static ddl_status ddl__weights_update(ddl_trainer *t, int32_t first, int32_t last) {
+    bool served = ddl__trainer_hands_over(t), summed = !served && ddl__optim_needs_sums(&t->optimizer);
+    for (int32_t i = last; i >= first && summed; i--) {
+        if (t->weights[i].options.rate_factor >= 0) {
+            ddl__weight_sums(t, &t->weights[i]);
+        }
+    }
+    if (summed) {
+        DDL__TRY(ddl__lane_tell(&t->lane, 2 * (last + 1), "ddl_step"));
+    }
+    for (int32_t i = last; i >= first; i--) {
+        const ddl__weight *w = &t->weights[i];
+        if (served) {
+            ddl__weight_take_served(t, w);
+        } else if (w->options.rate_factor >= 0) {
+            ddl__weight_step(t, w);
+        }
+    }
+    return t->lane.status < 0 ? ddl__lane_wait(&t->lane, "ddl_step") : DDL_OK;
 }
 
 /* Puts the finished gradient into the program's memory, for a step of its own. */
-static void ddl__weight_unpack(const ddl_trainer *t, const ddl__weight *w) {
-    ddl__convert(w->grad.data, w->grad.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+static void ddl__weight_unpack(ddl_trainer *t, const ddl__weight *w) {
+    ddl__lane_convert(&t->lane, w->grad.data, w->grad.dtype, ddl__weight_wire(t, w), w->wire, w->count);
 }
 
 /* >>layout */
@@ -198,11 +182,33 @@ static void ddl__arenas_free(ddl_trainer *t) {
         }
         t->arenas[d] = (ddl_tensor){0};
     }
+    ddl__lock(t->context);
+    ddl__lane_free_pinned(&t->lane, t->mirror);
+    t->mirror = NULL;
+    ddl__unlock(t->context);
+}
+
+/* Where a device's gradients are also in ordinary memory: for servers, and for codes that the host makes. */
+static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
+    bool needed = t->served.ps != NULL;
+    for (int32_t i = 0; i < t->count; i++) {
+        needed = needed || ddl__weight_is_coded_here(&t->weights[i]);
+    }
+    if (!needed || ddl__lane_is_host(&t->lane)) {
+        return DDL_OK;
+    }
+    DDL__TRY(ddl__enter(t->context));
+    t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
+    ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
+                                                                "gradients that the host sends");
+    ddl__unlock(t->context);
+    return status;
 }
 
 /* Places tensors in backward's order and allocates. The lock is not held. On error there are no arenas. */
 static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int64_t counts[DDL__ARENAS] = {0};
+    int32_t device = ddl__lane_is_host(&t->lane) ? DDL_HOST : t->lane.device->number;
     for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
         ddl__weight *w = &t->weights[i % t->count];
         if (ddl__weight_is_squeezed(w) == (i < t->count)) {
@@ -211,15 +217,19 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
             counts[w->wire] += w->count;
         }
     }
-    for (int32_t d = 1; d < DDL__ARENAS; d++) {
-        ddl_status status =
-            counts[d] > 0 ? ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]) : DDL_OK;
-        if (status < 0) {
-            ddl__arenas_free(t);
-            return status;
+    ddl_status status = DDL_OK;
+    for (int32_t d = 1; d < DDL__ARENAS && status >= 0; d++) {
+        if (counts[d] > 0) {
+            status = device == DDL_HOST
+                         ? ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &counts[d], &t->arenas[d])
+                         : ddl_tensor_alloc_on(t->context, device, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]);
         }
     }
-    return DDL_OK;
+    status = status < 0 ? status : ddl__mirror_make(t, counts[DDL_F32]);
+    if (status < 0) {
+        ddl__arenas_free(t);
+    }
+    return status;
 }
 
 #endif /* DDL_TRAIN_ARENA_H */

@@ -160,6 +160,17 @@ static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) 
     return s == NULL ? none : (ddl__feedback){s->residual != NULL ? (uint64_t)t->size : 0, (uint64_t)s->q_count};
 }
 
+/* What lies on the lane, in ordinary memory: there it is, or room gets it. A failure is in *status. */
+static const void *ddl__save_bytes(ddl_trainer *t, const void *data, size_t bytes, void *room, ddl_status *status) {
+    if (ddl__lane_is_host(&t->lane)) {
+        return data;
+    }
+    ddl__lane_copy(&t->lane, room, data, bytes);
+    ddl_status waited = ddl__lane_wait(&t->lane, "ddl_trainer_save");
+    *status = *status < 0 ? *status : waited;
+    return room;
+}
+
 static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
     uint32_t order = DDL__SAVE_ORDER;
     ddl__archive_put(a, "ddlckpt2", 8);
@@ -188,29 +199,38 @@ static void ddl__save_weight_head(ddl__archive *a, const ddl_trainer *t, const d
 /* q is the same on all ranks; residuals come to rank 0 one by one, so that it needs no more room than for one. */
 static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
     ddl__feedback kept = ddl__save_kept(t, w);
+    ddl_status status = DDL_OK;
+    size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
         ddl__archive_put(a, w->squeezer->q, (size_t)kept.q * sizeof(float));
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
+        const float *residual = w->squeezer->residual;
+        const ddl__lane *lane = w->squeezer->lane;
         if (r > 0 && t->rank == r) {
-            DDL__TRY(ddl_send(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0));
+            DDL__TRY(ddl_send(t->group, ddl__lane_tensor(lane, residual, DDL_F32, w->count), 0, 0));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(temporary, DDL_F32, w->count), r, 0, NULL));
         }
+        if (a != NULL && r == 0 && lane != NULL) {
+            residual = ddl__save_bytes(t, residual, bytes, temporary, &status);
+        }
         if (a != NULL) {
-            ddl__archive_put(a, r == 0 ? w->squeezer->residual : temporary, (size_t)w->count * sizeof(float));
+            ddl__archive_put(a, r == 0 ? residual : temporary, bytes);
         }
     }
-    return DDL_OK;
+    return status;
 }
 
 /* One tensor. Every rank calls; a is NULL but on rank 0, which needs temporary for what the others have. */
 static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *temporary) {
     int32_t floats = ddl__save_floats(t, w);
+    ddl_status status = DDL_OK;
+    size_t bytes = (size_t)w->count * ddl_dtype_bytes(w->param.dtype);
     if (a != NULL) {
         ddl__save_weight_head(a, t, w);
-        ddl__archive_put(a, w->param.data, (size_t)w->count * ddl_dtype_bytes(w->param.dtype));
+        ddl__archive_put(a, ddl__save_bytes(t, w->param.data, bytes, temporary, &status), bytes);
     }
     for (int32_t k = 0; k < floats; k++) {
         const float *whole = ddl__save_array(t, w, k);
@@ -219,19 +239,21 @@ static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
             for (int32_t r = 0; r < t->size; r++) {
                 ddl__weight_share(t, w, r, &begin, &t->shares[r]);
             }
-            DDL__TRY(ddl_gatherv(t->group, ddl_tensor_1d(whole, DDL_F32, w->own_count),
+            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, DDL_F32, w->own_count),
                                  ddl_tensor_1d(temporary, DDL_F32, w->count), t->shares, NULL, 0));
             whole = temporary;
+        } else if (a != NULL) {
+            whole = ddl__save_bytes(t, whole, (size_t)w->count * sizeof(float), temporary, &status);
         }
         if (a != NULL) {
             ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
         }
     }
-    DDL__TRY(ddl__save_compression(t, w, a, temporary));
+    ddl_status kept = ddl__save_compression(t, w, a, temporary);
     if (a != NULL) {
         ddl__archive_seal(a);
     }
-    return DDL_OK;
+    return kept < 0 ? kept : status;
 }
 
 /* >>agreement */
@@ -388,7 +410,8 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     } else if (sync && t->config.sync == DDL_SYNC_LOCAL && t->since_sync > 0) {
         status = ddl__sync_round(t, what, true);
     }
-    return ddl__trainer_leave(t, status);
+    DDL__TRY(ddl__trainer_leave(t, status));
+    return ddl__lane_wait(&t->lane, what); /* operations on arrays of the lane are not ordered with it */
 }
 
 /* >>servers: they have the parameters, and their files (ps/save.h) take the place of rank 0's. */
@@ -408,11 +431,10 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
                                            ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-    for (int32_t i = 0; status == DDL_OK && i < t->count; i++) {
-        ddl__weight_update(t, &t->weights[i]);
-    }
-    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
     ddl__unlock(t->context);
+    status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
+    status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
+    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
     return status;
 }
 
@@ -557,6 +579,7 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         return DDL_OK;
     }
     ddl__squeezer_reset(w);
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&same, DDL_U8, 1), 0));
     if (!same) {
         return DDL_OK;
@@ -569,13 +592,18 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {
-            ddl__archive_get(a, r == 0 ? w->squeezer->residual : room, (uint64_t)w->count * sizeof(float));
+            ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
+        }
+        if (r == 0 && a != NULL) {
+            ddl__lane_copy(w->squeezer->lane, w->squeezer->residual, room, (size_t)w->count * sizeof(float));
+            DDL__TRY(ddl__lane_wait(w->squeezer->lane, "ddl_trainer_load"));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_send(t->group, ddl_tensor_1d(room, DDL_F32, w->count), r, 0));
         }
         if (r > 0 && t->rank == r) {
-            DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(w->squeezer->residual, DDL_F32, w->count), 0, 0, NULL));
+            ddl_tensor residual = ddl__lane_tensor(w->squeezer->lane, w->squeezer->residual, DDL_F32, w->count);
+            DDL__TRY(ddl_recv(t->group, residual, 0, 0, NULL));
         }
     }
     return DDL_OK;
@@ -587,7 +615,11 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
     ddl__feedback kept = {0, 0};
     if (a != NULL) {
         kept = ddl__load_check(a, t, w, &other);
-        ddl__archive_get(a, w->param.data, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
+        uint64_t bytes = (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype);
+        void *to = ddl__lane_is_host(&t->lane) ? w->param.data : room;
+        ddl__archive_get(a, to, bytes);
+        ddl__lane_copy(&t->lane, w->param.data, to, (size_t)bytes);
+        DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl_broadcast(t->group, w->param, 0));
     for (int32_t k = 0; k < ddl__save_floats(t, w); k++) {
@@ -595,7 +627,8 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
             ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
         }
         DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
-        memcpy(ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl__load_compression(t, w, a, &kept, room));
     if (a != NULL) {

@@ -5,23 +5,21 @@
 
 #include "step.h"
 
-/* [at, at + count) of what the program trains, in the arena's type. */
-static void ddl__weight_read(const ddl__weight *w, int64_t at, int64_t count, void *out) {
-    const char *param = (const char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+/* What the program trains, in the arena's type. */
+static void ddl__weight_read(ddl_trainer *t, const ddl__weight *w, void *out) {
     if (w->master != NULL) {
-        memcpy(out, w->master + at, (size_t)count * sizeof(float));
+        ddl__lane_copy(&t->lane, out, w->master, (size_t)w->count * sizeof(float));
     } else {
-        ddl__convert(out, w->wire, param, w->param.dtype, count);
+        ddl__lane_convert(&t->lane, out, w->wire, w->param.data, w->param.dtype, w->count);
     }
 }
 
 /* The reverse: `from` becomes the parameter. */
-static void ddl__weight_write(ddl__weight *w, int64_t at, int64_t count, const void *from) {
-    char *param = (char *)w->param.data + (size_t)at * ddl_dtype_bytes(w->param.dtype);
+static void ddl__weight_write(ddl_trainer *t, const ddl__weight *w, const void *from) {
     if (w->master != NULL) {
-        memcpy(w->master + at, from, (size_t)count * sizeof(float));
+        ddl__lane_copy(&t->lane, w->master, from, (size_t)w->count * sizeof(float));
     }
-    ddl__convert(param, w->param.dtype, from, w->wire, count);
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, from, w->wire, w->count);
 }
 
 /* f64 has no outer optimizer: it is averaged. */
@@ -30,9 +28,9 @@ static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 /* What the outer optimizer measures the difference from. */
-static void ddl__weight_anchor(ddl__weight *w) {
+static void ddl__weight_anchor(ddl_trainer *t, const ddl__weight *w) {
     if (w->anchor != NULL) {
-        ddl__weight_read(w, 0, w->count, w->anchor);
+        ddl__weight_read(t, w, w->anchor);
     }
 }
 
@@ -43,35 +41,40 @@ static void ddl__weight_send(ddl_trainer *t, ddl__weight *w, bool contributes) {
         ddl__weight_zero(t, w);
         return;
     }
-    ddl__weight_read(w, 0, w->count, wire);
-    float *moved = (float *)(void *)wire;
-    for (int64_t i = 0; ddl__weight_is_outer(t, w) && i < w->count; i++) {
-        moved[i] = w->anchor[i] - moved[i];
+    ddl__weight_read(t, w, wire);
+    if (ddl__weight_is_outer(t, w)) { /* anchor - parameter */
+        ddl__lane_scale(&t->lane, wire, w->count, DDL_F32, -1);
+        ddl__lane_add(&t->lane, wire, w->anchor, w->count, DDL_F32);
     }
 }
 
 /* Nesterov on the averaged difference d: u = momentum * u + d; anchor -= rate * (d + momentum * u). */
-static void ddl__weight_outer(const ddl_trainer *t, ddl__weight *w) {
-    const float *d = (const float *)(const void *)ddl__weight_wire(t, w);
-    float rate = (float)t->config.outer_rate, momentum = (float)t->config.outer_momentum;
-    for (int64_t i = 0; i < w->count; i++) {
-        w->momentum[i] = momentum * w->momentum[i] + d[i];
-        w->anchor[i] -= rate * (d[i] + momentum * w->momentum[i]);
-    }
-    ddl__weight_write(w, 0, w->count, w->anchor);
+static void ddl__weight_outer(ddl_trainer *t, const ddl__weight *w) {
+    ddl_optimizer nesterov = {.kind = DDL_NESTEROV, .momentum = t->config.outer_momentum};
+    ddl_optimizer_part part = {.step = 1, .learning_rate = t->config.outer_rate, .count = w->count,
+                               .param = w->anchor, .grad = (const float *)(const void *)ddl__weight_wire(t, w),
+                               .state = w->momentum, .state_stride = w->count};
+    ddl__lane_step(&t->lane, &nesterov, &part, NULL);
+    ddl__weight_write(t, w, w->anchor);
 }
 
 /* One synchronisation. Every rank calls; with nobody contributing nothing changes. */
 static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contributes) {
     ddl__units_reset(t);
     t->flag[0] = contributes ? 1 : 0;
+    ddl__unlock(t->context);
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
         if (t->since_sync == 0) { /* without a step since then: the others have set theirs in their first */
-            ddl__weight_anchor(w);
+            ddl__weight_anchor(t, w);
         }
         ddl__weight_send(t, w, contributes);
-        ddl__unit_release(t, w->unit_first, w->unit_last);
+    }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
     }
     if (t->config.uneven) {
         ddl__unit_release(t, t->unit_count - 1, t->unit_count - 1);
@@ -89,7 +92,7 @@ static ddl_status ddl__sync_round(ddl_trainer *t, const char *what, bool contrib
         if (ddl__weight_is_outer(t, w)) {
             ddl__weight_outer(t, w);
         } else {
-            ddl__weight_write(w, 0, w->count, ddl__weight_wire(t, w));
+            ddl__weight_write(t, w, ddl__weight_wire(t, w));
         }
     }
     return DDL_OK;
@@ -114,7 +117,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     ddl_status outcome = DDL_OK;
     DDL__TRY(ddl__step_norm(t, &finite));
     for (int32_t i = 0; t->since_sync == 0 && i < t->count; i++) {
-        ddl__weight_anchor(&t->weights[i]);
+        ddl__weight_anchor(t, &t->weights[i]);
     }
     if (!finite && !t->config.unchecked) {
         outcome = ddl__local_not_finite(t, t->stats.steps + 1);
@@ -140,7 +143,7 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
     } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
-    return ddl__trainer_leave(t, status);
+    return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_sync", status));
 }
 
 /* >>uneven */
@@ -151,6 +154,12 @@ static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight_zero(t, &t->weights[i]);
         t->weights[i].ready = true;
+    }
+    ddl__unlock(t->context);
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = 0; i < t->count; i++) {
         ddl__unit_release(t, t->weights[i].unit_first, t->weights[i].unit_last);
     }
     ddl__trainer_pump(t->context, t);
@@ -184,7 +193,8 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
 
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
-    return ddl__trainer_leave(trainer, ddl__join_out(trainer));
+    ddl_status status = ddl__join_out(trainer);
+    return ddl__trainer_leave(trainer, ddl__trainer_hand(trainer, "ddl_trainer_join_out", status));
 }
 
 #endif /* DDL_TRAIN_LOCAL_H */

@@ -119,8 +119,20 @@ static bool ddl__units_done(ddl_context *c, void *arg) {
     return w->at > w->last || w->t->status < 0 || c->finalized;
 }
 
+/* A device that takes too long. */
+static void ddl__arrivals_tick(ddl_context *c, ddl_trainer *t, uint64_t now) {
+    if (t->arriving > 0 && now > ddl__deadline(t->asked_ns, c->settings.timeout_ms)) {
+        ddl__trainer_break(t, ddl__error(c, DDL_ERR_TIMEOUT,
+                                         "device %d has not computed %d gradients within %lld ms (timeout_ms) after "
+                                         "the last was made ready on rank %d; see what else is on the stream",
+                                         t->lane.device->number, t->arriving, (long long)c->settings.timeout_ms,
+                                         t->rank));
+    }
+}
+
 static void ddl__units_tick(ddl_context *c, void *arg, uint64_t now) {
     ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    ddl__arrivals_tick(c, t, now);
     for (int32_t k = t->head; k < t->next; k++) {
         ddl_request *r = t->units[t->order[k]].request;
         if (ddl__is_pending(r)) {
@@ -156,15 +168,27 @@ static ddl_status ddl__trainer_await(ddl_trainer *t, const char *what, int32_t f
         ddl__wait_for(c, &w);
         ddl__wait_trace(c, from);
         c->doing = doing;
-        uint64_t spent = ddl__now_ns() - start;
-        c->stats.wait_ns += spent;
-        t->exposed_ns += spent;
+        uint64_t end = ddl__now_ns();
+        c->stats.wait_ns += end - start;
+        t->exposed_ns += end - DDL__MAX(start, t->taken_ns); /* before that a device was still computing */
         t->stats.waits++;
     }
     if (t->status < 0) {
         return ddl__trainer_broken(t, what);
     }
     return at.at > last ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "%s: the context was finalized while it waited", what);
+}
+
+static void ddl__arrival_tick(ddl_context *c, void *arg, uint64_t now) {
+    ddl__arrivals_tick(c, ((ddl__unit_wait *)arg)->t, now);
+}
+
+/* Waits for gradients that a device computes; units go on meanwhile. The lock is held. */
+static void ddl__arrivals_pass(ddl_trainer *t, bool (*done)(ddl_context *c, void *arg), ddl__unit_wait *at) {
+    ddl__wait w = {.done = done, .tick = ddl__arrival_tick, .arg = at, .deadline = DDL__NEVER};
+    if (!done(t->context, at)) {
+        ddl__wait_for(t->context, &w);
+    }
 }
 
 /* A new step: nothing is ready. All units of the last one have ended. */
@@ -204,7 +228,8 @@ static ddl_tensor ddl__unit_tensor(const ddl_trainer *t, const ddl__unit *u) {
     char *data = u->dtype == DDL_DTYPE_NONE
                      ? (char *)(uintptr_t)t->flag
                      : (char *)t->arenas[u->dtype].data + (size_t)u->begin * ddl_dtype_bytes(u->dtype);
-    return ddl_tensor_1d(data, u->dtype == DDL_DTYPE_NONE ? DDL_F64 : u->dtype, u->count);
+    return u->dtype == DDL_DTYPE_NONE ? ddl_tensor_1d(data, DDL_F64, u->count)
+                                      : ddl__lane_tensor(&t->lane, data, u->dtype, u->count);
 }
 
 /* Plans a unit's collective. Averages of uneven ranks are sums that are divided later. */

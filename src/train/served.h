@@ -17,7 +17,7 @@ static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (flo
 /* Starts a unit. The lock is held. */
 static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
-    const float *grads = (const float *)t->arenas[DDL_F32].data + u->begin;
+    const float *grads = (t->mirror != NULL ? t->mirror : (const float *)t->arenas[DDL_F32].data) + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
     ddl__ps_codes codes = {t->served.codes, t->served.code_at};
     return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
@@ -143,6 +143,17 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
     return status;
 }
 
+/* The parameter in f32, in ordinary memory. */
+static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, float *to) {
+    if (ddl__lane_is_host(&t->lane)) {
+        ddl__convert(to, DDL_F32, w->param.data, w->param.dtype, w->count);
+        return DDL_OK;
+    }
+    ddl__lane_convert(&t->lane, t->lane.scratch[0], DDL_F32, w->param.data, w->param.dtype, w->count);
+    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * sizeof *to);
+    return ddl__lane_wait(&t->lane, "ddl_trainer_start");
+}
+
 /* Memory by parameter, and the parameters in f32 as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
@@ -171,11 +182,7 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */
         }
-        if (w->param.dtype == DDL_F32) {
-            memcpy(to, w->param.data, (size_t)w->count * sizeof *to);
-        } else {
-            ddl__widen_at(ddl__cpu_level(), w->param.dtype)(to, w->param.data, (size_t)w->count);
-        }
+        DDL__TRY(ddl__served_first(t, w, to));
     }
     return DDL_OK;
 }

@@ -8,7 +8,7 @@
 
 /* Forgets what error feedback and PowerSGD have kept. */
 static void ddl__squeezer_reset(ddl__weight *w) {
-    memset(w->squeezed, 0, w->squeezer->bytes + 64);
+    ddl__lane_zero(w->squeezer->lane, w->squeezed, w->squeezer->bytes + 64);
     ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
 }
 
@@ -25,7 +25,9 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     if (status < 0) {
         return ddl__said(c, status);
     }
-    w->squeezed = ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
+    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, w->squeezer->bytes + 64, 1)
+                                            : ddl__alloc(&c->base, w->squeezer->bytes + 64);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -34,8 +36,12 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
+    if (w->squeezer != NULL && w->squeezer->lane != NULL) {
+        ddl__lane_free(&t->lane, w->squeezed);
+    } else {
+        ddl__free(&t->context->base, w->squeezed);
+    }
     ddl__free(&t->context->base, w->squeezer);
-    ddl__free(&t->context->base, w->squeezed);
     w->squeezer = NULL;
     w->squeezed = NULL;
 }
@@ -67,24 +73,62 @@ static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decode
     ddl__unlock(t->context);
 }
 
+/* The gradient that is coded, and where its average goes: with a host's code of a device's tensor, its mirror. */
+static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
+    return ddl__weight_is_mirrored(t, w) ? ddl__weight_mirror(t, w) : (float *)(void *)ddl__weight_wire(t, w);
+}
+
+static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
+    uint64_t start = ddl__now_ns();
+    ddl_status status =
+        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
+    if (status >= 0) {
+        ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
+    }
+    return status;
+}
+
+/* A device codes a gradient behind its copy, whenever it comes there. */
+static void ddl__squeeze_early(ddl_trainer *t, ddl__weight *w) {
+    ddl_status status = w->squeezer->lane != NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+    if (status < 0) {
+        ddl__squeeze_failed(t, w, status);
+    }
+}
+
+static bool ddl__squeeze_arrived(ddl_context *c, void *arg) {
+    const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    return t->weights[t->squeeze_next].taken || t->status < 0 || c->aborted || c->finalized;
+}
+
+/* Whether the gradient of the tensor whose turn it is lies in the arena; waits: for those that were made ready. */
+static bool ddl__squeeze_is_next(ddl_trainer *t, bool waits) {
+    ddl__unit_wait at = {t, 0, 0};
+    const ddl__weight *w = &t->weights[t->squeeze_next];
+    ddl__lock(t->context);
+    if (waits && w->ready) {
+        ddl__arrivals_pass(t, ddl__squeeze_arrived, &at);
+    }
+    bool taken = w->taken && t->status >= 0;
+    ddl__unlock(t->context);
+    return taken;
+}
+
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
-static ddl_status ddl__squeeze_start(ddl_trainer *t) {
+static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
     while (t->squeeze_next >= 0) {
         ddl__weight *w = &t->weights[t->squeeze_next];
-        if (w->squeezer != NULL && !w->ready) {
+        if (w->squeezer != NULL && !ddl__squeeze_is_next(t, waits)) {
             return DDL_OK;
         }
         t->squeeze_next--;
         if (w->squeezer != NULL) {
-            float *grad = (float *)(void *)ddl__weight_wire(t, w);
-            uint64_t start = ddl__now_ns();
-            ddl_status status =
-                ddl__compressed_start(w->squeezer, t->squeeze_group, t->coded + 1, grad, &w->squeezing);
+            ddl_status status = w->squeezer->lane == NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+            status = status < 0 ? status : ddl__compressed_send(w->squeezer, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
-            ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
         }
@@ -108,6 +152,10 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);
             }
+        }
+        if (w->squeezer != NULL && ddl__weight_is_mirrored(t, w)) {
+            ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__weight_mirror(t, w),
+                           (size_t)w->count * sizeof(float));
         }
     }
     t->exposed_ns += ddl__now_ns() - start;

@@ -86,14 +86,15 @@ static void ddl__step_open(ddl_trainer *t, bool contributes) {
     }
 }
 
-/* A gradient lies in the arena. */
-static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
-    w->ready = true;
-    t->ready_count++;
-    if (t->micro + 1 < t->config.accumulate) {
-        return;
+/* The gradient of a step lies in the arena. The lock is held. */
+static void ddl__weight_take(ddl_trainer *t, ddl__weight *w) {
+    t->taken_ns = ddl__now_ns();
+    w->taken = true;
+    w->bad = !t->config.unchecked && t->odds_told[w - t->weights] != 0;
+    if (w->coded != NULL) {
+        ddl__served_encode(t, w, ddl__weight_mirror(t, w));
     }
-    double since_s = (double)(ddl__now_ns() - t->first_ready_ns) / 1e9;
+    double since_s = (double)(t->taken_ns - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
     if (t->served.ps != NULL) {
         t->served.bad[ddl__served_number(t, (int32_t)(w - t->weights))] = w->bad;
@@ -103,14 +104,51 @@ static void ddl__weight_ready(ddl_trainer *t, ddl__weight *w) {
     }
 }
 
+/* A device has come to the event behind a gradient's copy. */
+static void ddl__weight_arrived(ddl_context *c, ddl__stage *mark, ddl_status status) {
+    ddl__arrival *a = mark->owner;
+    ddl_trainer *t = a->trainer;
+    a->pending = false;
+    t->arriving--;
+    ddl__changed(c);
+    if (status < 0) {
+        ddl__trainer_break(t, ddl__error(c, status, "device %d failed to compute or to copy gradient \"%s\"",
+                                         t->lane.device->number, t->weights[a->index].name));
+    } else {
+        ddl__weight_take(t, &t->weights[a->index]);
+    }
+}
+
+/* The gradient goes its way when the lane has come here. The lock is held. */
+static void ddl__weight_mark(ddl_trainer *t, ddl__weight *w) {
+    if (w->arrival == NULL) {
+        ddl__weight_take(t, w);
+        return;
+    }
+    w->arrival->pending = true;
+    t->arriving++;
+    ddl_status status = ddl__lane_mark(&t->lane, w->arrival->mark);
+    if (status < 0) {
+        w->arrival->pending = false;
+        t->arriving--;
+        ddl__trainer_break(t, ddl__error(t->context, status, "device %d refused an event", t->lane.device->number));
+    }
+}
+
 static void ddl__ready_one(ddl_trainer *t, int32_t index) {
     ddl__weight *w = &t->weights[index];
+    bool last = t->micro + 1 == t->config.accumulate;
     ddl__weight_pack(t, w);
-    if (w->coded != NULL && t->micro + 1 == t->config.accumulate) {
-        ddl__served_encode(t, w, (const float *)(const void *)ddl__weight_wire(t, w));
+    if (last && w->squeezer != NULL) {
+        ddl__squeeze_early(t, w);
     }
     ddl__lock(t->context);
-    ddl__weight_ready(t, &t->weights[index]);
+    w->ready = true;
+    t->ready_count++;
+    t->asked_ns = ddl__now_ns();
+    if (last) {
+        ddl__weight_mark(t, w);
+    }
     ddl__trainer_pump(t->context, t);
     ddl__unlock(t->context);
 }
@@ -126,13 +164,18 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
         ddl__step_open(t, true);
     }
     ddl__unlock(t->context);
+    ddl__lane_after(&t->lane);
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         ddl__ready_one(t, i);
         if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
-            ddl__squeeze_start(t); /* an error stays in t->status */
+            ddl__squeeze_start(t, false); /* an error stays in t->status */
         }
     }
+    status = ddl__lane_hand(&t->lane, "ddl_grad_ready");
     ddl__lock(t->context);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+    }
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
     ddl__trainer_pump(t->context, t);
     return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
@@ -159,7 +202,7 @@ static void ddl__step_close(ddl_trainer *t, bool took) {
     t->micro = t->ready_count = 0;
     t->step_open = false;
     for (int32_t i = 0; i < t->count; i++) {
-        t->weights[i].ready = t->weights[i].bad = false;
+        t->weights[i].ready = t->weights[i].taken = t->weights[i].bad = false;
     }
 }
 
@@ -202,8 +245,16 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     if (t->config.clip_norm <= 0 && t->config.unchecked) {
         return DDL_OK;
     }
+    ddl__unlock(t->context);
     for (int32_t i = 0; i < t->count; i++) {
-        sum += ddl__weight_squares(t, &t->weights[i]);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_squares(&t->lane, ddl__weight_own(t, w), w->wire, w->own_count, i);
+    }
+    ddl_status told = ddl__lane_tell(&t->lane, t->count, "ddl_step");
+    ddl__lock(t->context);
+    DDL__TRY(told);
+    for (int32_t i = 0; i < t->count; i++) {
+        sum += t->lane.told[i];
     }
     if (t->config.shard) {
         DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
@@ -212,7 +263,9 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
     if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
         for (int32_t i = 0; i < t->count; i++) {
-            ddl__weight_scale(t, &t->weights[i], t->config.clip_norm / t->stats.norm);
+            const ddl__weight *w = &t->weights[i];
+            double factor = t->config.clip_norm / t->stats.norm;
+            ddl__lane_scale(&t->lane, ddl__weight_own(t, w), w->own_count, w->wire, factor);
         }
     }
     return DDL_OK;
@@ -221,9 +274,8 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
 /* Sums of ranks that may have contributed nothing become averages. */
 static void ddl__step_divide(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count && t->config.uneven; i++) {
-        ddl__weight *w = &t->weights[i];
-        char *own = ddl__weight_wire(t, w) + (size_t)w->own_begin * ddl_dtype_bytes(w->wire);
-        ddl__average(own, (size_t)w->own_count, w->wire, t->stats.contributors);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_average(&t->lane, ddl__weight_own(t, w), w->own_count, w->wire, t->stats.contributors);
     }
 }
 
@@ -245,9 +297,11 @@ static ddl_status ddl__step_own(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight_unpack(t, &t->weights[i]);
     }
-    int result = t->config.step(t->config.step_user, t);
+    ddl_status status = ddl__lane_hand(&t->lane, "ddl_step");
+    int result = status < 0 ? 0 : t->config.step(t->config.step_user, t);
     ddl__lock(t->context);
-    return result == 0 ? DDL_OK
+    return status < 0 ? status
+           : result == 0 ? DDL_OK
                        : ddl__error(t->context, DDL_ERR_STATE,
                                     "ddl_step: the program's own step returned %d in step %lld "
                                     "on rank %d",
@@ -259,26 +313,33 @@ static ddl_status ddl__step_update(ddl_trainer *t) {
         return ddl__step_own(t);
     }
     ddl__unlock(t->context);
-    for (int32_t i = t->count - 1; i >= 0; i--) {
-        ddl__weight_update(t, &t->weights[i]);
+    ddl_status status = DDL_OK;
+    if (!ddl__lane_is_host(&t->lane)) {
+        status = ddl__weights_update(t, 0, t->count - 1);
+    }
+    for (int32_t i = t->count - 1; i >= 0 && ddl__lane_is_host(&t->lane); i--) {
+        ddl__weights_update(t, i, i); /* one by one, as they lie in the caches */
     }
     ddl__lock(t->context);
-    return DDL_OK;
+    return status;
 }
 
 /* Each rank has stepped on its shard: parameters travel in the arenas, where gradients were. */
 static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
+    ddl__unlock(t->context);
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        size_t to = ddl_dtype_bytes(w->wire), from = ddl_dtype_bytes(w->param.dtype), at = (size_t)w->own_begin;
-        ddl__convert(ddl__weight_wire(t, w) + at * to, w->wire, (const char *)w->param.data + at * from, w->param.dtype,
-                     w->own_count);
+        const ddl__weight *w = &t->weights[i];
+        const char *own = (const char *)w->param.data + (size_t)w->own_begin * ddl_dtype_bytes(w->param.dtype);
+        ddl__lane_convert(&t->lane, ddl__weight_own(t, w), w->wire, own, w->param.dtype, w->own_count);
     }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
     ddl__unit_release(t, t->piece_count, 2 * t->piece_count - 1);
     DDL__TRY(ddl__trainer_await(t, what, t->piece_count, 2 * t->piece_count - 1));
     for (int32_t i = 0; i < t->count; i++) {
-        ddl__weight *w = &t->weights[i];
-        ddl__convert(w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+        const ddl__weight *w = &t->weights[i];
+        ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
     }
     return DDL_OK;
 }
@@ -290,8 +351,9 @@ static ddl_status ddl__step_as_it_comes(ddl_trainer *t, const char *what) {
         DDL__TRY(ddl__trainer_await(t, what, w->unit_first, w->unit_last));
         ddl__unlock(t->context);
         ddl__weight_arrive(t, w);
-        ddl__weight_update(t, w);
+        ddl_status status = ddl__weights_update(t, i, i);
         ddl__lock(t->context);
+        DDL__TRY(status);
     }
     return DDL_OK;
 }
@@ -402,6 +464,28 @@ static void ddl__step_hand_over(ddl_trainer *t) {
     }
 }
 
+static bool ddl__arrivals_over(ddl_context *c, void *arg) {
+    const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
+    return t->arriving == 0 || t->status < 0 || c->aborted || c->finalized;
+}
+
+/* Waits until all gradients that were made ready lie in the arena; what is coded on a device goes out as it comes. */
+static ddl_status ddl__arrivals_await(ddl_trainer *t, const char *what) {
+    ddl_context *c = t->context;
+    if (t->squeeze_group != NULL) {
+        ddl__unlock(c);
+        ddl__squeeze_start(t, true); /* an error stays in t->status */
+        ddl__lock(c);
+    }
+    ddl__unit_wait at = {t, 0, 0};
+    ddl__arrivals_pass(t, ddl__arrivals_over, &at);
+    return t->status < 0 ? ddl__trainer_broken(t, what)
+           : t->arriving > 0
+               ? ddl__error(c, DDL_ERR_STATE, "%s: the context ended while device %d computed gradients", what,
+                            t->lane.device->number)
+               : DDL_OK;
+}
+
 /* *out_whole: a step of BSP was made, after which all ranks may plan anew. */
 static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
     *out_whole = false;
@@ -418,15 +502,30 @@ static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
         ddl__step_hand_over(t);
         return DDL_OK;
     }
+    DDL__TRY(ddl__arrivals_await(t, "ddl_step"));
     *out_whole = t->grads_out;
     return t->grads_out ? ddl__step_bsp(t, "ddl_step") : ddl__step_local(t, "ddl_step");
+}
+
+/* What the trainer has done to parameters comes before what the program does next. The lock is held, and given up. */
+static ddl_status ddl__trainer_hand(ddl_trainer *t, const char *what, ddl_status status) {
+    if (!ddl__lane_is_host(&t->lane) && t->status >= 0 && !t->context->finalized) {
+        ddl__unlock(t->context);
+        ddl_status handed = ddl__lane_hand(&t->lane, what);
+        ddl__lock(t->context);
+        if (handed < 0) {
+            ddl__trainer_break(t, handed);
+        }
+        status = handed < 0 ? handed : status;
+    }
+    return status;
 }
 
 DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     ddl_trainer *t = trainer;
     DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
     bool whole;
-    ddl_status status = ddl__step_take(t, &whole);
+    ddl_status status = ddl__trainer_hand(t, "ddl_step", ddl__step_take(t, &whole));
     ddl__trainer_leave(t, status);
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
 }
@@ -441,6 +540,22 @@ static ddl_status ddl__param_not_finite(ddl_trainer *t, const ddl__weight *w) {
                       w->name, (long long)t->stats.steps + 1, t->rank, w->bad ? "is not" : "is");
 }
 
+/* Whether all of an average is finite. The lock is not held. */
+static ddl_status ddl__weight_look(ddl_trainer *t, const ddl__weight *w, bool *out_finite) {
+    char *wire = ddl__weight_wire(t, w);
+    uint64_t *odd = &t->odds[w - t->weights], *told = &t->odds_told[w - t->weights];
+    if (ddl__lane_is_host(&t->lane)) {
+        *out_finite = !ddl__not_finite(wire, w->count, w->wire);
+        return DDL_OK;
+    }
+    ddl__lane_zero(&t->lane, odd, sizeof *odd);
+    ddl__lane_gather(&t->lane, wire, w->wire, wire, w->wire, w->count, false, odd);
+    ddl__lane_copy(&t->lane, told, odd, sizeof *odd);
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_param_wait"));
+    *out_finite = *told == 0;
+    return DDL_OK;
+}
+
 /* Takes the update of one parameter, when its average is there. */
 static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     if (w->waited) {
@@ -449,13 +564,16 @@ static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));
     ddl__unlock(t->context);
     ddl__weight_arrive(t, w);
-    bool finite = ddl__trainer_hands_over(t) ? !w->skipped
-                  : t->config.unchecked      ? true
-                                             : !ddl__not_finite(ddl__weight_wire(t, w), w->count, w->wire);
-    if (finite) {
-        ddl__weight_update(t, w);
+    bool finite = !w->skipped;
+    ddl_status status = ddl__trainer_hands_over(t) || t->config.unchecked ? DDL_OK : ddl__weight_look(t, w, &finite);
+    if (finite && status >= 0) {
+        status = ddl__weights_update(t, (int32_t)(w - t->weights), (int32_t)(w - t->weights));
     }
     ddl__lock(t->context);
+    if (status < 0) {
+        ddl__trainer_break(t, status);
+        return status;
+    }
     w->waited = true;
     t->waited_count++;
     return finite ? DDL_OK : ddl__param_not_finite(t, w);
@@ -487,6 +605,7 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
     if (was_over) {
         status = ddl__params_take(t, DDL__MAX(index, 0), index == DDL_ALL ? t->count - 1 : index);
     }
+    status = was_over ? ddl__trainer_hand(t, "ddl_param_wait", status) : status;
     bool last = was_over && t->waited_count == t->count;
     if (last) {
         ddl_status clocked = ddl__served_clock(t);

@@ -53,7 +53,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         if (w->state != NULL) {
-            ddl_tensor state = ddl_tensor_1d(w->state, DDL_F32, slots * w->own_count);
+            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, DDL_F32, slots * w->own_count);
             DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
         }
     }
@@ -62,6 +62,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
 
 /* Arenas and units of the new config, in place of the old. A failure here leaves nothing to go on with. */
 static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     ddl__lock(t->context);
     ddl__units_free(t);
     ddl__unlock(t->context);
@@ -89,6 +90,7 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
     DDL__TRY(ddl_trainer_sync(t));
+    DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
     }

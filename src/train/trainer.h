@@ -4,17 +4,25 @@
 
 #include "../coll/join.h"
 #include "../compress/reduce.h"
+#include "../optim/lane.h"
 #include "../ps/ps.h"
 #include "plan.h"
 
 enum {
     DDL__TRAINER_MAGIC = 0x74726169,
-    DDL__TRAIN_BLOCK = 2048,    /* elements that are converted at a time: they stay in the first cache */
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
     DDL__WAYS = 8               /* plans that auto tries: see auto.h */
 };
+
+/* A gradient that is packed on a device: see arena.h. */
+typedef struct ddl__arrival {
+    ddl_trainer *trainer;
+    int32_t index;
+    bool pending;
+    ddl__stage *mark;
+} ddl__arrival;
 
 /* One tensor. It lies at `at` of the arena of its type, and the arenas are in backward's order, so that gradients that
  * follow each other are one range, whatever the program's memory looks like. */
@@ -26,10 +34,12 @@ typedef struct ddl__weight {
     ddl_dtype wire;                /* the type of its arena */
     int64_t at;                    /* in elements */
     int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
-    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL */
-    float *state;                  /* slots * own_count, of the optimizer */
-    float *anchor, *momentum;      /* of the outer optimizer: parameters at the last synchronisation */
+    float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL; on the lane, */
+    float *state;                  /* as is slots * own_count of the optimizer, */
+    float *anchor, *momentum;      /* and of the outer optimizer: parameters at the last synchronisation */
     bool ready;                    /* in this call of the loop */
+    bool taken;                    /* lies in the arena */
+    ddl__arrival *arrival;         /* NULL: in ordinary memory it is there at once */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
     bool served;                   /* goes over servers */
@@ -95,6 +105,12 @@ struct ddl_trainer {
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
     ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
+    ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
+    void *stream;    /* the program's, for the lane; NULL: none */
+    uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
+    float *mirror;   /* of the f32 arena, in ordinary memory, for what the host does with gradients of a device */
+    int32_t arriving; /* gradients that are being packed */
+    uint64_t asked_ns, taken_ns; /* when a gradient was made ready last, and when one was in the arena */
     int32_t rank, size;
     ddl_trainer_config config; /* with defaults filled in */
     ddl_optimizer optimizer;
@@ -392,8 +408,15 @@ static bool ddl__trains(ddl_dtype dtype) {
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
     ddl_context *c = t->context;
-    DDL__TRY(ddl__tensor_check_host(c, param, what, "parameter"));
-    DDL__TRY(ddl__tensor_check_host(c, grad, what, "gradient"));
+    int32_t device = t->count > 0 ? t->weights[0].param.device : param->device;
+    DDL__TRY(ddl__tensor_check(c, param, what, "parameter"));
+    DDL__TRY(ddl__tensor_check(c, grad, what, "gradient"));
+    if (param->device != device || grad->device != device) {
+        return ddl__error(c, DDL_ERR_ARG,
+                          "%s: \"%s\" has its parameter on device %d and its gradient on device %d (0 is ordinary "
+                          "memory); all tensors of this trainer must be on device %d, others need another trainer",
+                          what, name, param->device, grad->device, device);
+    }
     bool same = param->ndim == grad->ndim;
     for (int32_t d = 0; same && d < param->ndim; d++) {
         same = param->shape[d] == grad->shape[d];
@@ -417,6 +440,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
                           name);
+    }
+    if (wide && device != DDL_HOST) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64 on device %d; there the trainer takes f16, bf16 "
+                          "and f32", what, name, device);
     }
     if (wide && t->config.step == NULL) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED,
@@ -453,6 +480,13 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
 
 static bool ddl__weight_is_squeezed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
+}
+
+/* Compressed by the host, wherever its gradient is: plugins have no kernels for these. */
+static bool ddl__weight_is_coded_here(const ddl__weight *w) {
+    ddl_compression_kind kind = w->options.compression.kind;
+    return ddl__weight_is_squeezed(w) &&
+           (kind == DDL_COMPRESS_GTOP_K || kind == DDL_COMPRESS_POWER || kind == DDL_COMPRESS_ADAPTIVE);
 }
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
@@ -531,6 +565,40 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
                             "ddl_trainer_set_rate: the learning rate is %g; it must be at "
                             "least 0 and finite",
                             learning_rate);
+    }
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+/* Whether work on that stream can be ordered with the lane's. */
+static ddl_status ddl__trainer_try_stream(ddl_trainer *t, void *stream) {
+    const char *what = "ddl_trainer_set_stream";
+    int32_t device = t->count > 0 ? t->weights[0].param.device : DDL_HOST;
+    ddl__device *d;
+    void *event = NULL;
+    if (device == DDL_HOST) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s: the trainer has no tensors on a device; call it after "
+                          "ddl_trainer_add", what);
+    }
+    DDL__TRY(ddl__device_get(t->context, device, what, &d));
+    if (DDL_HAS(d->table, capturing) && d->table->capturing(d->self, stream)) {
+        return ddl__error(t->context, DDL_ERR_STATE, "%s: the stream is being captured into a graph; the host has a "
+                          "part in each step, so capture forward and backward without the trainer's calls", what);
+    }
+    ddl_status status = d->table->event_record(d->self, stream, &event);
+    if (status < 0) {
+        return ddl__error(t->context, status, "%s: the stream is not one of device %d (%s): %s", what, device,
+                          d->plugin->name, ddl_status_text(status));
+    }
+    d->table->event_free(d->self, event);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_stream", false));
+    ddl_status status = stream != NULL ? ddl__trainer_try_stream(trainer, stream) : DDL_OK;
+    if (status == DDL_OK) {
+        trainer->lane.user = trainer->stream = stream;
     }
     ddl__unlock(trainer->context);
     return status;

@@ -1,0 +1,514 @@
+/* gpu_trainer: the trainer with parameters and gradients on a GPU gives the bits of the trainer in ordinary memory: all
+ * optimizers, types, schedules, sync modes, codes, servers, shards, checkpoints, with a stream and without. Two ranks,
+ * threads; gradients are poisoned as soon as the trainer has them. tests/gpu runs it on GPUs, test_cuda_suite.py over
+ * the stand-in for the driver. */
+#define TEST_TIMEOUT_S 240
+#include "coll.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <sys/stat.h>
+
+enum { TENSORS = 5, LARGEST = 9001, STEPS = 4, RANKS = 2 };
+static const int64_t shapes[TENSORS][2] = {{1, 1}, {70, 11}, {1, 0}, {1, LARGEST}, {64, 40}};
+
+typedef struct job {
+    ddl_trainer_config config;
+    ddl_dtype dtype, grad_dtype;
+    bool streamed;
+    int bad_step; /* a gradient is NaN in this one; 0: none */
+    const char *folder; /* saved after half of the steps, and loaded by a second trainer */
+    unsigned char *result[2][RANKS]; /* on the host, on the GPU; all parameters */
+    ddl_trainer_stats stats[2];
+    char text[256];
+} job;
+
+static int failures(void) { return test__now->failures; }
+static int64_t count_of(int i) { return shapes[i][0] * shapes[i][1]; }
+
+/* ---- the driver, for streams ---- */
+
+static struct {
+    int (*retain)(void **context, int device);
+    int (*push)(void *context);
+    int (*stream)(void **out, unsigned flags);
+    int (*copy)(uintptr_t dst, uintptr_t src, size_t bytes, void *stream);
+    int (*fill)(uintptr_t dst, unsigned char value, size_t bytes, void *stream);
+    int (*wait)(void *stream);
+    int (*pinned)(void **out, size_t bytes, unsigned flags);
+    int (*unpin)(void *memory);
+    int (*end)(void *stream);
+} cu;
+
+static bool driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    const char *const names[] = {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuStreamCreate", "cuMemcpyAsync",
+                                 "cuMemsetD8Async", "cuStreamSynchronize", "cuMemHostAlloc", "cuMemFreeHost",
+                                 "cuStreamDestroy_v2"};
+    for (size_t i = 0; library != NULL && i < sizeof names / sizeof names[0]; i++) {
+        void *found = dlsym(library, names[i]);
+        if (found == NULL) {
+            return false;
+        }
+        memcpy((char *)&cu + i * sizeof found, &found, sizeof found);
+    }
+    return library != NULL;
+}
+
+static void *stream_of(int device) {
+    void *context = NULL, *stream = NULL;
+    CHECK_EQ(cu.retain(&context, device), 0);
+    CHECK_EQ(cu.push(context), 0);
+    CHECK_EQ(cu.stream(&stream, 1), 0);
+    return stream;
+}
+
+/* ---- the net ---- */
+
+static void store(void *at, ddl_dtype dtype, int64_t i, float x) {
+    uint32_t bits;
+    uint16_t half;
+    if (dtype == DDL_F32) {
+        ((float *)at)[i] = x;
+        return;
+    }
+    memcpy(&bits, &x, 4);
+    half = (uint16_t)(bits >> 16); /* of bf16; f16 below, for small normal numbers */
+    if (dtype == DDL_F16) {
+        int exponent = (int)(bits >> 23 & 255) - 127 + 15;
+        int normal = exponent << 10 | (int)(bits >> 13 & 1023);
+        half = (uint16_t)((int)(bits >> 16 & 0x8000) | (exponent > 0 && exponent < 31 ? normal : 0));
+    }
+    ((uint16_t *)at)[i] = half;
+}
+
+static float load(const void *at, ddl_dtype dtype, int64_t i) {
+    if (dtype == DDL_F32) {
+        return ((const float *)at)[i];
+    }
+    uint16_t half = ((const uint16_t *)at)[i];
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    if (dtype == DDL_BF16) {
+        return x;
+    }
+    int exponent = half >> 10 & 31, mantissa = (half & 1023) | (exponent > 0 ? 1024 : 0);
+    return (half & 0x8000 ? -1.0f : 1.0f) * ldexpf((float)mantissa, (exponent > 0 ? exponent : 1) - 25);
+}
+
+/* A gradient that depends on the parameter, the rank and the step. */
+static void backward(const job *j, const void *param, void *grad, int tensor, int rank, int step) {
+    for (int64_t k = 0; k < count_of(tensor); k++) {
+        float w = load(param, j->dtype, k), noise = (float)((step * 31 + rank * 17 + k * 7 + tensor * 3) % 13 - 6) / 8;
+        store(grad, j->grad_dtype, k, 0.25f * (w - (float)(k % 7)) + noise);
+    }
+    if (step == j->bad_step && tensor == 1 && rank == 1) {
+        store(grad, j->grad_dtype, 5, NAN);
+    }
+}
+
+typedef struct net {
+    ddl_tensor param[TENSORS], grad[TENSORS];
+    void *host_param[TENSORS], *host_grad[TENSORS]; /* pinned with a stream */
+} net;
+
+static void unpin(void *memory) { CHECK_EQ(cu.unpin(memory), 0); }
+
+static void *memory(const job *j, bool gpu, size_t bytes) {
+    void *p = NULL;
+    if (!gpu || !j->streamed || cu.pinned(&p, bytes + 8, 1) != 0) {
+        p = malloc(bytes + 8);
+    }
+    CHECK(p != NULL);
+    return p;
+}
+
+static void net_make(ddl_context *c, const job *j, net *m, bool gpu, int rank) {
+    for (int i = 0; i < TENSORS; i++) {
+        size_t bytes = (size_t)count_of(i) * 4;
+        m->host_param[i] = memory(j, gpu, bytes);
+        m->host_grad[i] = memory(j, gpu, bytes);
+        for (int64_t k = 0; k < count_of(i); k++) {
+            store(m->host_param[i], j->dtype, k, rank == 0 ? (float)((i + k) % 5) - 1.75f : NAN);
+        }
+        memset(m->host_grad[i], 0xff, bytes);
+        if (gpu) {
+            CHECK_EQ(ddl_tensor_alloc_on(c, 1, j->dtype, 2, shapes[i], &m->param[i]), DDL_OK);
+            CHECK_EQ(ddl_tensor_alloc_on(c, 1, j->grad_dtype, 2, shapes[i], &m->grad[i]), DDL_OK);
+            ddl_tensor from = m->param[i];
+            from.device = DDL_HOST;
+            from.data = m->host_param[i];
+            CHECK_EQ(ddl_tensor_copy(c, m->param[i], from), DDL_OK);
+        } else {
+            m->param[i] = ddl_tensor_nd(m->host_param[i], j->dtype, 2, shapes[i]);
+            m->grad[i] = ddl_tensor_nd(m->host_grad[i], j->grad_dtype, 2, shapes[i]);
+        }
+    }
+}
+
+static void read_param(ddl_context *c, net *m, int i, void *stream) {
+    size_t bytes = (size_t)ddl_tensor_count(&m->param[i]) * ddl_dtype_bytes(m->param[i].dtype);
+    ddl_tensor to = m->param[i];
+    to.device = DDL_HOST;
+    to.data = m->host_param[i];
+    if (m->param[i].device == DDL_HOST || bytes == 0) {
+        return;
+    }
+    if (stream != NULL) {
+        CHECK_EQ(cu.copy((uintptr_t)to.data, (uintptr_t)m->param[i].data, bytes, stream), 0);
+        CHECK_EQ(cu.wait(stream), 0);
+    } else {
+        CHECK_EQ(ddl_tensor_copy(c, to, m->param[i]), DDL_OK);
+    }
+}
+
+/* The gradient goes where the trainer looks for it, and is poisoned when the trainer has it. */
+static void hand_over(ddl_context *c, ddl_trainer *t, net *m, int i, void *stream) {
+    size_t bytes = (size_t)ddl_tensor_count(&m->grad[i]) * ddl_dtype_bytes(m->grad[i].dtype);
+    ddl_tensor from = m->grad[i];
+    bool gpu = m->grad[i].device != DDL_HOST;
+    from.device = DDL_HOST;
+    from.data = m->host_grad[i];
+    if (stream != NULL && bytes > 0) {
+        CHECK_EQ(cu.copy((uintptr_t)m->grad[i].data, (uintptr_t)from.data, bytes, stream), 0);
+    } else if (gpu) {
+        CHECK_EQ(ddl_tensor_copy(c, m->grad[i], from), DDL_OK);
+    }
+    CHECK_EQ(ddl_grad_ready(t, i), DDL_OK);
+    if (stream != NULL && bytes > 0) {
+        CHECK_EQ(cu.fill((uintptr_t)m->grad[i].data, 0xff, bytes, stream), 0);
+    } else {
+        memset(m->host_grad[i], 0xff, bytes);
+        if (gpu) {
+            CHECK_EQ(ddl_tensor_copy(c, m->grad[i], from), DDL_OK);
+        }
+    }
+}
+
+static ddl_trainer *trainer_make(ddl_context *c, const job *j, net *m, void *stream) {
+    ddl_trainer *t = NULL;
+    CHECK_EQ(ddl_trainer_create(ddl_world(c), &j->config, &t), DDL_OK);
+    for (int i = 0; i < TENSORS; i++) {
+        ddl_trainer_options options = {.no_decay = i == 1, .rate_factor = i == 3 ? 0.5 : 0};
+        CHECK_EQ(ddl_trainer_add(t, NULL, m->param[i], m->grad[i], &options, NULL), DDL_OK);
+    }
+    if (stream != NULL) {
+        CHECK_EQ(ddl_trainer_set_stream(t, stream), DDL_OK);
+    }
+    if (ddl_trainer_start(t) != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "start: %s", ddl_error(c));
+    }
+    return t;
+}
+
+/* What comes after a step: the optimizer's own, of a program. */
+static void step(ddl_context *c, const job *j, ddl_trainer *t, net *m, int number, void *stream) {
+    int micro = j->config.accumulate > 0 ? j->config.accumulate : 1, rank = ddl_rank(ddl_world(c));
+    for (int k = 0; k < micro; k++) {
+        for (int i = TENSORS - 1; i >= 0; i--) {
+            if (stream != NULL) {
+                CHECK_EQ(cu.wait(stream), 0); /* the copy of the last gradient has ended */
+            }
+            read_param(c, m, i, stream);
+            backward(j, m->host_param[i], m->host_grad[i], i, rank, number * 3 + k);
+            hand_over(c, t, m, i, stream);
+        }
+        ddl_status status = ddl_step(t);
+        for (int i = 0; j->config.overlap_forward && i < TENSORS; i++) {
+            ddl_status waited = ddl_param_wait(t, i);
+            status = waited < 0 ? waited : status;
+        }
+        if (status != (number * 3 == j->bad_step && j->bad_step > 0 ? DDL_ERR_ARG : DDL_OK)) {
+            test__fail(__FILE__, __LINE__, "step %d of %s: %s", number, j->text, ddl_error(c));
+        }
+    }
+}
+
+static void train(ddl_context *c, job *j, int rank, bool gpu) {
+    net m = {0};
+    void *stream = gpu && j->streamed ? stream_of(0) : NULL;
+    net_make(c, j, &m, gpu, rank);
+    ddl_trainer *t = trainer_make(c, j, &m, stream);
+    char folder[300] = "";
+    for (int s = 1; s <= STEPS && failures() == 0; s++) {
+        step(c, j, t, &m, s, stream);
+        if (j->folder != NULL && s == STEPS / 2) {
+            snprintf(folder, sizeof folder, "%s/%d", j->folder, gpu);
+            CHECK_EQ(rank == 0 ? mkdir(folder, 0700) : 0, 0);
+            CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+            CHECK_EQ(ddl_trainer_save(t, folder), DDL_OK);
+            step(c, j, t, &m, 99, stream); /* which is forgotten */
+            CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+            t = trainer_make(c, j, &m, stream);
+            if (ddl_trainer_load(t, folder, NULL) != DDL_OK) {
+                test__fail(__FILE__, __LINE__, "load: %s", ddl_error(c));
+            }
+        }
+    }
+    CHECK_EQ(j->config.sync == DDL_SYNC_LOCAL ? ddl_trainer_sync(t) : DDL_OK, DDL_OK);
+    CHECK_EQ(ddl_trainer_stats_get(t, &j->stats[gpu]), DDL_OK);
+    size_t at = 0;
+    for (int i = 0; i < TENSORS; i++) {
+        size_t bytes = (size_t)count_of(i) * ddl_dtype_bytes(j->dtype);
+        read_param(c, &m, i, stream);
+        memcpy(j->result[gpu][rank] + at, m.host_param[i], bytes);
+        at += bytes;
+    }
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    for (int i = 0; gpu && i < TENSORS; i++) {
+        CHECK_EQ(ddl_tensor_free(c, &m.param[i]), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &m.grad[i]), DDL_OK);
+    }
+    for (int i = 0; i < TENSORS; i++) {
+        void (*give)(void *) = gpu && j->streamed ? unpin : free;
+        give(m.host_param[i]);
+        give(m.host_grad[i]);
+    }
+    if (stream != NULL) {
+        CHECK_EQ(cu.end(stream), 0);
+    }
+}
+
+/* ---- configurations ---- */
+
+typedef struct list {
+    coll_job coll;
+    job *jobs;
+    int count;
+} list;
+
+static void each(int rank, int n, void *arg) {
+    list *all = arg;
+    ddl_context *c = coll_join(rank, n, &all->coll);
+    REQUIRE(c != NULL);
+    REQUIRE(ddl_device_count(c) > 0);
+    for (int i = 0; i < all->count && failures() == 0; i++) {
+        train(c, &all->jobs[i], rank, false);
+        train(c, &all->jobs[i], rank, true);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static size_t all_bytes(const job *j) {
+    size_t bytes = 0;
+    for (int i = 0; i < TENSORS; i++) {
+        bytes += (size_t)count_of(i) * ddl_dtype_bytes(j->dtype);
+    }
+    return bytes;
+}
+
+/* Where two results differ first; -1: nowhere. */
+static long differs(const unsigned char *x, const unsigned char *y, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        if (x[i] != y[i]) {
+            return (long)i;
+        }
+    }
+    return -1;
+}
+
+static void compare(job *j) {
+    size_t bytes = all_bytes(j);
+    bool alone = j->config.sync == DDL_SYNC_ASP || j->config.sync == DDL_SYNC_SSP || /* each run has other bits */
+                 j->config.compression.kind == DDL_COMPRESS_ADAPTIVE; /* by times that are measured */
+    for (int r = 0; r < RANKS && failures() == 0 && !alone; r++) {
+        long at = differs(j->result[1][r], j->result[0][0], bytes);
+        if (at >= 0) {
+            test__fail(__FILE__, __LINE__, "%s: rank %d on the GPU differs from the host at byte %ld of %zu", j->text,
+                       r, at, bytes);
+        }
+    }
+    CHECK_EQ(j->stats[1].not_finite, j->stats[0].not_finite);
+    CHECK_EQ(j->stats[1].steps, j->stats[0].steps);
+}
+
+/* Trains by each on the host and on the GPU. */
+static void same_bits(job *jobs, int count) {
+    list all = {.jobs = jobs, .count = count};
+    coll_job_make(&all.coll);
+    all.coll.config.progress_thread = 1;
+    all.coll.config.deterministic = 1;
+    REQUIRE(driver());
+    for (int i = 0; i < count; i++) {
+        job *j = &jobs[i];
+        j->dtype = j->dtype == DDL_DTYPE_NONE ? DDL_F32 : j->dtype;
+        j->grad_dtype = j->grad_dtype == DDL_DTYPE_NONE ? j->dtype : j->grad_dtype;
+        for (int k = 0; k < 2 * RANKS; k++) {
+            j->result[k / RANKS][k % RANKS] = malloc(all_bytes(j));
+            memset(j->result[k / RANKS][k % RANKS], 0x5a + k, all_bytes(j));
+        }
+    }
+    ranks_threads(RANKS, each, &all);
+    for (int i = 0; i < count; i++) {
+        if (failures() == 0) {
+            compare(&jobs[i]);
+        }
+        for (int k = 0; k < 2 * RANKS; k++) {
+            free(jobs[i].result[k / RANKS][k % RANKS]);
+        }
+    }
+}
+
+static ddl_optimizer rated(ddl_optimizer_kind kind) {
+    return (ddl_optimizer){.kind = kind, .learning_rate = 0.05, .weight_decay = 0.01};
+}
+
+TEST(optimizers) {
+    static const char *const names[] = {"SGD", "momentum", "Nesterov", "Adam", "AdamW", "LARS", "LAMB"};
+    job jobs[DDL_LAMB + 1];
+    for (int k = DDL_SGD; k <= DDL_LAMB; k++) {
+        jobs[k] = (job){.config = {.optimizer = rated((ddl_optimizer_kind)k)}, .streamed = k % 2 == 0};
+        snprintf(jobs[k].text, sizeof jobs[k].text, "%s", names[k]);
+    }
+    same_bits(jobs, DDL_LAMB + 1);
+}
+
+TEST(types) {
+    job jobs[] = {
+        {.text = "f16", .config = {.optimizer = rated(DDL_ADAMW)}, .dtype = DDL_F16},
+        {.text = "bf16", .config = {.optimizer = rated(DDL_LAMB)}, .dtype = DDL_BF16, .streamed = true},
+        {.text = "bf16 and f32", .config = {.optimizer = rated(DDL_ADAMW)}, .dtype = DDL_BF16, .grad_dtype = DDL_F32},
+        {.text = "f32 and f16", .config = {.optimizer = rated(DDL_LAMB), .accumulate = 2}, .grad_dtype = DDL_F16,
+         .streamed = true},
+    };
+    same_bits(jobs, 4);
+}
+
+TEST(schedules) {
+    job jobs[DDL_SCHEDULE_PRIORITY + 1];
+    for (int s = DDL_SCHEDULE_AUTO; s <= DDL_SCHEDULE_PRIORITY; s++) {
+        jobs[s] = (job){.text = "a schedule", .streamed = s % 2 == 1,
+                        .config = {.optimizer = rated(DDL_ADAM), .schedule = (ddl_schedule)s, .piece_bytes = 4096,
+                                   .bucket_bytes = 8192, .overlap_forward = s == DDL_SCHEDULE_PRIORITY,
+                                   .latency_s = 1e-5, .seconds_per_byte = 1e-9,
+                                   .unchecked = s == DDL_SCHEDULE_WAIT_FREE}};
+    }
+    same_bits(jobs, DDL_SCHEDULE_PRIORITY + 1);
+}
+
+TEST(shards_clipping_accumulation) {
+    job jobs[] = {
+        {.text = "ZeRO-1", .config = {.optimizer = rated(DDL_ADAM), .shard = 1, .clip_norm = 0.5}},
+        {.text = "ZeRO-1 of bf16", .config = {.optimizer = rated(DDL_ADAM), .shard = 1, .accumulate = 3},
+         .dtype = DDL_BF16, .streamed = true},
+        {.text = "clipping", .config = {.optimizer = rated(DDL_ADAM), .clip_norm = 0.5, .accumulate = 3},
+         .streamed = true},
+        {.text = "uneven", .config = {.optimizer = rated(DDL_ADAM), .uneven = 1}, .streamed = true},
+    };
+    same_bits(jobs, 4);
+}
+
+TEST(local_sgd) {
+    job jobs[] = {
+        {.text = "local SGD", .dtype = DDL_BF16, .streamed = true,
+         .config = {.optimizer = rated(DDL_MOMENTUM), .sync = DDL_SYNC_LOCAL, .local_steps = 2}},
+        {.text = "DiLoCo", .config = {.optimizer = rated(DDL_ADAM), .sync = DDL_SYNC_LOCAL, .local_steps = 2,
+                                      .outer_rate = 0.7, .local_after = 1}},
+    };
+    same_bits(jobs, 2);
+}
+
+TEST(codes) {
+    static const ddl_compression codes[] = {
+        {.kind = DDL_COMPRESS_F16},
+        {.kind = DDL_COMPRESS_F16, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_BF16},
+        {.kind = DDL_COMPRESS_INT8},
+        {.kind = DDL_COMPRESS_QSGD},
+        {.kind = DDL_COMPRESS_SIGN},
+        {.kind = DDL_COMPRESS_MAJORITY},
+        {.kind = DDL_COMPRESS_TOP_K, .ratio = 0.1},
+        {.kind = DDL_COMPRESS_RANDOM_K, .ratio = 0.2},
+        {.kind = DDL_COMPRESS_GTOP_K, .ratio = 0.1},
+        {.kind = DDL_COMPRESS_POWER, .rank = 2},
+        {.kind = DDL_COMPRESS_ADAPTIVE},
+    };
+    enum { CODES = sizeof codes / sizeof codes[0] };
+    job jobs[CODES];
+    for (int i = 0; i < CODES; i++) {
+        jobs[i] = (job){.config = {.optimizer = rated(DDL_SGD), .compression = codes[i]}, .streamed = i % 2 == 0};
+        snprintf(jobs[i].text, sizeof jobs[i].text, "code %d", codes[i].kind);
+    }
+    same_bits(jobs, CODES);
+}
+
+TEST(servers) {
+    job jobs[] = {
+        {.text = "Adam", .config = {.optimizer = rated(DDL_ADAM)}, .dtype = DDL_BF16},
+        {.text = "LAMB", .config = {.optimizer = rated(DDL_LAMB)}, .streamed = true},
+        {.text = "int8", .config = {.optimizer = rated(DDL_SGD), .compression = {.kind = DDL_COMPRESS_INT8}}},
+        {.text = "auto", .streamed = true,
+         .config = {.optimizer = rated(DDL_ADAM), .architecture = DDL_ARCHITECTURE_AUTO}},
+        {.text = "SSP", .config = {.optimizer = rated(DDL_SGD), .sync = DDL_SYNC_SSP}, .streamed = true},
+        {.text = "ASP", .config = {.optimizer = rated(DDL_SGD), .sync = DDL_SYNC_ASP, .servers = 1}},
+    };
+    for (int i = 0; i < 6; i++) {
+        ddl_trainer_config *o = &jobs[i].config;
+        o->architecture = o->architecture == DDL_ARCHITECTURE_AUTO ? o->architecture : DDL_ARCHITECTURE_PS;
+        o->latency_s = 1e-5;
+        o->seconds_per_byte = 1e-9;
+    }
+    same_bits(jobs, 6);
+}
+
+TEST(not_finite) {
+    job jobs[] = {
+        {.text = "NaN", .config = {.optimizer = rated(DDL_ADAM)}, .bad_step = 6, .streamed = true},
+        {.text = "NaN, overlap", .config = {.optimizer = rated(DDL_ADAM), .overlap_forward = 1}, .bad_step = 6},
+        {.text = "NaN, clipped", .config = {.optimizer = rated(DDL_ADAM), .clip_norm = 1}, .bad_step = 6,
+         .streamed = true},
+    };
+    same_bits(jobs, 3);
+}
+
+TEST(checkpoints) {
+    char folder[] = "/tmp/ddl-gpu-trainer-XXXXXX", inner[3][64], command[80];
+    REQUIRE(mkdtemp(folder) != NULL);
+    job jobs[] = {
+        {.text = "a checkpoint", .config = {.optimizer = rated(DDL_ADAM)}, .dtype = DDL_BF16, .streamed = true},
+        {.text = "shards", .config = {.optimizer = rated(DDL_ADAM), .shard = 1}},
+        {.text = "residuals", .streamed = true,
+         .config = {.optimizer = rated(DDL_ADAM), .compression = {.kind = DDL_COMPRESS_TOP_K, .ratio = 0.1}}},
+    };
+    for (int i = 0; i < 3; i++) {
+        snprintf(inner[i], sizeof inner[i], "%s/%d", folder, i);
+        REQUIRE(mkdir(inner[i], 0700) == 0);
+        jobs[i].folder = inner[i];
+    }
+    same_bits(jobs, 3);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    CHECK_EQ(system(command), 0);
+}
+
+/* ---- what cannot be ---- */
+
+static void refusals(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_trainer *t = NULL;
+    int64_t count = 8;
+    float host[8] = {0};
+    ddl_tensor there, wide, here = ddl_tensor_1d(host, DDL_F32, 8);
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_F32, 1, &count, &there), DDL_OK);
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_F64, 1, &count, &wide), DDL_OK);
+    CHECK_EQ(ddl_trainer_create(ddl_world(c), NULL, &t), DDL_OK);
+    CHECK_EQ(ddl_trainer_set_stream(t, &count), DDL_ERR_STATE);
+    CHECK_EQ(ddl_trainer_add(t, "a", there, here, NULL, NULL), DDL_ERR_ARG);
+    CHECK_STR(ddl_error(c), "parameter on device 1 and its gradient on device 0");
+    CHECK_EQ(ddl_trainer_add(t, "a", wide, wide, NULL, NULL), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_trainer_add(t, "a", there, there, NULL, NULL), DDL_OK);
+    CHECK_EQ(ddl_trainer_add(t, "b", here, here, NULL, NULL), DDL_ERR_ARG);
+    CHECK_STR(ddl_error(c), "all tensors of this trainer must be on device 1");
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &there), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &wide), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+TEST(refused) {
+    coll_job j;
+    coll_job_make(&j);
+    ranks_threads(1, refusals, &j);
+}
+
