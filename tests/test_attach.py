@@ -3,6 +3,7 @@ stopped, and refuses what it may not or cannot see. The oracle is the program th
     tests/run: timeout=200 waits=yes
 """
 import contextlib
+import json
 import os
 import random
 import re
@@ -67,6 +68,34 @@ def a_rank_that_computes():
         check(last.startswith("3 ranks wait for rank 2"), f"from another rank: {last}")
         code, out = attach("attached")
         check(code == 0 and "4 are seen here" in out, out)
+
+
+@test
+def for_machines():
+    """--json tells the same, and json.loads takes it; numbers are whole, and not rounded for people."""
+    with job("late", 2, 60, DDL_JOB="machine \"read\"") as j:
+        j.until("ready")
+        until(j.process[0].pid, "3 ranks wait for rank 2")
+        told = json.loads(good([INFO, "--json", "--attach", j.process[1].pid]))
+        check(list(told) == ["version", "job", "world_size", "ranks", "slow_rank", "slow_link", "waiting", "causes"], f"{list(told)}")
+        check(told["job"] == "machine \"read\"" and told["world_size"] == 4 and told["waiting"] == 3, f"{told}")
+        check([c["rank"] for c in told["causes"]] == [2] and told["causes"][0]["text"].startswith("computes"), f"{told['causes']}")
+        check([(r["rank"], r["pid"]) for r in told["ranks"]] == [(r, j.process[r].pid) for r in range(4)], f"{told['ranks']}")
+        check([r["waits"] for r in told["ranks"]] == [True, True, False, True], f"{told['ranks']}")
+        for r in told["ranks"]:
+            names = [g["name"] for g in r["groups"]]
+            check(names == ["world", "pair"][:2 if r["rank"] < 2 else 1] and r["groups"][0]["size"] == 4, f"{r}")
+            check([link["rank"] for link in r["links"]] == [k for k in range(4) if k != r["rank"]], f"{r}")
+            check({link["transport"] for link in r["links"]} == {"tcp"} and r["links"][0]["life"] == "alive", f"{r}")
+        newest = told["ranks"][0]["groups"][0]["operations"][0]
+        check(newest["status"] == "DDL_IN_PROGRESS" and newest["call"].startswith("barrier()") and newest["seconds"] > 0.1 and
+              round(newest["seconds"], 6) != newest["seconds"], f"{newest}")
+    with job("slow", 2, 0, DDL_TRANSPORTS="tcp", DDL_ALGO="recursive_doubling") as j:
+        j.until("ready")
+        until(j.process[0].pid, "the slow rank is rank 2")
+        told = json.loads(good([INFO, "--json", "--attach", j.process[0].pid]))
+        check(told["slow_rank"]["rank"] == 2 and told["slow_rank"]["was_last"] >= 8 and told["slow_rank"]["late_seconds"] > 0.01
+              and told["slow_link"] is None, f"{told['slow_rank']}, {told['slow_link']}")
 
 
 @test
@@ -205,8 +234,8 @@ def what_is_no_job():
         code, out = attach(other.pid)
         check(code == 1 and "has ended" in out, out)
     for words, said in ((["--attach"], "--attach needs"), (["--doctor", "--attach", "1"], "give one"),
-                        (["--json", "--attach", "1"], "--attach has none"), (["--attach", "--json"], "--attach needs"),
-                        (["--attach", "-1"], "--attach needs"), (["--json"], "give both")):
+                        (["--attach", "--json"], "--attach needs"), (["--group"], "--group needs"),
+                        (["--attach", "-1"], "--attach needs"), (["--group", "0", "--attach", "1"], "tell none")):
         done = sh([INFO, *words])
         check(done.returncode == 2 and said in done.stdout, done.stdout)
 

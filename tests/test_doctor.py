@@ -333,7 +333,7 @@ def an_adapter_without_locked_memory():
 def words_for_people_and_wrong_arguments():
     out = good([BUILD / "ddlrun", "-n", "2", "--no-prefix", BUILD / "ddl-info", "--doctor"])
     check("reachability" in out and "8 KiB to and from each of 1 ranks" in out and "{" not in out, out)
-    for words, said in ((["--docter"], "unknown flag --docter: did you mean --doctor?\nusage: ddl-info"), (["--json"], "give both"),
+    for words, said in ((["--docter"], "unknown flag --docter: did you mean --doctor?\nusage: ddl-info"), (["--group", "0", "--doctor"], "tell none"),
                         (["x"], "unknown argument x;")):
         done = sh([BUILD / "ddl-info", *words])
         check(done.returncode == 2 and said in done.stdout, f"{words}: {done.stdout}")

@@ -162,6 +162,39 @@ def info_says_why_a_plugin_was_refused():
         check("refused" in line and folder in line and len(line.split(": ", 1)[1]) > 8, result.stdout)
 
 
+def info_json(ranks, *words, **env):
+    done = sh([BUILD / "ddlrun", "-n", ranks, "--no-prefix", BUILD / "ddl-info", "--json", *words],
+              env={**os.environ, "DDL_LOG": "none", **env})
+    return done, json.JSONDecoder().raw_decode(done.stdout)[0] if done.stdout.startswith("{") else None
+
+
+@test
+def info_for_machines():
+    """Algorithm, transport and time per size of the job, of a group of it, and of a mixture of transports."""
+    done, all_ranks = info_json(3, DDL_TRANSPORTS="shm,tcp", DDL_SECRET="do not show this to anybody")
+    check(done.returncode == 0 and "do not show" not in done.stdout, done.stdout)
+    check(all_ranks["version"] == 1 and all_ranks["ranks"] == 3 and all_ranks["group"] == [0, 1, 2], f"{all_ranks}")
+    choices = all_ranks["algorithms"]
+    check({c["operation"] for c in choices} == {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"} and
+          sorted({c["bytes"] for c in choices}) == [8 ** i for i in range(1, 9)] and len(choices) == 40, f"{choices}")
+    check(all(c["algorithm"] == "native" and c["transport"] == "shm" and 0 < c["seconds"] < 60 for c in choices), f"{choices}")
+    check(len({c["seconds"] for c in choices}) > 5 and all_ranks["measured"][0]["latency_seconds"] > 0, f"{choices}")
+    check([(x["rank"], x["transport"]) for x in all_ranks["links"]] == [(0, None), (1, "shm"), (2, "shm")], f"{all_ranks['links']}")
+    secret = next(s for s in all_ranks["settings"] if s["name"] == "DDL_SECRET")
+    check(secret["value"] == "(set, not shown)" and all_ranks["secret"] == "DDL_SECRET_FD", f"{secret}")
+    _, pair = info_json(4, "--group", "1-2", DDL_TRANSPORTS="tcp")
+    check(pair["group"] == [1, 2] and pair["rank"] == 1 and {c["transport"] for c in pair["algorithms"]} == {"tcp"}, f"{pair['group']}")
+    check({c["algorithm"] for c in pair["algorithms"]} != {"native"}, f"{pair['algorithms']}")
+    _, mixed = info_json(3, DDL_TRANSPORTS="shm,tcp", DDL_ALGO="ring")
+    check({c["transport"] for c in mixed["algorithms"]} == {"shm"}, "by messages over shared memory")
+    for words in ("0-9", "1,1", "2-1", "x", "0,"):
+        done, _ = info_json(2, "--group", words)
+        check(done.returncode in (1, 2) and f"--group {words}: ranks go from 0 to 1" in done.stdout, done.stdout)
+    done = sh([BUILD / "ddl-info", "--json"], env=dict(os.environ, DDL_LOG="none", DDL_TIMEOUT_MS="soon"))
+    broken = json.loads(done.stdout)
+    check(done.returncode == 1 and broken["error"] == "DDL_ERR_CONFIG" and "\"soon\"" in broken["text"], done.stdout)
+
+
 @test
 def info_of_a_job_shows_transports_and_algorithms():
     for transport, algorithm in (("shm", "native"), ("tcp", "recursive_doubling")):

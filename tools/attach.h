@@ -508,41 +508,55 @@ static void mark_awaited(job *j, const seen *s, bool *awaited) {
     }
 }
 
-/* The ranks that others wait for and that wait for nobody: there the cause is. */
-static void print_verdict(job *j) {
-    int32_t world = j->ranks[0].head->world_size, waiting = 0, causes = 0;
-    bool *awaited = calloc((size_t)world, sizeof *awaited);
-    for (int32_t i = 0; awaited != NULL && i < j->count; i++) {
+/* Marks, by world rank, those that others wait for and that wait for nobody: there the cause is. How many ranks wait. */
+static int32_t find_causes(job *j, bool *cause) {
+    int32_t waiting = 0;
+    for (int32_t i = 0; i < j->count; i++) {
         if (j->ranks[i].waits) {
             waiting++;
-            mark_awaited(j, &j->ranks[i], awaited);
+            mark_awaited(j, &j->ranks[i], cause);
         }
     }
-    for (int32_t rank = 0; awaited != NULL && rank < world; rank++) {
-        const seen *s = awaited[rank] ? rank_seen(j, rank) : NULL;
-        char line[1200] = "";
+    for (int32_t rank = 0; rank < j->ranks[0].head->world_size; rank++) {
+        const seen *s = rank_seen(j, rank);
+        cause[rank] = cause[rank] && (s == NULL || !s->waits || s->process.state == 'T');
+    }
+    return waiting;
+}
+
+/* What a cause does, as the end of "ranks wait for rank 2 (pid 7), which ...". */
+static void describe_cause(const job *j, int32_t rank, ddl__text *out) {
+    const seen *s = rank_seen(j, rank);
+    if (s == NULL) {
+        const ddl__page_link *l = &j->ranks[0].head->links[rank];
+        ddl__text_add(out, "is not on this host: ddl-info --attach %d on %.31s", (int)l->pid, l->host_name);
+        return;
+    }
+    ddl__text_add(out, "%s", s->process.state == 'T' ? "is stopped (kill -CONT lets it go on), and " : "");
+    describe_rank(j, s, out);
+}
+
+static void print_verdict(const job *j, int32_t waiting, const bool *cause) {
+    int32_t causes = 0;
+    for (int32_t rank = 0; rank < j->ranks[0].head->world_size; rank++) {
+        char line[1200] = "", pid[32] = "";
         ddl__text text = {line, sizeof line, 0};
-        if (!awaited[rank] || (s != NULL && s->waits && s->process.state != 'T')) {
-            continue;
+        const seen *s = rank_seen(j, rank);
+        if (cause[rank]) {
+            causes++;
+            describe_cause(j, rank, &text);
+            if (s != NULL) {
+                snprintf(pid, sizeof pid, " (pid %d)", (int)s->process.pid);
+            }
+            printf("%d rank%s wait%s for rank %d%s, which %s\n", (int)waiting, waiting == 1 ? "" : "s",
+                   waiting == 1 ? "s" : "", (int)rank, pid, line);
         }
-        causes++;
-        if (s == NULL) {
-            const ddl__page_link *l = &j->ranks[0].head->links[rank];
-            printf("%d ranks wait, for rank %d, which is not on this host: ddl-info --attach %d on %.31s\n", (int)waiting,
-                   (int)rank, (int)l->pid, l->host_name);
-            continue;
-        }
-        describe_rank(j, s, &text);
-        printf("%d rank%s wait%s for rank %d (pid %d), which %s%s\n", (int)waiting, waiting == 1 ? "" : "s",
-               waiting == 1 ? "s" : "", (int)rank, (int)s->process.pid,
-               s->process.state == 'T' ? "is stopped (kill -CONT lets it go on), and " : "", line);
     }
     if (waiting == 0) {
         printf("no rank has waited for longer than %d ms\n", (int)(DDL__PAGE_TOLD_NS / DDL__NS_PER_MS));
     } else if (causes == 0) {
         printf("all that are waited for wait themselves: for each other, or for ranks that cannot be seen here\n");
     }
-    free(awaited);
 }
 
 /* >>stragglers */
@@ -627,27 +641,16 @@ static void print_stragglers(const job *j) {
     }
 }
 
-/* The exit code. */
-static int attach(const char *what) {
-    job j = {.ranks = calloc(ATTACH_RANKS_MAX, sizeof *j.ranks)};
-    if (j.ranks == NULL || !find_job(what, &j)) {
-        free(j.ranks);
-        return 1;
-    }
-    const ddl__page *p = j.ranks[0].head;
+static void print_job(const job *j, int32_t waiting, const bool *cause) {
+    const ddl__page *p = j->ranks[0].head;
     printf("job%s%s of %d ranks; %d are seen here\n", p->job_name[0] != 0 ? " " : "", p->job_name, (int)p->world_size,
-           (int)j.count);
-    for (int32_t i = 0; i < j.count; i++) {
-        print_rank(&j, &j.ranks[i]);
+           (int)j->count);
+    for (int32_t i = 0; i < j->count; i++) {
+        print_rank(j, &j->ranks[i]);
     }
     printf("\n");
-    print_stragglers(&j);
-    print_verdict(&j);
-    for (int32_t i = 0; i < j.count; i++) {
-        seen_free(&j.ranks[i]);
-    }
-    free(j.ranks);
-    return 0;
+    print_stragglers(j);
+    print_verdict(j, waiting, cause);
 }
 
 #endif /* DDL_TOOLS_ATTACH_H */

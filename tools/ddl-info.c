@@ -10,20 +10,24 @@
 
 #include "attach.h"
 #include "doctor.h"
+#include "json_out.h"
 #include "nearest.h"
 
+#include "attach_json.h"
+
 static const char info_usage[] =
-    "usage: ddl-info [--doctor [--json] | --attach PID]\n"
+    "usage: ddl-info [--json] [--group RANKS | --doctor | --attach PID]\n"
     "       ddlrun -n 4 ddl-info      the same, and how the ranks reach each other\n"
     "\n"
     "Shows settings and where they come from, cores, interfaces, plugins that were loaded or refused and why; as the\n"
-    "ranks of a job also hosts, transports, measured latency and bandwidth, and the algorithm chosen for each size.\n"
-    "Secrets are not shown.\n"
+    "ranks of a job also hosts, transports, measured latency and bandwidth, and for each size the algorithm that is\n"
+    "chosen, the transports that carry it and the time that it should take. Secrets are not shown.\n"
     "\n"
+    "  --group    choices for a group of these ranks instead of all, as 0-3,8; the first of them prints\n"
     "  --doctor   look for what commonly goes wrong instead, on every rank: limits of descriptors, memory, CPU; the\n"
     "             secret, plugins, libfabric, devices; messages between every two ranks; which interface of which host\n"
     "             is reached from where, MTU, clocks, versions; each finding with the line that fixes it\n"
-    "  --json     the doctor's findings for machines\n"
+    "  --json     for machines: one object, described in docs/operations.md\n"
     "  --attach   of the job that process PID is a rank of, or has started, or that is called so: what each rank on\n"
     "             this host does, its last collectives, its links, and who waits for whom. The ranks do not notice, and\n"
     "             need not answer. Only processes of the same user\n"
@@ -54,6 +58,14 @@ static void print_settings(void) {
     }
 }
 
+/* Of an interface that is up. */
+static bool interface_address(const struct ifaddrs *i, char *out, size_t cap) {
+    int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : 0;
+    socklen_t bytes = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    return (family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
+           getnameinfo(i->ifa_addr, bytes, out, (socklen_t)cap, NULL, 0, NI_NUMERICHOST) == 0;
+}
+
 static void print_interfaces(void) {
     struct ifaddrs *list = NULL;
     printf("\ninterfaces that are up\n");
@@ -63,10 +75,7 @@ static void print_interfaces(void) {
     }
     for (struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
         char address[64];
-        int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : 0;
-        socklen_t bytes = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-        if ((family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
-            getnameinfo(i->ifa_addr, bytes, address, sizeof address, NULL, 0, NI_NUMERICHOST) == 0) {
+        if (interface_address(i, address, sizeof address)) {
             printf("  %-12s %s\n", i->ifa_name, address);
         }
     }
@@ -95,7 +104,8 @@ static void print_plugins(const ddl_context *c) {
                p->plugin->version != NULL ? p->plugin->version : "?", p->plugin->about != NULL ? p->plugin->about : "");
     }
     for (const ddl__plugin_record *p = c->loader.refused; p != NULL; p = p->next) {
-        printf("  %-12s %-8s %s: %s\n", p->name, "refused", p->path, p->reason);
+        printf("  %-12s %-8s %s: %s\n", p->name, p->declined ? "declined" : "refused",
+               p->path, p->reason);
     }
     const char *path = c->settings.plugin_path, *libdir = ddl__plugin_libdir();
     printf("  looked for in: %s%sthe folder of the executable%s%s\n", path != NULL ? path : "", path != NULL ? ", " : "",
@@ -145,11 +155,36 @@ static void print_links(const ddl_context *c) {
     printf("  ranks per core: %d\n", m->oversubscription > 1 ? m->oversubscription : 1);
 }
 
-/* What ddl_estimate says for f32, out of place, root 0, sum. size is the larger of a rank's buffers. */
-static void print_estimate(ddl_group *world, ddl_kind kind, int64_t bytes) {
+enum { INFO_TRANSPORT_BYTES = 80, INFO_LARGEST = 64 << 20 };
+
+static const ddl_kind info_kinds[] = {DDL_ALL_REDUCE, DDL_BROADCAST, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL};
+
+/* What carries an algorithm between the members of a group: what runs it by itself, else all that is between them,
+ * "shm+tcp". */
+static void transport_of(const ddl_group *g, const char *algorithm, char out[INFO_TRANSPORT_BYTES]) {
+    const ddl_context *c = g->context;
+    const ddl__native *n = strcmp(algorithm, "native_device") == 0 ? &g->device_native : &g->native;
+    bool native = n->set != NULL && (strcmp(algorithm, "native") == 0 || n == &g->device_native);
+    ddl__text text = {out, INFO_TRANSPORT_BYTES, 0};
+    out[0] = 0;
+    for (int32_t e = 0; e < c->endpoint_count; e++) {
+        bool used = native && c->endpoints[e].self == n->self;
+        for (int32_t i = 0; i < g->size && !native && !used; i++) {
+            used = c->links[g->ranks[i]].endpoint == &c->endpoints[e];
+        }
+        if (used) {
+            ddl__text_add(&text, "%s%s", text.used > 0 ? "+" : "", c->endpoints[e].plugin->name);
+        }
+    }
+    ddl__text_add(&text, "%s", text.used == 0 ? "none" : ""); /* a rank alone */
+}
+
+/* What ddl_estimate says for f32, out of place, root 0, sum. bytes: of the larger of a rank's buffers. */
+static bool estimate(ddl_group *group, ddl_kind kind, int64_t bytes, ddl_estimate_info *out_info,
+                     char out_transport[INFO_TRANSPORT_BYTES]) {
     bool in_large = kind == DDL_REDUCE_SCATTER || kind == DDL_ALL_TO_ALL;
     bool out_large = kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL;
-    int64_t n = ddl_size(world), count = bytes / 4 / (in_large || out_large ? n : 1);
+    int64_t n = ddl_size(group), count = bytes / 4 / (in_large || out_large ? n : 1);
     count = count > 0 ? count : 1;
     char *in = (char *)(uintptr_t)(1 << 20), *out = (char *)(uintptr_t)(1ll << 40); /* nobody touches them */
     ddl_collective call = {.kind = kind,
@@ -157,25 +192,29 @@ static void print_estimate(ddl_group *world, ddl_kind kind, int64_t bytes) {
                                                                                                             : DDL_OP_NONE,
                            .in = ddl_tensor_1d(in, DDL_F32, count * (in_large ? n : 1)),
                            .out = ddl_tensor_1d(out, DDL_F32, count * (out_large ? n : 1))};
-    ddl_estimate_info info;
-    if (ddl_estimate(world, &call, &info) == DDL_OK) {
-        printf(" %22s %9.0f", info.algorithm, info.seconds * 1e6);
-    } else {
-        printf(" %22s %9s", "-", "-");
+    if (ddl_estimate(group, &call, out_info) != DDL_OK) {
+        return false;
     }
+    transport_of(group, out_info->algorithm, out_transport);
+    return true;
 }
 
-static void print_algorithms(ddl_group *world) {
-    static const ddl_kind kinds[] = {DDL_ALL_REDUCE, DDL_BROADCAST, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL};
-    printf("\nalgorithm and expected time (us) of f32 by size in bytes; DDL_ALGO overrides\n  %10s", "size");
-    for (size_t k = 0; k < DDL__COUNT_OF(kinds); k++) {
-        printf(" %22s %9s", ddl__kind_name(kinds[k]), "");
+static void print_algorithms(ddl_group *group) {
+    printf("\nalgorithm/transport and expected time (us) of f32 by size in bytes, of a group of %d ranks; DDL_ALGO and "
+           "DDL_TRANSPORTS override\n  %10s", ddl_size(group), "size");
+    for (size_t k = 0; k < DDL__COUNT_OF(info_kinds); k++) {
+        printf(" %26s %10s", ddl__kind_name(info_kinds[k]), "");
     }
     printf("\n");
-    for (int64_t bytes = 8; bytes <= 64 << 20; bytes *= 8) {
+    for (int64_t bytes = 8; bytes <= INFO_LARGEST; bytes *= 8) {
         printf("  %10lld", (long long)bytes);
-        for (size_t k = 0; k < DDL__COUNT_OF(kinds); k++) {
-            print_estimate(world, kinds[k], bytes);
+        for (size_t k = 0; k < DDL__COUNT_OF(info_kinds); k++) {
+            char transport[INFO_TRANSPORT_BYTES], both[INFO_TRANSPORT_BYTES + 40] = "-";
+            ddl_estimate_info info = {0};
+            if (estimate(group, info_kinds[k], bytes, &info, transport)) {
+                snprintf(both, sizeof both, "%.32s/%s", info.algorithm, transport);
+            }
+            printf(" %26s %10.2f", both, info.seconds * 1e6);
         }
         printf("\n");
     }
@@ -216,12 +255,47 @@ static ddl_log_level info_level(notes *n) {
     return n->shown > DDL_LOG_INFO ? n->shown : DDL_LOG_INFO;
 }
 
+#include "info_json.h"
+
+typedef struct arguments {
+    bool doctor, json;
+    const char *attach, *group; /* or NULL */
+} arguments;
+
+/* The ranks of "0-3,8", in their order; false: it is no such list. ranks: room for world_size. */
+static bool read_ranks(const char *list, int32_t world_size, int32_t *ranks, int32_t *out_count) {
+    *out_count = 0;
+    for (const char *at = list; *at >= '0' && *at <= '9';) {
+        char *end;
+        long first = strtol(at, &end, 10), last = first;
+        if (*end == '-' && end[1] >= '0' && end[1] <= '9') {
+            last = strtol(end + 1, &end, 10);
+        }
+        for (long r = first; r <= last; r++) {
+            bool twice = false;
+            for (int32_t i = 0; i < *out_count; i++) {
+                twice = twice || ranks[i] == r;
+            }
+            if (twice || r >= world_size) {
+                return false;
+            }
+            ranks[(*out_count)++] = (int32_t)r;
+        }
+        at = end + (*end == ',');
+        if (*end == 0) {
+            return last >= first;
+        }
+    }
+    return false;
+}
+
 /* -1: go on; else the exit code. */
-static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_json, const char **out_attach) {
+static int read_arguments(int argc, char **argv, arguments *out) {
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"doctor", no_argument, NULL, 'd'},
                                             {"json", no_argument, NULL, 'j'},
                                             {"attach", required_argument, NULL, 'a'},
+                                            {"group", required_argument, NULL, 'g'},
                                             {NULL, 0, NULL, 0}};
     char text[400];
     opterr = 0;
@@ -231,11 +305,14 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
             fputs(info_usage, stdout);
             return 0;
         }
-        *out_doctor |= option == 'd';
-        *out_json |= option == 'j';
-        *out_attach = option == 'a' ? optarg : *out_attach;
-        if (option == ':' || (option == 'a' && optarg[0] == '-')) { /* a flag is no job's name */
-            fprintf(stderr, "ddl-info: --attach needs the number of a process, or the name of a job.\n");
+        out->doctor |= option == 'd';
+        out->json |= option == 'j';
+        out->attach = option == 'a' ? optarg : out->attach;
+        out->group = option == 'g' ? optarg : out->group;
+        int asked = option == ':' ? strncmp(argv[optind - 1], "--g", 3) == 0 ? 'g' : 'a' : option;
+        if (option == ':' || (strchr("ag", option) != NULL && optarg[0] == '-')) { /* a flag is no job's name */
+            fprintf(stderr, asked == 'g' ? "ddl-info: --group needs ranks, as 0-3,8.\n"
+                                         : "ddl-info: --attach needs the number of a process, or the name of a job.\n");
             return 2;
         }
         if (option == '?') {
@@ -247,10 +324,10 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
         fprintf(stderr, "ddl-info: %s\n", unknown_flag(info_usage, argv[optind], text, sizeof text));
         return 2;
     }
-    const char *why = *out_doctor && *out_attach != NULL ? "--attach looks at a job that runs, --doctor is one; give one."
-                      : *out_json && *out_attach != NULL ? "--json is a form of --doctor; --attach has none."
-                      : *out_json && !*out_doctor        ? "--json is a form of --doctor; give both."
-                                                         : NULL;
+    const char *why = out->doctor && out->attach != NULL ? "--attach looks at a job that runs, --doctor is one; give one."
+                      : out->group != NULL && (out->doctor || out->attach != NULL)
+                          ? "--group asks for the choices of a group; --doctor and --attach tell none."
+                          : NULL;
     if (why != NULL) {
         fprintf(stderr, "ddl-info: %s\n", why);
         return 2;
@@ -258,15 +335,70 @@ static int read_arguments(int argc, char **argv, bool *out_doctor, bool *out_jso
     return -1;
 }
 
+/* On the rank that tells. */
+static void tell(ddl_context *c, ddl_group *group, bool json, const notes *said) {
+    if (json) {
+        json_info(c, group, said);
+        return;
+    }
+    print_version();
+    print_settings();
+    print_machine(c);
+    print_interfaces();
+    print_plugins(c);
+    print_devices(c);
+    print_notes(said);
+    if (c->world_size > 1) {
+        print_links(c);
+        print_algorithms(group);
+    }
+}
+
+/* The exit code. The first rank of the group tells. */
+static int info(ddl_context *c, const arguments *asked, const notes *said) {
+    int32_t count = 0, *ranks = calloc((size_t)c->world_size, sizeof *ranks);
+    ddl_group *group = NULL;
+    ddl_status status = ranks != NULL ? DDL_OK : DDL_ERR_NOMEM;
+    if (asked->group == NULL) {
+        group = ddl_world(c);
+    } else if (ranks != NULL && !read_ranks(asked->group, c->world_size, ranks, &count)) {
+        if (c->rank == 0) {
+            fprintf(stderr, "ddl-info: --group %.60s: ranks go from 0 to %d, each once, as 0-3,8.\n", asked->group,
+                    (int)c->world_size - 1);
+        }
+        ddl_barrier(ddl_world(c)); /* a launcher ends all when the first has ended so */
+        free(ranks);
+        return 2;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (ranks[i] == c->rank) {
+            status = ddl_group_create(ddl_world(c), ranks, count, "ddl-info", &group);
+        }
+    }
+    if (status == DDL_OK && group != NULL && ddl_rank(group) == 0) {
+        tell(c, group, asked->json, said);
+    }
+    fflush(stdout);
+    ddl_status together = ddl_barrier(ddl_world(c)); /* so that nobody has left before that rank has looked */
+    status = status == DDL_OK ? together : status;
+    if (status != DDL_OK) {
+        fprintf(stderr, "ddl-info: %s\n", ddl_error(c));
+    }
+    if (asked->group != NULL) {
+        ddl_group_free(&group);
+    }
+    free(ranks);
+    return status == DDL_OK ? 0 : 1;
+}
+
 int main(int argc, char **argv) {
-    bool ask_doctor = false, json = false;
-    const char *job_to_see = NULL;
-    int usage = read_arguments(argc, argv, &ask_doctor, &json, &job_to_see);
+    arguments asked = {0};
+    int usage = read_arguments(argc, argv, &asked);
     if (usage >= 0) {
         return usage;
     }
-    if (job_to_see != NULL) {
-        return attach(job_to_see);
+    if (asked.attach != NULL) {
+        return attach(asked.attach, asked.json);
     }
     char why[DDL__SENTENCE_BYTES] = "";
     static notes said;
@@ -274,6 +406,16 @@ int main(int argc, char **argv) {
     ddl_config config = {.error_text = why, .error_bytes = sizeof why, .log = note, .log_user = &said, .log_level = level};
     ddl_context *c;
     ddl_status status = ddl_init(&config, &c);
+    if (status < 0 && asked.json) {
+        json_open(NULL, '{');
+        json_integer("version", 1);
+        json_text("error", ddl_status_name(status));
+        json_text("text", why);
+        json_settings();
+        json_interfaces();
+        json_close('}');
+        return 1;
+    }
     if (status < 0) { /* what was set is what helps now */
         print_version();
         print_settings();
@@ -282,27 +424,8 @@ int main(int argc, char **argv) {
         printf("\nddl_init fails with %s: %s\n", ddl_status_name(status), why);
         return 1;
     }
-    if (ask_doctor) {
-        int result = doctor(c, json);
-        fflush(stdout);
-        ddl_finalize(&c);
-        return result;
-    }
-    if (c->rank == 0) {
-        print_version();
-        print_settings();
-        print_machine(c);
-        print_interfaces();
-        print_plugins(c);
-        print_devices(c);
-        print_notes(&said);
-        if (c->world_size > 1) {
-            print_links(c);
-            print_algorithms(ddl_world(c));
-        }
-    }
+    int result = asked.doctor ? doctor(c, asked.json) : info(c, &asked, &said);
     fflush(stdout);
-    status = ddl_barrier(ddl_world(c)); /* so that nobody has left before rank 0 has looked */
     ddl_finalize(&c);
-    return status == DDL_OK ? 0 : 1;
+    return result;
 }
