@@ -1134,7 +1134,7 @@ typedef struct ddl_ps_config {
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
                                 which wait at the worker while there is no room, and are refused with
                                 DDL_ERR_NOMEM when there will never be. 0: no bound */
-    int64_t piece_bytes;     /* most of one message; default 1 MiB */
+    int64_t piece_bytes;     /* most of one message; default 1 MiB; LARS and LAMB: parameters are not cut */
 } ddl_ps_config;
 
 /* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
@@ -31022,8 +31022,12 @@ static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, in
     return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
 }
 
-/* Elements of the largest piece: total is that of all parameters. */
-static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
+/* Elements of the largest piece: total is that of all parameters. whole: the optimizer needs norms of whole tensors
+ * (LARS, LAMB), so that each is one piece, on one server. */
+static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes, bool whole) {
+    if (whole) {
+        return DDL__MAX(total, 1);
+    }
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
     return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
 }
@@ -31129,7 +31133,8 @@ enum ddl__ps_op {
     DDL__PS_SWITCH = 11, /* payload: the sync mode */
     DDL__PS_SAVE = 12,   /* payload: the path */
     DDL__PS_LOAD = 13,
-    DDL__PS_OPS = 14
+    DDL__PS_LOOK = 14, /* payload: the path; the greatest order number of a checkpoint there, and one more */
+    DDL__PS_OPS = 15
 };
 
 enum {
@@ -31146,7 +31151,8 @@ typedef struct ddl__ps_ask {
     uint64_t sequence;
     int64_t count;  /* ids */
     int64_t bytes;  /* of the payload */
-    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 1: the last one failed */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
+                       the last one failed */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {
@@ -31155,7 +31161,7 @@ typedef struct ddl__ps_answer {
     int64_t slowest;    /* clock, as far as the server knows */
     int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
     uint64_t sequence;  /* LOAD: its last push that was applied */
-    int64_t generation; /* LOAD */
+    int64_t generation; /* LOAD, LOOK */
     char text[DDL__PS_SENTENCE_BYTES];
 } ddl__ps_answer;
 
@@ -31280,6 +31286,7 @@ enum { DDL__PS_SLAB_ROWS = 256, DDL__PS_INDEX_LEAST = 1024 };
 typedef struct ddl__ps_memory {
     ddl_context *c;
     uint64_t used, peak, limit; /* bytes */
+    uint64_t reserve;           /* that only pushes whose turn it is may use, so that these never wait */
 } ddl__ps_memory;
 
 static bool ddl__ps_fits(const ddl__ps_memory *m, uint64_t bytes) {
@@ -31448,12 +31455,15 @@ static void ddl__ps_row_use(ddl__ps_rows *t, uint32_t slot, bool linked) {
 
 /* >>making rows */
 
-/* Arrays of one entry a slab or a row grow by doubling. */
+/* Entries of an array that has to grow: it doubles. 0: it need not. */
+static size_t ddl__ps_grown(size_t cap, size_t need) { return need > cap ? DDL__MAX(need, cap * 2) : 0; }
+
+/* Arrays of one entry a slab or a row. */
 static bool ddl__ps_array_grow(ddl__ps_rows *t, void **array, size_t *cap, size_t need, size_t each) {
     if (need <= *cap) {
         return true;
     }
-    size_t grown = DDL__MAX(need, *cap * 2);
+    size_t grown = ddl__ps_grown(*cap, need);
     void *to = ddl__ps_alloc(t->memory, grown, each);
     if (to == NULL) {
         return false;
@@ -31467,10 +31477,14 @@ static bool ddl__ps_array_grow(ddl__ps_rows *t, void **array, size_t *cap, size_
     return true;
 }
 
-/* One slab more. False: the bound of rows, or memory. */
+/* One slab more. False: the bound of rows, or memory: a table without a bound leaves the reserve, one with a bound was
+ * promised its room when it was made. */
 static bool ddl__ps_rows_grow(ddl__ps_rows *t) {
     size_t slab = t->room / DDL__PS_SLAB_ROWS, each = DDL__PS_SLAB_ROWS * sizeof *t->touched;
-    if (t->room > UINT32_MAX / 2 || !ddl__ps_fits(t->memory, ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * 4 + 8) ||
+    uint64_t bytes = ddl__ps_slab_bytes(t) + ddl__ps_grown(t->slab_cap, slab + 1) * sizeof *t->slabs +
+                     ddl__ps_grown(t->touched_cap, slab + 1) * each;
+    bytes += t->config.rows > 0 ? 0 : t->memory->reserve;
+    if (t->room > UINT32_MAX / 2 || !ddl__ps_fits(t->memory, bytes) ||
         !ddl__ps_array_grow(t, (void **)&t->slabs, &t->slab_cap, slab + 1, sizeof *t->slabs) ||
         !ddl__ps_array_grow(t, (void **)&t->touched, &t->touched_cap, slab + 1, each)) {
         return false;
@@ -31630,6 +31644,7 @@ typedef enum ddl__ps_phase {
 
 /* A checkpoint: see save.h. */
 typedef struct ddl__ps_generation {
+    uint64_t order; /* in a folder later ones have greater numbers, whatever run they are of */
     int64_t clock;
     uint64_t pushes;
     int32_t servers;
@@ -31695,7 +31710,6 @@ typedef struct ddl__ps_server {
     ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
-    uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
     uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */
@@ -31727,7 +31741,7 @@ static bool ddl__ps_in_turns(const ddl__ps_server *s) {
 /* >>buffers: not zeroed, kept for the next time by the context */
 
 static void *ddl__ps_buffer_get(ddl__ps_server *s, size_t bytes, bool urgent) {
-    if (!ddl__ps_fits(&s->memory, bytes + (urgent ? 0 : s->reserve))) {
+    if (!ddl__ps_fits(&s->memory, bytes + (urgent ? 0 : s->memory.reserve))) {
         return NULL;
     }
     ddl__lock(s->c);
@@ -32051,7 +32065,7 @@ static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept
 static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool urgent, bool *out_refused) {
     bool rows = ddl__ps_is_row_op(job->ask.op), push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
     bool early = turns && push && !urgent;
-    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->reserve;
+    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->memory.reserve;
     job->out_bytes =
         job->ask.op == DDL__PS_PULL_ROWS ? (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float) : 0;
     *out_refused = false;
@@ -32149,7 +32163,9 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .grad = grad,
                                .state = p->state,
                                .state_stride = p->piece->count};
-    ddl__optim_step(&o, &part, NULL);
+    double sums[2];
+    ddl__optim_sums(&o, &part, sums); /* of LARS and LAMB: the piece is the whole tensor */
+    ddl__optim_step(&o, &part, sums);
     return true;
 }
 
@@ -32491,13 +32507,15 @@ static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
 /* >>ps/save */
 /* ps, sixth part: checkpoints of servers. A generation is one file for each server, named
  *
- *     FOLDER/ddl-ps.CLOCK.PUSHES.SERVER-of-SERVERS
+ *     FOLDER/ddl-ps.ORDER.CLOCK.PUSHES.SERVER-of-SERVERS
  *
- * by the greatest clock and the number of pushes of all workers, which every server knows: so files of different
+ * by a number that is greater than all that were in the folder before, so that the newest is known whatever run it is
+ * of; by the greatest clock and the number of pushes of all workers, which every server knows: so files of different
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps2\n"  u32 server, servers, workers, params, tables, slots, optimizer   u64 clock, pushes
+ *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
+ *     u64 order, clock, pushes
  *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
@@ -32511,8 +32529,8 @@ typedef struct ddl__ps_file {
 } ddl__ps_file;
 
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
-    snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRId64 ".%" PRIu64 ".%d-of-%d", g->clock, g->pushes, server,
-             g->servers);
+    snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRIu64 ".%" PRId64 ".%" PRIu64 ".%d-of-%d", g->order, g->clock,
+             g->pushes, server, g->servers);
 }
 
 /* >>writing */
@@ -32540,10 +32558,11 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
     const uint32_t words[DDL__PS_HEAD_WORDS] = {
         (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
         (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
-    ddl__ps_write(f, "ddl-ps2\n", 8);
+    ddl__ps_write(f, "ddl-ps3\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
+    ddl__ps_write_u64(f, g->order);
     ddl__ps_write_u64(f, (uint64_t)g->clock);
     ddl__ps_write_u64(f, g->pushes);
     for (int32_t w = 0; w < s->workers; w++) {
@@ -32694,7 +32713,8 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps2\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps3\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    good = ddl__ps_read_u64(f) == g->order && good;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
@@ -32800,6 +32820,9 @@ static bool ddl__ps_read_table(ddl__ps_file *f, ddl__ps_server *s, ddl__ps_place
 
 static int ddl__ps_newer_first(const void *a, const void *b) {
     const ddl__ps_generation *x = a, *y = b;
+    if (x->order != y->order) {
+        return (x->order < y->order) - (x->order > y->order);
+    }
     if (x->clock != y->clock) {
         return (x->clock < y->clock) - (x->clock > y->clock);
     }
@@ -32815,8 +32838,8 @@ static int32_t ddl__ps_generations(const char *folder, ddl__ps_generation out[DD
         ddl__ps_generation g;
         int32_t server;
         int used = 0;
-        if (sscanf(e->d_name, "ddl-ps.%" SCNd64 ".%" SCNu64 ".%d-of-%d%n", &g.clock, &g.pushes, &server, &g.servers,
-                   &used) != 4 ||
+        if (sscanf(e->d_name, "ddl-ps.%" SCNu64 ".%" SCNd64 ".%" SCNu64 ".%d-of-%d%n", &g.order, &g.clock, &g.pushes,
+                   &server, &g.servers, &used) != 5 ||
             e->d_name[used] != 0 || g.servers < 1) {
             continue;
         }
@@ -33011,7 +33034,7 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
                              .newest = DDL__PS_NO_ROW,
                              .oldest = DDL__PS_NO_ROW,
                              .memory = &s->memory};
-    if (!ddl__ps_fits(&s->memory, ddl__ps_rows_need(&p->rows) + s->reserve)) {
+    if (!ddl__ps_fits(&s->memory, ddl__ps_rows_need(&p->rows) + s->memory.reserve)) {
         uint64_t need = ddl__ps_rows_need(&p->rows);
         ddl__ps_place_end(s, p);
         ddl__ps_free(&s->memory, p, 1, sizeof *p);
@@ -33082,8 +33105,8 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
 }
 
 /* What workers and clocks say of the moment: the same on all servers. */
-static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t *sequences) {
-    ddl__ps_generation g = {.servers = s->servers};
+static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, uint64_t order, const uint64_t *sequences) {
+    ddl__ps_generation g = {.order = order, .servers = s->servers};
     for (int32_t w = 0; w < s->workers; w++) {
         g.clock = DDL__MAX(g.clock, s->clock[w]);
         g.pushes += sequences[w];
@@ -33095,7 +33118,7 @@ static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t
 static bool ddl__ps_last_save_failed(const ddl__ps_server *s) {
     bool failed = false;
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        failed = failed || (job->ask.op == DDL__PS_SAVE && job->ask.value != 0);
+        failed = failed || (job->ask.op == DDL__PS_SAVE && (job->ask.value & 1) != 0);
     }
     return failed;
 }
@@ -33132,9 +33155,14 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
         ddl_sync_config sync = ddl__ps_get_sync(&r);
         return ddl__ps_switch_to(s, &sync, clocks, why);
     }
+    if (job->ask.op == DDL__PS_LOOK) {
+        ddl__ps_generation found[DDL__PS_GENERATIONS];
+        g->order = ddl__ps_generations(job->in, found) > 0 ? found[0].order : 0;
+        return DDL_OK;
+    }
     DDL__TRY(ddl__ps_between_clocks(s, why));
     if (job->ask.op == DDL__PS_SAVE) {
-        *g = ddl__ps_moment(s, sequences);
+        *g = ddl__ps_moment(s, job->ask.value >> 1, sequences);
         return ddl__ps_do_save(s, job->in, g, sequences, why);
     }
     DDL__TRY(ddl__ps_load(s, job->in, clocks, sequences, g, why));
@@ -33170,7 +33198,9 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
             a.status = status;
             a.clock = clocks[job->source];
             a.sequence = sequences[job->source];
-            a.generation = (int64_t)(ddl__mix((uint64_t)g->clock, g->pushes) >> 1);
+            a.generation = job->ask.op == DDL__PS_LOOK
+                               ? (int64_t)(g->order + 1)
+                               : (int64_t)(ddl__mix(ddl__mix(g->order, (uint64_t)g->clock), g->pushes) >> 1);
             snprintf(a.text, sizeof a.text, "%.*s", (int)sizeof a.text - 1, status < 0 ? why->text : "");
             ddl__ps_send(s, job, &a, NULL, 0);
             ddl__ps_leave_queue(s, &s->control, job);
@@ -33328,11 +33358,12 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
         const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
         return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
     }
-    int64_t most = a->op == DDL__PS_SAVE || a->op == DDL__PS_LOAD ? DDL__PS_PATH_BYTES : 64;
+    int64_t most = a->op >= DDL__PS_SAVE ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
 }
 
-/* Posts the receive of a worker's next ask. */
+/* Posts the receive of a worker's next ask. Where there is no memory for it the worker stays unheard, and its ask with
+ * it, until ddl__ps_listen_again. */
 static void ddl__ps_listen(ddl__ps_server *s, int32_t worker) {
     ddl__lock(s->c);
     bool room = s->jobs[worker] < DDL__PS_JOBS_MAX && !s->c->finalized;
@@ -33340,12 +33371,37 @@ static void ddl__ps_listen(ddl__ps_server *s, int32_t worker) {
     s->deaf[worker] = job == NULL;
     if (job != NULL) {
         ddl__ps_moves_begin(job->gate);
-        ddl__ps_move(s->group, false, job->ask_bytes, DDL__PS_ASK_BYTES, worker, DDL__PS_TAG_ASK, job->gate,
-                     &job->messages[0]);
-        s->listeners[worker] = job;
-        ddl__ps_moves_started(s->c, job->gate);
+        if (ddl__ps_move(s->group, false, job->ask_bytes, DDL__PS_ASK_BYTES, worker, DDL__PS_TAG_ASK, job->gate,
+                         &job->messages[0]) < 0) {
+            job->next = s->spare;
+            s->spare = job;
+            s->jobs[worker]--;
+            s->deaf[worker] = true;
+        } else {
+            s->listeners[worker] = job;
+            ddl__ps_moves_started(s->c, job->gate);
+        }
     }
     ddl__unlock(s->c);
+}
+
+/* Is a worker unheard for want of memory? The lock is held. */
+static bool ddl__ps_is_deaf(const ddl__ps_server *s) {
+    for (int32_t w = 0; w < s->workers; w++) {
+        if (s->deaf[w] && s->present[w] && s->jobs[w] < DDL__PS_JOBS_MAX) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The lock is not held. */
+static void ddl__ps_listen_again(ddl__ps_server *s) {
+    for (int32_t w = 0; w < s->workers; w++) {
+        if (s->deaf[w] && s->present[w]) {
+            ddl__ps_listen(s, w);
+        }
+    }
 }
 
 static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
@@ -33399,6 +33455,10 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
                 (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
+    if (job->messages[0] == NULL) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
+                       job->source);
+    }
     if (!good) { /* the worker died, or gave up and may come again with the same sequence */
         ddl__ps_leave_queue(s, p, job);
     }
@@ -33410,6 +33470,8 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
 }
 
 /* >>loop */
+
+#define DDL__PS_AGAIN_NS ((uint64_t)10000000) /* between two tries for memory */
 
 static bool ddl__ps_has_work(ddl_context *c, void *arg) {
     const ddl__ps_server *s = arg;
@@ -33441,6 +33503,16 @@ static void ddl__ps_publish(ddl__ps_server *s) {
     }
 }
 
+/* What had no memory looks once more. The lock is not held. */
+static void ddl__ps_try_again(ddl__ps_server *s) {
+    ddl__ps_listen_again(s);
+    if (s->starved) {
+        s->starved = s->freed = false;
+        ddl__ps_run_control(s);
+        ddl__ps_run_all(s);
+    }
+}
+
 /* Works off jobs whose messages have ended, until there is none. */
 static void ddl__ps_work(ddl__ps_server *s) {
     for (ddl__ps_job *job = s->ended_first; job != NULL && !s->c->finalized; job = s->ended_first) {
@@ -33453,11 +33525,7 @@ static void ddl__ps_work(ddl__ps_server *s) {
             ddl__ps_run_control(s);
             ddl__ps_run_all(s);
         }
-        for (int32_t w = 0; w < s->workers; w++) {
-            if (s->deaf[w] && s->present[w]) {
-                ddl__ps_listen(s, w);
-            }
-        }
+        ddl__ps_listen_again(s);
         ddl__lock(s->c);
         ddl__ps_publish(s);
     }
@@ -33472,9 +33540,17 @@ static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     }
     ddl__lock(c);
     while (!s->stop && !c->aborted && !c->finalized && s->present_count > 0) {
+        bool again = s->starved || ddl__ps_is_deaf(s); /* no message says that the machine has memory again */
+        w.deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER;
         ddl__wait_for(c, &w);
         ddl__ps_work(s);
+        if (again) {
+            ddl__unlock(c);
+            ddl__ps_try_again(s);
+            ddl__lock(c);
+        }
     }
+    w.deadline = DDL__NEVER;
     while (ddl__ps_is_sending(s) && !s->stop && !c->aborted && !c->finalized) { /* the last answers */
         ddl__wait_for(c, &w);
         ddl__ps_work(s);
@@ -33560,7 +33636,7 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
     for (int64_t i = 0; good && i < s->piece_count; i++) {
         good = s->pieces[i].server != s->number || ddl__ps_piece_begin(s, i);
     }
-    s->reserve = 2 * largest;
+    s->memory.reserve = 2 * largest;
     return good ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "server %d: no memory for its parameters", s->number);
 }
 
@@ -33654,6 +33730,7 @@ struct ddl_ps {
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
+    uint64_t save_order; /* of the checkpoint that is being written */
     bool left, clocking, save_failed; /* a thread is in ddl_ps_clock; the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;
@@ -34161,11 +34238,6 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
                          (long long)o.piece_bytes, (long long)o.memory_bytes);
     }
     DDL__TRY(ddl__optim_init(why, &in->optimizer, &o.optimizer));
-    if (ddl__optim_needs_sums(&o.optimizer)) {
-        return ddl__fail(why, DDL_ERR_ARG,
-                         "LARS and LAMB need the norm of a whole tensor, which no server has; take an elementwise "
-                         "optimizer, or all-reduce");
-    }
     DDL__TRY(ddl__ps_sync_resolve(why, &in->sync, &o.sync));
     *out = o;
     return DDL_OK;
@@ -34272,7 +34344,8 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
         total += ps->lengths[i];
     }
-    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes);
+    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes,
+                                        ddl__optim_needs_sums(&ps->config.optimizer));
     n = ps->piece_count = ps->lengths != NULL ? ddl__ps_cut(ps->lengths, ps->params, limit, NULL) : 0;
     ps->pieces = ddl__alloc_array(base, (size_t)n, sizeof *ps->pieces);
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
@@ -34697,7 +34770,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
     DDL__TRY(ddl__ps_idle(ps, what));
     ddl__ps_ask ask = {
         .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
-    ask.value = op == DDL__PS_SAVE && ps->save_failed;
+    ask.value = op == DDL__PS_SAVE ? ps->save_order << 1 | ps->save_failed : 0;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -34766,6 +34839,11 @@ static ddl_status ddl__ps_check_table(ddl_ps *ps, const ddl_ps_table_config *t) 
             "ddl_ps_table_create: width %d, rows %lld, uniform %g; a width of 1 to 2^20, 0 to 2^31 - 1 rows "
             "and a uniform of at least 0 are possible",
             t->width, (long long)t->rows, (double)t->uniform);
+    }
+    if (ddl__optim_needs_sums(&ps->config.optimizer)) {
+        return ddl__error(ps->c, DDL_ERR_UNSUPPORTED,
+                          "ddl_ps_table_create: LARS and LAMB need the norm of a whole tensor, and no server has all "
+                          "rows of a table; take an elementwise optimizer");
     }
     if (ps->table_count == DDL__PS_TABLES) {
         return ddl__error(ps->c, DDL_ERR_ARG, "ddl_ps_table_create: there are %d tables; more are not possible",
@@ -34871,6 +34949,18 @@ DDL_API ddl_status ddl_ps_push_rows(ddl_ps *ps, int32_t table, const uint64_t *i
 
 /* >>checkpoints */
 
+/* One of LOOK, SAVE and LOAD, at all servers. */
+static ddl_status ddl__ps_at_folder(ddl_ps *ps, int32_t op, const char *folder, const char *what, ddl__ps_answer *out) {
+    DDL__TRY(ddl__ps_joint(ps, op, folder, strlen(folder) + 1, what, out));
+    return out->generation >= 0
+               ? DDL_OK
+               : ddl__error(ps->c, DDL_ERR_STATE,
+                            "%s: the servers do not agree on the newest checkpoint in %s; it must be "
+                            "a folder that all of them share, and nobody else writes to",
+                            what, folder);
+}
+
+/* Servers look before any of them writes: no worker asks for the save before it knows of all that they have looked. */
 static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder, const char *what) {
     ddl__ps_answer answer;
     if (folder == NULL) {
@@ -34881,14 +34971,15 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
     ddl_status status = bytes == 1 || bytes > DDL__PS_PATH_BYTES
                             ? ddl__error(ps->c, DDL_ERR_ARG, "%s: a folder of %zu characters; 1 to %d are possible",
                                          what, bytes - 1, DDL__PS_PATH_BYTES - 1)
-                            : ddl__ps_joint(ps, op, folder, bytes, what, &answer);
-    if (status == DDL_OK && answer.generation < 0) {
-        status = ddl__error(ps->c, DDL_ERR_STATE,
-                            "%s: the servers do not agree on the newest checkpoint in %s; it must be "
-                            "a folder that all of them share, and nobody else writes to",
-                            what, folder);
+                            : DDL_OK;
+    if (status == DDL_OK && op == DDL__PS_SAVE) {
+        status = ddl__ps_at_folder(ps, DDL__PS_LOOK, folder, what, &answer);
+        ps->save_order = status == DDL_OK ? (uint64_t)answer.generation : 0;
     }
-    ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
+    if (status == DDL_OK) {
+        status = ddl__ps_at_folder(ps, op, folder, what, &answer);
+        ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
+    }
     if (status == DDL_OK && op == DDL__PS_LOAD) {
         ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
         ddl__ps_resume(ps, &answer);
@@ -35452,7 +35543,7 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind k
 static bool ddl__served_sums(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_AUTO ||
            (o->architecture == DDL_ARCHITECTURE_PS &&
-            (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
+            (o->step != NULL || o->clip_norm > 0 || o->uneven));
 }
 
 static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
@@ -35483,7 +35574,7 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
                                        "SSP or ASP with them, or local SGD over all-reduce"
            : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
            : o->sync != DDL_SYNC_BSP && ddl__served_sums(o)
-               ? "LARS, LAMB, clip_norm, uneven and a step of the program's own need the average of all workers' "
+               ? "clip_norm, uneven and a step of the program's own need the average of all workers' "
                  "gradients, which SSP and ASP do not make: take sync BSP (a worker without data frees its trainer)"
                : NULL;
 }

@@ -265,10 +265,10 @@ static void step(ddl_group *w, ddl_ps *ps) {
     free(g);
 }
 
-/* Makes this generation's file of server 1 impossible. */
+/* Makes server 1's file of this generation, which is number `clock` of the folder, impossible. */
 static void obstruct(ddl_group *w, int clock) {
     char path[200];
-    snprintf(path, sizeof path, "%s/ddl-ps.%d.%d.1-of-2", folder, clock, 2 * clock);
+    snprintf(path, sizeof path, "%s/ddl-ps.%d.%d.%d.1-of-2.tmp", folder, clock, clock, 2 * clock);
     if (ddl_rank(w) == 0) {
         CHECK_EQ(mkdir(path, 0700), 0);
         strcat(path, "/x");
@@ -307,6 +307,137 @@ TEST(a_checkpoint_outlives_later_ones_that_fail_and_can_be_gone_back_to) {
     world_threads(2, back_run, NULL);
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK_EQ(system(command), 0);
+}
+
+/* A run that was not loaded writes into the folder of an older one, whose clock is greater. */
+static void some_steps(ddl_group *w, ddl_ps *ps, void *arg) {
+    for (int i = 0; i < *(int *)arg; i++) {
+        step(w, ps);
+    }
+    OK(ddl_ps_save(ps, folder));
+}
+static void take_newest(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    OK(ddl_ps_load(ps, folder));
+    CHECK_EQ(value(w, ps), -2);
+}
+static void orders_run(ddl_group *w, void *arg) {
+    (void)arg;
+    static int five = 5, two = 2;
+    ps_fn runs[] = {some_steps, some_steps, take_newest};
+    int *steps[] = {&five, &two, NULL};
+    for (int i = 0; i < 3; i++) {
+        float p[4096] = {0};
+        ddl_tensor t = DDL_ARRAY(p);
+        ddl_ps_config config = {.servers = 2, .optimizer = {.learning_rate = 1}};
+        ps_run(w, &config, &t, 1, runs[i], steps[i]);
+    }
+}
+TEST(the_checkpoint_that_was_written_last_is_the_newest_whatever_its_clock) {
+    char command[100];
+    strcpy(folder + strlen(folder) - 6, "XXXXXX");
+    REQUIRE(mkdtemp(folder) != NULL);
+    world_threads(2, orders_run, NULL);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQ(system(command), 0);
+}
+
+/* ---- no memory ---- */
+
+/* A table without a bound takes what memory_bytes leaves, except what a push of the parameter needs. */
+static void fill(ddl_group *w, ddl_ps *ps, void *arg) {
+    int32_t table;
+    float row[16] = {1}, grad[4096] = {0};
+    ddl_status status = DDL_OK;
+    (void)arg;
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 16}, &table));
+    for (uint64_t id = 0; id < 100000 && status == DDL_OK; id++) {
+        status = ddl_ps_push_rows(ps, table, &id, 1, DDL_ARRAY(row), NULL);
+    }
+    CHECK_EQ(status, DDL_ERR_NOMEM);
+    OK(ddl_ps_push(ps, 0, DDL_ARRAY(grad), NULL));
+    OK(ddl_ps_clock(ps));
+}
+static void fill_run(ddl_group *w, void *arg) {
+    (void)arg;
+    for (int64_t bytes = 140000; bytes < 184000; bytes += 2000) { /* wherever a slab of rows ends */
+        run(w, &(ddl_ps_config){.memory_bytes = bytes}, fill);
+    }
+}
+TEST(a_table_that_takes_all_memory_leaves_room_for_pushes) { world_threads(1, fill_run, NULL); }
+
+/* The n-th allocation fails, and some after it, of the worker or of the server: a call may fail, and made again it
+ * succeeds, once. */
+typedef struct thin {
+    long calls, fail_at; /* 0: none fails */
+    long nth, count;
+    int failed;
+} thin;
+
+static void *thin_take(void *user, size_t bytes) {
+    thin *m = user;
+    long n = __atomic_add_fetch(&m->calls, 1, __ATOMIC_SEQ_CST);
+    long from = __atomic_load_n(&m->fail_at, __ATOMIC_SEQ_CST);
+    return from > 0 && n >= from && n < from + m->count ? NULL : malloc(bytes);
+}
+static void thin_give(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static void in_thin_memory(ddl_group *w, ddl_ps *ps, void *arg) {
+    thin *m = arg;
+    float grad[4096], out[4096];
+    for (int i = 0; i < 4096; i++) {
+        grad[i] = 1;
+    }
+    for (int push = 1; push <= 3; push++) {
+        uint64_t sequence = 0;
+        int tries = 0;
+        while (ddl_ps_push(ps, 0, DDL_ARRAY(grad), &sequence) != DDL_OK && ++tries < 5) {
+        }
+        CHECK(tries < 5);
+        memset(out, 0x7f, sizeof out);
+        for (tries = 0; ddl_ps_pull(ps, 0, DDL_ARRAY(out)) != DDL_OK && tries < 5; tries++) {
+        }
+        CHECK(tries < 5);
+        CHECK(out[0] == (float)-push && out[4095] == (float)-push);
+    }
+    m->failed = __atomic_load_n(&m->calls, __ATOMIC_SEQ_CST) >= m->fail_at;
+    __atomic_store_n(&m->fail_at, 0, __ATOMIC_SEQ_CST); /* the end is another test's */
+    (void)w;
+}
+static void thin_run(ddl_group *w, void *arg) {
+    thin *m = arg;
+    float p[4096] = {0};
+    ddl_tensor t = DDL_ARRAY(p);
+    ddl_ps_config config = {.sync = {.mode = DDL_SYNC_ASP}, .optimizer = {.learning_rate = 1}};
+    ddl_ps *ps = NULL;
+    __atomic_store_n(&m->fail_at, __atomic_load_n(&m->calls, __ATOMIC_SEQ_CST) + m->nth, __ATOMIC_SEQ_CST);
+    ddl_status status = ddl_ps_create(w, &config, &t, 1, &ps);
+    m->failed = status < 0;
+    if (status == DDL_OK) {
+        in_thin_memory(w, ps, m);
+        OK(ddl_ps_free(&ps));
+    } else {
+        CHECK(status == DDL_ERR_NOMEM || status == DDL_ERR_TIMEOUT); /* of an answer that could not be sent */
+        m->fail_at = 0;
+    }
+}
+TEST(the_nth_allocation_that_fails_costs_a_call_and_no_more) {
+    for (long count = 1; count <= 4; count += 3) {
+        long n = 0;
+        int failed = 1;
+        while (failed && n < 100) {
+            thin m = {.nth = ++n, .count = count};
+            ddl_config config = {.allocator = {thin_take, thin_give, &m}, .timeout_ms = 300};
+            world_config = &config;
+            world_threads(1, thin_run, &m);
+            failed = m.failed;
+        }
+        CHECK(n > 4);
+    }
+    world_config = NULL;
 }
 
 /* ---- deaths ---- */

@@ -326,13 +326,13 @@ TEST(a_checkpoint_goes_on_bit_for_bit_on_any_number_of_servers_and_a_damaged_one
         x.config.servers = servers;
         world_threads(2, save_run, &x);
     }
-    CHECK_EQ(files_of(x.folder, "ddl-ps.4.", 0), 2);
+    CHECK_EQ(files_of(x.folder, "ddl-ps.2.4.", 0), 2);
     CHECK_EQ(files_of(x.folder, ".0-of-2", 0), 2);
-    char newest[] = "ddl-ps.4.";
+    char newest[] = "ddl-ps.2.4.";
     CHECK_EQ(files_of(x.folder, newest, 1), 2); /* damaged: the one before is taken */
     x.expect_from = 2;
     world_threads(2, save_run, &x);
-    files_of(x.folder, "ddl-ps.2.", 1);
+    files_of(x.folder, "ddl-ps.1.2.", 1);
     x.damage = 2;
     world_threads(2, save_run, &x);
     char command[300];

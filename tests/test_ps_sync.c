@@ -223,7 +223,6 @@ static void refuse(ddl_group *w, void *arg) {
                {{.sync = {.mode = DDL_SYNC_SSP, .staleness_max = 2}}, "staleness_max is 2, less than"},
                {{.sync = {.mode = DDL_SYNC_LOCAL}}, "is no sync mode of servers"},
                {{.op = DDL_MAX}, "DDL_AVG or DDL_SUM"},
-               {{.optimizer = {.kind = DDL_LARS}}, "LARS and LAMB need the norm"},
                {{.piece_bytes = 1}, "piece_bytes is 1"}};
     ddl_ps *ps = (ddl_ps *)&bad;
     (void)arg;

@@ -238,6 +238,10 @@ static void train_own(ddl_group *w, void *arg) {
         }
         OK(ddl_step(t));
     }
+    char line[512] = "";
+    ddl_trainer_describe(t, line, sizeof line);
+    int averages = config.clip_norm > 0 || config.step != NULL;
+    CHECK_EQ(strstr(line, "that average") != NULL, config.architecture == DDL_ARCHITECTURE_PS && averages);
     OK(ddl_trainer_free(&t));
     j->result[rank] = m;
 }

@@ -52,7 +52,7 @@ typedef struct ddl_ps_config {
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
                                 which wait at the worker while there is no room, and are refused with
                                 DDL_ERR_NOMEM when there will never be. 0: no bound */
-    int64_t piece_bytes;     /* most of one message; default 1 MiB */
+    int64_t piece_bytes;     /* most of one message; default 1 MiB; LARS and LAMB: parameters are not cut */
 } ddl_ps_config;
 
 /* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all

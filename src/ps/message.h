@@ -34,7 +34,8 @@ enum ddl__ps_op {
     DDL__PS_SWITCH = 11, /* payload: the sync mode */
     DDL__PS_SAVE = 12,   /* payload: the path */
     DDL__PS_LOAD = 13,
-    DDL__PS_OPS = 14
+    DDL__PS_LOOK = 14, /* payload: the path; the greatest order number of a checkpoint there, and one more */
+    DDL__PS_OPS = 15
 };
 
 enum {
@@ -51,7 +52,8 @@ typedef struct ddl__ps_ask {
     uint64_t sequence;
     int64_t count;  /* ids */
     int64_t bytes;  /* of the payload */
-    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 1: the last one failed */
+    uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
+                       the last one failed */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {
@@ -60,7 +62,7 @@ typedef struct ddl__ps_answer {
     int64_t slowest;    /* clock, as far as the server knows */
     int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
     uint64_t sequence;  /* LOAD: its last push that was applied */
-    int64_t generation; /* LOAD */
+    int64_t generation; /* LOAD, LOOK */
     char text[DDL__PS_SENTENCE_BYTES];
 } ddl__ps_answer;
 

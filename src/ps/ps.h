@@ -55,11 +55,6 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
                          (long long)o.piece_bytes, (long long)o.memory_bytes);
     }
     DDL__TRY(ddl__optim_init(why, &in->optimizer, &o.optimizer));
-    if (ddl__optim_needs_sums(&o.optimizer)) {
-        return ddl__fail(why, DDL_ERR_ARG,
-                         "LARS and LAMB need the norm of a whole tensor, which no server has; take an elementwise "
-                         "optimizer, or all-reduce");
-    }
     DDL__TRY(ddl__ps_sync_resolve(why, &in->sync, &o.sync));
     *out = o;
     return DDL_OK;
@@ -166,7 +161,8 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
         total += ps->lengths[i];
     }
-    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes);
+    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes,
+                                        ddl__optim_needs_sums(&ps->config.optimizer));
     n = ps->piece_count = ps->lengths != NULL ? ddl__ps_cut(ps->lengths, ps->params, limit, NULL) : 0;
     ps->pieces = ddl__alloc_array(base, (size_t)n, sizeof *ps->pieces);
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
@@ -591,7 +587,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
     DDL__TRY(ddl__ps_idle(ps, what));
     ddl__ps_ask ask = {
         .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
-    ask.value = op == DDL__PS_SAVE && ps->save_failed;
+    ask.value = op == DDL__PS_SAVE ? ps->save_order << 1 | ps->save_failed : 0;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -660,6 +656,11 @@ static ddl_status ddl__ps_check_table(ddl_ps *ps, const ddl_ps_table_config *t) 
             "ddl_ps_table_create: width %d, rows %lld, uniform %g; a width of 1 to 2^20, 0 to 2^31 - 1 rows "
             "and a uniform of at least 0 are possible",
             t->width, (long long)t->rows, (double)t->uniform);
+    }
+    if (ddl__optim_needs_sums(&ps->config.optimizer)) {
+        return ddl__error(ps->c, DDL_ERR_UNSUPPORTED,
+                          "ddl_ps_table_create: LARS and LAMB need the norm of a whole tensor, and no server has all "
+                          "rows of a table; take an elementwise optimizer");
     }
     if (ps->table_count == DDL__PS_TABLES) {
         return ddl__error(ps->c, DDL_ERR_ARG, "ddl_ps_table_create: there are %d tables; more are not possible",
@@ -765,6 +766,18 @@ DDL_API ddl_status ddl_ps_push_rows(ddl_ps *ps, int32_t table, const uint64_t *i
 
 /* >>checkpoints */
 
+/* One of LOOK, SAVE and LOAD, at all servers. */
+static ddl_status ddl__ps_at_folder(ddl_ps *ps, int32_t op, const char *folder, const char *what, ddl__ps_answer *out) {
+    DDL__TRY(ddl__ps_joint(ps, op, folder, strlen(folder) + 1, what, out));
+    return out->generation >= 0
+               ? DDL_OK
+               : ddl__error(ps->c, DDL_ERR_STATE,
+                            "%s: the servers do not agree on the newest checkpoint in %s; it must be "
+                            "a folder that all of them share, and nobody else writes to",
+                            what, folder);
+}
+
+/* Servers look before any of them writes: no worker asks for the save before it knows of all that they have looked. */
 static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder, const char *what) {
     ddl__ps_answer answer;
     if (folder == NULL) {
@@ -775,14 +788,15 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
     ddl_status status = bytes == 1 || bytes > DDL__PS_PATH_BYTES
                             ? ddl__error(ps->c, DDL_ERR_ARG, "%s: a folder of %zu characters; 1 to %d are possible",
                                          what, bytes - 1, DDL__PS_PATH_BYTES - 1)
-                            : ddl__ps_joint(ps, op, folder, bytes, what, &answer);
-    if (status == DDL_OK && answer.generation < 0) {
-        status = ddl__error(ps->c, DDL_ERR_STATE,
-                            "%s: the servers do not agree on the newest checkpoint in %s; it must be "
-                            "a folder that all of them share, and nobody else writes to",
-                            what, folder);
+                            : DDL_OK;
+    if (status == DDL_OK && op == DDL__PS_SAVE) {
+        status = ddl__ps_at_folder(ps, DDL__PS_LOOK, folder, what, &answer);
+        ps->save_order = status == DDL_OK ? (uint64_t)answer.generation : 0;
     }
-    ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
+    if (status == DDL_OK) {
+        status = ddl__ps_at_folder(ps, op, folder, what, &answer);
+        ps->save_failed = op == DDL__PS_SAVE ? status < 0 : ps->save_failed;
+    }
     if (status == DDL_OK && op == DDL__PS_LOAD) {
         ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
         ddl__ps_resume(ps, &answer);

@@ -12,6 +12,7 @@ enum { DDL__PS_SLAB_ROWS = 256, DDL__PS_INDEX_LEAST = 1024 };
 typedef struct ddl__ps_memory {
     ddl_context *c;
     uint64_t used, peak, limit; /* bytes */
+    uint64_t reserve;           /* that only pushes whose turn it is may use, so that these never wait */
 } ddl__ps_memory;
 
 static bool ddl__ps_fits(const ddl__ps_memory *m, uint64_t bytes) {
@@ -180,12 +181,15 @@ static void ddl__ps_row_use(ddl__ps_rows *t, uint32_t slot, bool linked) {
 
 /* >>making rows */
 
-/* Arrays of one entry a slab or a row grow by doubling. */
+/* Entries of an array that has to grow: it doubles. 0: it need not. */
+static size_t ddl__ps_grown(size_t cap, size_t need) { return need > cap ? DDL__MAX(need, cap * 2) : 0; }
+
+/* Arrays of one entry a slab or a row. */
 static bool ddl__ps_array_grow(ddl__ps_rows *t, void **array, size_t *cap, size_t need, size_t each) {
     if (need <= *cap) {
         return true;
     }
-    size_t grown = DDL__MAX(need, *cap * 2);
+    size_t grown = ddl__ps_grown(*cap, need);
     void *to = ddl__ps_alloc(t->memory, grown, each);
     if (to == NULL) {
         return false;
@@ -199,10 +203,14 @@ static bool ddl__ps_array_grow(ddl__ps_rows *t, void **array, size_t *cap, size_
     return true;
 }
 
-/* One slab more. False: the bound of rows, or memory. */
+/* One slab more. False: the bound of rows, or memory: a table without a bound leaves the reserve, one with a bound was
+ * promised its room when it was made. */
 static bool ddl__ps_rows_grow(ddl__ps_rows *t) {
     size_t slab = t->room / DDL__PS_SLAB_ROWS, each = DDL__PS_SLAB_ROWS * sizeof *t->touched;
-    if (t->room > UINT32_MAX / 2 || !ddl__ps_fits(t->memory, ddl__ps_slab_bytes(t) + DDL__PS_SLAB_ROWS * 4 + 8) ||
+    uint64_t bytes = ddl__ps_slab_bytes(t) + ddl__ps_grown(t->slab_cap, slab + 1) * sizeof *t->slabs +
+                     ddl__ps_grown(t->touched_cap, slab + 1) * each;
+    bytes += t->config.rows > 0 ? 0 : t->memory->reserve;
+    if (t->room > UINT32_MAX / 2 || !ddl__ps_fits(t->memory, bytes) ||
         !ddl__ps_array_grow(t, (void **)&t->slabs, &t->slab_cap, slab + 1, sizeof *t->slabs) ||
         !ddl__ps_array_grow(t, (void **)&t->touched, &t->touched_cap, slab + 1, each)) {
         return false;

@@ -1,12 +1,14 @@
 /* ps, sixth part: checkpoints of servers. A generation is one file for each server, named
  *
- *     FOLDER/ddl-ps.CLOCK.PUSHES.SERVER-of-SERVERS
+ *     FOLDER/ddl-ps.ORDER.CLOCK.PUSHES.SERVER-of-SERVERS
  *
- * by the greatest clock and the number of pushes of all workers, which every server knows: so files of different
+ * by a number that is greater than all that were in the folder before, so that the newest is known whatever run it is
+ * of; by the greatest clock and the number of pushes of all workers, which every server knows: so files of different
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps2\n"  u32 server, servers, workers, params, tables, slots, optimizer   u64 clock, pushes
+ *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
+ *     u64 order, clock, pushes
  *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
@@ -29,8 +31,8 @@ typedef struct ddl__ps_file {
 } ddl__ps_file;
 
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
-    snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRId64 ".%" PRIu64 ".%d-of-%d", g->clock, g->pushes, server,
-             g->servers);
+    snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRIu64 ".%" PRId64 ".%" PRIu64 ".%d-of-%d", g->order, g->clock,
+             g->pushes, server, g->servers);
 }
 
 /* >>writing */
@@ -58,10 +60,11 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
     const uint32_t words[DDL__PS_HEAD_WORDS] = {
         (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
         (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
-    ddl__ps_write(f, "ddl-ps2\n", 8);
+    ddl__ps_write(f, "ddl-ps3\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
+    ddl__ps_write_u64(f, g->order);
     ddl__ps_write_u64(f, (uint64_t)g->clock);
     ddl__ps_write_u64(f, g->pushes);
     for (int32_t w = 0; w < s->workers; w++) {
@@ -212,7 +215,8 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps2\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps3\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    good = ddl__ps_read_u64(f) == g->order && good;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
@@ -318,6 +322,9 @@ static bool ddl__ps_read_table(ddl__ps_file *f, ddl__ps_server *s, ddl__ps_place
 
 static int ddl__ps_newer_first(const void *a, const void *b) {
     const ddl__ps_generation *x = a, *y = b;
+    if (x->order != y->order) {
+        return (x->order < y->order) - (x->order > y->order);
+    }
     if (x->clock != y->clock) {
         return (x->clock < y->clock) - (x->clock > y->clock);
     }
@@ -333,8 +340,8 @@ static int32_t ddl__ps_generations(const char *folder, ddl__ps_generation out[DD
         ddl__ps_generation g;
         int32_t server;
         int used = 0;
-        if (sscanf(e->d_name, "ddl-ps.%" SCNd64 ".%" SCNu64 ".%d-of-%d%n", &g.clock, &g.pushes, &server, &g.servers,
-                   &used) != 4 ||
+        if (sscanf(e->d_name, "ddl-ps.%" SCNu64 ".%" SCNd64 ".%" SCNu64 ".%d-of-%d%n", &g.order, &g.clock, &g.pushes,
+                   &server, &g.servers, &used) != 5 ||
             e->d_name[used] != 0 || g.servers < 1) {
             continue;
         }

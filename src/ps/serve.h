@@ -76,7 +76,7 @@ static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept
 static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool urgent, bool *out_refused) {
     bool rows = ddl__ps_is_row_op(job->ask.op), push = ddl__ps_is_push(job->ask.op), turns = ddl__ps_in_turns(s);
     bool early = turns && push && !urgent;
-    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->reserve;
+    uint64_t room = ddl__ps_room(s), kept = urgent ? 0 : s->memory.reserve;
     job->out_bytes =
         job->ask.op == DDL__PS_PULL_ROWS ? (size_t)job->ask.count * (size_t)p->rows.config.width * sizeof(float) : 0;
     *out_refused = false;
@@ -174,7 +174,9 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .grad = grad,
                                .state = p->state,
                                .state_stride = p->piece->count};
-    ddl__optim_step(&o, &part, NULL);
+    double sums[2];
+    ddl__optim_sums(&o, &part, sums); /* of LARS and LAMB: the piece is the whole tensor */
+    ddl__optim_step(&o, &part, sums);
     return true;
 }
 

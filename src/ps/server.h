@@ -85,7 +85,7 @@ static ddl_status ddl__ps_table_add(ddl__ps_server *s, const ddl_ps_table_config
                              .newest = DDL__PS_NO_ROW,
                              .oldest = DDL__PS_NO_ROW,
                              .memory = &s->memory};
-    if (!ddl__ps_fits(&s->memory, ddl__ps_rows_need(&p->rows) + s->reserve)) {
+    if (!ddl__ps_fits(&s->memory, ddl__ps_rows_need(&p->rows) + s->memory.reserve)) {
         uint64_t need = ddl__ps_rows_need(&p->rows);
         ddl__ps_place_end(s, p);
         ddl__ps_free(&s->memory, p, 1, sizeof *p);
@@ -156,8 +156,8 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
 }
 
 /* What workers and clocks say of the moment: the same on all servers. */
-static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t *sequences) {
-    ddl__ps_generation g = {.servers = s->servers};
+static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, uint64_t order, const uint64_t *sequences) {
+    ddl__ps_generation g = {.order = order, .servers = s->servers};
     for (int32_t w = 0; w < s->workers; w++) {
         g.clock = DDL__MAX(g.clock, s->clock[w]);
         g.pushes += sequences[w];
@@ -169,7 +169,7 @@ static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, const uint64_t
 static bool ddl__ps_last_save_failed(const ddl__ps_server *s) {
     bool failed = false;
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        failed = failed || (job->ask.op == DDL__PS_SAVE && job->ask.value != 0);
+        failed = failed || (job->ask.op == DDL__PS_SAVE && (job->ask.value & 1) != 0);
     }
     return failed;
 }
@@ -206,9 +206,14 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
         ddl_sync_config sync = ddl__ps_get_sync(&r);
         return ddl__ps_switch_to(s, &sync, clocks, why);
     }
+    if (job->ask.op == DDL__PS_LOOK) {
+        ddl__ps_generation found[DDL__PS_GENERATIONS];
+        g->order = ddl__ps_generations(job->in, found) > 0 ? found[0].order : 0;
+        return DDL_OK;
+    }
     DDL__TRY(ddl__ps_between_clocks(s, why));
     if (job->ask.op == DDL__PS_SAVE) {
-        *g = ddl__ps_moment(s, sequences);
+        *g = ddl__ps_moment(s, job->ask.value >> 1, sequences);
         return ddl__ps_do_save(s, job->in, g, sequences, why);
     }
     DDL__TRY(ddl__ps_load(s, job->in, clocks, sequences, g, why));
@@ -244,7 +249,9 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
             a.status = status;
             a.clock = clocks[job->source];
             a.sequence = sequences[job->source];
-            a.generation = (int64_t)(ddl__mix((uint64_t)g->clock, g->pushes) >> 1);
+            a.generation = job->ask.op == DDL__PS_LOOK
+                               ? (int64_t)(g->order + 1)
+                               : (int64_t)(ddl__mix(ddl__mix(g->order, (uint64_t)g->clock), g->pushes) >> 1);
             snprintf(a.text, sizeof a.text, "%.*s", (int)sizeof a.text - 1, status < 0 ? why->text : "");
             ddl__ps_send(s, job, &a, NULL, 0);
             ddl__ps_leave_queue(s, &s->control, job);
@@ -402,11 +409,12 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
         const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
         return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
     }
-    int64_t most = a->op == DDL__PS_SAVE || a->op == DDL__PS_LOAD ? DDL__PS_PATH_BYTES : 64;
+    int64_t most = a->op >= DDL__PS_SAVE ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
 }
 
-/* Posts the receive of a worker's next ask. */
+/* Posts the receive of a worker's next ask. Where there is no memory for it the worker stays unheard, and its ask with
+ * it, until ddl__ps_listen_again. */
 static void ddl__ps_listen(ddl__ps_server *s, int32_t worker) {
     ddl__lock(s->c);
     bool room = s->jobs[worker] < DDL__PS_JOBS_MAX && !s->c->finalized;
@@ -414,12 +422,37 @@ static void ddl__ps_listen(ddl__ps_server *s, int32_t worker) {
     s->deaf[worker] = job == NULL;
     if (job != NULL) {
         ddl__ps_moves_begin(job->gate);
-        ddl__ps_move(s->group, false, job->ask_bytes, DDL__PS_ASK_BYTES, worker, DDL__PS_TAG_ASK, job->gate,
-                     &job->messages[0]);
-        s->listeners[worker] = job;
-        ddl__ps_moves_started(s->c, job->gate);
+        if (ddl__ps_move(s->group, false, job->ask_bytes, DDL__PS_ASK_BYTES, worker, DDL__PS_TAG_ASK, job->gate,
+                         &job->messages[0]) < 0) {
+            job->next = s->spare;
+            s->spare = job;
+            s->jobs[worker]--;
+            s->deaf[worker] = true;
+        } else {
+            s->listeners[worker] = job;
+            ddl__ps_moves_started(s->c, job->gate);
+        }
     }
     ddl__unlock(s->c);
+}
+
+/* Is a worker unheard for want of memory? The lock is held. */
+static bool ddl__ps_is_deaf(const ddl__ps_server *s) {
+    for (int32_t w = 0; w < s->workers; w++) {
+        if (s->deaf[w] && s->present[w] && s->jobs[w] < DDL__PS_JOBS_MAX) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The lock is not held. */
+static void ddl__ps_listen_again(ddl__ps_server *s) {
+    for (int32_t w = 0; w < s->workers; w++) {
+        if (s->deaf[w] && s->present[w]) {
+            ddl__ps_listen(s, w);
+        }
+    }
 }
 
 static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
@@ -473,6 +506,10 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
                 (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
+    if (job->messages[0] == NULL) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
+                       job->source);
+    }
     if (!good) { /* the worker died, or gave up and may come again with the same sequence */
         ddl__ps_leave_queue(s, p, job);
     }
@@ -484,6 +521,8 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
 }
 
 /* >>loop */
+
+#define DDL__PS_AGAIN_NS ((uint64_t)10000000) /* between two tries for memory */
 
 static bool ddl__ps_has_work(ddl_context *c, void *arg) {
     const ddl__ps_server *s = arg;
@@ -515,6 +554,16 @@ static void ddl__ps_publish(ddl__ps_server *s) {
     }
 }
 
+/* What had no memory looks once more. The lock is not held. */
+static void ddl__ps_try_again(ddl__ps_server *s) {
+    ddl__ps_listen_again(s);
+    if (s->starved) {
+        s->starved = s->freed = false;
+        ddl__ps_run_control(s);
+        ddl__ps_run_all(s);
+    }
+}
+
 /* Works off jobs whose messages have ended, until there is none. */
 static void ddl__ps_work(ddl__ps_server *s) {
     for (ddl__ps_job *job = s->ended_first; job != NULL && !s->c->finalized; job = s->ended_first) {
@@ -527,11 +576,7 @@ static void ddl__ps_work(ddl__ps_server *s) {
             ddl__ps_run_control(s);
             ddl__ps_run_all(s);
         }
-        for (int32_t w = 0; w < s->workers; w++) {
-            if (s->deaf[w] && s->present[w]) {
-                ddl__ps_listen(s, w);
-            }
-        }
+        ddl__ps_listen_again(s);
         ddl__lock(s->c);
         ddl__ps_publish(s);
     }
@@ -546,9 +591,17 @@ static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     }
     ddl__lock(c);
     while (!s->stop && !c->aborted && !c->finalized && s->present_count > 0) {
+        bool again = s->starved || ddl__ps_is_deaf(s); /* no message says that the machine has memory again */
+        w.deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER;
         ddl__wait_for(c, &w);
         ddl__ps_work(s);
+        if (again) {
+            ddl__unlock(c);
+            ddl__ps_try_again(s);
+            ddl__lock(c);
+        }
     }
+    w.deadline = DDL__NEVER;
     while (ddl__ps_is_sending(s) && !s->stop && !c->aborted && !c->finalized) { /* the last answers */
         ddl__wait_for(c, &w);
         ddl__ps_work(s);
@@ -634,7 +687,7 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
     for (int64_t i = 0; good && i < s->piece_count; i++) {
         good = s->pieces[i].server != s->number || ddl__ps_piece_begin(s, i);
     }
-    s->reserve = 2 * largest;
+    s->memory.reserve = 2 * largest;
     return good ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "server %d: no memory for its parameters", s->number);
 }
 

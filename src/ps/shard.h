@@ -42,8 +42,12 @@ static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, in
     return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
 }
 
-/* Elements of the largest piece: total is that of all parameters. */
-static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes) {
+/* Elements of the largest piece: total is that of all parameters. whole: the optimizer needs norms of whole tensors
+ * (LARS, LAMB), so that each is one piece, on one server. */
+static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes, bool whole) {
+    if (whole) {
+        return DDL__MAX(total, 1);
+    }
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
     return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
 }

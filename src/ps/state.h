@@ -24,6 +24,7 @@ typedef enum ddl__ps_phase {
 
 /* A checkpoint: see save.h. */
 typedef struct ddl__ps_generation {
+    uint64_t order; /* in a folder later ones have greater numbers, whatever run they are of */
     int64_t clock;
     uint64_t pushes;
     int32_t servers;
@@ -89,7 +90,6 @@ typedef struct ddl__ps_server {
     ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
-    uint64_t reserve; /* bytes that only pushes whose turn it is may use, so that these never wait */
     uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */
@@ -121,7 +121,7 @@ static bool ddl__ps_in_turns(const ddl__ps_server *s) {
 /* >>buffers: not zeroed, kept for the next time by the context */
 
 static void *ddl__ps_buffer_get(ddl__ps_server *s, size_t bytes, bool urgent) {
-    if (!ddl__ps_fits(&s->memory, bytes + (urgent ? 0 : s->reserve))) {
+    if (!ddl__ps_fits(&s->memory, bytes + (urgent ? 0 : s->memory.reserve))) {
         return NULL;
     }
     ddl__lock(s->c);

@@ -251,7 +251,7 @@ static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind k
 static bool ddl__served_sums(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_AUTO ||
            (o->architecture == DDL_ARCHITECTURE_PS &&
-            (o->step != NULL || o->clip_norm > 0 || o->uneven || ddl__optim_needs_sums(&o->optimizer)));
+            (o->step != NULL || o->clip_norm > 0 || o->uneven));
 }
 
 static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
@@ -282,7 +282,7 @@ static const char *ddl__trainer_check_servers(const ddl_trainer_config *o) {
                                        "SSP or ASP with them, or local SGD over all-reduce"
            : o->shard                ? "the optimizer's state is shared out over the servers already: without shard"
            : o->sync != DDL_SYNC_BSP && ddl__served_sums(o)
-               ? "LARS, LAMB, clip_norm, uneven and a step of the program's own need the average of all workers' "
+               ? "clip_norm, uneven and a step of the program's own need the average of all workers' "
                  "gradients, which SSP and ASP do not make: take sync BSP (a worker without data frees its trainer)"
                : NULL;
 }
