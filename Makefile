@@ -69,15 +69,21 @@ $B/libddl.a: $B/ddl.o
 	rm -f $@.tmp && ar rcs $@.tmp $B/ddl.o && mv $@.tmp $@
 
 tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
-examples: $(EXAMPLES) $(EXAMPLE_FOLDERS)
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+# Kernels of examples are built where nvcc is, as PTX that the driver compiles; without FMA they have the host's bits.
+EXAMPLE_KERNELS = $(if $(NVCC),$(patsubst examples/%.cu,$B/%.ptx,$(wildcard examples/*.cu)))
+examples: $(EXAMPLES) $(EXAMPLE_FOLDERS) $(EXAMPLE_KERNELS)
 # Tools are installed, so they look for plugins where those are installed.
 $(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(PLACE) $(wildcard tools/*.h)
 	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -o $@ $< $B/libddl.a $(LIBS)
 $(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%
 	@mkdir -p $B
 	install -m 755 $< $@
-$(EXAMPLES): $B/%: examples/%.c ddl.h $B/libddl.a
+$(EXAMPLES): $B/%: examples/%.c $(wildcard examples/*.h) ddl.h $B/libddl.a
 	$(CC) $(BASE) -o $@ $< $B/libddl.a $(LIBS)
+$B/%.ptx: examples/%.cu $(wildcard examples/*.h)
+	@mkdir -p $B
+	$(NVCC) -std=c++17 -O3 -fmad=false -ptx -arch=compute_75 -o $@ $<
 .SECONDEXPANSION:
 $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
 	$(CC) $(BASE) -o $@ $(filter %.c,$^) $B/libddl.a $(LIBS)
@@ -86,7 +92,6 @@ $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
 # A plugin whose libraries are not on this machine is left out, and said so. Its kernels for GPUs, plugins/NAME/*.cu, become
 # a part of it: build/NAME.fatbin has machine code for each of CUDA_ARCHS that this nvcc knows, all made
 # from the PTX of the first one, which is in it too: nothing here is for one architecture alone.
-NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_ARCHS ?= 75 80 86 89 90 100
 CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
 KERNELS = $(wildcard plugins/$*/*.cu)

@@ -1,4 +1,4 @@
-/* cuda_cpu: the kernels of plugins/cuda, compiled for a CPU (cuda_cpu.h), and a way to call them by name as a driver
+/* cuda_cpu: the kernels of plugins/cuda and of examples, compiled for a CPU (cuda_cpu.h), and a way to call them by name as a driver
  * would: for tests, and for a stand-in of the driver.
  *
  *     g++ -std=c++17 -O1 -ffp-contract=off -c tests/cuda_cpu.cc */
@@ -6,6 +6,10 @@
 #include "cuda_cpu.h"
 
 #include "../plugins/cuda/kernels.cu"
+
+#define __CUDACC__ 1
+#include "../examples/halo.cu"
+#undef __CUDACC__
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -20,7 +24,8 @@ struct cpu_kernel {
     static void cpu_##NAME(const void *args) { ddl_k_##NAME(*(const ARGS *)args); }
 CUDA_KERNELS(CPU_RUN)
 #define CPU_ROW(NAME, ARGS) {"ddl_k_" #NAME, sizeof(ARGS), cpu_##NAME},
-static const cpu_kernel cpu_kernels[] = {CUDA_KERNELS(CPU_ROW)};
+static void cpu_halo(const void *args) { halo_step(*(const halo_args *)args); }
+static const cpu_kernel cpu_kernels[] = {CUDA_KERNELS(CPU_ROW){"halo_step", sizeof(halo_args), cpu_halo}};
 
 /* Kernels whose threads wait for each other. */
 static bool cpu_waits(const char *name) {

@@ -54,6 +54,19 @@ def the_trainer_gives_the_bits_of_the_host():
 
 
 @test
+def rows_of_a_grid_on_gpus():
+    """examples/halo.c on the stand-in, whose kernels need no image but take one; and its sentence where there is no GPU."""
+    good("gcc -std=c11 -O2 -D_GNU_SOURCE -ffp-contract=off -I. -o", FOLDER / "halo", "examples/halo.c", "-lpthread -ldl", timeout=300)
+    (FOLDER / "halo.ptx").write_text("the stand-in takes any image")
+    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda")
+    for ranks in (1, 2, 3):
+        out = good(BUILD / "ddlrun", "-n", ranks, FOLDER / "halo", "--device cuda", env=env, timeout=120)
+        check(f"{ranks} strips, 50 steps on GPUs: every cell is that of one process" in out, out)
+    result = sh(FOLDER / "halo", "--device cuda")
+    check(result.returncode == 1 and "halo: --device cuda cannot be used on rank 0: " in result.stdout, result.stdout)
+
+
+@test
 def several_ranks_on_one():
     out = run(STANDIN_GPUS="1")
     check("13 passed, 0 failed, 0 skipped" in out and "device 2:" not in out, out)
