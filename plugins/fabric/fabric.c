@@ -103,6 +103,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
     s->slot_bytes = FABRIC_SLOT_BYTES;
     s->offer_bytes = FABRIC_OFFER_BYTES;
+    s->read_bytes = FABRIC_READ_BYTES;
     s->max_read = 1u << 30;
     uint64_t most = UINT64_MAX;
     int ok = fabric_setting_bytes(s, "FABRIC_OFFER_BYTES", 0, 1u << 30, &s->offer_bytes) &&
@@ -325,8 +326,19 @@ static void fabric_drain(fabric_rail *r) {
     }
 }
 
+/* Leaves the objects of libfabric where they are. Its progress is ours, so that nothing happens on them any more. */
+static void fabric_rails_forget(fabric_self *s) {
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        s->lib.freeinfo(s->rails[i].info);
+    }
+    s->rail_count = 0;
+}
+
 /* Receives refer to slots until the endpoint is closed; regions that are bound to it go before it. */
 static void fabric_free(fabric_self *s) {
+    if (s->dangling) {
+        fabric_rails_forget(s);
+    }
     for (fabric_block *b = s->blocks; b != NULL && (s->mr_mode & FI_MR_ENDPOINT) != 0; b = b->next) {
         fabric_mr_close(&b->mr);
     }

@@ -157,7 +157,7 @@ static int fabric_bounces(const fabric_self *s) {
 /* A read's slot; more are made when all are under way. */
 static fabric_slot *fabric_read_slot(fabric_self *s) {
     int32_t count = fabric_bounces(s) ? FABRIC_READS : 16;
-    size_t bytes = fabric_bounces(s) ? FABRIC_READ_BYTES : 0;
+    size_t bytes = fabric_bounces(s) ? s->read_bytes : 0;
     if (s->read_free == NULL && fabric_block_make(s, count, bytes, FABRIC_READ, &s->read_free) != DDL_OK) {
         return NULL;
     }

@@ -242,7 +242,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
     part = part < s->max_read ? part : s->max_read;
-    part = !fabric_bounces(s) || part < FABRIC_READ_BYTES ? part : FABRIC_READ_BYTES;
+    part = !fabric_bounces(s) || part < s->read_bytes ? part : s->read_bytes;
     for (int32_t rail = 0; in->asked < in->bytes && !in->failed && !s->failed; rail = (rail + 1) % s->rail_count) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
         if (fabric_bounces(s) && in->reading == FABRIC_READS) {

@@ -18,7 +18,7 @@ enum {
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
     FABRIC_SLOT_BYTES = 16384, /* the buffers of ofi_rxm: more costs it a round trip of its own */
-    FABRIC_READ_BYTES = 65536, /* of a read that goes through memory of ours: see fabric_bounces */
+    FABRIC_READ_BYTES = 262144, /* of a read that goes through memory of ours: see fabric_bounces */
     FABRIC_READS = 4,          /* such reads of a landing at once */
     FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip */
     FABRIC_ADDRESS_BYTES = 128,
@@ -144,6 +144,7 @@ typedef struct fabric_link {
     int bye, told_bye;     /* the peer said it, and its number; we did */
     uint32_t bye_at;
     int32_t sends, reads; /* operations of libfabric that are under way */
+    int left;             /* with its reads: see fabric_leaves_reads */
     fabric_slot *held[FABRIC_HOLD];
     fabric_landing landing;
 } fabric_link;
@@ -163,8 +164,9 @@ typedef struct fabric_self {
     char *host_id;
     fabric_rail rails[FABRIC_RAILS_MAX];
     int32_t rail_count;
-    uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed;
+    uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed, read_bytes;
     int ordered, failed;
+    int dangling; /* a connection was left with a read half-way, and may not be closed: see fabric_leaves_reads */
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
