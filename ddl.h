@@ -2976,7 +2976,8 @@ typedef enum ddl__step_kind {
     DDL__RECV_REDUCE = 3, /* dst = src op what peer sent (DDL__THEIRS_FIRST: what peer sent op src) */
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
-    DDL__NATIVE = 6       /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
+    DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
+    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where IN and OUT are a device's */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
@@ -3011,6 +3012,8 @@ typedef struct ddl__plan_args {
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
+    bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
+    int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
@@ -5302,6 +5305,61 @@ static double ddl__cost_native_hierarchy(const ddl__terms *t) {
     return 2 * t->native + 2 * (h - 1) * t->latency + (h - 1) / h * t->bytes * (2 * t->byte + t->reduce / t->per_host);
 }
 
+/* >>algo-device-hierarchy: the same for tensors on devices. The device's native collectives inside each host; between
+ * hosts each rank's part goes by the host's memory, piece by piece:
+ *
+ *     piece k:  reduce-scatter | move to the host | ring between hosts | move back | all-gather
+ *
+ * The native steps of a host's ranks are in one order, in which the all-gather of a piece comes after the
+ * reduce-scatter of the next two: so up to three pieces are under way, one on the devices, one copied, one on the
+ * network, and scratch is for three. */
+enum { DDL__MOVE_SLOTS = 3 };
+
+static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
+    return args->on_device && args->kind == DDL_ALL_REDUCE && ddl__can_native_hierarchy(args);
+}
+
+/* This rank's part of a piece, all-reduced between the hosts by way of scratch. */
+static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const ddl__ring *across, ddl__span part,
+                             ddl__place there) {
+    ddl__cut cut = {args, false, part, across->size};
+    ddl__plan_local(p, DDL__MOVE, ddl__out, there, part, 0);
+    ddl__ring_reduce_scatter(p, across, &cut, (ddl__flow){there, there, there, 0});
+    ddl__ring_all_gather(p, across, &cut, there, there);
+    ddl__plan_local(p, DDL__MOVE, there, ddl__out, part, 0);
+}
+
+static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
+    int64_t bytes = args->element_bytes, each = args->count / inside.size * bytes;
+    int64_t most = DDL__MAX(args->move_bytes / bytes, 1) * bytes, pieces = (each + most - 1) / most;
+    int64_t slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
+    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, slots * slot});
+    uint32_t last = DDL__NO_STEP;
+    for (int64_t k = 0; k < pieces + DDL__MOVE_SLOTS - 1; k++) {
+        for (int64_t j = k; j > k - DDL__MOVE_SLOTS; j -= DDL__MOVE_SLOTS - 1) { /* piece k begins, k - 2 ends */
+            int64_t part = DDL__MIN(most, each - j * most), at = j * most * inside.size;
+            ddl__span piece = {at, part * inside.size}, mine = {at + part * inside.index, part};
+            if (j < 0 || j >= pieces) {
+                continue;
+            }
+            uint32_t step = j == k ? ddl__plan_native(p, DDL_REDUCE_SCATTER, 0, ddl__in, piece, ddl__out, mine)
+                                   : ddl__plan_native(p, DDL_ALL_GATHER, 0, ddl__out, mine, ddl__out, piece);
+            ddl__plan_after(p, step, last);
+            last = step;
+            if (j == k) {
+                ddl__plan_across(p, args, &across, mine,
+                                 (ddl__place){DDL__TMP, scratch.base + j % slots * slot - mine.at});
+            }
+        }
+    }
+    ddl__span rest = {each * inside.size, args->count * bytes - each * inside.size};
+    if (rest.bytes > 0) { /* that the ranks of a host cannot share evenly: reduced on each, and round all rings alike */
+        ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_REDUCE, 0, ddl__in, rest, ddl__out, rest), last);
+        ddl__plan_across(p, args, &across, rest, ddl__plan_tmp(p, rest));
+    }
+}
+
 /* >>algo/table */
 /* algo/table: all algorithms, by kind and name, and how a plan is made by one of them. */
 
@@ -5390,6 +5448,11 @@ static const ddl__algo ddl__algos[] = {
     {"native", DDL_SCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
     {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
+
+/* What tensors on devices get in a group of several hosts. Nobody asks for it by name. */
+static const ddl__algo ddl__algo_on_device = {
+    "native_device_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+    ddl__cost_native_hierarchy, ddl__peer_twice};
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
@@ -5555,7 +5618,9 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     common.in_place = false;
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
-    if (forced == NULL && args->native_s > 0) {
+    if (args->on_device && ddl__host_count(args) > 1) {
+        forced = &ddl__algo_on_device; /* whoever asks has seen that it can */
+    } else if (forced == NULL && args->native_s > 0) {
         const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
         forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
     }
@@ -7089,7 +7154,8 @@ static void ddl__json_details(ddl__json *j, const ddl__trace_event *e) {
 }
 
 static const char *ddl__json_title(const ddl__json *j, const ddl__trace_event *e, char *text, size_t cap) {
-    static const char *const steps[] = {"", "send", "receive", "receive and reduce", "copy", "reduce", "native"};
+    static const char *const steps[] = {"", "send", "receive", "receive and reduce", "copy", "reduce", "native",
+                                        "move"};
     switch ((ddl__trace_what)e->what) {
     case DDL__TRACE_OP:
         return j->kind_name(e->kind);
@@ -16585,6 +16651,21 @@ static void ddl__pinned_put(ddl_context *c, ddl__pinned *p) {
 
 /* >>stage */
 
+/* How finely what goes by pinned memory is cut. A copy has a fixed cost o (to launch it, and until somebody looks at
+ * its event: 10 us), and the first chunk is copied with nothing beside it. n / c * o + c / B is least for
+ * c = sqrt(n * o * B), B the speed of copies (25 GB/s, PCIe 4.0 x16). Stated figures: an error of four in o * B doubles
+ * or halves c, which costs little. It is a power of two below that root, of whole frames. */
+#define DDL__STAGE_OVERHEAD_BYTES ((uint64_t)250000) /* o * B */
+#define DDL__STAGE_CHUNK_MOST ((uint64_t)8 << 20)
+
+static uint64_t ddl__stage_chunk(uint64_t bytes) {
+    uint64_t chunk = DDL__FRAME_MAX_PAYLOAD;
+    while (chunk < DDL__STAGE_CHUNK_MOST && 4 * chunk * chunk / DDL__STAGE_OVERHEAD_BYTES <= bytes) {
+        chunk *= 2;
+    }
+    return chunk;
+}
+
 /* One tensor, and where it is packed: in pinned memory of its device or, where an operation runs on one, there. */
 typedef struct ddl__staged {
     ddl_tensor tensor;
@@ -17946,12 +18027,6 @@ static const char ddl__why_alone[] = "all others are dead, have left the job, or
  * which chunk is where, whoever sends or receives says when it may go on. */
 
 enum { DDL__PIPE_SLOTS = 3 }; /* one is copied, one is on the network, one is between */
-/* A copy has a fixed cost o (to launch it, and until somebody looks at its event: 10 us), and the first chunk is copied
- * with nothing beside it. n / c * o + c / B is least for c = sqrt(n * o * B), B the speed of copies (25 GB/s, PCIe 4.0
- * x16). Stated figures: an error of four in o * B doubles or halves c, which costs little. */
-#define DDL__PIPE_OVERHEAD_BYTES ((uint64_t)250000) /* o * B */
-#define DDL__PIPE_MOST ((uint64_t)8 << 20) /* of a chunk; the least is a frame, of which it is a multiple */
-
 typedef enum ddl__slot_state {
     DDL__SLOT_EMPTY = 0, /* or being filled by a receiver */
     DDL__SLOT_COPIES = 1,
@@ -17965,15 +18040,6 @@ typedef struct ddl__pipe {
     uint8_t state[DDL__PIPE_SLOTS];
     ddl__stage *stage[DDL__PIPE_SLOTS]; /* of one item: the chunk; NULL: not made */
 } ddl__pipe;
-
-/* The power of two below that root. */
-static uint64_t ddl__pipe_chunk(uint64_t bytes) {
-    uint64_t chunk = DDL__FRAME_MAX_PAYLOAD;
-    while (chunk < DDL__PIPE_MOST && 4 * chunk * chunk / DDL__PIPE_OVERHEAD_BYTES <= bytes) {
-        chunk *= 2;
-    }
-    return chunk;
-}
 
 /* Nobody wants it any more; copies that are under way keep their memory until they end. */
 static void ddl__pipe_leave(ddl_context *c, ddl__pipe **slot) {
@@ -17994,7 +18060,7 @@ static ddl_status ddl__pipe_make(ddl_context *c, const ddl_tensor *t, uint64_t t
     if (p == NULL) {
         return status;
     }
-    p->chunk = ddl__pipe_chunk(total);
+    p->chunk = ddl__stage_chunk(total);
     p->total = total;
     p->slots = (int32_t)DDL__MIN((total + p->chunk - 1) / p->chunk, (uint64_t)DDL__PIPE_SLOTS);
     for (int32_t i = 0; i < p->slots && status == DDL_OK; i++) {
@@ -20543,6 +20609,7 @@ typedef struct ddl__step_state {
     uint64_t start_ns;    /* when it could start; of an op that is traced */
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
+    ddl__stage *move;     /* its copy to or from a device, while that is under way */
     ddl__landing *landing;
 } ddl__step_state;
 
@@ -20558,6 +20625,8 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
+    ddl__stage *scratch; /* TMP of one that runs on devices: pinned memory; NULL: it has none */
+    ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
@@ -20721,7 +20790,7 @@ static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
     }
     op->steps = ddl__alloc_array(&c->base, steps, sizeof *op->steps);
     op->ready = ddl__alloc_array(&c->base, steps, sizeof *op->ready);
-    op->tmp = ddl__alloc(&c->base, (size_t)cached->plan.tmp_bytes);
+    op->tmp = ddl__alloc(&c->base, cached->on_device ? 0 : (size_t)cached->plan.tmp_bytes); /* else it is pinned */
     if (op->steps == NULL || op->ready == NULL || op->tmp == NULL) {
         ddl__op_free(c, op);
         return NULL;
@@ -20844,7 +20913,9 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                             .recv_counts = call->recv_counts,
                             .recv_offsets = call->recv_offsets,
                             .host_of = g->host_of,
-                            .native_s = ddl__native_seconds(g, call)};
+                            .native_s = ddl__native_seconds(g, call),
+                            .on_device = call->on_device != DDL_HOST,
+                            .move_bytes = (int64_t)ddl__stage_chunk((uint64_t)call->in_bytes)};
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
@@ -20890,7 +20961,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__cached_free(c, e);
         return status;
     }
-    e->plan.algorithm = e->on_device ? "native_device" : e->plan.algorithm;
+    e->plan.algorithm = e->on_device && ddl__host_count(&args) == 1 ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
@@ -20951,7 +21022,7 @@ static void ddl__account_calls(const ddl_group *g, const char *algorithm, uint64
         a->bytes += bytes;
         a->time_ns += ns;
     }
-    const ddl__native *n = strcmp(algorithm, "native_device") == 0 ? &g->device_native : &g->native;
+    const ddl__native *n = strncmp(algorithm, "native_device", 13) == 0 ? &g->device_native : &g->native;
     bool native = n->set != NULL && strncmp(algorithm, "native", 6) == 0;
     for (int32_t i = 0; native && i < c->endpoint_count; i++) {
         if (c->endpoints[i].self == n->self) {
@@ -21072,14 +21143,20 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 /* What can run collectives of a group by itself. */
 enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
 
-/* Opens this rank's parts: those for ordinary memory, and for devices where all members are on one host. Returns which
+/* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
+static bool ddl__native_fits_devices(const ddl_group *g) {
+    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
+    return ddl__host_count(&args) == 1 || ddl__can_hierarchy(&args);
+}
+
+/* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
  * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
 static int32_t ddl__native_open(ddl_group *g) {
     ddl_context *c = g->context;
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
     int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0, opened = 0;
     uint64_t id = (uint64_t)g->epoch << 32 | g->id;
-    for (int32_t device = 0; device < (count == g->size ? 2 : 1); device++) {
+    for (int32_t device = 0; device < (ddl__native_fits_devices(g) ? 2 : 1); device++) {
         ddl__endpoint *e = ddl__native_endpoint(c, ranks, count, device);
         void *set = NULL;
         if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
@@ -21224,6 +21301,10 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->stream = op->stream;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
+    if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
+        call->op = DDL_SUM;
+        call->factor = ddl__averages_scaled(op->group, &op->call) ? ddl__average_scale(op->group->size) : 1.0;
+    }
 }
 
 static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
@@ -21538,6 +21619,65 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
     }
 }
 
+/* >>moves: between a device and scratch */
+
+static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__step_state *st = s->owner;
+    ddl__op *op = st->op;
+    ddl__stage_leave(c, &st->move);
+    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status >= 0) {
+        ddl__step_finish(op, (uint32_t)st->out.index);
+    }
+    ddl__op_run(c, op);
+}
+
+static void ddl__op_average(const ddl__op *op, char *at, size_t bytes);
+
+/* True: it has ended already, which only one of no bytes does. */
+static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl__step_state *st = &op->steps[i];
+    bool comes = s->dst_space == DDL__TMP;
+    char *there = comes ? ddl__src(op, s) : ddl__dst(op, s), *here = comes ? ddl__dst(op, s) : ddl__src(op, s);
+    ddl_tensor t = ddl_tensor_1d(there, DDL_U8, s->bytes);
+    t.device = op->call.on_device;
+    if (!comes && op->call.op == DDL_AVG) {
+        ddl__op_average(op, here, (size_t)s->bytes);
+    }
+    st->move = ddl__stage_make(c, 1);
+    ddl_status status = st->move == NULL ? DDL_ERR_NOMEM
+                                         : ddl__stage_add(c, st->move, &t, (uint64_t)s->bytes, here, DDL_HOST,
+                                                          ddl__kind_name(op->call.kind));
+    if (status == DDL_OK) {
+        st->move->owner = st;
+        st->move->done = ddl__step_moved;
+        st->move->items[0].comes = comes;
+        st->move->items[0].goes = !comes;
+        status = comes ? ddl__stage_fill(c, st->move) : ddl__stage_drain(c, st->move, UINT64_MAX);
+    }
+    if (status != DDL_IN_PROGRESS) {
+        ddl__stage_leave(c, &st->move);
+    }
+    op->move_failed = status < 0 ? status : op->move_failed;
+    return status == DDL_OK;
+}
+
+/* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
+static void ddl__op_leave_scratch(ddl_context *c, ddl__op *op) {
+    bool moves = false;
+    for (uint32_t i = 0; op->scratch != NULL && i < op->cached->plan.step_count; i++) {
+        moves = moves || op->steps[i].move != NULL;
+        ddl__stage_leave(c, &op->steps[i].move);
+    }
+    if (moves) {
+        ddl__stage_mark(op->scratch->items[0].device, op->scratch);
+        op->scratch->phase = DDL__STAGE_DRAIN;
+        ddl__stage_list(c, op->scratch);
+    }
+    ddl__stage_leave(c, &op->scratch);
+}
+
 /* >>the loop */
 
 static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
@@ -21567,6 +21707,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     case DDL__NATIVE:
         ddl__step_native(c, op, i);
         return;
+    case DDL__MOVE:
+        if (!ddl__step_move(c, op, i)) {
+            return;
+        }
+        break;
     }
     ddl__step_finish(op, i);
 }
@@ -21586,6 +21731,14 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
         ddl__step_start(c, op, i);
     }
     op->running = false;
+    if (op->move_failed < 0) {
+        ddl_status status = op->move_failed;
+        op->move_failed = DDL_OK;
+        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not copy "
+                              "its part of %s between its device and the host: %s", op->group->rank,
+                              ddl__kind_name(op->call.kind), ddl_status_text(status));
+        return;
+    }
     if (op->left == 0 && op->group->doubt_ns == 0) {
         ddl__op_complete(c, op);
     }
@@ -21613,6 +21766,7 @@ static void ddl__op_reset(ddl__op *op) {
         st->moved = 0;
         st->early = NULL;
         st->landing = NULL;
+        st->move = NULL;
         if (st->waits == 0) {
             ddl__op_enqueue(op, i);
         }
@@ -21921,13 +22075,13 @@ static bool ddl__writes_out(const ddl__op *op) {
 }
 
 /* The sum becomes the average, of what ddl__averages_scaled left to do. */
-static void ddl__op_average(ddl__op *op) {
-    size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+static void ddl__op_average(const ddl__op *op, char *at, size_t bytes) {
+    size_t count = bytes / (size_t)op->cached->element_bytes;
     int32_t n = op->group->size;
     if (!ddl__averages_scaled(op->group, &op->call)) {
-        ddl__average(op->base[DDL__OUT], count, op->call.dtype, n);
+        ddl__average(at, count, op->call.dtype, n);
     } else if (n * ddl__average_scale(n) < 1) {
-        ddl__apply_float(op->base[DDL__OUT], op->base[DDL__OUT], count, op->call.dtype, n * ddl__average_scale(n), 1);
+        ddl__apply_float(at, at, count, op->call.dtype, n * ddl__average_scale(n), 1);
     }
 }
 
@@ -21949,13 +22103,14 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     op->stage = NULL;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG && op->call.on_device == DDL_HOST) {
-            ddl__op_average(op);
+            ddl__op_average(op, op->base[DDL__OUT], (size_t)op->call.out_bytes);
         }
         if (op->packed_out != NULL) {
             ddl__pack(&op->call.out, op->packed_out, true);
         }
     }
     bool writes = stage != NULL && ddl__writes_out(op);
+    ddl__op_leave_scratch(c, op);
     ddl__op_retire(c, op, DDL_OK);
     r->stage = stage; /* what is left needs nobody else */
     if (!writes) {
@@ -21993,6 +22148,7 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
         g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
     }
     ddl__stage_leave(c, &op->stage); /* nothing refers to its memory any more */
+    ddl__op_leave_scratch(c, op);
     op->held = false;
     ddl__op_retire(c, op, status);
 }
@@ -22459,7 +22615,7 @@ static const ddl__request_ops ddl__coll_ops = {ddl__coll_abandon, ddl__coll_expl
 /* >>coll/call */
 /* coll, first part: what a caller passed, checked and made into a ddl__call; starting it. */
 
-enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
+enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64, DDL__MOVE_LEAST = 65536 };
 
 static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
     ddl__user_op *user = op >= DDL__OPS_FIRST ? c->ops->first : NULL;
@@ -22795,7 +22951,8 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
 /* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
 static ddl_status ddl__op_capture(ddl__op *op) {
     const ddl_group *g = op->group;
-    bool alone = op->device == g->stream_device && op->stage == NULL && !op->held && !op->request->persistent;
+    bool alone = op->device == g->stream_device && op->stage == NULL && op->scratch == NULL && !op->held &&
+                 !op->request->persistent;
     if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
         return ddl__stream_check(g, ddl__kind_name(op->call.kind));
     }
@@ -22816,7 +22973,8 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (ddl__stream_captured(d, g->stream)) {
         return ddl__op_capture(op);
     }
-    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later &&
+                op->scratch == NULL;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
@@ -22832,6 +22990,23 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
                              : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
 }
 
+/* What goes by the network while the rest is on devices. */
+static ddl_status ddl__op_scratch(ddl_context *c, ddl__op *op) {
+    ddl_tensor t = {.device = op->call.on_device};
+    int64_t bytes = op->cached->plan.tmp_bytes;
+    const char *what = ddl__kind_name(op->call.kind);
+    if (bytes == 0) {
+        return DDL_OK;
+    }
+    op->scratch = ddl__stage_make(c, 1);
+    if (op->scratch == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
+    }
+    DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes, NULL, DDL_HOST, what));
+    op->base[DDL__TMP] = op->scratch->items[0].host;
+    return DDL_OK;
+}
+
 /* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
  * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
 static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
@@ -22839,6 +23014,7 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
     if (call->on_device != DDL_HOST) {
         DDL__TRY(ddl__device_get(c, call->on_device, ddl__kind_name(call->kind), &op->device));
         op->runner = &op->group->device_native;
+        DDL__TRY(ddl__op_scratch(c, op));
     }
     if (in) {
         DDL__TRY(ddl__op_stage_add(c, op, &call->in, call->in_bytes, !in_goes, in_goes, &op->base[DDL__IN]));
@@ -22903,6 +23079,14 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
+/* In a group of several hosts: all_reduce, of what is worth two collectives of devices; not where bits must be those of
+ * rank order. */
+static bool ddl__devices_of_hosts(const ddl_group *g, const ddl__call *call) {
+    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
+    return ddl__host_count(&args) == 1 ||
+           (call->kind == DDL_ALL_REDUCE && call->in_bytes >= DDL__MOVE_LEAST && !g->tuning.deterministic);
+}
+
 /* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
  * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
  * others have, and brings what else it has there. */
@@ -22910,6 +23094,9 @@ static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
     bool function = user != NULL && user->fn != NULL;
+    if (g->size > 1 && g->device_native.set != NULL && !ddl__devices_of_hosts(g, call)) {
+        return DDL_HOST;
+    }
     if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
         call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
         return DDL_HOST;
@@ -22978,7 +23165,8 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
     op->held = call->held;
-    op->stage = NULL;
+    op->stage = op->scratch = NULL;
+    op->move_failed = DDL_OK;
     op->device = NULL;
     op->stream = NULL;
     op->captured = false;
@@ -22989,6 +23177,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         ddl__stage_leave(c, &op->stage);
+        ddl__stage_leave(c, &op->scratch);
         ddl__scratch_put(c, op->packed_in);
         ddl__scratch_put(c, op->packed_out);
         op->packed_in = op->packed_out = NULL;

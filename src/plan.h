@@ -11,7 +11,8 @@ typedef enum ddl__step_kind {
     DDL__RECV_REDUCE = 3, /* dst = src op what peer sent (DDL__THEIRS_FIRST: what peer sent op src) */
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
-    DDL__NATIVE = 6       /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
+    DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
+    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where IN and OUT are a device's */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
@@ -46,6 +47,8 @@ typedef struct ddl__plan_args {
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
+    bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
+    int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets

@@ -72,7 +72,9 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     common.in_place = false;
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
-    if (forced == NULL && args->native_s > 0) {
+    if (args->on_device && ddl__host_count(args) > 1) {
+        forced = &ddl__algo_on_device; /* whoever asks has seen that it can */
+    } else if (forced == NULL && args->native_s > 0) {
         const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
         forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
     }

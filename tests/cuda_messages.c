@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { SUCCESS = 0, NON_BLOCKING = 1 };
@@ -81,7 +82,7 @@ static uint64_t staged(ddl_context *c) {
 typedef struct message_job {
     coll_job job;
     int gpus, apart; /* apart: the GPUs damage what goes between them */
-    int hosts;       /* each rank says that it is on a host of its own */
+    int hosts;       /* so many ranks say that they are on one host; 0: they do not say */
     int no_vmm, no_ipc;
 } message_job;
 
@@ -106,7 +107,7 @@ static ddl_context *join(int rank, int n, void *arg) {
         char name[INET_ADDRSTRLEN];
         CHECK(own_address(name));
         setenv("MASTER_ADDR", name, 1);
-        snprintf(name, sizeof name, "host%d", rank);
+        snprintf(name, sizeof name, "host%d", rank / j->hosts);
         setenv("DDL_HOST_ID", name, 1);
     }
     DRIVER(void (*)(int), "standin_break_peers")(j->apart);
@@ -380,12 +381,181 @@ TEST(a_sender_that_is_killed) { killed((message_job){.no_vmm = 0}); }
 TEST(a_sender_that_is_killed_by_handles) { killed((message_job){.no_vmm = 1}); }
 TEST(a_sender_that_is_killed_between_hosts) { killed((message_job){.hosts = 1}); }
 
-/* ---- streams: last but one, as the driver is opened in this process from here on ---- */
-
 static void doze(void *user) {
     (void)user;
     usleep(30000);
 }
+
+/* ---- collectives between hosts: GPUs inside, the network between ---- */
+
+static uint64_t calls_of(ddl_context *c, const char *algorithm) {
+    ddl_stats s;
+    uint64_t calls = 0;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    for (int i = 0; i < DDL_STATS_ALGORITHMS && s.algorithms[i].name != NULL; i++) {
+        calls += strcmp(s.algorithms[i].name, algorithm) == 0 ? s.algorithms[i].operations : 0;
+    }
+    return calls;
+}
+
+static void sums_of_hosts(int rank, int n, void *arg) {
+    static const int64_t counts[] = {32768, 100003, 400001, 1400017}; /* the last in several pieces */
+    static const struct {
+        ddl_dtype dtype;
+        int op;
+    } kinds[] = {{DDL_F32, DDL_SUM}, {DDL_BF16, DDL_AVG}, {DDL_I32, DDL_SUM}, {DDL_I64, DDL_AVG}, {DDL_F16, DDL_AVG}};
+    const message_job *j = arg;
+    ddl_context *c = join(rank, n, arg);
+    uint64_t want = 0;
+    for (int i = 0; i < 10; i++) {
+        int k = i % 5;
+        coll_case one = {.kind = DDL_ALL_REDUCE, .dtype = kinds[k].dtype, .op = kinds[k].op, .count = counts[(i / 5 + i) % 4],
+                         .way = (coll_way)(i % 3), .in_place = i % 2 == 0, .salt = i,
+                         .in_device = gpu_of(j, rank % 2), .out_device = gpu_of(j, rank % 2)};
+        bool large = one.count * (int64_t)ddl_dtype_bytes(one.dtype) >= 65536;
+        CHECK(coll_check(ddl_world(c), &one));
+        want += large;
+    }
+    CHECK_EQ(calls_of(c, "native_device_hierarchical"), want);
+    /* what passes the host's memory is this rank's part, there and back */
+    ddl_tensor t = {0};
+    int64_t count = 3 << 20; /* 6 or 4 pieces for each rank */
+    CHECK_EQ(ddl_tensor_alloc_on(c, gpu_of(j, rank % 2), DDL_F32, 1, &count, &t), DDL_OK);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    uint64_t before = staged(c);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
+    CHECK_EQ(staged(c) - before, 2 * 4 * (uint64_t)count / (uint64_t)j->hosts);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(two_hosts_of_two_gpus) { with(sums_of_hosts, 4, 0, (message_job){.hosts = 2, .gpus = 1}); }
+TEST(two_hosts_of_three_ranks_on_one_gpu) { with(sums_of_hosts, 6, 0, (message_job){.hosts = 3}); }
+
+/* The input is written by a stream, late, and the result read by it. Then a rank is killed: the others are told, and the
+ * end comes. */
+static void sums_on_streams(int rank, int n, void *arg) {
+    const message_job *j = arg;
+    ddl_context *c = join(rank, n, arg);
+    ddl_group *w = ddl_world(c);
+    enum { COUNT = 700000 };
+    ddl_tensor t = bytes_on(c, 1, 4 * COUNT, 0);
+    int32_t *host = malloc(4 * COUNT), *ready = malloc(4 * COUNT), bad = 0;
+    void *stream = stream_on(0);
+    t.dtype = DDL_I32;
+    t.shape[0] = COUNT;
+    for (int32_t k = 0; k < COUNT; k++) {
+        ready[k] = k * 3 + rank;
+    }
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    CHECK_EQ(ddl_group_stream(w, 1, stream), DDL_OK);
+    for (int round = 0; round < 2; round++) {
+        if (rank == round) {
+            CHECK_EQ(DRIVER(int (*)(void *, void (*)(void *), void *), "cuLaunchHostFunc")(stream, doze, NULL), SUCCESS);
+        }
+        CHECK_EQ(DRIVER(int (*)(uint64_t, uint64_t, size_t, void *), "cuMemcpyAsync")(
+                     (uint64_t)(uintptr_t)t.data, (uint64_t)(uintptr_t)ready, 4 * COUNT, stream), SUCCESS);
+        CHECK_EQ(ddl_all_reduce(w, t, t, DDL_SUM), DDL_OK);
+        CHECK_EQ(DRIVER(int (*)(uint64_t, uint64_t, size_t, void *), "cuMemcpyAsync")(
+                     (uint64_t)(uintptr_t)host, (uint64_t)(uintptr_t)t.data, 4 * COUNT, stream), SUCCESS);
+        CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+        for (int32_t k = 0; k < COUNT; k++) {
+            bad += host[k] != n * k * 3 + n * (n - 1) / 2;
+        }
+        CHECK_EQ(bad, 0);
+    }
+    CHECK_EQ(calls_of(c, "native_device_hierarchical"), 2);
+    CHECK_EQ(ddl_group_stream(w, 1, NULL), DDL_OK);
+    ddl_status status = DDL_OK;
+    for (int i = 0; status == DDL_OK; i++) {
+        if (rank == n - 1 && i == 2) {
+            ddl_request *r = NULL;
+            ddl_iall_reduce(w, t, t, DDL_MAX, &r);
+            raise(SIGKILL);
+        }
+        status = ddl_all_reduce(w, t, t, DDL_MAX);
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK_EQ(j->hosts, 2);
+    free(host);
+    free(ready);
+    t.dtype = DDL_U8;
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(two_hosts_on_streams_and_a_rank_that_is_killed) {
+    message_job j = {.hosts = 2};
+    char address[INET_ADDRSTRLEN];
+    ranks r;
+    if (!own_address(address)) {
+        SKIP("this machine has no network but loopback");
+    }
+    coll_job_make(&j.job);
+    ranks_start(&r, 4, sums_on_streams, &j);
+    ranks_wait(&r, 100);
+    CHECK_EQ(r.timed_out, 0);
+    for (int i = 0; i < 4; i++) {
+        CHECK(i == 3 ? WIFSIGNALED(r.status[i]) && WTERMSIG(r.status[i]) == SIGKILL : r.status[i] == 0);
+    }
+}
+
+/* ---- chunks overlap ---- */
+
+enum { MANY = 12 << 20 }; /* 12 chunks */
+
+static int pinned_blocks(void) {
+    char text[300];
+    DRIVER(int (*)(char *, size_t), "standin_live")(text, sizeof text);
+    char *at = strstr(text, " pinned");
+    while (at != NULL && at > text && at[-1] != ' ') {
+        at--;
+    }
+    return at != NULL ? atoi(at) : -1;
+}
+
+/* When the first chunk goes to the receiver's device, the sender has not begun to copy the last ones from its own: the
+ * receiver's window, which is its three slots, has not moved yet. */
+static _Atomic uint64_t *overlap_begun; /* bytes that the sender has begun to copy; shared */
+
+static void overlap(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    ddl_request *r = NULL;
+    ddl_tensor t = bytes_on(c, 1, MANY, rank);
+    _Atomic uint64_t *begun = overlap_begun;
+    uint64_t before = staged(c), seen = 0;
+    int pinned = pinned_blocks();
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    CHECK_EQ(rank == 0 ? ddl_isend(ddl_world(c), t, 1, 0, &r) : ddl_irecv(ddl_world(c), t, 0, 0, &r), DDL_OK);
+    while (r != NULL) {
+        if (rank == 0) {
+            *begun = staged(c) - before;
+        } else if (seen == 0 && staged(c) > before) {
+            seen = *begun;
+            CHECK(seen > 0 && seen < MANY);
+        }
+        CHECK(pinned_blocks() <= pinned + 3);
+        ddl_status status = ddl_test(&r, NULL);
+        CHECK(status == DDL_OK || status == DDL_IN_PROGRESS);
+        usleep(rank == 0 ? 0 : 100);
+    }
+    CHECK_EQ(staged(c) - before, MANY);
+    CHECK(rank == 0 || seen > 0);
+    CHECK_EQ(wrong(c, t, MANY, 0), 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(chunks_overlap_in_bounded_memory) {
+    message_job j = {.hosts = 1};
+    void *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(shared != MAP_FAILED);
+    overlap_begun = shared;
+    with(overlap, 2, 0, j);
+    munmap(shared, 4096);
+}
+
+/* ---- streams ---- */
 
 /* What is sent is written by the stream, late; what is received is read by it. Nobody waits on the host. */
 static void on_streams(int rank, int n, void *arg) {

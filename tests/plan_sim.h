@@ -533,6 +533,7 @@ static void sim_apply(sim *s, uint32_t at, const unsigned char *message) {
         sim_combine_all(s->c->op, dst, turned ? message : src, turned ? src : message, step->bytes);
         break;
     case DDL__COPY:
+    case DDL__MOVE:
         memmove(dst, src, (size_t)step->bytes);
         break;
     default:

@@ -51,4 +51,59 @@ static double ddl__cost_native_hierarchy(const ddl__terms *t) {
     return 2 * t->native + 2 * (h - 1) * t->latency + (h - 1) / h * t->bytes * (2 * t->byte + t->reduce / t->per_host);
 }
 
+/* >>algo-device-hierarchy: the same for tensors on devices. The device's native collectives inside each host; between
+ * hosts each rank's part goes by the host's memory, piece by piece:
+ *
+ *     piece k:  reduce-scatter | move to the host | ring between hosts | move back | all-gather
+ *
+ * The native steps of a host's ranks are in one order, in which the all-gather of a piece comes after the
+ * reduce-scatter of the next two: so up to three pieces are under way, one on the devices, one copied, one on the
+ * network, and scratch is for three. */
+enum { DDL__MOVE_SLOTS = 3 };
+
+static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
+    return args->on_device && args->kind == DDL_ALL_REDUCE && ddl__can_native_hierarchy(args);
+}
+
+/* This rank's part of a piece, all-reduced between the hosts by way of scratch. */
+static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const ddl__ring *across, ddl__span part,
+                             ddl__place there) {
+    ddl__cut cut = {args, false, part, across->size};
+    ddl__plan_local(p, DDL__MOVE, ddl__out, there, part, 0);
+    ddl__ring_reduce_scatter(p, across, &cut, (ddl__flow){there, there, there, 0});
+    ddl__ring_all_gather(p, across, &cut, there, there);
+    ddl__plan_local(p, DDL__MOVE, there, ddl__out, part, 0);
+}
+
+static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
+    int64_t bytes = args->element_bytes, each = args->count / inside.size * bytes;
+    int64_t most = DDL__MAX(args->move_bytes / bytes, 1) * bytes, pieces = (each + most - 1) / most;
+    int64_t slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
+    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, slots * slot});
+    uint32_t last = DDL__NO_STEP;
+    for (int64_t k = 0; k < pieces + DDL__MOVE_SLOTS - 1; k++) {
+        for (int64_t j = k; j > k - DDL__MOVE_SLOTS; j -= DDL__MOVE_SLOTS - 1) { /* piece k begins, k - 2 ends */
+            int64_t part = DDL__MIN(most, each - j * most), at = j * most * inside.size;
+            ddl__span piece = {at, part * inside.size}, mine = {at + part * inside.index, part};
+            if (j < 0 || j >= pieces) {
+                continue;
+            }
+            uint32_t step = j == k ? ddl__plan_native(p, DDL_REDUCE_SCATTER, 0, ddl__in, piece, ddl__out, mine)
+                                   : ddl__plan_native(p, DDL_ALL_GATHER, 0, ddl__out, mine, ddl__out, piece);
+            ddl__plan_after(p, step, last);
+            last = step;
+            if (j == k) {
+                ddl__plan_across(p, args, &across, mine,
+                                 (ddl__place){DDL__TMP, scratch.base + j % slots * slot - mine.at});
+            }
+        }
+    }
+    ddl__span rest = {each * inside.size, args->count * bytes - each * inside.size};
+    if (rest.bytes > 0) { /* that the ranks of a host cannot share evenly: reduced on each, and round all rings alike */
+        ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_REDUCE, 0, ddl__in, rest, ddl__out, rest), last);
+        ddl__plan_across(p, args, &across, rest, ddl__plan_tmp(p, rest));
+    }
+}
+
 #endif /* DDL_ALGO_NATIVE_H */

@@ -90,6 +90,11 @@ static const ddl__algo ddl__algos[] = {
     {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
 
+/* What tensors on devices get in a group of several hosts. Nobody asks for it by name. */
+static const ddl__algo ddl__algo_on_device = {
+    "native_device_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+    ddl__cost_native_hierarchy, ddl__peer_twice};
+
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {

@@ -4,7 +4,7 @@
 
 #include "../engine/watch.h"
 
-enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64 };
+enum { DDL__OPS_FIRST = 256, DDL__OPS_MAX = 64, DDL__MOVE_LEAST = 65536 };
 
 static ddl__user_op *ddl__user_op_of(ddl_context *c, ddl_op op) {
     ddl__user_op *user = op >= DDL__OPS_FIRST ? c->ops->first : NULL;
@@ -340,7 +340,8 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
 /* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
 static ddl_status ddl__op_capture(ddl__op *op) {
     const ddl_group *g = op->group;
-    bool alone = op->device == g->stream_device && op->stage == NULL && !op->held && !op->request->persistent;
+    bool alone = op->device == g->stream_device && op->stage == NULL && op->scratch == NULL && !op->held &&
+                 !op->request->persistent;
     if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
         return ddl__stream_check(g, ddl__kind_name(op->call.kind));
     }
@@ -361,7 +362,8 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (ddl__stream_captured(d, g->stream)) {
         return ddl__op_capture(op);
     }
-    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later;
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later &&
+                op->scratch == NULL;
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
@@ -377,6 +379,23 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
                              : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
 }
 
+/* What goes by the network while the rest is on devices. */
+static ddl_status ddl__op_scratch(ddl_context *c, ddl__op *op) {
+    ddl_tensor t = {.device = op->call.on_device};
+    int64_t bytes = op->cached->plan.tmp_bytes;
+    const char *what = ddl__kind_name(op->call.kind);
+    if (bytes == 0) {
+        return DDL_OK;
+    }
+    op->scratch = ddl__stage_make(c, 1);
+    if (op->scratch == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
+    }
+    DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes, NULL, DDL_HOST, what));
+    op->base[DDL__TMP] = op->scratch->items[0].host;
+    return DDL_OK;
+}
+
 /* Tensors on devices: the steps work on their stages or, where the operation runs there, on them. What it leaves of an
  * output as it is (gaps of v-forms) is read too. in_goes: `in` is what is received. */
 static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, bool in_goes) {
@@ -384,6 +403,7 @@ static ddl_status ddl__op_stage(ddl_context *c, ddl__op *op, bool in, bool out, 
     if (call->on_device != DDL_HOST) {
         DDL__TRY(ddl__device_get(c, call->on_device, ddl__kind_name(call->kind), &op->device));
         op->runner = &op->group->device_native;
+        DDL__TRY(ddl__op_scratch(c, op));
     }
     if (in) {
         DDL__TRY(ddl__op_stage_add(c, op, &call->in, call->in_bytes, !in_goes, in_goes, &op->base[DDL__IN]));
@@ -448,6 +468,14 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
+/* In a group of several hosts: all_reduce, of what is worth two collectives of devices; not where bits must be those of
+ * rank order. */
+static bool ddl__devices_of_hosts(const ddl_group *g, const ddl__call *call) {
+    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
+    return ddl__host_count(&args) == 1 ||
+           (call->kind == DDL_ALL_REDUCE && call->in_bytes >= DDL__MOVE_LEAST && !g->tuning.deterministic);
+}
+
 /* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
  * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
  * others have, and brings what else it has there. */
@@ -455,6 +483,9 @@ static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
     bool function = user != NULL && user->fn != NULL;
+    if (g->size > 1 && g->device_native.set != NULL && !ddl__devices_of_hosts(g, call)) {
+        return DDL_HOST;
+    }
     if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
         call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
         return DDL_HOST;
@@ -523,7 +554,8 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->call.offsets = op->call.recv_counts = op->call.recv_offsets = NULL; /* the plan has them */
     op->user = user;
     op->held = call->held;
-    op->stage = NULL;
+    op->stage = op->scratch = NULL;
+    op->move_failed = DDL_OK;
     op->device = NULL;
     op->stream = NULL;
     op->captured = false;
@@ -534,6 +566,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     ddl_status status = ddl__op_buffers(c, op);
     if (status < 0) {
         ddl__stage_leave(c, &op->stage);
+        ddl__stage_leave(c, &op->scratch);
         ddl__scratch_put(c, op->packed_in);
         ddl__scratch_put(c, op->packed_out);
         op->packed_in = op->packed_out = NULL;

@@ -33,7 +33,7 @@ static void ddl__account_calls(const ddl_group *g, const char *algorithm, uint64
         a->bytes += bytes;
         a->time_ns += ns;
     }
-    const ddl__native *n = strcmp(algorithm, "native_device") == 0 ? &g->device_native : &g->native;
+    const ddl__native *n = strncmp(algorithm, "native_device", 13) == 0 ? &g->device_native : &g->native;
     bool native = n->set != NULL && strncmp(algorithm, "native", 6) == 0;
     for (int32_t i = 0; native && i < c->endpoint_count; i++) {
         if (c->endpoints[i].self == n->self) {

@@ -304,13 +304,13 @@ static bool ddl__writes_out(const ddl__op *op) {
 }
 
 /* The sum becomes the average, of what ddl__averages_scaled left to do. */
-static void ddl__op_average(ddl__op *op) {
-    size_t count = (size_t)op->call.out_bytes / (size_t)op->cached->element_bytes;
+static void ddl__op_average(const ddl__op *op, char *at, size_t bytes) {
+    size_t count = bytes / (size_t)op->cached->element_bytes;
     int32_t n = op->group->size;
     if (!ddl__averages_scaled(op->group, &op->call)) {
-        ddl__average(op->base[DDL__OUT], count, op->call.dtype, n);
+        ddl__average(at, count, op->call.dtype, n);
     } else if (n * ddl__average_scale(n) < 1) {
-        ddl__apply_float(op->base[DDL__OUT], op->base[DDL__OUT], count, op->call.dtype, n * ddl__average_scale(n), 1);
+        ddl__apply_float(at, at, count, op->call.dtype, n * ddl__average_scale(n), 1);
     }
 }
 
@@ -332,13 +332,14 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
     op->stage = NULL;
     if (ddl__writes_out(op)) {
         if (op->call.op == DDL_AVG && op->call.on_device == DDL_HOST) {
-            ddl__op_average(op);
+            ddl__op_average(op, op->base[DDL__OUT], (size_t)op->call.out_bytes);
         }
         if (op->packed_out != NULL) {
             ddl__pack(&op->call.out, op->packed_out, true);
         }
     }
     bool writes = stage != NULL && ddl__writes_out(op);
+    ddl__op_leave_scratch(c, op);
     ddl__op_retire(c, op, DDL_OK);
     r->stage = stage; /* what is left needs nobody else */
     if (!writes) {
@@ -376,6 +377,7 @@ static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
         g->flows[peer].held_first = g->flows[peer].held_last = NULL; /* the group is broken: all its ops end */
     }
     ddl__stage_leave(c, &op->stage); /* nothing refers to its memory any more */
+    ddl__op_leave_scratch(c, op);
     op->held = false;
     ddl__op_retire(c, op, status);
 }

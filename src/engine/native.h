@@ -45,14 +45,20 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 /* What can run collectives of a group by itself. */
 enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
 
-/* Opens this rank's parts: those for ordinary memory, and for devices where all members are on one host. Returns which
+/* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
+static bool ddl__native_fits_devices(const ddl_group *g) {
+    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
+    return ddl__host_count(&args) == 1 || ddl__can_hierarchy(&args);
+}
+
+/* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
  * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
 static int32_t ddl__native_open(ddl_group *g) {
     ddl_context *c = g->context;
     int32_t *ranks = ddl__alloc_array(&c->base, (size_t)g->size, sizeof *ranks);
     int32_t rank = 0, count = ranks != NULL ? ddl__native_ranks(g, ranks, &rank) : 0, opened = 0;
     uint64_t id = (uint64_t)g->epoch << 32 | g->id;
-    for (int32_t device = 0; device < (count == g->size ? 2 : 1); device++) {
+    for (int32_t device = 0; device < (ddl__native_fits_devices(g) ? 2 : 1); device++) {
         ddl__endpoint *e = ddl__native_endpoint(c, ranks, count, device);
         void *set = NULL;
         if (e != NULL && e->table->native_open(e->self, id, ranks, count, rank, &set) == DDL_OK) {
@@ -197,6 +203,10 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->stream = op->stream;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
+    if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
+        call->op = DDL_SUM;
+        call->factor = ddl__averages_scaled(op->group, &op->call) ? ddl__average_scale(op->group->size) : 1.0;
+    }
 }
 
 static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {

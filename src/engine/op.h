@@ -40,6 +40,7 @@ typedef struct ddl__step_state {
     uint64_t start_ns;    /* when it could start; of an op that is traced */
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
+    ddl__stage *move;     /* its copy to or from a device, while that is under way */
     ddl__landing *landing;
 } ddl__step_state;
 
@@ -55,6 +56,8 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
+    ddl__stage *scratch; /* TMP of one that runs on devices: pinned memory; NULL: it has none */
+    ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
@@ -218,7 +221,7 @@ static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
     }
     op->steps = ddl__alloc_array(&c->base, steps, sizeof *op->steps);
     op->ready = ddl__alloc_array(&c->base, steps, sizeof *op->ready);
-    op->tmp = ddl__alloc(&c->base, (size_t)cached->plan.tmp_bytes);
+    op->tmp = ddl__alloc(&c->base, cached->on_device ? 0 : (size_t)cached->plan.tmp_bytes); /* else it is pinned */
     if (op->steps == NULL || op->ready == NULL || op->tmp == NULL) {
         ddl__op_free(c, op);
         return NULL;
@@ -341,7 +344,9 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                             .recv_counts = call->recv_counts,
                             .recv_offsets = call->recv_offsets,
                             .host_of = g->host_of,
-                            .native_s = ddl__native_seconds(g, call)};
+                            .native_s = ddl__native_seconds(g, call),
+                            .on_device = call->on_device != DDL_HOST,
+                            .move_bytes = (int64_t)ddl__stage_chunk((uint64_t)call->in_bytes)};
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
@@ -387,7 +392,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__cached_free(c, e);
         return status;
     }
-    e->plan.algorithm = e->on_device ? "native_device" : e->plan.algorithm;
+    e->plan.algorithm = e->on_device && ddl__host_count(&args) == 1 ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));

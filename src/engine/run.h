@@ -249,6 +249,65 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
     }
 }
 
+/* >>moves: between a device and scratch */
+
+static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
+    ddl__step_state *st = s->owner;
+    ddl__op *op = st->op;
+    ddl__stage_leave(c, &st->move);
+    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status >= 0) {
+        ddl__step_finish(op, (uint32_t)st->out.index);
+    }
+    ddl__op_run(c, op);
+}
+
+static void ddl__op_average(const ddl__op *op, char *at, size_t bytes);
+
+/* True: it has ended already, which only one of no bytes does. */
+static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = ddl__op_step(op, i);
+    ddl__step_state *st = &op->steps[i];
+    bool comes = s->dst_space == DDL__TMP;
+    char *there = comes ? ddl__src(op, s) : ddl__dst(op, s), *here = comes ? ddl__dst(op, s) : ddl__src(op, s);
+    ddl_tensor t = ddl_tensor_1d(there, DDL_U8, s->bytes);
+    t.device = op->call.on_device;
+    if (!comes && op->call.op == DDL_AVG) {
+        ddl__op_average(op, here, (size_t)s->bytes);
+    }
+    st->move = ddl__stage_make(c, 1);
+    ddl_status status = st->move == NULL ? DDL_ERR_NOMEM
+                                         : ddl__stage_add(c, st->move, &t, (uint64_t)s->bytes, here, DDL_HOST,
+                                                          ddl__kind_name(op->call.kind));
+    if (status == DDL_OK) {
+        st->move->owner = st;
+        st->move->done = ddl__step_moved;
+        st->move->items[0].comes = comes;
+        st->move->items[0].goes = !comes;
+        status = comes ? ddl__stage_fill(c, st->move) : ddl__stage_drain(c, st->move, UINT64_MAX);
+    }
+    if (status != DDL_IN_PROGRESS) {
+        ddl__stage_leave(c, &st->move);
+    }
+    op->move_failed = status < 0 ? status : op->move_failed;
+    return status == DDL_OK;
+}
+
+/* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
+static void ddl__op_leave_scratch(ddl_context *c, ddl__op *op) {
+    bool moves = false;
+    for (uint32_t i = 0; op->scratch != NULL && i < op->cached->plan.step_count; i++) {
+        moves = moves || op->steps[i].move != NULL;
+        ddl__stage_leave(c, &op->steps[i].move);
+    }
+    if (moves) {
+        ddl__stage_mark(op->scratch->items[0].device, op->scratch);
+        op->scratch->phase = DDL__STAGE_DRAIN;
+        ddl__stage_list(c, op->scratch);
+    }
+    ddl__stage_leave(c, &op->scratch);
+}
+
 /* >>the loop */
 
 static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
@@ -278,6 +337,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     case DDL__NATIVE:
         ddl__step_native(c, op, i);
         return;
+    case DDL__MOVE:
+        if (!ddl__step_move(c, op, i)) {
+            return;
+        }
+        break;
     }
     ddl__step_finish(op, i);
 }
@@ -297,6 +361,14 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
         ddl__step_start(c, op, i);
     }
     op->running = false;
+    if (op->move_failed < 0) {
+        ddl_status status = op->move_failed;
+        op->move_failed = DDL_OK;
+        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not copy "
+                              "its part of %s between its device and the host: %s", op->group->rank,
+                              ddl__kind_name(op->call.kind), ddl_status_text(status));
+        return;
+    }
     if (op->left == 0 && op->group->doubt_ns == 0) {
         ddl__op_complete(c, op);
     }
@@ -324,6 +396,7 @@ static void ddl__op_reset(ddl__op *op) {
         st->moved = 0;
         st->early = NULL;
         st->landing = NULL;
+        st->move = NULL;
         if (st->waits == 0) {
             ddl__op_enqueue(op, i);
         }

@@ -7,12 +7,6 @@
 #include "../group/group.h"
 
 enum { DDL__PIPE_SLOTS = 3 }; /* one is copied, one is on the network, one is between */
-/* A copy has a fixed cost o (to launch it, and until somebody looks at its event: 10 us), and the first chunk is copied
- * with nothing beside it. n / c * o + c / B is least for c = sqrt(n * o * B), B the speed of copies (25 GB/s, PCIe 4.0
- * x16). Stated figures: an error of four in o * B doubles or halves c, which costs little. */
-#define DDL__PIPE_OVERHEAD_BYTES ((uint64_t)250000) /* o * B */
-#define DDL__PIPE_MOST ((uint64_t)8 << 20) /* of a chunk; the least is a frame, of which it is a multiple */
-
 typedef enum ddl__slot_state {
     DDL__SLOT_EMPTY = 0, /* or being filled by a receiver */
     DDL__SLOT_COPIES = 1,
@@ -26,15 +20,6 @@ typedef struct ddl__pipe {
     uint8_t state[DDL__PIPE_SLOTS];
     ddl__stage *stage[DDL__PIPE_SLOTS]; /* of one item: the chunk; NULL: not made */
 } ddl__pipe;
-
-/* The power of two below that root. */
-static uint64_t ddl__pipe_chunk(uint64_t bytes) {
-    uint64_t chunk = DDL__FRAME_MAX_PAYLOAD;
-    while (chunk < DDL__PIPE_MOST && 4 * chunk * chunk / DDL__PIPE_OVERHEAD_BYTES <= bytes) {
-        chunk *= 2;
-    }
-    return chunk;
-}
 
 /* Nobody wants it any more; copies that are under way keep their memory until they end. */
 static void ddl__pipe_leave(ddl_context *c, ddl__pipe **slot) {
@@ -55,7 +40,7 @@ static ddl_status ddl__pipe_make(ddl_context *c, const ddl_tensor *t, uint64_t t
     if (p == NULL) {
         return status;
     }
-    p->chunk = ddl__pipe_chunk(total);
+    p->chunk = ddl__stage_chunk(total);
     p->total = total;
     p->slots = (int32_t)DDL__MIN((total + p->chunk - 1) / p->chunk, (uint64_t)DDL__PIPE_SLOTS);
     for (int32_t i = 0; i < p->slots && status == DDL_OK; i++) {

@@ -193,7 +193,8 @@ static void ddl__json_details(ddl__json *j, const ddl__trace_event *e) {
 }
 
 static const char *ddl__json_title(const ddl__json *j, const ddl__trace_event *e, char *text, size_t cap) {
-    static const char *const steps[] = {"", "send", "receive", "receive and reduce", "copy", "reduce", "native"};
+    static const char *const steps[] = {"", "send", "receive", "receive and reduce", "copy", "reduce", "native",
+                                        "move"};
     switch ((ddl__trace_what)e->what) {
     case DDL__TRACE_OP:
         return j->kind_name(e->kind);
