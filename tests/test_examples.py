@@ -98,6 +98,19 @@ def the_ssp_example_draws_what_it_measured():
 
 
 @test
+def the_local_sgd_example_draws_what_it_measured():
+    output, files = run_example("local_sgd", 2)
+    svg = files["local_sgd.svg"]
+    check(svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg, f"no picture:\n{svg[:500]}")
+    lines = [line.split() for line in re.findall(r"points='([^']*)'", svg)]
+    check([len(line) for line in lines] == [100, 13, 5], f"{[len(line) for line in lines]} points, not one for each average")
+    for line in lines:  # y grows downwards: from a loss of 1 (y 20) to below 0.03 (y 187)
+        heights = [float(point.split(",")[1]) for point in line]
+        check(heights[0] < 25 and max(heights) > 187, f"the loss goes from y = {heights[0]} to {max(heights)} only")
+    check(output.count("reached the loss of 0.03") == 3, output)
+
+
+@test
 def there_are_examples():
     check(SOURCES, "no example has been run")
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from harness import BUILD, ROOT, check, good, main, sh, skip, test
@@ -78,6 +79,20 @@ def one_slow_cable():
             job.succeed(120)
             took = float(job.lines(0, "done")[0]) - float(job.lines(0, "looping")[0])
             job.check(took > 0.8, f"2 MB went over a cable of 10 Mbit/s in {took:.2f} s: it was not used")
+
+
+@test
+def local_sgd_is_sooner_over_a_slow_cable():
+    """10 Mbit/s: examples/local_sgd averages 80 KB a hundred times in BSP, which takes the cable 6.4 s, and 12 or 5 times."""
+    with two_hosts() as hosts, tempfile.TemporaryDirectory() as folder:
+        hosts.shape("tbf rate 10mbit burst 16k latency 300ms")
+        with Job("env", f"-C {folder} {BUILD}/local_sgd", hosts=hosts, layout="AB") as job:
+            job.succeed(150)
+            found = re.findall(r"reached the loss of 0.03 after ([0-9.]+) s; 100 steps took ([0-9.]+) s", job.output(0))
+            job.check(len(found) == 3, "not three ways have reached the loss")
+            (bsp, all_bsp), (local, _), (diloco, _) = [[float(x) for x in pair] for pair in found]
+            job.check(all_bsp > 5, f"BSP took {all_bsp} s: the cable was not used")
+            job.check(local < bsp and diloco < bsp, f"{bsp} s in BSP, {local} s with local SGD, {diloco} s with DiLoCo")
 
 
 # ---------------------------------------------------------------------------------- who may join, and where
