@@ -1642,6 +1642,11 @@ typedef struct ddl_transport {
      * add_peer follows, with the newcomer's address. Without it newcomers are reached another way, as by TCP; that the
      * newcomer's side decides alike follows from both having the same plugin. */
     void (*peer_again)(void *self, int32_t peer);
+    /* The same for a transport without peer_again that runs native collectives: the peer, or this process itself, has
+     * taken the rank of another; messages between the two go another way. DDL_OK: native_open may be given sets with
+     * it. What a process has to set up as a newcomer it does in native_open: before, it may not have been admitted. The
+     * address is what the peer's address() says when the group grows. All ranks of a set must open it, or none will. */
+    ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
 } ddl_transport;
 
 /* >>device
@@ -13470,6 +13475,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *native;   /* runs collectives with it though messages go another way, as with a newcomer; or NULL */
     ddl__endpoint *device;   /* what shares device memory with it (DDL_TRANSPORT_DEVICE); or NULL */
     ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */
@@ -15466,6 +15472,9 @@ static void ddl__reap(ddl_context *c) {
             }
             if (l->watch != NULL) {
                 l->watch->table->peer_dead(l->watch->self, i);
+            }
+            if (l->native != NULL) {
+                l->native->table->peer_dead(l->native->self, i);
             }
             if (l->slower != NULL) {
                 l->slower->table->peer_dead(l->slower->self, i);
@@ -21128,7 +21137,7 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
     ddl__endpoint *all = NULL;
     for (int32_t i = 0; i < count; i++) {
         const ddl__link *l = &c->links[ranks[i]];
-        ddl__endpoint *e = device ? l->device : l->endpoint;
+        ddl__endpoint *e = device ? l->device : l->native != NULL ? l->native : l->endpoint;
         if (ranks[i] == c->rank) {
             continue;
         }
@@ -25636,6 +25645,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
         snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
         b->transports[i].bytes = c->endpoints[i].address_bytes;
         memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
+        const ddl__endpoint *e = &c->endpoints[i];
+        size_t bytes = DDL__ADDRESS_BYTES;
+        if (c->joined && DDL_HAS(e->table, peer_native) &&
+            e->table->address(e->self, b->transports[i].address, &bytes) == DDL_OK) {
+            b->transports[i].bytes = (uint32_t)bytes; /* newcomers hear what this rank has by now */
+        }
     }
 }
 
@@ -25696,6 +25711,22 @@ static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, b
                 strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
                 e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
                                    &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
+        }
+    }
+}
+
+/* What can run collectives with a newcomer, or of one, although messages go another way. */
+static void ddl__link_native(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    ddl__link *l = &c->links[rank];
+    for (int32_t i = 0; i < c->endpoint_count && l->same_host && l->same_space && l->native == NULL; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && DDL_HAS(e->table, peer_native) && e != l->endpoint; k++) {
+            bool same = b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
+                        strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0;
+            if (same && e->table->peer_native(e->self, rank, b->transports[k].address, b->transports[k].bytes,
+                                              b->host_id) == DDL_OK) {
+                l->native = e;
+            }
         }
     }
 }
@@ -26393,6 +26424,7 @@ static ddl_status ddl__grow_link(ddl_context *c, const ddl__seat *s, const ddl__
     ddl__link_offers(c, s->rank, &s->blob, true, offers);
     ddl__link_keys(c, s->rank, s->blob.nonce, mine->nonce);
     DDL__TRY(ddl__link_choose(c, s->rank, offers));
+    ddl__link_native(c, s->rank, &s->blob);
     l->life = DDL__ALIVE;
     ddl__link_watch(c, s->rank);
     return DDL_OK;
@@ -26534,209 +26566,6 @@ static void ddl__grow_drop(ddl_group *g) {
         ddl__grow_free(w);
         ddl__free(&g->context->base, w);
     }
-}
-
-/* >>coll/porch */
-/* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
- * call. */
-
-/* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
-#define DDL__PORCH_EVENT (UINT32_MAX - 2)
-#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
-
-static ddl_status ddl__porch_open(ddl__grow *w) {
-    ddl_context *c = w->group->context;
-    ddl__server *server = ddl__alloc(&c->base, sizeof *server);
-    if (server == NULL) {
-        return ddl__fail(&w->why, DDL_ERR_NOMEM, "no memory to receive newcomers");
-    }
-    *server = (ddl__server){.settings = &c->settings, .base = &c->base, .blob_bytes = DDL__BLOB_BYTES,
-                            .table = w->table, .why = &w->why, .grows = true, .epoll = -1, .spare = -1};
-    ddl_status status = c->settings.place.kind == DDL__MEET_TCP
-                            ? ddl__listen(server)
-                            : ddl__fail(&w->why, DDL_ERR_UNSUPPORTED,
-                                        "newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
-                                        "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
-    status = status == DDL_OK ? ddl__server_open(server) : status;
-    if (status < 0) {
-        ddl__server_close_listeners(server);
-        ddl__free(&c->base, server);
-        return status;
-    }
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
-    (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
-    w->states = server->ranks;
-    w->self = server;
-    return DDL_OK;
-}
-
-static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
-
-static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
-    ddl__server *server = w->self;
-    for (int32_t i = 0; i < server->guest_count; i++) {
-        ddl__guest *g = &server->guests[i];
-        if (g->stage == DDL__GUEST_HEAD && g->rank == (uint32_t)rank) {
-            ddl__guest_say(g, DDL__RECORD_TABLE, DDL_OK, roster, bytes);
-            if (!ddl__guest_flush(server, g)) {
-                ddl__guest_close(server, g);
-            }
-            return;
-        }
-    }
-}
-
-/* Somebody has not taken all that it is told. */
-static bool ddl__porch_tells(const ddl__server *server) {
-    for (int32_t i = 0; i < server->guest_count; i++) {
-        if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void ddl__porch_close(ddl__grow *w, bool admitted) {
-    static const char again[] = "the members begin anew: one of them died, or time was over";
-    ddl__server *server = w->self;
-    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
-    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
-        ddl__server_turn(server, 10);
-    }
-    for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
-        ddl__guest *g = &server->guests[i];
-        if (g->stage == DDL__GUEST_HEAD && g->tail_at == g->tail_bytes) {
-            ddl__guest_say(g, DDL__RECORD_FAILED, DDL_ERR_STATE, again, strlen(again));
-            (void)ddl__guest_flush(server, g);
-        }
-    }
-    w->group->context->stats.strangers_refused += server->strangers;
-    ddl__server_close(server);
-    ddl__free(server->base, server);
-    w->self = NULL;
-    w->states = NULL;
-}
-
-static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
-
-/* >>public */
-
-static bool ddl__grow_done(ddl_context *c, void *arg) {
-    ddl__grow *w = arg;
-    if (!w->over && !c->finalized && !c->aborted) {
-        ddl__grow_step(w);
-    }
-    return w->over || c->finalized || c->aborted;
-}
-
-static ddl_status ddl__grow_failed(const ddl__grow *w) {
-    ddl_group *g = w->group;
-    bool known = w->told && w->roster.verdict < 0 && w->roster.verdict != DDL_ERR_PEER;
-    return ddl__error(g->context, known ? w->roster.verdict : DDL_ERR_TIMEOUT, "ddl_group_grow on group \"%s\": %s",
-                      g->name, known ? w->roster.text
-                                     : "nobody was admitted before the deadline: ranks died meanwhile, newcomers went "
-                                       "away, or a rank could not make a link to one; warnings tell which");
-}
-
-/* Until the roster is here, or will not come. */
-static ddl_status ddl__grow_attempt(ddl__grow *w) {
-    ddl_group *g = w->group;
-    ddl__agreement *a = NULL;
-    DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
-    DDL__TRY(ddl__agree_quorum(g, a));
-    ddl__grow_begin(w, a);
-    ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
-    ddl__wait_for(g->context, &until);
-    if (!w->over) {
-        w->over = w->late = true;
-    }
-    return DDL_OK;
-}
-
-static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
-    ddl_group *g = w->group;
-    ddl_context *c = g->context;
-    for (;;) {
-        ddl__agreement *a = NULL;
-        uint32_t flag = DDL__GROWN_AGAIN; /* who comes back to the fence: newcomers have been sent away meanwhile */
-        if (!w->fences) {
-            DDL__TRY(ddl__grow_attempt(w));
-            flag = ddl__grow_flag(w);
-            w->fences = true;
-        }
-        ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
-        if (status == DDL_ERR_TIMEOUT) {
-            ddl__grow_leave(w);
-            bool known = w->told && w->roster.verdict == DDL_ERR_TIMEOUT; /* who is missing */
-            return known ? ddl__grow_failed(w) : status;
-        }
-        w->fences = false;
-        if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
-            ddl__flush_notes(c);
-            *out = w->made;
-            w->made = NULL; /* the caller's now */
-            return DDL_OK;
-        }
-        DDL__TRY(status);
-        if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
-            return ddl__grow_failed(w);
-        }
-    }
-}
-
-/* What the call before left, or anew. */
-static ddl__grow *ddl__grow_get(ddl_group *g) {
-    if (g->grow == NULL) {
-        ddl__grow *w = ddl__alloc(&g->context->base, sizeof *w);
-        if (w == NULL) {
-            return NULL;
-        }
-        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
-        g->grow = w;
-        if (!ddl__grow_alloc(w)) {
-            ddl__grow_drop(g);
-        }
-    }
-    return g->grow;
-}
-
-DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
-    if (out_group == NULL) {
-        return ddl__refuse_group(group, "ddl_group_grow", "out_group");
-    }
-    *out_group = NULL;
-    DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
-    ddl_context *c = group->context;
-    ddl_status status = DDL_OK;
-    if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
-        status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
-                            "neither may be negative, nor timeout_ms longer than a year",
-                            group->name, max_joiners, (long long)timeout_ms);
-    }
-    status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
-    if (status == DDL_OK) {
-        ddl__form_undo(group->shrunk);
-        group->shrunk = NULL;
-        group->shrunk_parts = DDL__MADE_NOT;
-        ddl__grow *w = ddl__grow_get(group);
-        if (w == NULL) {
-            status = ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
-        } else {
-            w->most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST;
-            w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
-            w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
-            w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
-            ddl__agree_go_on(group);
-            status = ddl__grow_run(w, out_group);
-            if (!w->fences) {
-                w->told = false; /* the attempt has ended */
-                ddl__grow_drop(group);
-            }
-        }
-        ddl__agree_leave(group);
-    }
-    ddl__unlock(c);
-    return status;
 }
 
 /* >>coll/measure */
@@ -27087,15 +26916,15 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
-/* Which transports run the world's collectives by themselves: on all ranks, or on none. */
-static ddl_status ddl__native_agree(ddl_group *world) {
+/* Which transports run the collectives of the world, or of a grown group, by themselves: on all ranks, or on none. */
+static ddl_status ddl__native_agree(ddl_group *world, const char *what) {
     int32_t all = ddl__native_open(world);
     ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
     ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_BAND};
     ddl_request *r;
     ddl__native set = world->native;
     world->native.set = NULL; /* not to be used before all are known to have it */
-    ddl_status status = ddl__coll_begin(world, &ask, "ddl_init", &r);
+    ddl_status status = ddl__coll_begin(world, &ask, what, &r);
     if (status == DDL_OK) {
         ddl__wait_requests(world->context, &r, 1, false);
         status = ddl__request_report(&r, NULL);
@@ -27135,12 +26964,230 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__choose(c));
     DDL__TRY(ddl__measure(c));
-    DDL__TRY(ddl__native_agree(c->world));
+    DDL__TRY(ddl__native_agree(c->world, "ddl_init"));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     DDL__TRY(ddl__thread_begin(c));
     ddl__announce(c);
     return DDL_OK;
+}
+
+/* >>coll/porch */
+/* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
+ * call. */
+
+/* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
+#define DDL__PORCH_EVENT (UINT32_MAX - 2)
+#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
+
+static ddl_status ddl__porch_open(ddl__grow *w) {
+    ddl_context *c = w->group->context;
+    ddl__server *server = ddl__alloc(&c->base, sizeof *server);
+    if (server == NULL) {
+        return ddl__fail(&w->why, DDL_ERR_NOMEM, "no memory to receive newcomers");
+    }
+    *server = (ddl__server){.settings = &c->settings, .base = &c->base, .blob_bytes = DDL__BLOB_BYTES,
+                            .table = w->table, .why = &w->why, .grows = true, .epoll = -1, .spare = -1};
+    ddl_status status = c->settings.place.kind == DDL__MEET_TCP
+                            ? ddl__listen(server)
+                            : ddl__fail(&w->why, DDL_ERR_UNSUPPORTED,
+                                        "newcomers come to a rendezvous by TCP: give MASTER_ADDR and MASTER_PORT, or "
+                                        "DDL_RENDEZVOUS=tcp://host:port, instead of a folder or an exchange function");
+    status = status == DDL_OK ? ddl__server_open(server) : status;
+    if (status < 0) {
+        ddl__server_close_listeners(server);
+        ddl__free(&c->base, server);
+        return status;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
+    (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
+    w->states = server->ranks;
+    w->self = server;
+    return DDL_OK;
+}
+
+static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
+
+static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+    ddl__server *server = w->self;
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->rank == (uint32_t)rank) {
+            ddl__guest_say(g, DDL__RECORD_TABLE, DDL_OK, roster, bytes);
+            if (!ddl__guest_flush(server, g)) {
+                ddl__guest_close(server, g);
+            }
+            return;
+        }
+    }
+}
+
+/* Somebody has not taken all that it is told. */
+static bool ddl__porch_tells(const ddl__server *server) {
+    for (int32_t i = 0; i < server->guest_count; i++) {
+        if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void ddl__porch_close(ddl__grow *w, bool admitted) {
+    static const char again[] = "the members begin anew: one of them died, or time was over";
+    ddl__server *server = w->self;
+    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
+    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
+        ddl__server_turn(server, 10);
+    }
+    for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
+        ddl__guest *g = &server->guests[i];
+        if (g->stage == DDL__GUEST_HEAD && g->tail_at == g->tail_bytes) {
+            ddl__guest_say(g, DDL__RECORD_FAILED, DDL_ERR_STATE, again, strlen(again));
+            (void)ddl__guest_flush(server, g);
+        }
+    }
+    w->group->context->stats.strangers_refused += server->strangers;
+    ddl__server_close(server);
+    ddl__free(server->base, server);
+    w->self = NULL;
+    w->states = NULL;
+}
+
+static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
+
+/* >>public */
+
+static bool ddl__grow_done(ddl_context *c, void *arg) {
+    ddl__grow *w = arg;
+    if (!w->over && !c->finalized && !c->aborted) {
+        ddl__grow_step(w);
+    }
+    return w->over || c->finalized || c->aborted;
+}
+
+static ddl_status ddl__grow_failed(const ddl__grow *w) {
+    ddl_group *g = w->group;
+    bool known = w->told && w->roster.verdict < 0 && w->roster.verdict != DDL_ERR_PEER;
+    return ddl__error(g->context, known ? w->roster.verdict : DDL_ERR_TIMEOUT, "ddl_group_grow on group \"%s\": %s",
+                      g->name, known ? w->roster.text
+                                     : "nobody was admitted before the deadline: ranks died meanwhile, newcomers went "
+                                       "away, or a rank could not make a link to one; warnings tell which");
+}
+
+/* Until the roster is here, or will not come. */
+static ddl_status ddl__grow_attempt(ddl__grow *w) {
+    ddl_group *g = w->group;
+    ddl__agreement *a = NULL;
+    DDL__TRY(ddl__agree_until(g, DDL__AGREE_GROW, 1, w->end_ns, &a));
+    DDL__TRY(ddl__agree_quorum(g, a));
+    ddl__grow_begin(w, a);
+    ddl__wait until = {.done = ddl__grow_done, .tick = ddl__no_tick, .arg = w, .deadline = w->end_ns};
+    ddl__wait_for(g->context, &until);
+    if (!w->over) {
+        w->over = w->late = true;
+    }
+    return DDL_OK;
+}
+
+/* A grown group has what one that was made at the start has: collectives that a transport runs by itself, where all
+ * ranks can. Members and newcomers call it. When it fails the group is broken, which the next call on it tells. */
+static void ddl__grown_natives(ddl_group *g, uint64_t end_ns, const char *what) {
+    uint64_t now = ddl__now_ns(), left = end_ns > now ? (end_ns - now) / DDL__NS_PER_MS : 0;
+    int64_t timeout_ms = g->timeout_ms;
+    g->timeout_ms = (int64_t)DDL__MIN(DDL__MAX(left, (uint64_t)1000), (uint64_t)DDL__MS_MAX);
+    ddl_status status = ddl__native_agree(g, what);
+    g->timeout_ms = timeout_ms;
+    if (status < 0) {
+        ddl__log(&g->context->base, DDL_LOG_DEBUG, "%s: group \"%s\" failed as it began: %s", what, g->name,
+                 g->context->error.text);
+    }
+}
+
+static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
+    ddl_group *g = w->group;
+    ddl_context *c = g->context;
+    for (;;) {
+        ddl__agreement *a = NULL;
+        uint32_t flag = DDL__GROWN_AGAIN; /* who comes back to the fence: newcomers have been sent away meanwhile */
+        if (!w->fences) {
+            DDL__TRY(ddl__grow_attempt(w));
+            flag = ddl__grow_flag(w);
+            w->fences = true;
+        }
+        ddl_status status = ddl__agree_until(g, DDL__AGREE_GROWN, flag, w->end_ns, &a);
+        if (status == DDL_ERR_TIMEOUT) {
+            ddl__grow_leave(w);
+            bool known = w->told && w->roster.verdict == DDL_ERR_TIMEOUT; /* who is missing */
+            return known ? ddl__grow_failed(w) : status;
+        }
+        w->fences = false;
+        if (ddl__grow_end(w, status == DDL_OK ? a : NULL)) {
+            ddl__flush_notes(c);
+            *out = w->made;
+            w->made = NULL; /* the caller's now */
+            ddl__grown_natives(*out, w->end_ns, "ddl_group_grow");
+            return DDL_OK;
+        }
+        DDL__TRY(status);
+        if ((a->value.flag & DDL__GROWN_AGAIN) == 0) {
+            return ddl__grow_failed(w);
+        }
+    }
+}
+
+/* What the call before left, or anew. */
+static ddl__grow *ddl__grow_get(ddl_group *g) {
+    if (g->grow == NULL) {
+        ddl__grow *w = ddl__alloc(&g->context->base, sizeof *w);
+        if (w == NULL) {
+            return NULL;
+        }
+        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
+        g->grow = w;
+        if (!ddl__grow_alloc(w)) {
+            ddl__grow_drop(g);
+        }
+    }
+    return g->grow;
+}
+
+DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t timeout_ms, ddl_group **out_group) {
+    if (out_group == NULL) {
+        return ddl__refuse_group(group, "ddl_group_grow", "out_group");
+    }
+    *out_group = NULL;
+    DDL__TRY(ddl__enter_group(group, "ddl_group_grow"));
+    ddl_context *c = group->context;
+    ddl_status status = DDL_OK;
+    if (max_joiners < 0 || timeout_ms < 0 || timeout_ms > DDL__MS_MAX) {
+        status = ddl__error(c, DDL_ERR_ARG, "ddl_group_grow on group \"%s\": max_joiners is %d, timeout_ms %lld; "
+                            "neither may be negative, nor timeout_ms longer than a year",
+                            group->name, max_joiners, (long long)timeout_ms);
+    }
+    status = status == DDL_OK ? ddl__agree_enter(group, "ddl_group_grow") : status;
+    if (status == DDL_OK) {
+        ddl__form_undo(group->shrunk);
+        group->shrunk = NULL;
+        group->shrunk_parts = DDL__MADE_NOT;
+        ddl__grow *w = ddl__grow_get(group);
+        if (w == NULL) {
+            status = ddl__error(c, DDL_ERR_NOMEM, "ddl_group_grow: no memory");
+        } else {
+            w->most = max_joiners > 0 ? DDL__MIN(max_joiners, (int32_t)DDL__ROSTER_MOST) : DDL__ROSTER_MOST;
+            w->until_ns = ddl__deadline(ddl__now_ns(), timeout_ms > 0 ? timeout_ms : group->timeout_ms);
+            w->until_ns = DDL__MIN(w->until_ns, DDL__NEVER / 2);
+            w->end_ns = ddl__deadline(w->until_ns, group->timeout_ms);
+            ddl__agree_go_on(group);
+            status = ddl__grow_run(w, out_group);
+            if (!w->fences) {
+                w->told = false; /* the attempt has ended */
+                ddl__grow_drop(group);
+            }
+        }
+        ddl__agree_leave(group);
+    }
+    ddl__unlock(c);
+    return status;
 }
 
 /* >>coll/stats */
@@ -28234,6 +28281,7 @@ static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
     }
     ddl__log(&c->base, DDL_LOG_INFO, "joined group \"%s\" of %d ranks as incarnation %u of this rank", c->world->name,
              c->world->size, c->incarnation);
+    ddl__grown_natives(c->world, deadline, "ddl_join");
     DDL__TRY(ddl__thread_begin(c));
     ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);

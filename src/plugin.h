@@ -229,6 +229,11 @@ typedef struct ddl_transport {
      * add_peer follows, with the newcomer's address. Without it newcomers are reached another way, as by TCP; that the
      * newcomer's side decides alike follows from both having the same plugin. */
     void (*peer_again)(void *self, int32_t peer);
+    /* The same for a transport without peer_again that runs native collectives: the peer, or this process itself, has
+     * taken the rank of another; messages between the two go another way. DDL_OK: native_open may be given sets with
+     * it. What a process has to set up as a newcomer it does in native_open: before, it may not have been admitted. The
+     * address is what the peer's address() says when the group grows. All ranks of a set must open it, or none will. */
+    ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
 } ddl_transport;
 
 /* >>device

@@ -3,6 +3,7 @@
  * FAULT_RUNS sets the number of kills, TEST_SEED repeats a run. */
 #define TEST_TIMEOUT_S 3000
 #define DDL_IMPLEMENTATION
+#include "coll.h"
 #include "faults.h"
 
 enum { RANKS = 4, REDUCES = 100 };
@@ -525,6 +526,104 @@ TEST(a_folder_is_not_served_again) {
     snprintf(url, sizeof url, "file://%s", folder);
     ranks_fork(RANKS, grow_from_a_folder, url, 60);
     rmdir(folder);
+}
+
+/* ---- natively ---- */
+
+enum { ROUNDS = 5 };
+static const int victims[ROUNDS] = {2, 0, 2, 3, 0}; /* also who made the segment, and who came late */
+
+/* Shared memory runs the collectives of the group by itself, the newcomer's part included, and they are right. */
+static void natives_hold(ddl_context *c, ddl_group *g) {
+    static char record[65536];
+    static const int64_t counts[] = {1, 700, 60007};
+    ddl_collective d = {.kind = DDL_ALL_REDUCE, .op = DDL_SUM};
+    float x = 1;
+    ddl_estimate_info e;
+    d.in = d.out = DDL_VIEW(&x, 1);
+    CHECK_EQ(ddl_estimate(g, &d, &e), DDL_OK);
+    CHECK_STR(e.algorithm, "native");
+    for (int kind = DDL_BARRIER; kind <= DDL_EXSCAN; kind++) {
+        for (int i = 0; i < 3 && test__now->failures == 0; i++) {
+            coll_case k = {.kind = (ddl_kind)kind, .dtype = DDL_F32, .op = coll_reduces((ddl_kind)kind) ? DDL_SUM : 0,
+                           .root = coll_rooted((ddl_kind)kind) ? (kind + i) % ddl_size(g) : 0, .count = counts[i],
+                           .in_place = i == 1, .salt = (unsigned)(kind * 3 + i)};
+            CHECK(coll_check(g, &k));
+        }
+    }
+    CHECK_EQ(ddl_all_reduce(g, d.in, d.out, DDL_SUM), DDL_OK);
+    CHECK_EQ((int)x, ddl_size(g));
+    ddl_flight_record(c, record, sizeof record);
+    CHECK_STR(record, "native");
+}
+
+/* Works on a group until somebody dies, and on the grown one after. */
+static void rounds_of_natives(ddl_context *c, ddl_group *g, shared *s, int32_t round) {
+    while (test__now->failures == 0) {
+        CHECK_EQ(ddl_all_reduce(g, DDL_VIEW(&round, 1), DDL_VIEW(&round, 1), DDL_MAX), DDL_OK);
+        natives_hold(c, g);
+        __atomic_fetch_add(&s->grown, 1, __ATOMIC_SEQ_CST);
+        if (round == ROUNDS) {
+            break;
+        }
+        for (int64_t k = 0; fault_all_reduce(g, 1000, k) == DDL_OK; k++) {
+        }
+        ddl_group *next = NULL;
+        if (ddl_group_grow(g, 1, 30000, &next) != DDL_OK) {
+            test__fail(__FILE__, __LINE__, "ddl_group_grow in round %d: %s", (int)round, ddl_error(c));
+            break;
+        }
+        if (g != ddl_world(c)) {
+            CHECK_EQ(ddl_group_free(&g), DDL_OK);
+        }
+        g = next;
+        round++;
+    }
+    if (g != ddl_world(c)) {
+        CHECK_EQ(ddl_group_free(&g), DDL_OK);
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+static void with_shared_memory(void) {
+    setenv("DDL_PLUGIN_PATH", fault_plugins(), 1);
+    setenv("DDL_TRANSPORTS", "shm,tcp", 1);
+}
+
+static void native_member(int rank, int n, void *arg) {
+    (void)rank, (void)n;
+    with_shared_memory();
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    rounds_of_natives(c, ddl_world(c), (shared *)arg, 0);
+}
+
+static void native_newcomer(int rank, int n, void *arg) {
+    (void)rank, (void)n;
+    with_shared_memory();
+    ddl_group *g = NULL;
+    ddl_context *c = newcomer(&g);
+    REQUIRE(c != NULL);
+    rounds_of_natives(c, g, (shared *)arg, 0);
+}
+
+TEST(a_grown_group_has_native_collectives) {
+    if (!fault_has_plugin("shm")) {
+        SKIP("the shm plugin is not built");
+    }
+    shared *s = (shared *)ranks_shared(sizeof *s);
+    static ranks r;
+    ranks_start(&r, RANKS, native_member, s);
+    for (int round = 0; round < ROUNDS; round++) {
+        until(&s->grown, RANKS * (round + 1));
+        usleep(3000);
+        ranks_kill(&r, victims[round], SIGKILL);
+        ranks_reaped(&r, victims[round]);
+        ranks_again(&r, victims[round], native_newcomer, s);
+    }
+    all_well(&r);
+    CHECK_EQ(s->grown, RANKS * (ROUNDS + 1));
+    munmap(s, sizeof *s);
 }
 
 /* ---- one that was cut off ---- */

@@ -62,6 +62,8 @@ typedef struct shm_address {
     uint8_t bell[16]; /* random: names the socket that wakes the rank (doorbell.h) */
     uint32_t page_bytes, uid;
     uint32_t hears_barriers; /* registered with membarrier: doorbell.h */
+    int32_t fd; /* to newcomers: the segment, as a descriptor of process pid; 0: in none */
+    int32_t pid;
     uint32_t unused;
     uint64_t ring_bytes, staging_bytes;
     uint64_t arena_bytes; /* the smallest of all is taken */
@@ -74,6 +76,8 @@ typedef struct shm_header {
     uint8_t magic[8];
     uint32_t local_count, leader;
     uint64_t ring_bytes, staging_bytes, arena_bytes;
+    uint32_t sleepers_fence;
+    int32_t rank_of[SHM_LOCAL_MAX]; /* by local index, for newcomers */
     uint8_t bell_token[16]; /* what a wake-up says; strangers do not know it */
     _Alignas(SHM_LINE) _Atomic uint32_t state[SHM_LOCAL_MAX];
 } shm_header;
@@ -114,6 +118,7 @@ typedef struct shm {
     int32_t *index_of;                /* by world rank: local index, -1: not here */
     int32_t *rank_of;                 /* by local index: world rank */
     bool *told;                       /* by local index: knows what this rank has to tell it of its joining */
+    int32_t attach;                   /* a newcomer: the rank whose segment it may come into; -1: none */
     int fd;                           /* the segment, -1: none yet */
     uint8_t *base;                    /* all but the arenas */
     uint64_t shared_bytes, segment_bytes, arena_bytes;
@@ -343,6 +348,8 @@ static void shm_header_fill(const shm *t, shm_header *h) {
     h->ring_bytes = t->address.ring_bytes;
     h->staging_bytes = t->address.staging_bytes;
     h->arena_bytes = t->arena_bytes;
+    h->sleepers_fence = t->sleepers_fence;
+    memcpy(h->rank_of, t->rank_of, (size_t)t->local_count * sizeof h->rank_of[0]);
 }
 
 /* The leader's part. */

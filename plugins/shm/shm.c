@@ -24,6 +24,7 @@
 #include "ring.h"
 
 #include "native.h"
+#include "newcomer.h"
 
 static void shm_endpoint_close(void *self) {
     shm *t = self;
@@ -68,7 +69,7 @@ static ddl_status shm_endpoint_open(const ddl_host *host, const ddl_transport_pa
     t->rank = params->rank;
     t->world_size = params->world_size;
     t->cores = params->cores;
-    t->fd = t->bell = -1;
+    t->fd = t->bell = t->attach = -1;
     if (!shm_address_make(t)) {
         shm_endpoint_close(t);
         return DDL_ERR_CONFIG;
@@ -90,6 +91,8 @@ static ddl_status shm_address_of(void *self, void *out_address, size_t *bytes) {
     if (*bytes < sizeof t->address) {
         return DDL_ERR_ARG;
     }
+    t->address.fd = t->stage == SHM_JOINED ? t->fd : 0;
+    t->address.pid = (int32_t)getpid();
     memcpy(out_address, &t->address, sizeof t->address);
     *bytes = sizeof t->address;
     return DDL_OK;
@@ -205,6 +208,16 @@ static ddl_status shm_memory_alloc(void *self, size_t bytes, void **out_memory) 
     return shm_lend(self, bytes, out_memory);
 }
 
+/* A newcomer comes in when the first set is opened: it has been admitted by then. */
+static ddl_status shm_set_open(void *self, uint64_t group, const int32_t *ranks, int32_t count, int32_t rank,
+                               void **out_set) {
+    shm *t = self;
+    if (t->stage == SHM_GATHERING && t->attach >= 0 && shm_attach(t) != DDL_OK) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    return shm_native_open(t, group, ranks, count, rank, out_set);
+}
+
 static void shm_memory_free(void *self, void *memory) { shm_take_back(self, memory); }
 
 static const ddl_transport shm_transport = {
@@ -221,7 +234,7 @@ static const ddl_transport shm_transport = {
     .peer_dead = shm_peer_dead,
     .memory_alloc = shm_memory_alloc,
     .memory_free = shm_memory_free,
-    .native_open = shm_native_open,
+    .native_open = shm_set_open,
     .native_close = shm_native_close,
     .native_cost_ns = shm_native_cost_ns,
     .native_start = shm_native_start,
@@ -231,6 +244,7 @@ static const ddl_transport shm_transport = {
     .redirect = shm_redirect,
     .ready = shm_ready,
     .describe = shm_describe,
+    .peer_native = shm_peer_native,
 };
 
 static const ddl_plugin shm_plugin = {

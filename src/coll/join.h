@@ -4,7 +4,6 @@
 #define DDL_COLL_JOIN_H
 
 #include "porch.h"
-#include "measure.h"
 #include "stats.h"
 #include "stream.h"
 #include "timeline.h"
@@ -463,6 +462,7 @@ static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
     }
     ddl__log(&c->base, DDL_LOG_INFO, "joined group \"%s\" of %d ranks as incarnation %u of this rank", c->world->name,
              c->world->size, c->incarnation);
+    ddl__grown_natives(c->world, deadline, "ddl_join");
     DDL__TRY(ddl__thread_begin(c));
     ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);

@@ -107,6 +107,12 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
         snprintf(b->transports[i].name, DDL__NAME_BYTES, "%.15s", c->endpoints[i].plugin->name);
         b->transports[i].bytes = c->endpoints[i].address_bytes;
         memcpy(b->transports[i].address, c->endpoints[i].address, c->endpoints[i].address_bytes);
+        const ddl__endpoint *e = &c->endpoints[i];
+        size_t bytes = DDL__ADDRESS_BYTES;
+        if (c->joined && DDL_HAS(e->table, peer_native) &&
+            e->table->address(e->self, b->transports[i].address, &bytes) == DDL_OK) {
+            b->transports[i].bytes = (uint32_t)bytes; /* newcomers hear what this rank has by now */
+        }
     }
 }
 
@@ -167,6 +173,22 @@ static void ddl__link_offers(ddl_context *c, int32_t rank, const ddl__blob *b, b
                 strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0 &&
                 e->table->add_peer(e->self, rank, b->transports[k].address, b->transports[k].bytes, b->host_id,
                                    &offers[i].latency_ns, &offers[i].bytes_per_s) == DDL_OK;
+        }
+    }
+}
+
+/* What can run collectives with a newcomer, or of one, although messages go another way. */
+static void ddl__link_native(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    ddl__link *l = &c->links[rank];
+    for (int32_t i = 0; i < c->endpoint_count && l->same_host && l->same_space && l->native == NULL; i++) {
+        ddl__endpoint *e = &c->endpoints[i];
+        for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS && DDL_HAS(e->table, peer_native) && e != l->endpoint; k++) {
+            bool same = b->transports[k].bytes > 0 && b->transports[k].bytes <= DDL__ADDRESS_BYTES &&
+                        strncmp(b->transports[k].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0;
+            if (same && e->table->peer_native(e->self, rank, b->transports[k].address, b->transports[k].bytes,
+                                              b->host_id) == DDL_OK) {
+                l->native = e;
+            }
         }
     }
 }

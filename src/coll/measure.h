@@ -352,15 +352,15 @@ static void ddl__announce(ddl_context *c) {
     ddl__log(&c->base, c->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s", line);
 }
 
-/* Which transports run the world's collectives by themselves: on all ranks, or on none. */
-static ddl_status ddl__native_agree(ddl_group *world) {
+/* Which transports run the collectives of the world, or of a grown group, by themselves: on all ranks, or on none. */
+static ddl_status ddl__native_agree(ddl_group *world, const char *what) {
     int32_t all = ddl__native_open(world);
     ddl_tensor flag = ddl_tensor_1d(&all, DDL_I32, 1);
     ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &flag, .out = &flag, .op = DDL_BAND};
     ddl_request *r;
     ddl__native set = world->native;
     world->native.set = NULL; /* not to be used before all are known to have it */
-    ddl_status status = ddl__coll_begin(world, &ask, "ddl_init", &r);
+    ddl_status status = ddl__coll_begin(world, &ask, what, &r);
     if (status == DDL_OK) {
         ddl__wait_requests(world->context, &r, 1, false);
         status = ddl__request_report(&r, NULL);
@@ -400,7 +400,7 @@ static ddl_status ddl__greet(ddl_context *c) {
     DDL__TRY(ddl__request_report(&r, NULL));
     DDL__TRY(ddl__choose(c));
     DDL__TRY(ddl__measure(c));
-    DDL__TRY(ddl__native_agree(c->world));
+    DDL__TRY(ddl__native_agree(c->world, "ddl_init"));
     c->world->timeout_ms = timeout_ms;
     c->world->tuning.forced[DDL_BARRIER] = c->tuning.forced[DDL_BARRIER];
     DDL__TRY(ddl__thread_begin(c));

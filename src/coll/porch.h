@@ -4,6 +4,7 @@
 #define DDL_COLL_PORCH_H
 
 #include "grow.h"
+#include "measure.h"
 
 /* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
 #define DDL__PORCH_EVENT (UINT32_MAX - 2)
@@ -118,6 +119,20 @@ static ddl_status ddl__grow_attempt(ddl__grow *w) {
     return DDL_OK;
 }
 
+/* A grown group has what one that was made at the start has: collectives that a transport runs by itself, where all
+ * ranks can. Members and newcomers call it. When it fails the group is broken, which the next call on it tells. */
+static void ddl__grown_natives(ddl_group *g, uint64_t end_ns, const char *what) {
+    uint64_t now = ddl__now_ns(), left = end_ns > now ? (end_ns - now) / DDL__NS_PER_MS : 0;
+    int64_t timeout_ms = g->timeout_ms;
+    g->timeout_ms = (int64_t)DDL__MIN(DDL__MAX(left, (uint64_t)1000), (uint64_t)DDL__MS_MAX);
+    ddl_status status = ddl__native_agree(g, what);
+    g->timeout_ms = timeout_ms;
+    if (status < 0) {
+        ddl__log(&g->context->base, DDL_LOG_DEBUG, "%s: group \"%s\" failed as it began: %s", what, g->name,
+                 g->context->error.text);
+    }
+}
+
 static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
     ddl_group *g = w->group;
     ddl_context *c = g->context;
@@ -140,6 +155,7 @@ static ddl_status ddl__grow_run(ddl__grow *w, ddl_group **out) {
             ddl__flush_notes(c);
             *out = w->made;
             w->made = NULL; /* the caller's now */
+            ddl__grown_natives(*out, w->end_ns, "ddl_group_grow");
             return DDL_OK;
         }
         DDL__TRY(status);

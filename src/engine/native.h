@@ -30,7 +30,7 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
     ddl__endpoint *all = NULL;
     for (int32_t i = 0; i < count; i++) {
         const ddl__link *l = &c->links[ranks[i]];
-        ddl__endpoint *e = device ? l->device : l->endpoint;
+        ddl__endpoint *e = device ? l->device : l->native != NULL ? l->native : l->endpoint;
         if (ranks[i] == c->rank) {
             continue;
         }

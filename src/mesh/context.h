@@ -89,6 +89,7 @@ typedef enum ddl__life {
 typedef struct ddl__link {
     ddl__endpoint *endpoint; /* the transport that reaches it; NULL for this rank itself */
     ddl__endpoint *watch;    /* TCP beside a transport that would not notice the end of that host; or NULL */
+    ddl__endpoint *native;   /* runs collectives with it though messages go another way, as with a newcomer; or NULL */
     ddl__endpoint *device;   /* what shares device memory with it (DDL_TRANSPORT_DEVICE); or NULL */
     ddl__endpoint *slower;   /* reaches it too, was measured and carries nothing; or NULL */
     bool watching;           /* connected there */

@@ -250,6 +250,9 @@ static void ddl__reap(ddl_context *c) {
             if (l->watch != NULL) {
                 l->watch->table->peer_dead(l->watch->self, i);
             }
+            if (l->native != NULL) {
+                l->native->table->peer_dead(l->native->self, i);
+            }
             if (l->slower != NULL) {
                 l->slower->table->peer_dead(l->slower->self, i);
             }
