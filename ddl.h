@@ -416,7 +416,8 @@ DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor);
 /* The same in the memory of a device, see ddl_device_count; aligned to 256 bytes. Errors besides: DDL_ERR_ARG for no
- * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full. [any thread] */
+ * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full;
+ * where memory was freed lately, which peers may still have mapped, that is found out after 2 s. [any thread] */
 DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
                                        const int64_t *shape, ddl_tensor *out_tensor);
 /* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
@@ -425,7 +426,8 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
  * read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
- * DDL_ERR_ARG when the memory is not ddl's (or was freed before). [any thread] */
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when it is a device's and an operation
+ * that is under way uses it: then nothing is freed. [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
@@ -16475,6 +16477,7 @@ typedef struct ddl__device {
     ddl_host host;
     ddl__pinned *pinned[2][DDL__PINNED_CLASSES]; /* that are kept: pinned, there */
     uint64_t pinned_bytes; /* kept */
+    uint64_t freed_ns; /* when a tensor there was freed last */
 } ddl__device;
 
 struct ddl__devices {
@@ -17242,7 +17245,7 @@ typedef struct ddl__lent {
     void *data;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
-    const ddl__device *device;
+    ddl__device *device;
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
@@ -17285,13 +17288,32 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     return lent;
 }
 
+/* What was freed lately may still be mapped by peers, who look once a second whether it is gone, as does this rank. Two
+ * such looks later it is the device's again, if peers make progress meanwhile. */
+#define DDL__FREED_NS (2200 * DDL__NS_PER_MS)
+
+static bool ddl__never(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->aborted || c->finalized;
+}
+
+static ddl_status ddl__device_alloc(ddl_context *c, ddl__device *d, size_t bytes, void **out) {
+    ddl_status status = d->table->alloc(d->self, bytes, out);
+    for (int32_t i = 0; i < 2 && status == DDL_ERR_NOMEM && d->freed_ns + DDL__FREED_NS > ddl__now_ns(); i++) {
+        ddl__wait w = {.done = ddl__never, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FREED_NS / 2};
+        ddl__wait_for(c, &w);
+        status = ddl__never(c, NULL) ? status : d->table->alloc(d->self, bytes, out);
+    }
+    return status;
+}
+
 /* Memory of a device. */
 static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes, ddl__lent **out) {
     ddl__device *d;
     DDL__TRY(ddl__device_get(c, number, "ddl_tensor_alloc_on", &d));
     ddl__lent *lent = ddl__alloc(&c->base, sizeof *lent);
     ddl_status status =
-        lent == NULL ? DDL_ERR_NOMEM : d->table->alloc(d->self, DDL__MAX(bytes, (size_t)1), &lent->data);
+        lent == NULL ? DDL_ERR_NOMEM : ddl__device_alloc(c, d, DDL__MAX(bytes, (size_t)1), &lent->data);
     if (status < 0) {
         ddl__free(&c->base, lent);
         return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
@@ -17306,6 +17328,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
     if (lent->device != NULL && !lent->device->stuck) {
+        lent->device->freed_ns = ddl__now_ns();
         lent->device->table->free(lent->device->self, lent->data);
     }
     if (lent->endpoint != NULL) {
@@ -17363,12 +17386,46 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
     return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
+/* Engine room: does anything that is under way use memory of a device between these? */
+static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end);
+
+/* Copies that nobody waits for any more end soon, mostly. */
+#define DDL__FREE_PATIENCE_NS (50 * DDL__NS_PER_MS)
+
+static bool ddl__tensor_unused(ddl_context *c, void *arg) {
+    const ddl_tensor *t = arg;
+    const char *begin = t->data;
+    int64_t bytes = DDL__MAX(ddl_tensor_count(t), 1) * (int64_t)ddl_dtype_bytes(t->dtype);
+    return !ddl__device_memory_used(c, begin, begin + bytes);
+}
+
+static ddl_status ddl__tensor_await_unused(ddl_context *c, ddl_tensor *t, const ddl__device *d) {
+    ddl__wait w = {.done = ddl__tensor_unused, .tick = ddl__no_tick, .arg = t,
+                   .deadline = ddl__now_ns() + DDL__FREE_PATIENCE_NS};
+    return ddl__wait_for(c, &w)
+               ? DDL_OK
+               : ddl__error(c, DDL_ERR_STATE, "ddl_tensor_free: the memory at %p of device %d is used by an operation "
+                            "that is under way; wait for it, or for the stream it is on, before", t->data, d->number);
+}
+
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
     if (tensor == NULL || tensor->data == NULL) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(context));
     ddl_status status = DDL_ERR_ARG;
+    const ddl__lent *found = context->lent;
+    while (found != NULL && found->data != tensor->data) {
+        found = found->next;
+    }
+    if (found != NULL && found->device != NULL) {
+        status = ddl__tensor_await_unused(context, tensor, found->device);
+        if (status < 0) {
+            ddl__unlock(context);
+            return status;
+        }
+        status = DDL_ERR_ARG; /* another thread may have freed it meanwhile */
+    }
     for (ddl__lent **at = &context->lent; *at != NULL; at = &(*at)->next) {
         if ((*at)->data == tensor->data) {
             ddl__lent *gone = *at;
@@ -22247,6 +22304,35 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
         ddl__scratch_put(c, e);
         at = &g->early; /* the list may have changed */
     }
+}
+
+/* >>memory in use */
+
+static bool ddl__tensor_begins_in(const ddl_tensor *t, const char *begin, const char *end) {
+    return t->device != DDL_HOST && (const char *)t->data >= begin && (const char *)t->data < end;
+}
+
+/* By collectives, by messages that are staged or fetched, by copies. */
+static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end) {
+    bool used = false;
+    for (const ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        for (const ddl__op *op = g->ops; op != NULL; op = op->next) {
+            used = used || ddl__tensor_begins_in(&op->call.in, begin, end) ||
+                   ddl__tensor_begins_in(&op->call.out, begin, end);
+        }
+    }
+    for (const ddl__stage *s = c->stages; s != NULL; s = s->next) {
+        for (int32_t i = 0; i < s->count; i++) {
+            used = used || ddl__tensor_begins_in(&s->items[i].tensor, begin, end);
+        }
+    }
+    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        const ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        bool message = r->state == DDL__REQUEST_ACTIVE && r->op == NULL && !r->persistent &&
+                       (r->stage != NULL || r->pipe != NULL || r->fetching);
+        used = used || (message && ddl__tensor_begins_in(&r->tensor, begin, end));
+    }
+    return used;
 }
 
 static void ddl__engine_group_free(ddl_group *g) {

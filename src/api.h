@@ -118,7 +118,8 @@ DDL_API const char *ddl_dtype_name(ddl_dtype dtype);
 DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32_t ndim, const int64_t *shape,
                                     ddl_tensor *out_tensor);
 /* The same in the memory of a device, see ddl_device_count; aligned to 256 bytes. Errors besides: DDL_ERR_ARG for no
- * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full. [any thread] */
+ * such device, DDL_ERR_UNSUPPORTED where no plugin brings devices; DDL_ERR_NOMEM: the device is full;
+ * where memory was freed lately, which peers may still have mapped, that is found out after 2 s. [any thread] */
 DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
                                        const int64_t *shape, ddl_tensor *out_tensor);
 /* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
@@ -127,7 +128,8 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
  * read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
- * DDL_ERR_ARG when the memory is not ddl's (or was freed before). [any thread] */
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when it is a device's and an operation
+ * that is under way uses it: then nothing is freed. [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count

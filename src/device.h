@@ -38,6 +38,7 @@ typedef struct ddl__device {
     ddl_host host;
     ddl__pinned *pinned[2][DDL__PINNED_CLASSES]; /* that are kept: pinned, there */
     uint64_t pinned_bytes; /* kept */
+    uint64_t freed_ns; /* when a tensor there was freed last */
 } ddl__device;
 
 struct ddl__devices {

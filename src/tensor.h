@@ -241,7 +241,7 @@ typedef struct ddl__lent {
     void *data;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
-    const ddl__device *device;
+    ddl__device *device;
 } ddl__lent;
 
 /* The caller's memory is not counted as the context's own. */
@@ -284,13 +284,32 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     return lent;
 }
 
+/* What was freed lately may still be mapped by peers, who look once a second whether it is gone, as does this rank. Two
+ * such looks later it is the device's again, if peers make progress meanwhile. */
+#define DDL__FREED_NS (2200 * DDL__NS_PER_MS)
+
+static bool ddl__never(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->aborted || c->finalized;
+}
+
+static ddl_status ddl__device_alloc(ddl_context *c, ddl__device *d, size_t bytes, void **out) {
+    ddl_status status = d->table->alloc(d->self, bytes, out);
+    for (int32_t i = 0; i < 2 && status == DDL_ERR_NOMEM && d->freed_ns + DDL__FREED_NS > ddl__now_ns(); i++) {
+        ddl__wait w = {.done = ddl__never, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FREED_NS / 2};
+        ddl__wait_for(c, &w);
+        status = ddl__never(c, NULL) ? status : d->table->alloc(d->self, bytes, out);
+    }
+    return status;
+}
+
 /* Memory of a device. */
 static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes, ddl__lent **out) {
     ddl__device *d;
     DDL__TRY(ddl__device_get(c, number, "ddl_tensor_alloc_on", &d));
     ddl__lent *lent = ddl__alloc(&c->base, sizeof *lent);
     ddl_status status =
-        lent == NULL ? DDL_ERR_NOMEM : d->table->alloc(d->self, DDL__MAX(bytes, (size_t)1), &lent->data);
+        lent == NULL ? DDL_ERR_NOMEM : ddl__device_alloc(c, d, DDL__MAX(bytes, (size_t)1), &lent->data);
     if (status < 0) {
         ddl__free(&c->base, lent);
         return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
@@ -305,6 +324,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
     if (lent->device != NULL && !lent->device->stuck) {
+        lent->device->freed_ns = ddl__now_ns();
         lent->device->table->free(lent->device->self, lent->data);
     }
     if (lent->endpoint != NULL) {
@@ -362,12 +382,46 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
     return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
+/* Engine room: does anything that is under way use memory of a device between these? */
+static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end);
+
+/* Copies that nobody waits for any more end soon, mostly. */
+#define DDL__FREE_PATIENCE_NS (50 * DDL__NS_PER_MS)
+
+static bool ddl__tensor_unused(ddl_context *c, void *arg) {
+    const ddl_tensor *t = arg;
+    const char *begin = t->data;
+    int64_t bytes = DDL__MAX(ddl_tensor_count(t), 1) * (int64_t)ddl_dtype_bytes(t->dtype);
+    return !ddl__device_memory_used(c, begin, begin + bytes);
+}
+
+static ddl_status ddl__tensor_await_unused(ddl_context *c, ddl_tensor *t, const ddl__device *d) {
+    ddl__wait w = {.done = ddl__tensor_unused, .tick = ddl__no_tick, .arg = t,
+                   .deadline = ddl__now_ns() + DDL__FREE_PATIENCE_NS};
+    return ddl__wait_for(c, &w)
+               ? DDL_OK
+               : ddl__error(c, DDL_ERR_STATE, "ddl_tensor_free: the memory at %p of device %d is used by an operation "
+                            "that is under way; wait for it, or for the stream it is on, before", t->data, d->number);
+}
+
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
     if (tensor == NULL || tensor->data == NULL) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(context));
     ddl_status status = DDL_ERR_ARG;
+    const ddl__lent *found = context->lent;
+    while (found != NULL && found->data != tensor->data) {
+        found = found->next;
+    }
+    if (found != NULL && found->device != NULL) {
+        status = ddl__tensor_await_unused(context, tensor, found->device);
+        if (status < 0) {
+            ddl__unlock(context);
+            return status;
+        }
+        status = DDL_ERR_ARG; /* another thread may have freed it meanwhile */
+    }
     for (ddl__lent **at = &context->lent; *at != NULL; at = &(*at)->next) {
         if ((*at)->data == tensor->data) {
             ddl__lent *gone = *at;

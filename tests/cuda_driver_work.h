@@ -163,8 +163,14 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
     return unlocked(CUDA_SUCCESS);
 }
 
-CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
-    ENTER(cuStreamCreate)
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER(cuCtxGetStreamPriorityRange)
+    NEED_CONTEXT
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
+static CUresult stream_create(CUstream *out, unsigned int flags) {
     NEED_CONTEXT
     CUstream s = make(sizeof *s);
     s->device = here();
@@ -174,6 +180,14 @@ CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
     live.streams++;
     *out = s;
     return unlocked(flags == CU_STREAM_NON_BLOCKING ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    ENTER(cuStreamCreate)
+    return stream_create(out, flags);
+}
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    ENTER(cuStreamCreateWithPriority)
+    return priority != -5 ? CUDA_ERROR_INVALID_VALUE : stream_create(out, flags); /* a driver would take the nearest */
 }
 static CUresult drain(CUstream s) {
     pthread_mutex_lock(&lock);

@@ -3,6 +3,7 @@
 #include "coll.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 
 enum { COUNT = 1 << 16, SUCCESS = 0, NON_BLOCKING = 1 };
 
@@ -67,6 +68,34 @@ static int out_wrong(ddl_context *c, pair *p, float want) {
     return wrong(p, want);
 }
 
+/* ---- memory; first, as processes can only be made before this one uses the driver ---- */
+
+/* What was freed is held by peers' mappings until they look; an allocation that needs it waits for that. */
+static void freed_and_full(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    int64_t first = 100 << 20, second = 110 << 20, third = 300 << 20;
+    ddl_tensor t = {0}, part, more = {0};
+    DRIVER(void (*)(size_t), "standin_memory")((size_t)240 << 20);
+    REQUIRE(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &first, &t) == DDL_OK);
+    part = ddl_tensor_1d(t.data, DDL_U8, 5000);
+    part.device = 1;
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), part, part, DDL_MAX), DDL_OK); /* now the other rank has all of it mapped */
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &second, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &third, &more), DDL_ERR_NOMEM); /* and the context lives */
+    part.data = t.data;
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), part, part, DDL_MAX), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(memory_that_was_freed_is_waited_for) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(2, freed_and_full, &job, 60);
+}
+
 /* ---- streams ---- */
 
 static void doze(void *user) {
@@ -112,6 +141,43 @@ TEST(what_follows_on_a_stream_waits) {
     coll_job job;
     coll_job_make(&job);
     ranks_threads(2, followed, &job);
+}
+
+static void hold(void *user) {
+    while (!atomic_load((atomic_bool *)user)) {
+        usleep(1000);
+    }
+}
+
+/* A tensor that an operation still uses is not freed; afterwards it is. */
+static void freed_in_use(int rank, int n, void *arg) {
+    static atomic_bool go;
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    pair p;
+    pair_make(c, rank, 1, &p);
+    void *stream = stream_on(0);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
+    CHECK_EQ(DRIVER(int (*)(void *, void (*)(void *), void *), "cuLaunchHostFunc")(stream, hold, &go), SUCCESS);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK);
+    ddl_tensor in = p.in;
+    CHECK_EQ(ddl_tensor_free(c, &p.in), DDL_ERR_STATE);
+    CHECK_STR(ddl_error(c), "an operation that is under way");
+    CHECK_EQ(ddl_tensor_free(c, &p.out), DDL_ERR_STATE);
+    CHECK(p.in.data == in.data && p.out.data != NULL);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    atomic_store(&go, true);
+    CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+    CHECK_EQ(out_wrong(c, &p, (float)(n * (n + 1)) / 2), 0);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, NULL), DDL_OK);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+TEST(a_tensor_in_use_is_not_freed) {
+    coll_job job;
+    coll_job_make(&job);
+    ranks_threads(2, freed_in_use, &job);
 }
 
 /* What the host has a part in cannot be captured: each rank is told, and the group goes on. What is captured is not done. */

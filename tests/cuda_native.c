@@ -92,6 +92,10 @@ static CUresult stream_create(CUstream *out, unsigned flags) {
     *out = streams[stream_count++ % 64] = calloc(1, sizeof **out);
     return stream_count > 64 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
+static CUresult priority_range(int *least, int *greatest) { return *least = 0, *greatest = -1, CUDA_SUCCESS; }
+static CUresult priority_create(CUstream *out, unsigned flags, int priority) {
+    return (void)priority, stream_create(out, flags);
+}
 static CUresult stream_destroy(CUstream s) {
     for (int i = 0; i < stream_count; i++) {
         if (streams[i] == s) {
@@ -220,7 +224,8 @@ static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks_, int32_t cou
 
 static void make_ranks(int n) {
     cuda_driver cu = {.cuCtxPushCurrent = ctx_push, .cuCtxPopCurrent = ctx_pop, .cuGetErrorName = error_name,
-                      .cuThreadExchangeStreamCaptureMode = capture_mode, .cuStreamCreate = stream_create,
+                      .cuThreadExchangeStreamCaptureMode = capture_mode, .cuCtxGetStreamPriorityRange = priority_range,
+                      .cuStreamCreateWithPriority = priority_create,
                       .cuStreamDestroy = stream_destroy, .cuEventCreate = event_create,
                       .cuEventDestroy = event_destroy, .cuEventRecord = event_record, .cuEventQuery = event_query,
                       .cuMemcpyAsync = memory_copy, .cuMemAlloc = memory_alloc, .cuMemFree = memory_free,

@@ -11,6 +11,7 @@
 #include "kernels.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
 typedef struct cuda_sink {
@@ -276,6 +277,10 @@ static ddl_status cuda_put_strided(const cuda_sink *sink, const ddl_tensor *t, v
 
 /* ---- optimizers ---- */
 
+_Static_assert(offsetof(ddl_kernel_step, epsilon) - offsetof(ddl_kernel_step, rate) == offsetof(cuda_scalars, epsilon) &&
+                   offsetof(ddl_kernel_step, fresh2) - offsetof(ddl_kernel_step, rate) == offsetof(cuda_scalars, fresh2),
+               "the numbers of a step are the same");
+
 static ddl_status cuda_put_step(const cuda_sink *sink, const ddl_kernel_step *p) {
     static const cuda_kernel table[] = {[DDL_SGD] = CUDA_K_sgd,           [DDL_MOMENTUM] = CUDA_K_momentum,
                                         [DDL_NESTEROV] = CUDA_K_nesterov, [DDL_ADAM] = CUDA_K_adam,
@@ -284,9 +289,8 @@ static ddl_status cuda_put_step(const cuda_sink *sink, const ddl_kernel_step *p)
     if (p->kind < 0 || p->kind > DDL_LAMB || (p->moments && p->kind != DDL_LAMB)) {
         return DDL_ERR_ARG;
     }
-    cuda_optim_args a = {.scalars = {p->rate, p->decay, p->keep, p->beta1, p->fresh1, p->beta2, p->fresh2, p->unbias1,
-                                     p->unbias2, p->epsilon},
-                         .w = p->w, .g = p->g, .m = p->m, .v = p->v, .r = p->r};
+    cuda_optim_args a = {.w = p->w, .g = p->g, .m = p->m, .v = p->v, .r = p->r};
+    memcpy(&a.scalars, &p->rate, sizeof a.scalars);
     const void *given[5] = {p->w, p->g, p->m, p->v, p->r}, *used[5];
     int32_t n = 0;
     for (int32_t i = 0; i < 5; i++) {

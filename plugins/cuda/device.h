@@ -155,7 +155,7 @@ static ddl_status cuda_device_stream_make(void *self, void **out_stream) {
     CUstream stream = NULL;
     ddl_status status = cuda_enter(gpu, &guard);
     if (status == DDL_OK) {
-        status = cuda_check(gpu, gpu->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream");
+        status = cuda_check(gpu, cuda_stream_make(gpu, &stream), "making a stream");
         cuda_leave(&guard);
     }
     if (status == DDL_OK) {

@@ -135,6 +135,7 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext context))                                                      \
     F(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext * context))                                                      \
     F(cuCtxSynchronize, cuCtxSynchronize, (void))                                                                      \
+    F(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, (int *least, int *greatest))                           \
     F(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags))                              \
     F(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void *image))                                      \
     F(cuModuleUnload, cuModuleUnload, (CUmodule module))                                                               \
@@ -163,7 +164,7 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuPointerGetAttributes, cuPointerGetAttributes,                                                                  \
       (unsigned int count, int *attributes, void **data, CUdeviceptr pointer))                                         \
     F(cuPointerSetAttribute, cuPointerSetAttribute, (const void *value, int attribute, CUdeviceptr pointer))           \
-    F(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned int flags))                                         \
+    F(cuStreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream * stream, unsigned int flags, int priority))   \
     F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                                          \
     F(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream))                                                     \
     F(cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags))                      \

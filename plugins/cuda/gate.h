@@ -89,6 +89,29 @@ static CUresult cuda_gate_close_on(cuda_gpu *gpu, CUstream stream, cuda_gate *ga
     return gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
+/* One that is open, with the value of its next use. */
+static ddl_status cuda_gate_take(cuda_gpu *gpu, cuda_gate **out) {
+    pthread_mutex_lock(&gpu->lock);
+    ddl_status status = cuda_gates_need(gpu);
+    cuda_gate *gate = status == DDL_OK ? gpu->gates->open : NULL;
+    if (gate != NULL) {
+        gpu->gates->open = gate->next;
+        gate->value++;
+    } else if (status == DDL_OK) {
+        status = DDL_ERR_NOMEM; /* so many operations wait on streams already */
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    *out = gate;
+    return status;
+}
+
+static void cuda_gate_give(cuda_gpu *gpu, cuda_gate *gate) {
+    pthread_mutex_lock(&gpu->lock);
+    gate->next = gpu->gates->open;
+    gpu->gates->open = gate;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
 static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate) {
     cuda_gpu *gpu = self;
     cuda_guard guard;
@@ -104,24 +127,17 @@ static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate
     }
     status = cuda_gate_check(gpu, cuda_stream_of(gpu, stream));
     status = status == DDL_OK ? cuda_gates_prepare(gpu) : status;
-    pthread_mutex_lock(&gpu->lock);
-    status = status == DDL_OK ? cuda_gates_need(gpu) : status;
-    cuda_gate *gate = status == DDL_OK ? gpu->gates->open : NULL;
-    if (status == DDL_OK && gate == NULL) {
-        status = DDL_ERR_NOMEM; /* so many operations wait on streams already */
-    } else if (status == DDL_OK) {
-        gpu->gates->open = gate->next;
-        gate->value++;
+    cuda_gate *gate = NULL;
+    status = status == DDL_OK ? cuda_gate_take(gpu, &gate) : status;
+    if (status == DDL_OK) { /* without the lock: where a stream's queue is full, the driver waits here for room in it */
         status = cuda_check(gpu, cuda_gate_close_on(gpu, cuda_stream_of(gpu, stream), gate),
                             "letting a stream wait for the host");
         if (status != DDL_OK) { /* the word stays behind: its next gate has a value of its own */
-            gate->next = gpu->gates->open;
-            gpu->gates->open = gate;
+            cuda_gate_give(gpu, gate);
         } else {
             *out_gate = gate;
         }
     }
-    pthread_mutex_unlock(&gpu->lock);
     cuda_leave(&guard);
     return status;
 }
@@ -131,10 +147,7 @@ static void cuda_device_gate_open(void *self, void *opened) {
     cuda_gate *gate = opened;
     /* release: the GPU sees what the host wrote before; x86 and Arm order it towards PCIe as well */
     atomic_store_explicit(gate->word, gate->value, memory_order_release);
-    pthread_mutex_lock(&gpu->lock);
-    gate->next = gpu->gates->open;
-    gpu->gates->open = gate;
-    pthread_mutex_unlock(&gpu->lock);
+    cuda_gate_give(gpu, gate);
 }
 
 /* At the end: nothing may wait for ever. */

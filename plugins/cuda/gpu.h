@@ -39,7 +39,6 @@ typedef struct cuda_gpu {
     CUuuid uuid;
     int32_t multiprocessors, capability; /* capability: 10 * major + minor */
     bool vmm;                            /* memory can be exported as a file descriptor */
-    bool managed_anywhere;               /* managed memory may be touched by host and GPU at once */
 
     pthread_mutex_t lock;             /* of what follows */
     _Atomic(CUcontext) context;       /* NULL: not needed so far */
@@ -140,6 +139,15 @@ __attribute__((format(printf, 3, 4))) static ddl_status cuda_check(const cuda_gp
 
 /* ---- the context ---- */
 
+/* A stream of the plugin's own, of the highest priority there is. A GPU has a few hardware queues (8, or
+ * CUDA_DEVICE_MAX_CONNECTIONS), which streams share: what the plugin does must not stand behind a gate on a stream of the
+ * user's, which waits for it. Streams of different priorities are in different queues. The context is current. */
+static CUresult cuda_stream_make(const cuda_gpu *gpu, CUstream *out) {
+    int least = 0, greatest = 0; /* numbers: the greatest priority is the lower one */
+    CUresult result = gpu->cu.cuCtxGetStreamPriorityRange(&least, &greatest);
+    return result != CUDA_SUCCESS ? result : gpu->cu.cuStreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING, greatest);
+}
+
 /* Makes the primary context and the plugin's own stream; the lock is held. */
 static ddl_status cuda_context_make(cuda_gpu *gpu) {
     CUcontext context = NULL, ignored;
@@ -152,7 +160,7 @@ static ddl_status cuda_context_make(cuda_gpu *gpu) {
     if (result == CUDA_SUCCESS) {
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         gpu->cu.cuThreadExchangeStreamCaptureMode(&mode);
-        result = gpu->cu.cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
+        result = cuda_stream_make(gpu, &gpu->stream);
         gpu->cu.cuThreadExchangeStreamCaptureMode(&mode);
         gpu->cu.cuCtxPopCurrent(&ignored);
     }
@@ -287,7 +295,6 @@ static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu 
                       cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     gpu->vmm = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0 &&
                cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
-    gpu->managed_anywhere = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) != 0;
     pthread_mutex_init(&gpu->lock, NULL);
     *out = gpu;
     return DDL_OK;

@@ -561,7 +561,7 @@ static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event, bool 
     if (cuda_enter(gpu, &guard) != DDL_OK) {
         return false;
     }
-    CUresult result = gpu->wakes != NULL ? CUDA_SUCCESS : gpu->cu.cuStreamCreate(&gpu->wakes, CU_STREAM_NON_BLOCKING);
+    CUresult result = gpu->wakes != NULL ? CUDA_SUCCESS : cuda_stream_make(gpu, &gpu->wakes);
     result = result == CUDA_SUCCESS ? gpu->cu.cuStreamWaitEvent(gpu->wakes, event, 0) : result;
     result = result == CUDA_SUCCESS ? gpu->cu.cuLaunchHostFunc(gpu->wakes, cuda_ipc_wake, (void *)(intptr_t)t->bell)
                                     : result;

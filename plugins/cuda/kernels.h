@@ -62,7 +62,8 @@ typedef struct cuda_strided_args {
 
 /* ---- optimizers ---- */
 
-/* The numbers of one step, as the host rounds them: the layout of ddl__optim_scalars in ddl.h. */
+/* The numbers of one step, as the host rounds them: those of ddl_kernel_step, which choose.h checks. Declared here so that
+ * kernels, which take a minute to compile, do not depend on ddl.h. */
 typedef struct cuda_scalars {
     float rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
 } cuda_scalars;

@@ -107,7 +107,7 @@ static ddl_status cuda_native_stream(cuda_native *set, cuda_gpu *gpu) {
         return DDL_OK;
     }
     CUstream stream = NULL;
-    ddl_status status = cuda_check(gpu, gpu->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream");
+    ddl_status status = cuda_check(gpu, cuda_stream_make(gpu, &stream), "making a stream");
     if (status == DDL_OK && set->stream_gpu != NULL) {
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
     }
