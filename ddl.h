@@ -1282,7 +1282,7 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
-    ddl_compression compression; /* of gradients; over all-reduce BSP, without shard, uneven, overlap_forward */
+    ddl_compression compression; /* of gradients; BSP without shard, uneven, overlap_forward; PS: see docs */
     ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -35850,15 +35850,16 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
     return DDL_OK;
 }
 
-/* Compressed averages are over all ranks, whole, and complete in ddl_step. */
+/* Compressed averages are over all ranks, whole, and complete in ddl_step. Architecture auto: compressed tensors go by
+ * all-reduce, whatever the others do. */
 #define DDL__NO_SQUEEZE                                                                                                \
-    "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
+    "compression works with BSP only, and without shard, uneven and overlap_forward: codes are averaged over all "     \
+    "ranks, whole, and some take several collectives, which ddl_step ends"
 static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
     if (o->architecture == DDL_ARCHITECTURE_PS) {
         return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
     }
-    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE &&
-                                         !o->shard && !o->uneven && !o->overlap_forward);
+    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward);
 }
 
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
@@ -35913,8 +35914,12 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->overlap_forward && o->clip_norm > 0,
          "overlap_forward and clip_norm: the norm needs all gradients before the first update, so nothing would "
          "overlap; take one of them"},
-        {o->overlap_forward && (local || o->shard || o->uneven || o->step != NULL),
-         "overlap_forward works with BSP and the trainer's own optimizers only; without sync, shard, uneven and step"},
+        {o->overlap_forward && o->uneven,
+         "overlap_forward and uneven: how many ranks have contributed is known when all operations of the step have "
+         "ended, and no average can be divided before; take one of them"},
+        {o->overlap_forward && (local || o->shard || o->step != NULL),
+         "overlap_forward works with BSP and the trainer's own optimizers only: a step of the program's own takes all "
+         "averages at once, shards gather parameters after the step, and local SGD averages nothing in most steps"},
         {o->shard && (local || o->step != NULL),
          "shard works with BSP and the trainer's own optimizers; a rank that steps alone needs the whole state"},
         {o->shard && split,
@@ -36316,7 +36321,8 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
 
 /* Elements of a tensor that the servers have. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
-    return ddl__weight_wire_type(t, w) == DDL_F32 ? w->count : 0;
+    bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
+    return ddl__weight_wire_type(t, w) == DDL_F32 && !squeezed ? w->count : 0;
 }
 
 /* Which line an operation is on. */
@@ -36341,7 +36347,7 @@ static void ddl__served_choose(ddl_trainer *t) {
 static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait *trait) {
     ddl_context *c = t->context;
     w->coded = NULL;
-    if (w->options.compression.kind == DDL_COMPRESS_NONE) {
+    if (w->options.compression.kind == DDL_COMPRESS_NONE || t->config.architecture == DDL_ARCHITECTURE_AUTO) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(c));
@@ -36859,7 +36865,7 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
+    if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
         ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
                        (size_t)w->count * sizeof(float));
     }

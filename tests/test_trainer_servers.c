@@ -442,6 +442,56 @@ TEST(compressed_pushes) {
     }
 }
 
+/* Architecture auto: what is compressed goes by all-reduce, the others as they did, each wherever it stands. */
+static void mixed(ddl_group *w, void *arg) {
+    enum { N = 3000, STEPS = 40 };
+    int plain = *(int *)arg % 3, slow = *(int *)arg / 3; /* slow: all-reduce, so that the plain one goes over servers */
+    static float memory[2][2][3][N]; /* by rank: parameters, gradients */
+    float(*p)[N] = memory[ddl_rank(w)][0], (*g)[N] = memory[ddl_rank(w)][1];
+    char text[512];
+    ddl_trainer *t = NULL;
+    ddl_trainer_config config = {.optimizer = {.learning_rate = 1},
+                                 .architecture = DDL_ARCHITECTURE_AUTO,
+                                 .compression = {.kind = DDL_COMPRESS_INT8},
+                                 .latency_s = slow,
+                                 .seconds_per_byte = slow,
+                                 .replan_steps = 5};
+    OK(ddl_trainer_create(w, &config, &t));
+    for (int i = 0; i < 3; i++) {
+        memset(p[i], 0, sizeof p[i]);
+        OK(ddl_trainer_add(t, NULL, DDL_ARRAY(p[i]), DDL_ARRAY(g[i]),
+                           &(ddl_trainer_options){.uncompressed = i == plain}, NULL));
+    }
+    OK(ddl_trainer_start(t));
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < 3; i++) {
+            for (int k = 0; k < N; k++) {
+                g[i][k] = part_of(ddl_rank(w), i, k);
+            }
+        }
+        OK(ddl_grad_ready(t, DDL_ALL));
+        memset(g, 0x7f, 3 * sizeof g[0]);
+        OK(ddl_step(t));
+    }
+    for (int i = 0; i < 3; i++) {
+        double most = 0;
+        for (int k = 0; k < N; k++) {
+            double off = (double)p[i][k] + STEPS * (double)(part_of(0, i, k) + part_of(1, i, k)) / 2;
+            most = off > most ? off : -off > most ? -off : most;
+        }
+        CHECK(i == plain ? most < 1e-4 : most < 0.05 && most > 0);
+    }
+    ddl_trainer_describe(t, text, sizeof text);
+    CHECK_STR(text, "2 of them compressed");
+    CHECK(!slow || strstr(text, "1 of them over servers") != NULL);
+    OK(ddl_trainer_free(&t));
+}
+TEST(compression_beside_architecture_auto) {
+    for (int i = 0; i < 6; i++) {
+        world_threads(2, mixed, &i);
+    }
+}
+
 /* >>every strategy by its name: two ranks that have the same gradients are one */
 
 typedef struct named {

@@ -55,7 +55,7 @@ typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
-    ddl_compression compression; /* of gradients; over all-reduce BSP, without shard, uneven, overlap_forward */
+    ddl_compression compression; /* of gradients; BSP without shard, uneven, overlap_forward; PS: see docs */
     ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */

@@ -92,7 +92,7 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums && w->count > 0 && t->units[w->unit_first].served) {
+    if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
         ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
                        (size_t)w->count * sizeof(float));
     }

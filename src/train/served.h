@@ -98,7 +98,8 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
 
 /* Elements of a tensor that the servers have. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
-    return ddl__weight_wire_type(t, w) == DDL_F32 ? w->count : 0;
+    bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
+    return ddl__weight_wire_type(t, w) == DDL_F32 && !squeezed ? w->count : 0;
 }
 
 /* Which line an operation is on. */
@@ -123,7 +124,7 @@ static void ddl__served_choose(ddl_trainer *t) {
 static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait *trait) {
     ddl_context *c = t->context;
     w->coded = NULL;
-    if (w->options.compression.kind == DDL_COMPRESS_NONE) {
+    if (w->options.compression.kind == DDL_COMPRESS_NONE || t->config.architecture == DDL_ARCHITECTURE_AUTO) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(c));

@@ -235,15 +235,16 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
     return DDL_OK;
 }
 
-/* Compressed averages are over all ranks, whole, and complete in ddl_step. */
+/* Compressed averages are over all ranks, whole, and complete in ddl_step. Architecture auto: compressed tensors go by
+ * all-reduce, whatever the others do. */
 #define DDL__NO_SQUEEZE                                                                                                \
-    "compression works with BSP only, over all-reduce, and without shard, uneven and overlap_forward"
+    "compression works with BSP only, and without shard, uneven and overlap_forward: codes are averaged over all "     \
+    "ranks, whole, and some take several collectives, which ddl_step ends"
 static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
     if (o->architecture == DDL_ARCHITECTURE_PS) {
         return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
     }
-    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && o->architecture == DDL_ARCHITECTURE_ALL_REDUCE &&
-                                         !o->shard && !o->uneven && !o->overlap_forward);
+    return kind == DDL_COMPRESS_NONE || (o->sync == DDL_SYNC_BSP && !o->shard && !o->uneven && !o->overlap_forward);
 }
 
 /* Whether servers only average gradients (as BytePS's do: Jiang et al., OSDI 2020): where a step needs more than the
@@ -298,8 +299,12 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->overlap_forward && o->clip_norm > 0,
          "overlap_forward and clip_norm: the norm needs all gradients before the first update, so nothing would "
          "overlap; take one of them"},
-        {o->overlap_forward && (local || o->shard || o->uneven || o->step != NULL),
-         "overlap_forward works with BSP and the trainer's own optimizers only; without sync, shard, uneven and step"},
+        {o->overlap_forward && o->uneven,
+         "overlap_forward and uneven: how many ranks have contributed is known when all operations of the step have "
+         "ended, and no average can be divided before; take one of them"},
+        {o->overlap_forward && (local || o->shard || o->step != NULL),
+         "overlap_forward works with BSP and the trainer's own optimizers only: a step of the program's own takes all "
+         "averages at once, shards gather parameters after the step, and local SGD averages nothing in most steps"},
         {o->shard && (local || o->step != NULL),
          "shard works with BSP and the trainer's own optimizers; a rank that steps alone needs the whole state"},
         {o->shard && split,
