@@ -1,15 +1,47 @@
-/* gpu: all_reduce of tensors on GPUs, and copies within one, as a table. `make bench-gpu` runs it.
+/* gpu: all_reduce of tensors on GPUs, and copies within one, as a table; what a call costs the host that is ordered on a
+ * stream; what the trainer hides behind backward. `make bench-gpu` runs it.
  *
  *     build/tests/gpu_bench two_threads        or four_threads, two_processes, four_processes
+ *     build/tests/gpu_bench hidden_threads     or hidden_processes: two ranks
+ *     GPU_BENCH_BYTES=n                        the largest tensor; default 256 MiB
  *
  * Ranks are spread over the GPUs; with one GPU all share it. Times are the best of blocks of calls, on the slowest rank. The
- * last column is the bandwidth of a plain copy on the GPU (read and write counted), which bounds the others. */
+ * copy is a plain one on the GPU (read and write counted), which bounds the others: n ranks on one GPU read n inputs and
+ * write n outputs, whatever the algorithm. */
 #define TEST_TIMEOUT_S 110
 #include "coll.h"
 
+#include <dlfcn.h>
 #include <math.h>
 
-enum { BLOCKS = 7 };
+enum { BLOCKS = 7, LAYERS = 12, TRAIN_STEPS = 20 };
+
+static int64_t largest(void) {
+    const char *s = getenv("GPU_BENCH_BYTES");
+    return s != NULL ? strtoll(s, NULL, 10) : (int64_t)256 << 20;
+}
+
+/* ---- the driver, for streams ---- */
+
+static struct {
+    int (*retain)(void **context, int device);
+    int (*push)(void *context);
+    int (*stream)(void **out, unsigned flags);
+    int (*copy)(uintptr_t dst, uintptr_t src, size_t bytes, void *stream);
+    int (*wait)(void *stream);
+} cu;
+
+static void *stream_of(int device) {
+    static const char *const names[] = {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuStreamCreate",
+                                        "cuMemcpyAsync", "cuStreamSynchronize"};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context = NULL, *stream = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        void *found = library != NULL ? dlsym(library, names[i]) : NULL;
+        memcpy((char *)&cu + i * sizeof found, &found, sizeof found);
+    }
+    CHECK(cu.retain != NULL && cu.retain(&context, device) == 0 && cu.push(context) == 0 && cu.stream(&stream, 1) == 0);
+    return stream;
+}
 
 static double best_s(ddl_context *c, ddl_tensor t, ddl_tensor other, int copy, int calls) {
     double best = 1e9;
@@ -28,15 +60,41 @@ static double best_s(ddl_context *c, ddl_tensor t, ddl_tensor other, int copy, i
     return best;
 }
 
+/* What an all_reduce that is ordered on a stream costs the host before it returns. */
+static void launches(ddl_context *c, int rank, int32_t device) {
+    enum { CALLS = 32 };
+    int64_t count = 1024;
+    double best = 1e9;
+    ddl_tensor t = {0};
+    void *stream = stream_of(device - 1);
+    REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &t) == DDL_OK);
+    REQUIRE(ddl_group_stream(ddl_world(c), device, stream) == DDL_OK);
+    for (int block = 0; block < BLOCKS; block++) {
+        double start = test_now_s();
+        for (int i = 0; i < CALLS; i++) {
+            CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_MAX), DDL_OK);
+        }
+        double took = (test_now_s() - start) / CALLS;
+        best = took < best ? took : best;
+        CHECK_EQ(cu.wait(stream), 0);
+    }
+    if (rank == 0) {
+        printf("| 4096, call on a stream | %.1f | | | |\n", best * 1e6);
+    }
+    CHECK_EQ(ddl_group_stream(ddl_world(c), device, NULL), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+}
+
 static void measure(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     int32_t gpus = ddl_device_count(c);
     REQUIRE(gpus > 0);
     if (rank == 0) {
-        printf("| bytes | all_reduce us | algorithm GB/s | copy GB/s, read and write |\n|---|---|---|---|\n");
+        printf("| bytes | all_reduce us | algorithm GB/s | copy GB/s, read and write | of the copy's bound |\n"
+               "|---|---|---|---|---|\n");
     }
-    for (int64_t bytes = 8; bytes <= (int64_t)256 << 20; bytes *= bytes < 32768 ? 64 : 8) {
+    for (int64_t bytes = 8; bytes <= largest(); bytes *= bytes < 32768 ? 64 : 8) {
         int64_t count = bytes / 4;
         ddl_tensor t = {0}, other = {0};
         REQUIRE(ddl_tensor_alloc_on(c, rank % gpus + 1, DDL_F32, 1, &count, &t) == DDL_OK);
@@ -44,22 +102,95 @@ static void measure(int rank, int n, void *arg) {
         int calls = bytes < 1 << 20 ? 200 : 5;
         double reduce_s = best_s(c, t, other, 0, calls), copy_s = best_s(c, t, other, 1, calls);
         if (rank == 0) {
-            printf("| %lld | %.1f | %.2f | %.1f |\n", (long long)bytes, reduce_s * 1e6, (double)bytes / reduce_s * 1e-9,
-                   2 * (double)bytes / copy_s * 1e-9);
+            double bound_s = gpus >= n ? copy_s : n * copy_s;
+            printf("| %lld | %.1f | %.2f | %.1f | %.0f %% |\n", (long long)bytes, reduce_s * 1e6,
+                   (double)bytes / reduce_s * 1e-9, 2 * (double)bytes / copy_s * 1e-9, 100 * bound_s / reduce_s);
         }
         CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
         CHECK_EQ(ddl_tensor_free(c, &other), DDL_OK);
     }
+    launches(c, rank, rank % gpus + 1);
     coll_leave(c);
 }
 
-static void with(int n, int threads) {
-    coll_job job;
-    coll_job_make(&job);
-    threads ? ranks_threads(n, measure, &job) : ranks_fork(n, measure, &job, 100);
+/* ---- the trainer ---- */
+
+/* Twelve layers, whose backward is copies on the program's stream that take about a millisecond on a large GPU: no
+ * arithmetic, so that it is the memory, which communication wants too, that is busy. */
+typedef struct stack {
+    ddl_tensor param[LAYERS], grad[LAYERS], work[2];
+    ddl_trainer *trainer;
+    void *stream;
+} stack;
+
+static void stack_make(ddl_context *c, stack *s, int32_t device) {
+    int64_t count = largest() / 9 / 4, work = largest() / 4; /* 28 MiB: a layer of GPT-2's smallest */
+    ddl_trainer_config config = {.optimizer = {.kind = DDL_ADAMW}, .unchecked = 1};
+    s->stream = stream_of(device - 1);
+    CHECK_EQ(ddl_trainer_create(ddl_world(c), &config, &s->trainer), DDL_OK);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &work, &s->work[i]) == DDL_OK);
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &s->param[i]) == DDL_OK);
+        REQUIRE(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &s->grad[i]) == DDL_OK);
+        CHECK_EQ(ddl_trainer_add(s->trainer, NULL, s->param[i], s->grad[i], NULL, NULL), DDL_OK);
+    }
+    CHECK_EQ(ddl_trainer_set_stream(s->trainer, s->stream), DDL_OK);
+    CHECK_EQ(ddl_trainer_start(s->trainer), DDL_OK);
 }
 
-TEST(two_processes) { with(2, 0); }
-TEST(four_processes) { with(4, 0); }
-TEST(two_threads) { with(2, 1); }
-TEST(four_threads) { with(4, 1); }
+static void train(int rank, int n, void *arg) {
+    stack s = {.stream = NULL};
+    double exposed = 0, hidden = 0, total_s = 0;
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    REQUIRE(ddl_device_count(c) > 0);
+    stack_make(c, &s, rank % ddl_device_count(c) + 1);
+    for (int step = 0; step < TRAIN_STEPS; step++) {
+        ddl_trainer_stats stats = {0};
+        double start = test_now_s();
+        for (int i = LAYERS - 1; i >= 0; i--) {
+            for (int k = 0; k < 8; k++) {
+                CHECK_EQ(cu.copy((uintptr_t)s.work[k % 2].data, (uintptr_t)s.work[1 - k % 2].data, (size_t)largest(),
+                                 s.stream), 0);
+            }
+            CHECK_EQ(ddl_grad_ready(s.trainer, i), DDL_OK);
+        }
+        CHECK_EQ(ddl_step(s.trainer), DDL_OK);
+        CHECK_EQ(cu.wait(s.stream), 0);
+        CHECK_EQ(ddl_trainer_stats_get(s.trainer, &stats), DDL_OK);
+        exposed += step >= TRAIN_STEPS / 2 ? stats.exposed_s : 0; /* plans have settled */
+        hidden += step >= TRAIN_STEPS / 2 ? stats.hidden_s : 0;
+        total_s += step >= TRAIN_STEPS / 2 ? test_now_s() - start : 0;
+    }
+    if (rank == 0) {
+        printf("| trainer, 12 tensors of %lld bytes | step ms | communication ms | hidden |\n|---|---|---|---|\n"
+               "| backward emulated by copies | %.2f | %.2f | %.0f %% |\n", (long long)(largest() / 9 / 4 * 4),
+               total_s * 1e3 / (TRAIN_STEPS / 2), (exposed + hidden) * 1e3 / (TRAIN_STEPS / 2),
+               100 * hidden / fmax(exposed + hidden, 1e-12));
+    }
+    CHECK_EQ(ddl_trainer_free(&s.trainer), DDL_OK);
+    for (int i = 0; i < LAYERS; i++) {
+        CHECK_EQ(ddl_tensor_free(c, &s.param[i]), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &s.grad[i]), DDL_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ddl_tensor_free(c, &s.work[i]), DDL_OK);
+    }
+    coll_leave(c);
+}
+
+static void with(ranks_fn fn, int n, int threads) {
+    coll_job job;
+    coll_job_make(&job);
+    job.config.progress_thread = fn == train;
+    threads ? ranks_threads(n, fn, &job) : ranks_fork(n, fn, &job, 100);
+}
+
+TEST(two_processes) { with(measure, 2, 0); }
+TEST(four_processes) { with(measure, 4, 0); }
+TEST(two_threads) { with(measure, 2, 1); }
+TEST(four_threads) { with(measure, 4, 1); }
+TEST(hidden_processes) { with(train, 2, 0); }
+TEST(hidden_threads) { with(train, 2, 1); }

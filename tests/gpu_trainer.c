@@ -19,7 +19,7 @@ typedef struct job {
     int bad_step; /* a gradient is NaN in this one; 0: none */
     const char *folder; /* saved after half of the steps, and loaded by a second trainer */
     unsigned char *result[2][RANKS]; /* on the host, on the GPU; all parameters */
-    ddl_trainer_stats stats[2];
+    ddl_trainer_stats stats[2][RANKS];
     char text[256];
 } job;
 
@@ -247,7 +247,7 @@ static void train(ddl_context *c, job *j, int rank, bool gpu) {
         }
     }
     CHECK_EQ(j->config.sync == DDL_SYNC_LOCAL ? ddl_trainer_sync(t) : DDL_OK, DDL_OK);
-    CHECK_EQ(ddl_trainer_stats_get(t, &j->stats[gpu]), DDL_OK);
+    CHECK_EQ(ddl_trainer_stats_get(t, &j->stats[gpu][rank]), DDL_OK);
     size_t at = 0;
     for (int i = 0; i < TENSORS; i++) {
         size_t bytes = (size_t)count_of(i) * ddl_dtype_bytes(j->dtype);
@@ -319,8 +319,10 @@ static void compare(job *j) {
                        r, at, bytes);
         }
     }
-    CHECK_EQ(j->stats[1].not_finite, j->stats[0].not_finite);
-    CHECK_EQ(j->stats[1].steps, j->stats[0].steps);
+    for (int r = 0; r < RANKS; r++) {
+        CHECK_EQ(j->stats[1][r].not_finite, j->stats[0][r].not_finite);
+        CHECK_EQ(j->stats[1][r].steps, j->stats[0][r].steps);
+    }
 }
 
 /* Trains by each on the host and on the GPU. */
