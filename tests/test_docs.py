@@ -1,7 +1,8 @@
 """The documents say what is so: programs in them are those of examples/, links lead somewhere, settings are all listed."""
+import pathlib
 import re
 
-from harness import BUILD, ROOT, check, main, sh, test
+from harness import BUILD, ROOT, WARNINGS, check, good, main, scratch, sh, test
 
 DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if "build" not in p.relative_to(ROOT).parts)
 
@@ -21,6 +22,19 @@ def the_programs_of_readme_and_manual_are_hello():
     block = re.search(r"examples/hello\.c:\n \*\n(.*?)\n \*\n \*     cc ", manual, re.S)[1]
     shown = [line[len(" *     "):] for line in block.splitlines()]
     check([l.rstrip() for l in shown if l.strip()] == hello, "the manual shows another program than hello.c")
+
+
+@test
+def the_loop_of_the_training_page_runs():
+    page = (ROOT / "docs/training.md").read_text()
+    program = next(block for block in re.findall(r"```c\n(.*?)```", page, re.S) if "int main" in block)
+    with scratch() as folder:
+        pathlib.Path(folder, "loop.c").write_text(program.replace("#define DDL_IMPLEMENTATION", "", 1))
+        good("cc -std=c11", WARNINGS, "-I", ROOT, f"{folder}/loop.c", BUILD / "libddl.a", "-o", f"{folder}/loop",
+             "-lpthread -ldl -lm")
+        out = good(BUILD / "ddlrun", "-n 2", f"{folder}/loop")
+        for rank in (0, 1):
+            check(f"rank {rank}: w[1][2] is 4.000; BSP over all-reduce on 2 ranks, schedule auto (" in out, out)
 
 
 @test

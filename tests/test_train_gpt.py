@@ -109,6 +109,8 @@ def every_strategy_that_loses_nothing_has_the_same_curve():
             out = good(train(words, "--batch 4", way, "--out", f"{folder}/{i}", ranks=2))
             name = way.split()[1]
             check(f"strategy {name}: BSP over all-reduce on 2 ranks" in out, f"it does not say {name}:\n{out}")
+            if name == "auto":  # what make demo runs: it says what was chosen, and what it hid
+                check("schedule auto (" in out and "of it hidden" in out, f"auto does not say what it chose and hid:\n{out}")
             two = [float(r["loss"]) for r in curve(f"{folder}/{i}")]
             apart = max(abs(a - b) for a, b in zip(one, two))
             check(len(two) == 25 and apart < 1e-4, f"{way}: the curves are {apart} apart")
