@@ -163,6 +163,8 @@ void standin_without(int vmm, int ipc, int words) {
     no_ipc = ipc != 0;
     no_words = words != 0;
 }
+static CUdeviceptr managed;
+void standin_managed(void *at) { managed = (CUdeviceptr)(uintptr_t)at; } /* one allocation, by its first byte */
 void standin_memory(size_t bytes) { device_bytes = bytes; }
 int standin_depth(void) { return depth; } /* contexts that this thread has pushed */
 
@@ -520,6 +522,9 @@ static bool attribute_of(void *data, int attribute, CUdeviceptr at) {
         memcpy(data, &type, sizeof type);
         break;
     }
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        memcpy(data, &(uint32_t){mapped && managed - r->at < r->bytes}, 4);
+        break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         memcpy(data, mapped ? &r->buffer_id : &(uint64_t){0}, 8);
         break;

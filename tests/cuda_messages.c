@@ -5,9 +5,7 @@
 #define TEST_TIMEOUT_S 200
 #include "coll.h"
 
-#include <arpa/inet.h>
 #include <dlfcn.h>
-#include <ifaddrs.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -86,26 +84,11 @@ typedef struct message_job {
     int no_vmm, no_ipc;
 } message_job;
 
-/* Between hosts loopback does not serve: an address of this machine's own. False: there is none. */
-static bool own_address(char out[INET_ADDRSTRLEN]) {
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    for (struct ifaddrs *a = getifaddrs(&all) == 0 ? all : NULL; a != NULL && !found; a = a->ifa_next) {
-        if (a->ifa_addr != NULL && a->ifa_addr->sa_family == AF_INET) {
-            struct sockaddr_in in;
-            memcpy(&in, a->ifa_addr, sizeof in);
-            found = ntohl(in.sin_addr.s_addr) >> 24 != 127 && inet_ntop(AF_INET, &in.sin_addr, out, INET_ADDRSTRLEN) != NULL;
-        }
-    }
-    freeifaddrs(all);
-    return found;
-}
-
 static ddl_context *join(int rank, int n, void *arg) {
     const message_job *j = arg;
     if (j->hosts) {
         char name[INET_ADDRSTRLEN];
-        CHECK(own_address(name));
+        CHECK(ranks_own_address(name));
         setenv("MASTER_ADDR", name, 1);
         snprintf(name, sizeof name, "host%d", rank / j->hosts);
         setenv("DDL_HOST_ID", name, 1);
@@ -185,10 +168,12 @@ static void forms(int rank, int n, void *arg) {
 
 static void with(ranks_fn fn, int n, int threads, message_job j) {
     char address[INET_ADDRSTRLEN];
-    if (j.hosts && !own_address(address)) {
+    if (j.hosts && !ranks_own_address(address)) {
         SKIP("this machine has no network but loopback");
     }
+    ddl_log_fn log = j.job.config.log;
     coll_job_make(&j.job);
+    j.job.config.log = log;
     if (threads) {
         ranks_threads(n, fn, &j);
         DRIVER(void (*)(int), "standin_break_peers")(0);
@@ -367,7 +352,7 @@ static void until_killed(int rank, int n, void *arg) {
 static void killed(message_job j) {
     ranks r;
     char address[INET_ADDRSTRLEN];
-    if (j.hosts && !own_address(address)) {
+    if (j.hosts && !ranks_own_address(address)) {
         SKIP("this machine has no network but loopback");
     }
     coll_job_make(&j.job);
@@ -488,7 +473,7 @@ TEST(two_hosts_on_streams_and_a_rank_that_is_killed) {
     message_job j = {.hosts = 2};
     char address[INET_ADDRSTRLEN];
     ranks r;
-    if (!own_address(address)) {
+    if (!ranks_own_address(address)) {
         SKIP("this machine has no network but loopback");
     }
     coll_job_make(&j.job);
@@ -499,6 +484,102 @@ TEST(two_hosts_on_streams_and_a_rank_that_is_killed) {
         CHECK(i == 3 ? WIFSIGNALED(r.status[i]) && WTERMSIG(r.status[i]) == SIGKILL : r.status[i] == 0);
     }
 }
+
+/* ---- what is wrong is said ---- */
+
+static char said[4000]; /* warnings of this process */
+
+static void keep_warnings(void *user, ddl_log_level level, const char *line) {
+    (void)user;
+    if (level == DDL_LOG_WARN && strlen(said) + strlen(line) + 2 < sizeof said) {
+        strcat(strcat(said, line), "\n");
+    }
+}
+
+#define REFUSED(call, status, part)                                                                                    \
+    do {                                                                                                               \
+        CHECK_EQ(call, status);                                                                                        \
+        CHECK_STR(ddl_error(c), part);                                                                                 \
+    } while (0)
+
+/* Pointers and streams of others, what was freed, no memory: the call fails and says why, and all goes on. */
+static void misused(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    ddl_group *w = ddl_world(c);
+    ddl_tensor t = bytes_on(c, 1, LARGE, rank), bad = t, other = bytes_on(c, 2, 1000, 0), more = {0};
+    ddl_request *r = NULL;
+    int64_t huge = (int64_t)1 << 33;
+    uint64_t at = 0;
+    bad.data = other.data;
+    bad.shape[0] = 1000;
+    REFUSED(ddl_isend(w, bad, 1 - rank, 0, &r), DDL_ERR_ARG, "is said to be on device 1, but its memory at");
+    REFUSED(ddl_irecv(w, bad, 1 - rank, 0, &r), DDL_ERR_ARG, "is of device 2");
+    enter(0);
+    CHECK_EQ(DRIVER(int (*)(uint64_t *, size_t), "cuMemAlloc_v2")(&at, 1000), SUCCESS);
+    CHECK_EQ(DRIVER(int (*)(uint64_t), "cuMemFree_v2")(at), SUCCESS);
+    bad.data = (void *)(uintptr_t)at;
+    REFUSED(ddl_isend(w, bad, 1 - rank, 0, &r), DDL_ERR_ARG, "or was freed");
+    REFUSED(ddl_all_reduce(w, bad, bad, DDL_SUM), DDL_ERR_ARG, "or was freed");
+    REFUSED(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &huge, &more), DDL_ERR_NOMEM, "has no memory for");
+    CHECK_STR(said, "CUDA_ERROR_OUT_OF_MEMORY; other programs may use this GPU");
+    void *elsewhere = stream_on(1);
+    REFUSED(ddl_group_stream(w, 1, elsewhere), DDL_ERR_ARG, "it is not one of device 1");
+    CHECK_STR(said, "the stream is of another GPU, or of another context");
+    CHECK(r == NULL);
+    CHECK_EQ(ddl_barrier(w), DDL_OK); /* and all of that has changed nothing */
+    CHECK_EQ(rank == 0 ? ddl_send(w, t, 1, 0) : ddl_recv(w, t, 0, 0, NULL), DDL_OK);
+    CHECK_EQ(wrong(c, t, LARGE, 0), 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &other), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(misuse_is_said_and_changes_nothing) {
+    with(misused, 2, 0, (message_job){.job.config.log = keep_warnings});
+}
+
+/* Between hosts, when pinned memory has run out: the message fails on the rank that lacks it, the context lives. */
+static void no_pinned(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    ddl_group *w = ddl_world(c);
+    ddl_tensor t = bytes_on(c, 1, LARGE, rank);
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    if (rank == 0) {
+        DRIVER(void (*)(const char *, long, int), "standin_fail")("cuMemHostAlloc", 1, 2 /* CUDA_ERROR_OUT_OF_MEMORY */);
+        REFUSED(ddl_send(w, t, 1, 0), DDL_ERR_NOMEM, "no pinned memory");
+        DRIVER(void (*)(const char *, long, int), "standin_fail")(NULL, 0, 0);
+    }
+    CHECK_EQ(rank == 0 ? ddl_send(w, t, 1, 1) : ddl_recv(w, t, 0, 1, NULL), DDL_OK);
+    CHECK_EQ(wrong(c, t, LARGE, 0), 0);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(without_pinned_memory_between_hosts) { with(no_pinned, 2, 0, (message_job){.hosts = 1}); }
+
+/* Memory that cannot be shared goes by the host, and a sentence says why and what to do. managed: of cudaMallocManaged. */
+static void unshared(int rank, int n, void *arg) {
+    const message_job *j = arg;
+    ddl_context *c = join(rank, n, arg);
+    ddl_tensor t = bytes_on(c, 1, LARGE, rank);
+    DRIVER(void (*)(void *), "standin_managed")(j->no_ipc ? NULL : t.data);
+    uint64_t before = staged(c);
+    CHECK_EQ(rank == 0 ? ddl_send(ddl_world(c), t, 1, 0) : ddl_recv(ddl_world(c), t, 0, 0, NULL), DDL_OK);
+    CHECK_EQ(staged(c) - before, LARGE);
+    CHECK_EQ(wrong(c, t, LARGE, 0), 0);
+    if (rank == 0) {
+        CHECK_STR(said, j->no_ipc ? "in containers start them with --ipc=host --pid=host" : "managed memory");
+        CHECK_STR(said, "ddl_tensor_alloc_on");
+    }
+    DRIVER(void (*)(void *), "standin_managed")(NULL);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(without_cuda_ipc_the_fix_is_said) {
+    with(unshared, 2, 0, (message_job){.no_vmm = 1, .no_ipc = 1, .job.config.log = keep_warnings});
+}
+TEST(managed_memory_goes_by_the_host) { with(unshared, 2, 0, (message_job){.job.config.log = keep_warnings}); }
 
 /* ---- chunks overlap ---- */
 

@@ -166,6 +166,120 @@ static void ring(int rank, int n, void *arg) {
 
 TEST(messages_of_processes) { each_way(ring, 0); }
 
+static uint64_t by_host(ddl_context *c) {
+    ddl_stats s;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    return s.device_bytes_in + s.device_bytes_out;
+}
+
+/* Every form of a message between tensors on the first GPU: none passes the host's memory. Then one too large for its
+ * buffer, one that its sender gives up, and what was freed and comes back at the same address. */
+static void copied(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c);
+    int32_t *host = (int32_t *)malloc(4000004);
+    int64_t count = 1000001;
+    int to = (rank + 1) % n, from = (rank + n - 1) % n;
+    for (int turn = 0; turn < 8; turn++) {
+        ddl_tensor out = {0}, in = {0}, view = ddl_tensor_1d(host, DDL_I32, count);
+        ddl_transfer both[2];
+        ddl_request *r[2] = {NULL, NULL};
+        int64_t wrong = 0;
+        REQUIRE(ddl_tensor_alloc_on(c, 1, DDL_I32, 1, &count, &out) == DDL_OK);
+        REQUIRE(ddl_tensor_alloc_on(c, 1, DDL_I32, 1, &count, &in) == DDL_OK);
+        for (int64_t j = 0; j < count; j++) {
+            host[j] = (int32_t)(j * 3 + rank * 1000 + turn);
+        }
+        CHECK_EQ(ddl_tensor_copy(c, out, view), DDL_OK);
+        uint64_t before = by_host(c);
+        if (turn % 4 == 0) {
+            CHECK_EQ(ddl_send_recv(w, out, to, turn, in, from, turn, NULL), DDL_OK);
+        } else if (turn % 4 == 1) {
+            both[0] = (ddl_transfer){1, out, to, turn};
+            both[1] = (ddl_transfer){0, in, from, turn};
+            CHECK_EQ(ddl_batch(w, both, 2, r), DDL_OK);
+            CHECK_EQ(ddl_wait_all(r, 2, NULL), DDL_OK);
+        } else {
+            ddl_tensor small = in;
+            small.shape[0] = turn % 4 == 2 ? count : count / 2;
+            CHECK_EQ(ddl_isend(w, out, to, turn, &r[0]), DDL_OK);
+            CHECK_EQ(ddl_barrier(w), DDL_OK);
+            CHECK_EQ(ddl_recv(w, small, DDL_ANY_SOURCE, turn, NULL), turn % 4 == 2 ? DDL_OK : DDL_ERR_TRUNCATED);
+            CHECK_EQ(turn % 4 == 2 ? DDL_OK : ddl_recv(w, in, from, turn, NULL), DDL_OK);
+            CHECK_EQ(ddl_wait(&r[0], NULL), DDL_OK);
+        }
+        CHECK_EQ(by_host(c) - before, 0);
+        memset(host, 0xEE, 4000004);
+        CHECK_EQ(ddl_tensor_copy(c, view, in), DDL_OK);
+        for (int64_t j = 0; j < count; j++) {
+            wrong += host[j] != (int32_t)(j * 3 + from * 1000 + turn);
+        }
+        CHECK_EQ(wrong, 0);
+        CHECK_EQ(ddl_barrier(w), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &out), DDL_OK);
+        CHECK_EQ(ddl_tensor_free(c, &in), DDL_OK);
+    }
+    ddl_tensor t = {0};
+    ddl_group *hasty = NULL;
+    REQUIRE(ddl_tensor_alloc_on(c, 1, DDL_I32, 1, &count, &t) == DDL_OK);
+    CHECK_EQ(ddl_group_duplicate(w, &hasty), DDL_OK);
+    if (rank == 0) {
+        CHECK_EQ(ddl_group_set(hasty, &(ddl_group_options){.timeout_ms = 200}), DDL_OK);
+        CHECK_EQ(ddl_send(hasty, t, 1, 0), DDL_ERR_TIMEOUT);
+    }
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    CHECK_EQ(rank == 1 ? ddl_recv(hasty, t, 0, 0, NULL) : DDL_ERR_CANCELLED, DDL_ERR_CANCELLED);
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    CHECK_EQ(ddl_group_free(&hasty), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    free(host);
+    coll_leave(c);
+}
+
+TEST(messages_are_copied_by_processes) { each_way(copied, 0); }
+
+/* ---- hosts: two that are one, by what the ranks say ---- */
+
+/* GPUs reduce inside, the network is between: each rank's part alone passes the host's memory. */
+static void on_two_hosts(int rank, int n, void *arg) {
+    char address[INET_ADDRSTRLEN];
+    CHECK(ranks_own_address(address));
+    setenv("MASTER_ADDR", address, 1);
+    setenv("DDL_HOST_ID", rank < n / 2 ? "one" : "other", 1);
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    for (int i = 0; i < 6; i++) {
+        coll_case k = {.kind = DDL_ALL_REDUCE, .dtype = i % 2 == 0 ? DDL_F32 : DDL_BF16, .op = i < 3 ? DDL_SUM : DDL_AVG,
+                       .count = i == 5 ? 3000017 : 100003, .way = (coll_way)(i % 3), .in_place = i % 2 == 1, .salt = i,
+                       .in_device = 1, .out_device = 1};
+        CHECK(coll_check(ddl_world(c), &k));
+    }
+    ddl_tensor t = {0};
+    int64_t count = 1 << 20;
+    REQUIRE(ddl_tensor_alloc_on(c, 1, DDL_F32, 1, &count, &t) == DDL_OK);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    uint64_t before = by_host(c);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
+    CHECK_EQ(by_host(c) - before, 2 * 4 * (uint64_t)count / (uint64_t)(n / 2));
+    before = by_host(c); /* a message between them: in chunks, by both */
+    CHECK_EQ(rank % 2 == 0 ? DDL_OK : rank < n / 2 ? ddl_send(ddl_world(c), t, n - 1, 0)
+                                                   : ddl_recv(ddl_world(c), t, n / 2 - 1, 0, NULL), DDL_OK);
+    CHECK_EQ(by_host(c) - before, rank % 2 == 0 ? 0 : 4 * count);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(between_hosts) {
+    char address[INET_ADDRSTRLEN];
+    coll_job job;
+    if (!ranks_own_address(address)) {
+        SKIP("this machine has no network but loopback");
+    }
+    coll_job_make(&job);
+    ranks_fork(4, on_two_hosts, &job, 100);
+}
+
 /* ---- memory that comes back ---- */
 
 static void sum_once(ddl_context *c, int rank, int n, int turn, int64_t count) {
@@ -402,6 +516,7 @@ static void graph_until_killed(int rank, int n, void *arg) {
     CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
     CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
     REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK); /* all have captured */
     if (rank == 1) {
         raise(SIGKILL);
     }
@@ -436,5 +551,6 @@ TEST(a_graph_of_a_killed_rank_ends) {
 TEST(collectives_of_threads) { each_way(every_kind, 1); }
 TEST(types_and_ops_of_threads) { each_way(every_type_and_op, 1); }
 TEST(messages_of_threads) { each_way(ring, 1); }
+TEST(messages_are_copied_by_threads) { each_way(copied, 1); }
 TEST(graphs_of_threads) { each_way(graph_relaxed, 1); }
 TEST(freed_and_reused_by_threads) { each_way(allocate_anew, 1); }

@@ -26,7 +26,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -75,6 +77,22 @@ static inline int ranks_port(void) {
     }
     fprintf(stderr, "ranks_port: no free port\n");
     exit(1);
+}
+
+/* Between hosts loopback does not serve: an address of this machine's own. False: there is none. */
+static inline bool ranks_own_address(char out[INET_ADDRSTRLEN]) {
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    for (struct ifaddrs *a = getifaddrs(&all) == 0 ? all : NULL; a != NULL && !found; a = a->ifa_next) {
+        if (a->ifa_addr != NULL && a->ifa_addr->sa_family == AF_INET) {
+            struct sockaddr_in in;
+            memcpy(&in, a->ifa_addr, sizeof in);
+            found = ntohl(in.sin_addr.s_addr) >> 24 != 127 &&
+                    inet_ntop(AF_INET, &in.sin_addr, out, INET_ADDRSTRLEN) != NULL;
+        }
+    }
+    freeifaddrs(all);
+    return found;
 }
 
 /* Writes 64 random hexadecimal characters and a NUL. */

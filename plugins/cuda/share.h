@@ -115,8 +115,9 @@ static ddl_status cuda_shared_export(cuda_ipc *t, cuda_gpu *gpu, cuda_shared *s,
     }
     CUresult result = gpu->cu.cuIpcGetMemHandle(out, s->base);
     if (result != CUDA_SUCCESS) {
-        cuda_share_told(t, "CUDA IPC is refused for memory of cudaMalloc (managed memory and pools of cudaMallocAsync "
-                           "have none); ddl_tensor_alloc gives memory that needs no CUDA IPC");
+        cuda_share_told(t, "CUDA IPC is refused for memory of cudaMalloc (in containers start them with --ipc=host "
+                           "--pid=host; pools of cudaMallocAsync have none); ddl_tensor_alloc_on gives memory that needs "
+                           "no CUDA IPC");
         return DDL_ERR_UNSUPPORTED;
     }
     s->kind = CUDA_BY_HANDLE;
@@ -197,7 +198,12 @@ static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cu
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)memory, base = 0;
     size_t room = 0;
     CUresult result = t->cu.cuPointerGetAttributes(3, attributes, values, at);
-    if (result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE || managed != 0) {
+    if (result == CUDA_SUCCESS && managed != 0) {
+        cuda_share_told(t, "managed memory (cudaMallocManaged) cannot be shared between ranks, on no card; memory of "
+                           "cudaMalloc and ddl_tensor_alloc_on can");
+        return DDL_ERR_UNSUPPORTED;
+    }
+    if (result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE) {
         return DDL_ERR_UNSUPPORTED;
     }
     ddl_status status = cuda_ipc_gpu(t, ordinal, &gpu);
