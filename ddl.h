@@ -2176,6 +2176,7 @@ DDL__DEFINE_VECTORS(ddl__e5m2, uint8_t, uint32_t, uint32_t)
 /* Vectors of elements one by one, for conversion between arrays; named after the width of the f32 side. */
 typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
 typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+typedef uint16_t ddl__half_v64 DDL__VECTOR(32);
 typedef uint8_t ddl__byte_v16 DDL__VECTOR(4);
 typedef uint8_t ddl__byte_v32 DDL__VECTOR(8);
 
@@ -2344,6 +2345,30 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* Rounds src to dst, and leaves in src what that lost. Of finite values that the type holds. */
+typedef void (*ddl__cast_keep_fn)(void *dst, float *src, size_t count);
+
+#define DDL__DEFINE_NARROW_KEEP(L, target, E, W, WIDEN, NARROW)                                                        \
+    target static void E##_narrow_keep_##L(void *dst, float *s, size_t count) {                                        \
+        const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
+        char *d = dst;                                                                                                 \
+        size_t i = 0;                                                                                                  \
+        for (; count - i >= lanes; i += lanes) {                                                                       \
+            ddl__f32_v##W f = *(const ddl__f32_v##W *)(const void *)(s + i), back;                                     \
+            ddl__half_v##W h;                                                                                          \
+            NARROW(W, h, f);                                                                                           \
+            *(ddl__half_v##W *)(void *)(d + 2 * i) = h;                                                                \
+            WIDEN(W, back, h);                                                                                         \
+            *(ddl__f32_v##W *)(void *)(s + i) = f - back;                                                              \
+        }                                                                                                              \
+        for (; i < count; i++) {                                                                                       \
+            uint16_t h = E##_from_f32(s[i]);                                                                           \
+            memcpy(d + 2 * i, &h, 2);                                                                                  \
+            s[i] -= E##_to_f32(h);                                                                                     \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
 /* The conversions of vectors.h on halves that lie one by one. */
 #define DDL__F16_WIDEN_ARRAY(W, f, h)                                                                                  \
     do {                                                                                                               \
@@ -2407,6 +2432,12 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
         (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
     } while (0)
+#define DDL__F16_512_WIDEN(W, f, h) ((f) = (ddl__f32_v64)_mm512_cvtph_ps((__m256i)(h)))
+#define DDL__F16_512_NARROW(W, h, f)                                                                                   \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
+        (h) = (ddl__half_v64)_mm512_cvtps_ph((__m512)(f), 0);                                                          \
+    } while (0)
 /* 16 bytes of halves make one 32-byte vector, so that there is no high part. */
 #define DDL__F16C_OPEN(W, low, high, x) ((low) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(x)))
 #define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
@@ -2466,43 +2497,47 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 #define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
 #endif
 
+#define DDL__HALF_CASTS(L, target, E, W, WIDEN, NARROW)                                                                \
+    DDL__DEFINE_WIDEN(L, target, E, ddl__half_v, W, WIDEN)                                                             \
+    DDL__DEFINE_NARROW(L, target, E, ddl__half_v, W, NARROW)                                                           \
+    DDL__DEFINE_NARROW_KEEP(L, target, E, W, WIDEN, NARROW)
 #define DDL__BYTE_CASTS(L, target, W)                                                                                  \
     DDL__DEFINE_WIDEN(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_WIDEN_ARRAY)                                     \
     DDL__DEFINE_WIDEN(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_WIDEN_ARRAY)                                     \
     DDL__DEFINE_NARROW(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_NARROW_ARRAY)                                   \
     DDL__DEFINE_NARROW(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_NARROW_ARRAY)
 
-DDL__DEFINE_WIDEN(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_WIDEN_VECTOR)
-DDL__DEFINE_WIDEN(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_NARROW_VECTOR)
-DDL__DEFINE_NARROW(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_NARROW_ARRAY)
+DDL__HALF_CASTS(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR, DDL__F16_NARROW_VECTOR)
+DDL__HALF_CASTS(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 DDL__BYTE_CASTS(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_WIDEN)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_NARROW)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_NARROW_ARRAY)
+DDL__HALF_CASTS(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN, DDL__F16C_NARROW)
+DDL__HALF_CASTS(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 DDL__BYTE_CASTS(avx2, DDL__AVX2, 32)
+DDL__HALF_CASTS(avx512, DDL__AVX512, ddl__f16, 64, DDL__F16_512_WIDEN, DDL__F16_512_NARROW)
+DDL__HALF_CASTS(avx512, DDL__AVX512, ddl__bf16, 64, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 #endif
 
-/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it. */
+/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it; of f16 and bf16
+ * also the one that leaves in the f32 what rounding lost. */
 typedef struct ddl__casts {
     ddl__cast_fn widen, narrow;
+    ddl__cast_keep_fn narrow_keep;
 } ddl__casts;
 
-#define DDL__CASTS(L)                                                                                                  \
-    {{ddl__f16_widen_##L, ddl__f16_narrow_##L},                                                                        \
-     {ddl__bf16_widen_##L, ddl__bf16_narrow_##L},                                                                      \
-     {ddl__e4m3_widen_##L, ddl__e4m3_narrow_##L},                                                                      \
-     {ddl__e5m2_widen_##L, ddl__e5m2_narrow_##L}}
+#define DDL__CASTS(half, byte)                                                                                         \
+    {{ddl__f16_widen_##half, ddl__f16_narrow_##half, ddl__f16_narrow_keep_##half},                                     \
+     {ddl__bf16_widen_##half, ddl__bf16_narrow_##half, ddl__bf16_narrow_keep_##half},                                  \
+     {ddl__e4m3_widen_##byte, ddl__e4m3_narrow_##byte, NULL},                                                          \
+     {ddl__e5m2_widen_##byte, ddl__e5m2_narrow_##byte, NULL}}
 
 static inline ddl__casts ddl__casts_at(ddl__cpu level, ddl_dtype narrow) {
-    static const ddl__casts portable[4] = DDL__CASTS(portable);
+    static const ddl__casts portable[4] = DDL__CASTS(portable, portable);
     int place = narrow == DDL_F16 ? 0 : narrow == DDL_BF16 ? 1 : narrow == DDL_E4M3 ? 2 : 3;
 #if defined(__x86_64__)
-    static const ddl__casts avx2[4] = DDL__CASTS(avx2);
+    static const ddl__casts avx2[4] = DDL__CASTS(avx2, avx2), avx512[4] = DDL__CASTS(avx512, avx2);
     if (level >= DDL__CPU_AVX2) {
-        return avx2[place];
+        return level >= DDL__CPU_AVX512 ? avx512[place] : avx2[place];
     }
 #endif
     (void)level;
@@ -2515,6 +2550,10 @@ static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype narrow) {
 
 static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype narrow) {
     return ddl__casts_at(level, narrow).narrow;
+}
+
+static inline ddl__cast_keep_fn ddl__narrow_keep_at(ddl__cpu level, ddl_dtype half) {
+    return ddl__casts_at(level, half).narrow_keep;
 }
 
 /* >>dtype/kernels */
@@ -28880,30 +28919,41 @@ typedef float ddl__f32_h16 DDL__VECTOR(8);
 typedef float ddl__f32_h32 DDL__VECTOR(16);
 typedef float ddl__f32_h64 DDL__VECTOR(32);
 
-/* lanes[i % 16] += x[i]^2 for count elements, a multiple of DDL__RUN. Sixteen lanes whatever the width, so that the
- * order of additions is the same at every level; the square of a float is exact in double, so fusing does no harm.
- * Sums are touched by constant numbers only, which keeps them in registers. */
+/* Asks for what a loop over an array reads so many elements later: the work between must not stop the stream. */
+#define DDL__STREAM_AHEAD 1024
+
+/* lanes[a][i % 16] += x[i]^2, x the array a of two, for count elements, a multiple of DDL__RUN. Sixteen lanes whatever
+ * the width, so that the order of additions is the same at every level; the square of a float is exact in double, so
+ * fusing does no harm. Two arrays, because additions to one wait for each other. Sums are touched by constant numbers
+ * only, which keeps them in registers. */
 #define DDL__SQUARES_VECTORS(W) (128 / (W))
 #define DDL__EACH_OF_8(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3) STEP(W, 4) STEP(W, 5) STEP(W, 6) STEP(W, 7)
 #define DDL__SQUARES_GET(W, j)                                                                                         \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        sum[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes + (j) * ((W) / 8));          \
+        sum_x[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes[0] + (j) * ((W) / 8));     \
+        sum_y[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes[1] + (j) * ((W) / 8));     \
     }
 #define DDL__SQUARES_PUT(W, j)                                                                                         \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        *(ddl__f64_v##W *)(void *)(lanes + (j) * ((W) / 8)) = sum[(j) % DDL__SQUARES_VECTORS(W)];                      \
+        *(ddl__f64_v##W *)(void *)(lanes[0] + (j) * ((W) / 8)) = sum_x[(j) % DDL__SQUARES_VECTORS(W)];                 \
+        *(ddl__f64_v##W *)(void *)(lanes[1] + (j) * ((W) / 8)) = sum_y[(j) % DDL__SQUARES_VECTORS(W)];                 \
     }
 #define DDL__SQUARES_STEP(W, j)                                                                                        \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
-        ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
-        sum[(j) % DDL__SQUARES_VECTORS(W)] += wide * wide;                                                             \
+        ddl__f32_h##W half_x = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                        \
+        ddl__f32_h##W half_y = *(const ddl__f32_h##W *)(const void *)(y + i + (j) * ((W) / 8));                        \
+        ddl__f64_v##W wide_x = __builtin_convertvector(half_x, ddl__f64_v##W);                                         \
+        ddl__f64_v##W wide_y = __builtin_convertvector(half_y, ddl__f64_v##W);                                         \
+        sum_x[(j) % DDL__SQUARES_VECTORS(W)] += wide_x * wide_x;                                                       \
+        sum_y[(j) % DDL__SQUARES_VECTORS(W)] += wide_y * wide_y;                                                       \
     }
 #define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
-    target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
-        ddl__f64_v##W sum[DDL__SQUARES_VECTORS(W)];                                                                    \
+    target static void ddl__squares_##L(double lanes[2][DDL__RUN], const float *x, const float *y, int64_t count) {    \
+        ddl__f64_v##W sum_x[DDL__SQUARES_VECTORS(W)], sum_y[DDL__SQUARES_VECTORS(W)];                                  \
         DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            __builtin_prefetch(x + i + DDL__STREAM_AHEAD);                                                             \
+            __builtin_prefetch(y + i + DDL__STREAM_AHEAD);                                                             \
             DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
         }                                                                                                              \
         DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
@@ -28923,14 +28973,22 @@ DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
 #endif
 
-/* Sum of squares of one block: the lanes, added in their order. */
-static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
-    double lanes[DDL__RUN] = {0}, sum = 0;
-    float rest[DDL__RUN] = {0};
+/* The lanes of any count of elements of two arrays: what is less than a run is padded with zeros. */
+static inline void ddl__add_squares(ddl__cpu level, double lanes[2][DDL__RUN], const float *x, const float *y,
+                                    int64_t count) {
+    float rest[2][DDL__RUN] = {{0}};
     int64_t whole = count - count % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
-    memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
-    DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, y, whole);
+    if (whole < count) {
+        memcpy(rest[0], x + whole, (size_t)(count - whole) * sizeof(float));
+        memcpy(rest[1], y + whole, (size_t)(count - whole) * sizeof(float));
+        DDL__AT_LEVEL(level, ddl__squares)(lanes, rest[0], rest[1], DDL__RUN);
+    }
+}
+
+/* Adds the lanes in their order. */
+static inline double ddl__lanes_sum(const double lanes[DDL__RUN]) {
+    double sum = 0;
     for (int i = 0; i < DDL__RUN; i++) {
         sum += lanes[i];
     }
@@ -28938,13 +28996,29 @@ static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t 
 }
 
 /* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
- * wherever they are made. 16 KiB: a block and a second one of scratch stay in the first-level cache. */
+ * wherever they are made. */
 #define DDL__BLOCK 4096
+
+/* sums[0] += the sum of x[i]^2, sums[1] += that of y[i]^2. */
+static inline void ddl__pair_squares_at(ddl__cpu level, const float *x, const float *y, int64_t count,
+                                        double sums[2]) {
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        double lanes[2][DDL__RUN] = {{0}};
+        ddl__add_squares(level, lanes, x + i, y + i, DDL__MIN(count - i, DDL__BLOCK));
+        sums[0] += ddl__lanes_sum(lanes[0]);
+        sums[1] += ddl__lanes_sum(lanes[1]);
+    }
+}
 
 static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t count) {
     double sum = 0;
-    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
-        sum += ddl__block_squares(level, x + i, DDL__MIN(count - i, DDL__BLOCK));
+    for (int64_t i = 0, done; i < count; i += done) { /* two blocks are the two arrays; near the end one is both */
+        double lanes[2][DDL__RUN] = {{0}};
+        int64_t one = DDL__MIN(count - i, DDL__BLOCK), other = count - i >= 2 * DDL__BLOCK ? DDL__BLOCK : 0;
+        ddl__add_squares(level, lanes, x + i, x + i + other, one);
+        sum += ddl__lanes_sum(lanes[0]);
+        sum += other > 0 ? ddl__lanes_sum(lanes[1]) : 0;
+        done = one + other;
     }
     return sum;
 }
@@ -29066,6 +29140,10 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
 #define DDL__OPTIM_LAMB_MOMENTS(W)                                                                                     \
+    __builtin_prefetch(s.w + i + DDL__STREAM_AHEAD);                                                                   \
+    __builtin_prefetch(s.g + i + DDL__STREAM_AHEAD);                                                                   \
+    __builtin_prefetch(s.m + i + DDL__STREAM_AHEAD, 1);                                                                \
+    __builtin_prefetch(s.v + i + DDL__STREAM_AHEAD, 1);                                                                \
     ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
     DDL__OPTIM_MOMENTS(W);                                                                                             \
     DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
@@ -29240,17 +29318,25 @@ static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, c
                                 slots > 1 ? part->state + part->state_stride : NULL, NULL};
 }
 
+/* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
+#define DDL__LAMB_AT_ONCE 512
+
 static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                   double *sums) {
-    float update[DDL__BLOCK];
+    float update[DDL__LAMB_AT_ONCE];
+    double lanes[2][DDL__RUN] = {{0}};
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
-    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
-        ddl__optim_streams s = ddl__optim_streams_of(o, part);
-        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
-        s = (ddl__optim_streams){s.w + i, s.g + i, s.m + i, s.v + i, update};
+    ddl__optim_streams all = ddl__optim_streams_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
+        int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
+        ddl__optim_streams s = {all.w + i, all.g + i, all.m + i, all.v + i, update};
         ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
-        sums[0] += ddl__block_squares(level, s.w, count);
-        sums[1] += ddl__block_squares(level, update, count);
+        ddl__add_squares(level, lanes, s.w, update, count);
+        if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
+            sums[0] += ddl__lanes_sum(lanes[0]);
+            sums[1] += ddl__lanes_sum(lanes[1]);
+            memset(lanes, 0, sizeof lanes);
+        }
     }
 }
 
@@ -29260,8 +29346,7 @@ static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, co
                                       double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
     if (o->kind == DDL_LARS) {
-        out_sums[0] = ddl__sum_squares_at(level, part->param, part->count);
-        out_sums[1] = ddl__sum_squares_at(level, part->grad, part->count);
+        ddl__pair_squares_at(level, part->param, part->grad, part->count, out_sums);
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
     }
@@ -29950,48 +30035,58 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
 #define DDL__LARGER_64(a, b) ((ddl__i32_v64)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 
 /* The lanes of 64 bytes as 64 / W vectors, so that sums have the same order at every level. */
-#define DDL__CORRECT_ZERO(W, j)                                                                                        \
+#define DDL__CORRECT_ZERO(W, j, KEEP)                                                                                  \
     if ((j) < 64 / (W)) {                                                                                              \
         sum[(j) % (64 / (W))] = (ddl__f32_v##W){0};                                                                    \
         most[(j) % (64 / (W))] = (ddl__i32_v##W){0};                                                                   \
     }
-#define DDL__CORRECT_STEP(W, j)                                                                                        \
+#define DDL__CORRECT_STEP(W, j, KEEP)                                                                                  \
     if ((j) < 64 / (W)) {                                                                                              \
         int64_t at = i + (j) * ((W) / 4);                                                                              \
         ddl__f32_v##W x = *(const ddl__f32_v##W *)(const void *)(g + at);                                              \
-        x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                           \
-        *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                                \
+        if (KEEP) {                                                                                                    \
+            x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                       \
+            *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                            \
+        }                                                                                                              \
         ddl__i32_v##W bits = (ddl__i32_v##W)((ddl__f32_u##W)x & 0x7fffffff);                                           \
         most[(j) % (64 / (W))] = DDL__LARGER_##W(bits, most[(j) % (64 / (W))]);                                        \
-        sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                                  \
+        if (KEEP) {                                                                                                    \
+            sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                              \
+        }                                                                                                              \
     }
-#define DDL__CORRECT_PUT(W, j)                                                                                         \
+#define DDL__CORRECT_PUT(W, j, KEEP)                                                                                   \
     if ((j) < 64 / (W)) {                                                                                              \
         *(ddl__f32_v##W *)(void *)(sums + (j) * ((W) / 4)) = sum[(j) % (64 / (W))];                                    \
         *(ddl__i32_v##W *)(void *)(mosts + (j) * ((W) / 4)) = most[(j) % (64 / (W))];                                  \
     }
-#define DDL__EACH_OF_4(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3)
-/* corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. */
-#define DDL__DEFINE_CORRECT(L, target, W)                                                                              \
-    target static void ddl__correct_##L(float *corrected, const float *g, const float *e, int64_t count,               \
-                                        ddl__block_facts *out) {                                                       \
+#define DDL__EACH_OF_4(STEP, W, KEEP) STEP(W, 0, KEEP) STEP(W, 1, KEEP) STEP(W, 2, KEEP) STEP(W, 3, KEEP)
+/* So many elements ahead memory is asked for: what the loops over a block in cache take must not stop the stream. */
+#define DDL__AHEAD (4 * DDL__CODE_BLOCK)
+/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. survey: the
+ * largest of g alone. */
+#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP)                                                                  \
+    target static void ddl__##name##_##L(float *corrected, const float *g, const float *e, int64_t count,              \
+                                         ddl__block_facts *out) {                                                      \
         ddl__f32_v##W sum[64 / (W)];                                                                                   \
         ddl__i32_v##W most[64 / (W)];                                                                                  \
         float sums[DDL__RUN];                                                                                          \
         uint32_t mosts[DDL__RUN];                                                                                      \
-        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W)                                                                           \
+        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W, KEEP)                                                                     \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
-            __builtin_prefetch(g + i + DDL__CODE_BLOCK); /* the next block comes while this one is coded */            \
-            __builtin_prefetch(e + i + DDL__CODE_BLOCK, 1);                                                            \
-            DDL__EACH_OF_4(DDL__CORRECT_STEP, W)                                                                       \
+            __builtin_prefetch(g + i + DDL__AHEAD);                                                                    \
+            if (KEEP) {                                                                                                \
+                __builtin_prefetch(e + i + DDL__AHEAD, 1);                                                             \
+            }                                                                                                          \
+            DDL__EACH_OF_4(DDL__CORRECT_STEP, W, KEEP)                                                                 \
         }                                                                                                              \
-        DDL__EACH_OF_4(DDL__CORRECT_PUT, W)                                                                            \
+        DDL__EACH_OF_4(DDL__CORRECT_PUT, W, KEEP)                                                                      \
         DDL__LEAVE_##L;                                                                                                \
         *out = (ddl__block_facts){0, 0};                                                                               \
         for (int i = 0; i < DDL__RUN; i++) {                                                                           \
             out->max_bits = DDL__MAX(out->max_bits, mosts[i]);                                                         \
             out->sum += sums[i];                                                                                       \
         }                                                                                                              \
+        (void)corrected, (void)e;                                                                                      \
     }
 
 /* How a block is coded: value = step * level, level = value * inverse rounded, at most `levels`. */
@@ -30005,44 +30100,72 @@ typedef struct ddl__quantum {
 #define DDL__IOTA_32 ((ddl__u32_u32){0, 1, 2, 3, 4, 5, 6, 7})
 #define DDL__IOTA_64 ((ddl__u32_u64){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 
-/* To nearest: of equals the larger. */
-#define DDL__ROUND_NEAREST(W, level, y, at) ((level) = __builtin_convertvector((y) + 0.5f, ddl__i32_v##W))
-/* Up with the probability that makes the mean right. The random number is a hash of (key, number of the element): the
- * 32-bit mixer "lowbias32" of C. Wellons, keyed before and between its rounds. */
-#define DDL__ROUND_DITHER(W, level, y, at)                                                                             \
-    do {                                                                                                               \
-        ddl__u32_u##W h_ = (DDL__IOTA_##W + (q.first + (uint32_t)(at))) * 0x9e3779b9u + q.key[0];                      \
-        h_ = (h_ ^ (h_ >> 16)) * 0x7feb352du + q.key[1];                                                               \
-        h_ = (h_ ^ (h_ >> 15)) * 0x846ca68bu;                                                                          \
-        h_ = (h_ ^ (h_ >> 16)) >> 8;                                                                                   \
-        ddl__f32_v##W draw_ = __builtin_convertvector((ddl__i32_v##W)h_, ddl__f32_v##W) * 0x1p-24f;                    \
-        (level) = __builtin_convertvector(y, ddl__i32_v##W);                                                           \
-        (level) -= (ddl__i32_v##W)(draw_ < (y)-__builtin_convertvector(level, ddl__f32_v##W));                         \
-    } while (0)
+/* 1.5 * 2^23: a float below 2^22 that this is added to is rounded to the nearest whole number, of equals to the even
+ * one, and stands in the low bits of the sum. */
+#define DDL__WHOLE 12582912.0f
+#define DDL__WHOLE_BITS 0x4b400000
 
-/* Codes `runs` runs of x and leaves in x what the code misses. */
-#define DDL__DEFINE_PACK(L, target, W, name, BITS, ROUND)                                                              \
+/* fixed = value * inverse to nearest. */
+#define DDL__NEAREST_POINT 0
+#define DDL__ROUND_NEAREST(W, fixed, value, k)                                                                         \
+    do {                                                                                                               \
+        ddl__f32_v##W y_;                                                                                              \
+        DDL__MUL(y_, value, q.inverse);                                                                                \
+        (fixed) = (ddl__i32_v##W)(y_ + DDL__WHOLE) - DDL__WHOLE_BITS;                                                  \
+    } while (0)
+/* fixed has 15 bits behind the point, which the pack drops; to them 15 random bits are added, so that the mean of what
+ * stays is right. They are halves of a hash of (key, number of the element): the 32-bit mixer "lowbias32" of C.
+ * Wellons, keyed before and between its rounds; elements 16 apart share one. No clamp: the largest value is `levels` to
+ * less than half of the last bit, and what is added never carries further. */
+#define DDL__DITHER_POINT 15
+#define DDL__ROUND_DITHER(W, fixed, value, k)                                                                          \
+    do {                                                                                                               \
+        ddl__f32_v##W y_;                                                                                              \
+        if ((k) % 2 == 0) {                                                                                            \
+            hash = hash_first + (q.first + (uint32_t)(first + 16 * (k))) * DDL__GOLDEN;                                \
+            hash = (hash ^ (hash >> 16)) * 0x7feb352du + q.key[1];                                                     \
+            hash = (hash ^ (hash >> 15)) * 0x846ca68bu;                                                                \
+            hash = hash ^ (hash >> 16);                                                                                \
+        }                                                                                                              \
+        DDL__MUL(y_, value, q.inverse * 0x1p15f);                                                                      \
+        ddl__u32_u##W draw_ = hash & 0x7fff;                                                                           \
+        if ((k) % 2 == 1) {                                                                                            \
+            draw_ = hash >> 17;                                                                                        \
+        }                                                                                                              \
+        (fixed) = (ddl__i32_v##W)(draw_ | -(uint32_t)DDL__WHOLE_BITS) + (ddl__i32_v##W)(y_ + DDL__WHOLE);              \
+    } while (0)
+#define DDL__GOLDEN 0x9e3779b9u
+
+/* Codes `runs` runs of x; with KEEP, leaves in x what the code misses. */
+#define DDL__DEFINE_PACK(L, target, W, name, BITS, WAY, KEEP)                                                          \
     target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
         const ddl__quantum q = *quantum;                                                                               \
+        const ddl__u32_u##W hash_first = DDL__IOTA_##W * DDL__GOLDEN + q.key[0];                                       \
+        ddl__u32_u##W hash = hash_first;                                                                               \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * (512 / (BITS)) + lane % 16;                                                    \
-            ddl__i32_v##W word = DDL__ZERO(ddl__i32, W);                                                               \
-            for (int k = 0; k < 32 / (BITS); k++) {                                                                    \
-                int64_t at = first + 16 * k;                                                                           \
-                ddl__f32_v##W value = *(const ddl__f32_v##W *)(const void *)(x + at), y;                               \
-                ddl__f32_u##W sign = (ddl__f32_u##W)value & 0x80000000u;                                               \
-                ddl__i32_v##W negative = (ddl__i32_v##W)value >> 31, level, over;                                      \
-                DDL__MUL(y, (ddl__f32_v##W)((ddl__f32_u##W)value ^ sign), q.inverse);                                  \
-                ROUND(W, level, y, at);                                                                                \
-                over = level > q.levels;                                                                               \
-                level = (level & ~over) | (over & q.levels);                                                           \
-                DDL__MUL(y, __builtin_convertvector(level, ddl__f32_v##W), q.step);                                    \
-                *(ddl__f32_v##W *)(void *)(x + at) = value - (ddl__f32_v##W)((ddl__f32_u##W)y | sign);                 \
-                level = (level ^ negative) - negative;                                                                 \
-                word |= (level & (int32_t)((1u << (BITS)) - 1)) << (k * (BITS));                                       \
+            ddl__u32_u##W word = DDL__ZERO_BITS(W);                                                                    \
+            DDL__UNROLL for (int k = 0; k < 32 / (BITS); k++) {                                                        \
+                const int up = (BITS) * k - DDL__##WAY##_POINT;                                                        \
+                ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
+                ddl__i32_v##W fixed;                                                                                   \
+                DDL__ROUND_##WAY(W, fixed, value, k);                                                                  \
+                if (KEEP) {                                                                                            \
+                    ddl__f32_v##W back = __builtin_convertvector(fixed >> DDL__##WAY##_POINT, ddl__f32_v##W);          \
+                    DDL__MUL(back, back, q.step);                                                                      \
+                    *at = value - back;                                                                                \
+                }                                                                                                      \
+                ddl__u32_u##W bits = (ddl__u32_u##W)fixed;                                                             \
+                if (up < 0) {                                                                                          \
+                    bits >>= -up;                                                                                      \
+                } else {                                                                                               \
+                    bits <<= up;                                                                                       \
+                }                                                                                                      \
+                word |= bits & ((1u << (BITS)) - 1) << (k * (BITS));                                                   \
             }                                                                                                          \
-            *(ddl__i32_v##W *)(void *)((char *)code + 4 * lane) = word;                                                \
+            *(ddl__u32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
+        (void)hash;                                                                                                    \
         DDL__LEAVE_##L;                                                                                                \
     }
 
@@ -30064,23 +30187,26 @@ typedef struct ddl__quantum {
     }
 
 /* Signs: a bit that is set is -step, one that is not +step; zero counts as positive. */
-#define DDL__DEFINE_SIGNS(L, target, W)                                                                                \
-    target static void ddl__pack_sign_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {           \
+#define DDL__DEFINE_PACK_SIGN(L, target, W, name, KEEP)                                                                \
+    target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
         const float step = quantum->step;                                                                              \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
             ddl__f32_u##W word = DDL__ZERO_BITS(W);                                                                    \
-            for (int k = 0; k < 32; k++) {                                                                             \
+            DDL__UNROLL for (int k = 0; k < 32; k++) {                                                                 \
                 ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
                 ddl__f32_u##W negative = (ddl__f32_u##W)(value < 0);                                                   \
-                ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                                   \
-                *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                        \
-                word |= (negative & 1) << k;                                                                           \
+                if (KEEP) {                                                                                            \
+                    ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                               \
+                    *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                    \
+                }                                                                                                      \
+                word |= negative & (1u << k);                                                                          \
             }                                                                                                          \
             *(ddl__f32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
-    }                                                                                                                  \
+    }
+#define DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                          \
     target static void ddl__unpack_sign_##L(float *sum, const void *code, int64_t runs, float step) {                  \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
@@ -30096,6 +30222,7 @@ typedef struct ddl__quantum {
 
 #define DDL__ZERO(E, W) ((E##_v##W){0})
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
+#define DDL__UNROLL _Pragma("GCC unroll 32") /* at -O2 gcc leaves loops alone; shifts by constants are cheaper */
 
 /* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
 #define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
@@ -30108,47 +30235,86 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* Copies whole lines of 64 bytes without asking for what is there; both begin at a multiple of 64. ddl__stream_end
+ * makes them visible to other threads in the order of the program. */
+static inline void ddl__stream_portable(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
+#if defined(__x86_64__)
+DDL__AVX2 static inline void ddl__stream_avx2(void *dst, const void *src, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 32) {
+        _mm256_stream_si256((__m256i *)(void *)((char *)dst + i),
+                            _mm256_load_si256((const __m256i *)(const void *)((const char *)src + i)));
+    }
+    DDL__LEAVE_avx2;
+}
+DDL__AVX512 static inline void ddl__stream_avx512(void *dst, const void *src, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm512_stream_si512((__m512i *)(void *)((char *)dst + i),
+                            _mm512_load_si512((const void *)((const char *)src + i)));
+    }
+    DDL__LEAVE_avx512;
+}
+static inline void ddl__stream_end(void) { _mm_sfence(); }
+#else
+static inline void ddl__stream_end(void) {}
+#endif
+
 /* Puts the numbers of those of `count` elements whose magnitude is at least that of `least` bits into out, in order;
- * returns how many. There is no portable way to ask a vector which of its lanes are set. */
+ * returns how many. out has room for DDL__RUN more. There is no portable way to ask a vector which of its lanes are
+ * set. */
 static inline int64_t ddl__above_portable(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        if ((bits & 0x7fffffff) >= least) {
-            out[found++] = first + (int32_t)i;
-        }
+        out[found] = first + (int32_t)i;
+        found += (bits & 0x7fffffff) >= least;
     }
     return found;
 }
 #if defined(__x86_64__)
-#define DDL__LANES_32(mask) ((uint32_t)_mm256_movemask_ps((__m256)(mask)))
-#define DDL__LANES_64(mask) ((uint32_t)_mm512_movepi32_mask((__m512i)(mask)))
-#define DDL__DEFINE_ABOVE(L, target, W)                                                                                \
-    target static int64_t ddl__above_##L(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) { \
-        int64_t found = 0, i = 0;                                                                                      \
-        for (; i + (W) / 4 <= count; i += (W) / 4) {                                                                   \
-            ddl__i32_v##W bits = *(const ddl__i32_v##W *)(const void *)(x + i) & 0x7fffffff;                           \
-            uint32_t lanes = DDL__LANES_##W(bits > (int32_t)least - 1);                                                \
-            for (; lanes != 0; lanes &= lanes - 1) {                                                                   \
-                out[found++] = first + (int32_t)i + __builtin_ctz(lanes);                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-        return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);                  \
+DDL__AVX2 static int64_t ddl__above_avx2(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
+    int64_t found = 0, i = 0;
+    for (; i + 8 <= count; i += 8) {
+        ddl__i32_v32 bits = *(const ddl__i32_v32 *)(const void *)(x + i) & 0x7fffffff;
+        uint32_t lanes = (uint32_t)_mm256_movemask_ps((__m256)(bits > (int32_t)least - 1));
+        for (; lanes != 0; lanes &= lanes - 1) {
+            out[found++] = first + (int32_t)i + __builtin_ctz(lanes);
+        }
     }
-DDL__DEFINE_ABOVE(avx2, DDL__AVX2, 32)
-DDL__DEFINE_ABOVE(avx512, DDL__AVX512, 64)
+    DDL__LEAVE_avx2;
+    return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);
+}
+/* All sixteen places are written and those that count come first: no branch that depends on the values. */
+DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint32_t least, int32_t first,
+                                             int32_t *out) {
+    int64_t found = 0, i = 0;
+    __m512i places = _mm512_add_epi32((__m512i)DDL__IOTA_64, _mm512_set1_epi32(first));
+    for (; i + 16 <= count; i += 16) {
+        __m512i bits = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi32(0x7fffffff));
+        __mmask16 lanes = _mm512_cmp_epi32_mask(bits, _mm512_set1_epi32((int32_t)least), _MM_CMPINT_NLT);
+        _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(lanes, places));
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+        found += __builtin_popcount(lanes);
+    }
+    DDL__LEAVE_avx512;
+    return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);
+}
 #endif
 
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
-    DDL__DEFINE_CORRECT(L, target, W)                                                                                  \
-    DDL__DEFINE_PACK(L, target, W, nearest8, 8, DDL__ROUND_NEAREST)                                                    \
-    DDL__DEFINE_PACK(L, target, W, dither8, 8, DDL__ROUND_DITHER)                                                      \
-    DDL__DEFINE_PACK(L, target, W, dither4, 4, DDL__ROUND_DITHER)                                                      \
+    DDL__DEFINE_CORRECT(L, target, W, correct, 1)                                                                      \
+    DDL__DEFINE_CORRECT(L, target, W, survey, 0)                                                                       \
+    DDL__DEFINE_PACK(L, target, W, nearest8, 8, NEAREST, 1)                                                      \
+    DDL__DEFINE_PACK(L, target, W, nearest8_only, 8, NEAREST, 0)                                            \
+    DDL__DEFINE_PACK(L, target, W, dither8, 8, DITHER, 1)                                                   \
+    DDL__DEFINE_PACK(L, target, W, dither8_only, 8, DITHER, 0)                                              \
+    DDL__DEFINE_PACK(L, target, W, dither4, 4, DITHER, 1)                                                   \
+    DDL__DEFINE_PACK(L, target, W, dither4_only, 4, DITHER, 0)                                              \
     DDL__DEFINE_UNPACK(L, target, W, level8, 8)                                                                        \
     DDL__DEFINE_UNPACK(L, target, W, level4, 4)                                                                        \
-    DDL__DEFINE_SIGNS(L, target, W)                                                                                    \
+    DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
+    DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
+    DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
     DDL__DEFINE_AXPY(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
@@ -30164,9 +30330,6 @@ DDL__DEFINE_CODES(avx512, DDL__AVX512, 64)
  * not finite is odd: it has one level less, codes for infinities and NaN, and a step with its sign bit set. An odd
  * block of signs has the value that was not finite as its step (NaN when they differ) and says with the bits where
  * that was; its finite elements stay in the residual. So the fast loops need not look for special values. */
-
-/* What is added where there is no residual. */
-static const float ddl__no_residual[DDL__CODE_BLOCK] = {0};
 
 static inline uint32_t ddl__float_bits(float x) {
     uint32_t bits;
@@ -30193,22 +30356,54 @@ static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
     return odd;
 }
 
-/* x = g + e for at most a block, padded with zeros to its end; e may be NULL. */
+/* x = g + e for at most a block, padded with zeros to its end. */
 static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
                                                   int64_t count) {
     float pad[2][DDL__CODE_BLOCK];
     ddl__block_facts facts;
     if (count < DDL__CODE_BLOCK) {
         memset(pad, 0, sizeof pad);
-        memcpy(pad[0], g, (size_t)count * sizeof(float));
-        g = pad[0];
-        if (e != NULL) {
-            memcpy(pad[1], e, (size_t)count * sizeof(float));
-            e = pad[1];
-        }
+        g = memcpy(pad[0], g, (size_t)count * sizeof(float));
+        e = memcpy(pad[1], e, (size_t)count * sizeof(float));
     }
-    DDL__AT_LEVEL(level, ddl__correct)(x, g, e != NULL ? e : ddl__no_residual, DDL__CODE_BLOCK, &facts);
+    DDL__AT_LEVEL(level, ddl__correct)(x, g, e, DDL__CODE_BLOCK, &facts);
     return facts;
+}
+
+/* Asks for the memory of the code of a block some blocks ahead: stores that miss would come one after the other. */
+static inline void ddl__code_ahead(const unsigned char *code, size_t block_bytes) {
+    for (size_t i = 0; i < block_bytes; i += 64) {
+        __builtin_prefetch(code + DDL__AHEAD / DDL__CODE_BLOCK * block_bytes + i, 1);
+    }
+}
+
+/* A block to code: x is g + e; where that already is, so that as little as possible is copied. Without e it is g
+ * itself, which is not written; so the sign of a zero stays. */
+typedef struct ddl__coding {
+    float *x;
+    ddl__block_facts facts;
+} ddl__coding;
+
+static inline ddl__coding ddl__block_begin(ddl__cpu level, float *pad, const float *g, float *e, int64_t count) {
+    bool whole = count == DDL__CODE_BLOCK;
+    ddl__coding b = {!whole ? pad : e != NULL ? e : (float *)(uintptr_t)g, {0, 0}};
+    if (e != NULL) {
+        b.facts = ddl__block_correct(level, b.x, g, e, count);
+        return b;
+    }
+    if (!whole) {
+        memset(pad, 0, DDL__CODE_BLOCK * sizeof *pad);
+        memcpy(pad, g, (size_t)count * sizeof *pad);
+    }
+    DDL__AT_LEVEL(level, ddl__survey)(NULL, b.x, NULL, DDL__CODE_BLOCK, &b.facts);
+    return b;
+}
+
+/* x is what the code misses: that is the new e. */
+static inline void ddl__block_end(const ddl__coding *b, float *e, int64_t count) {
+    if (e != NULL && b->x != e) {
+        memcpy(e, b->x, (size_t)count * sizeof(float));
+    }
 }
 
 /* ---- odd blocks, one element at a time ---- */
@@ -30313,23 +30508,30 @@ static inline float ddl__block_step(const ddl_compression *c, ddl__block_facts f
 
 typedef void (*ddl__pack_fn)(void *code, float *x, int64_t runs, const ddl__quantum *quantum);
 
-static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c) {
+/* keep: x becomes what the code misses; otherwise it is not written. */
+static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c, bool keep) {
     if (ddl__compress_bits(c) == 1) {
-        return DDL__AT_LEVEL(level, ddl__pack_sign);
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_sign) : DDL__AT_LEVEL(level, ddl__pack_sign_only);
     }
     if (c->kind == DDL_COMPRESS_INT8) {
-        return DDL__AT_LEVEL(level, ddl__pack_nearest8);
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_nearest8) : DDL__AT_LEVEL(level, ddl__pack_nearest8_only);
     }
-    return c->levels <= 7 ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither8);
+    if (c->levels <= 7) {
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither4_only);
+    }
+    return keep ? DDL__AT_LEVEL(level, ddl__pack_dither8) : DDL__AT_LEVEL(level, ddl__pack_dither8_only);
 }
 
-/* Codes one block and leaves in x (512 elements, zeros at the end) what the code misses. */
+/* Codes one block x (512 elements, zeros at the end), which becomes what the code misses; keep: as for the pack. */
 static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *c, uint64_t stream, int64_t first,
-                                         float *x, ddl__block_facts facts, int64_t count, unsigned char *code) {
+                                         float *x, bool keep, ddl__block_facts facts, int64_t count,
+                                         unsigned char *code) {
+    float copy[DDL__CODE_BLOCK];
     int bits = ddl__compress_bits(c);
     if (facts.max_bits >= DDL__INFINITE_BITS) {
         uint64_t odd = ddl__count_odd(x, count);
         memset(code, 0, ddl__code_block_bytes(bits, count));
+        x = keep ? x : memcpy(copy, x, (size_t)count * sizeof(float));
         if (bits == 1) {
             ddl__odd_signs_encode(x, count, code);
         } else {
@@ -30342,7 +30544,7 @@ static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *
     q.inverse = step > 0 ? (float)c->levels / ddl__bits_float(facts.max_bits) : 0;
     memcpy(code, &step, sizeof step);
     int64_t run = ddl__code_run(bits);
-    ddl__pack_at(level, c)(code + sizeof step, x, (count + run - 1) / run, &q);
+    ddl__pack_at(level, c, keep)(code + sizeof step, x, (count + run - 1) / run, &q);
     return 0;
 }
 
@@ -30351,14 +30553,13 @@ static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression 
                                           float *e, int64_t n, unsigned char *code) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
     int bits = ddl__compress_bits(c);
+    float pad[DDL__CODE_BLOCK];
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
-        odd += ddl__block_encode(level, c, stream, i, x, facts, count, code);
-        if (e != NULL) {
-            memcpy(e + i, x, (size_t)count * sizeof(float));
-        }
+        ddl__coding b = ddl__block_begin(level, pad, g + i, e != NULL ? e + i : NULL, count);
+        ddl__code_ahead(code, ddl__code_block_bytes(bits, count));
+        odd += ddl__block_encode(level, c, stream, i, b.x, e != NULL, b.facts, count, code);
+        ddl__block_end(&b, e != NULL ? e + i : NULL, count);
         code += ddl__code_block_bytes(bits, count);
     }
     return odd;
@@ -30396,6 +30597,8 @@ static inline ddl_dtype ddl__cast_dtype(const ddl_compression *c) {
     return c->kind == DDL_COMPRESS_F16 ? DDL_F16 : DDL_BF16;
 }
 
+static inline float ddl__cast_most(ddl_dtype dtype) { return dtype == DDL_F16 ? 65504.0f : 0x1.fep127f; }
+
 /* Finite values beyond the type become its largest one: what is lost stays in the residual, and no infinity is made. */
 static inline void ddl__clamp(float *x, float most, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -30405,32 +30608,64 @@ static inline void ddl__clamp(float *x, float most, int64_t count) {
     }
 }
 
+/* A block with values that the type does not hold, or that are not finite; e becomes the residual, unless NULL; it may
+ * be x. */
+static inline uint64_t ddl__cast_odd(ddl__cpu level, ddl_dtype dtype, const float *x, float *e, int64_t count,
+                                     void *code) {
+    float sent[DDL__CODE_BLOCK];
+    uint64_t odd = ddl__count_odd(x, count);
+    memcpy(sent, x, (size_t)count * sizeof(float));
+    ddl__clamp(sent, ddl__cast_most(dtype), count);
+    ddl__narrow_at(level, dtype)(code, sent, (size_t)count);
+    ddl__widen_at(level, dtype)(sent, code, (size_t)count);
+    for (int64_t j = 0; j < count && e != NULL; j++) {
+        e[j] = ddl__is_finite(x[j]) ? x[j] - sent[j] : 0;
+    }
+    return odd;
+}
+
+/* What goes past the caches: codes so large that little of them would still be there when they are sent. A store into
+ * memory that is not in a cache reads it first; that is more than the half of what a cast writes. */
+#define DDL__STREAM_LEAST (4 << 20)
+
+/* Elements of the next block of a cast: whole ones begin at a multiple of 64 bytes where the code is streamed. */
+static inline int64_t ddl__cast_count(const unsigned char *code, int64_t left, bool stream) {
+    int64_t before = stream ? (int64_t)(-(uintptr_t)code % 64 / 2) : 0;
+    return DDL__MIN(left, before > 0 ? before : DDL__CODE_BLOCK);
+}
+
+static inline uint64_t ddl__cast_block(ddl__cpu level, ddl_dtype dtype, const float *g, float *e, int64_t count,
+                                       void *code) {
+    float pad[DDL__CODE_BLOCK];
+    uint64_t odd = 0;
+    ddl__coding b = ddl__block_begin(level, pad, g, e, count);
+    if (b.facts.max_bits > ddl__float_bits(ddl__cast_most(dtype))) {
+        odd = ddl__cast_odd(level, dtype, b.x, e != NULL ? b.x : NULL, count, code);
+    } else if (e == NULL) {
+        ddl__narrow_at(level, dtype)(code, b.x, (size_t)count);
+    } else {
+        ddl__narrow_keep_at(level, dtype)(code, b.x, (size_t)count);
+    }
+    ddl__block_end(&b, e, count);
+    return odd;
+}
+
 static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c, const float *g, float *e, int64_t n,
                                         unsigned char *code) {
-    ddl_dtype dtype = ddl__cast_dtype(c);
-    ddl__cast_fn narrow = ddl__narrow_at(level, dtype), widen = ddl__widen_at(level, dtype);
-    float most = dtype == DDL_F16 ? 65504.0f : 0x1.fep127f;
+    _Alignas(64) unsigned char block[2 * DDL__CODE_BLOCK];
+    bool stream = 2 * n >= DDL__STREAM_LEAST && (uintptr_t)code % 2 == 0;
     uint64_t odd = 0;
-    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        float x[DDL__CODE_BLOCK], sent[DDL__CODE_BLOCK];
-        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
-        bool large = facts.max_bits > ddl__float_bits(most);
-        if (large) {
-            odd += ddl__count_odd(x, count);
-            memcpy(sent, x, sizeof sent);
-            ddl__clamp(sent, most, count);
+    for (int64_t i = 0, count; i < n; i += count) {
+        unsigned char *to = code + 2 * i;
+        count = ddl__cast_count(to, n - i, stream);
+        bool staged = stream && count == DDL__CODE_BLOCK;
+        odd += ddl__cast_block(level, ddl__cast_dtype(c), g + i, e != NULL ? e + i : NULL, count, staged ? block : to);
+        if (staged) {
+            DDL__AT_LEVEL(level, ddl__stream)(to, block, sizeof block);
         }
-        narrow(code + 2 * i, large ? sent : x, (size_t)count);
-        if (e != NULL) {
-            widen(sent, code + 2 * i, (size_t)count);
-            memset(sent + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
-            DDL__AT_LEVEL(level, ddl__axpy)(x, sent, -1, DDL__CODE_BLOCK);
-            for (int64_t j = 0; j < count && large; j++) {
-                x[j] = ddl__is_finite(x[j]) ? x[j] : 0;
-            }
-            memcpy(e + i, x, (size_t)count * sizeof(float));
-        }
+    }
+    if (stream) {
+        ddl__stream_end();
     }
     return odd;
 }
@@ -30566,32 +30801,62 @@ static inline uint32_t ddl__guess_threshold(ddl__cpu level, const float *g, cons
     return (prefix << 10 | ddl__pick_bin(bins, 1024, &need)) << 10;
 }
 
-/* The next digit of the need-th largest of e at some places. */
-static inline uint32_t ddl__next_digit_at(const float *e, const int32_t *places, int64_t count, uint32_t prefix,
-                                          int shift, int64_t *need) {
-    uint32_t bins[DDL__DIGIT_BINS] = {0};
+/* Candidates are counted as they are found, by how far they are above the guess, in steps of 2^DDL__NEAR_SHIFT bits up
+ * to twice the guess; the last bin has all beyond. Those in the bin of the k-th largest are its edge: which of them are
+ * chosen takes a closer look. */
+enum { DDL__NEAR_SHIFT = 11, DDL__NEAR_BINS = 4097, DDL__EDGE = 1024 };
+
+static inline void ddl__count_near(uint32_t *bins, const float *e, const int32_t *places, int64_t count,
+                                   uint32_t guess) {
     for (int64_t i = 0; i < count; i++) {
-        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
-        if (shift == 20 || bits >> (shift + 10) == prefix) {
-            bins[bits >> shift & (shift == 20 ? 2047 : 1023)]++;
-        }
+        uint32_t step = (ddl__magnitude_bits(e[places[i]]) - guess) >> DDL__NEAR_SHIFT;
+        bins[DDL__MIN(step, DDL__NEAR_BINS - 1)]++;
     }
-    uint32_t bin = ddl__pick_bin(bins, shift == 20 ? DDL__DIGIT_BINS : 1024, need);
-    return shift == 20 ? bin : prefix << 10 | bin;
 }
 
-/* The k largest of e among `count` places, of which all that are as large are there: moves them to the front. */
-static inline void ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k) {
-    int64_t need = k, taken = 0;
-    uint32_t bits = ddl__next_digit_at(e, places, count, 0, 20, &need);
-    bits = ddl__next_digit_at(e, places, count, bits, 10, &need);
-    bits = ddl__next_digit_at(e, places, count, bits, 0, &need);
-    ddl__threshold threshold = {bits, need};
-    for (int64_t i = 0; i < count; i++) {
-        if (ddl__is_chosen(&threshold, e[places[i]])) {
-            places[taken++] = places[i];
+/* Takes out of places those of an edge that are not among the `need` largest of it: edge has their numbers in places,
+ * bits how far they are above its begin. */
+static inline void ddl__trim_edge(int32_t *places, int64_t count, const int64_t *edge, const uint32_t *bits,
+                                  int64_t edge_count, int64_t need) {
+    uint32_t bins[1 << DDL__NEAR_SHIFT] = {0};
+    for (int64_t j = 0; j < edge_count; j++) {
+        bins[bits[j]]++;
+    }
+    uint32_t last = ddl__pick_bin(bins, 1 << DDL__NEAR_SHIFT, &need);
+    ddl__threshold threshold = {last, need};
+    int64_t from = 0, to = 0;
+    for (int64_t j = 0; j <= edge_count; j++) {
+        if (j == edge_count || !ddl__is_chosen(&threshold, ddl__bits_float(bits[j]))) {
+            int64_t end = j == edge_count ? count : edge[j];
+            memmove(places + to, places + from, (size_t)(end - from) * sizeof *places);
+            to += end - from;
+            from = end + 1;
         }
     }
+}
+
+/* The k largest of e among `count` places, of which all that reach the guess are there, bins their counts: moves them
+ * to the front. False, and nothing is done, when too many are at the edge, or it is beyond the bins. */
+static inline bool ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k, uint32_t guess,
+                                      const uint32_t *bins) {
+    int64_t edge[DDL__EDGE], need = k, taken = 0, edge_count = 0;
+    uint32_t edge_bits[DDL__EDGE], bin = ddl__pick_bin(bins, DDL__NEAR_BINS, &need);
+    if (bin == DDL__NEAR_BINS - 1 || bins[bin] > DDL__EDGE) {
+        return false;
+    }
+    uint32_t least = guess + (bin << DDL__NEAR_SHIFT);
+    for (int64_t i = 0; i < count; i++) {
+        __builtin_prefetch(&e[places[DDL__MIN(i + 24, count - 1)]]);
+        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
+        if ((bits - least) >> DDL__NEAR_SHIFT == 0) {
+            edge[edge_count] = taken;
+            edge_bits[edge_count++] = bits - least;
+        }
+        places[taken] = places[i];
+        taken += bits >= least;
+    }
+    ddl__trim_edge(places, taken, edge, edge_bits, edge_count, need);
+    return true;
 }
 
 /* The k largest of all of e, in three passes: for what a guess cannot do (many equal values, small arrays). */
@@ -30611,25 +30876,26 @@ static inline void ddl__choose_by_digits(const float *e, int64_t n, int64_t k, i
 static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
                                          int32_t *places) {
     float *values = (float *)(void *)(places + k);
-    uint32_t guess = ddl__guess_threshold(level, g, e, n, k);
+    uint32_t guess = ddl__guess_threshold(level, g, e, n, k), bins[DDL__NEAR_BINS] = {0};
     int64_t found = 0;
     uint64_t odd = 0;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        int32_t above[DDL__CODE_BLOCK];
+        int32_t above[DDL__CODE_BLOCK + DDL__RUN];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
         odd += ddl__sparse_correct(level, g + i, e + i, count);
         if (guess > 0 && found <= 2 * k) {
             int64_t more = DDL__AT_LEVEL(level, ddl__above)(e + i, count, guess, (int32_t)i, above);
+            ddl__count_near(bins, e, above, more, guess);
             memcpy(places + DDL__MIN(found, 2 * k), above, (size_t)DDL__MIN(more, 2 * k - found) * sizeof *places);
             found += more;
         }
     }
-    if (found >= k && found <= 2 * k) {
-        ddl__choose_places(e, places, found, k);
-    } else if (k > 0) {
+    bool near = found >= k && found <= 2 * k && ddl__choose_places(e, places, found, k, guess, bins);
+    if (!near && k > 0) {
         ddl__choose_by_digits(e, n, k, places);
     }
     for (int64_t i = 0; i < k; i++) {
+        __builtin_prefetch(&e[places[DDL__MIN(i + 24, k - 1)]], 1);
         values[i] = e[places[i]];
         e[places[i]] = 0;
     }
@@ -30647,11 +30913,11 @@ static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, i
 static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
                                             const float *g, float *e, int64_t n, int64_t k, float *values) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
-    int64_t j = 0;
+    int64_t j = 0, at = k > 0 ? ddl__random_place(stream, n, k, 0) : n;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK), at;
+        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK);
         odd += ddl__sparse_correct(level, g + i, e + i, end - i);
-        for (; j < k && (at = ddl__random_place(stream, n, k, j)) < end; j++) {
+        for (; at < end; at = ++j < k ? ddl__random_place(stream, n, k, j) : n) {
             values[j] = e[at];
             e[at] = 0;
         }

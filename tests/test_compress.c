@@ -116,16 +116,94 @@ TEST(all_levels_give_the_same_bits_at_every_count) {
     }
 }
 
-/* Rounding can carry the largest value a little beyond the last level; here it is carried far. */
+/* The largest value times the inverse is rounded twice, and dithering adds up to one step: levels must still end at the
+ * last one, whose successor is another number in the code's bits. */
 TEST(levels_end_at_the_last_one) {
-    for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
-        float x[DDL__CODE_BLOCK] = {7, -7, 3.5f}, sum[DDL__CODE_BLOCK] = {0};
-        ddl__quantum q = {1, 2, 7, {1, 2}, 0};
-        DDL__AT_LEVEL(level, ddl__pack_dither4)(code_a, x, 4, &q);
-        CHECK(x[0] == 0 && x[1] == 0 && x[2] == -3.5f && x[3] == 0);
-        DDL__AT_LEVEL(level, ddl__unpack_level4)(sum, code_a, 4, 1);
-        CHECK(sum[0] == 7 && sum[1] == -7 && sum[2] == 7 && sum[3] == 0);
+    const int levels[] = {1, 6, 7, 100, 127};
+    static float g[DDL__CODE_BLOCK], sum[DDL__CODE_BLOCK];
+    for (int l = 0; l < 6; l++) { /* the last: int8 */
+        ddl_compression c = resolved((ddl_compression){.kind = l < 5 ? DDL_COMPRESS_QSGD : DDL_COMPRESS_INT8,
+                                                       .levels = l < 5 ? levels[l] : 0, .error_feedback = -1});
+        for (int step = 0; step < 300; step++) {
+            float most = 0;
+            fill(g, DDL__CODE_BLOCK, step);
+            for (int i = 0; i < DDL__CODE_BLOCK; i++) {
+                most = fmaxf(most, fabsf(g[i]));
+            }
+            for (int i = 0; i < DDL__CODE_BLOCK; i += 3) { /* many draws at both ends */
+                g[i] = i % 2 == 0 ? most : -most;
+            }
+            code_once((ddl__cpu)(step % ((int)ddl__cpu_level() + 1)), &c, (ddl__code_key){step, 0, 0}, g, NULL,
+                      DDL__CODE_BLOCK, sum, code_a);
+            for (int i = 0; i < DDL__CODE_BLOCK; i++) {
+                CHECK(i % 3 != 0 ? fabsf(sum[i]) <= most * 1.000001f : fabsf(sum[i] - g[i]) <= most * 1e-6f);
+            }
+        }
     }
+}
+
+/* The code of QSGD by a plain loop over the formula of the draw: what any processor must make of the same seed. */
+TEST(qsgd_is_the_draw_of_its_formula) {
+    static float g[MAX], sum[MAX];
+    const int levels[] = {1, 7, 127};
+    for (int l = 0; l < 3; l++) {
+        ddl_compression c = resolved((ddl_compression){.kind = DDL_COMPRESS_QSGD, .levels = levels[l], .seed = 3});
+        ddl__code_key key = {4, 5, 6};
+        uint64_t stream = ddl__code_stream(&c, key);
+        fill(g, MAX, 77);
+        code_once(ddl__cpu_level(), &c, key, g, NULL, MAX, sum, code_a);
+        for (int i = 0; i < MAX; i++) {
+            float most = 0;
+            for (int j = i / 512 * 512; j < MAX && j < i / 512 * 512 + 512; j++) {
+                most = fmaxf(most, fabsf(g[j]));
+            }
+            uint32_t h = ((uint32_t)i & ~16u) * 0x9e3779b9u + (uint32_t)stream;
+            h = (h ^ h >> 16) * 0x7feb352du + (uint32_t)(stream >> 32);
+            h = (h ^ h >> 15) * 0x846ca68bu;
+            h ^= h >> 16;
+            double draw = (double)(i & 16 ? h >> 17 : h & 0x7fff);
+            float scaled = g[i] * ((float)levels[l] / most * 32768.0f);
+            double level = floor((nearbyint((double)scaled) + draw) / 32768);
+            CHECK(fabs((double)sum[i] - level * (double)most / levels[l]) <= 1e-6 * (double)most);
+        }
+    }
+}
+
+/* Large enough that casts go past the caches, at addresses of every kind; values that are not finite and too large ones
+ * among them. */
+TEST(large_casts_are_those_of_small_ones) {
+    enum { N = DDL__STREAM_LEAST / 2 + 700 };
+    const size_t off[] = {0, 2, 4, 36, 62};
+    float *g = malloc(N * sizeof *g), *e = malloc(N * sizeof *e);
+    unsigned char *code = malloc(2 * N + 128), whole[2 * DDL__CODE_BLOCK], *from;
+    REQUIRE(g != NULL && e != NULL && code != NULL);
+    for (int k = 0; k < 4; k++) {
+        ddl_compression c = resolved((ddl_compression){.kind = k < 2 ? DDL_COMPRESS_F16 : DDL_COMPRESS_BF16,
+                                                       .error_feedback = k % 2 == 0 ? -1 : 1});
+        for (int o = 0; o < 5; o++) {
+            for (int i = 0; i < N; i++) {
+                g[i] = i == 3 ? -0.0f : i == 70000 ? NAN : i == 90001 ? -INFINITY : i == 5 ? 1e6f : (float)(i * 7919 % 4096) * 1e-4f - 0.2f;
+                e[i] = 0;
+            }
+            from = code + (64 - (uintptr_t)code % 64) + off[o];
+            memset(code, 0xa5, 2 * N + 128);
+            CHECK_EQ(ddl__encode(&c, (ddl__code_key){1, 1, 1}, g, k % 2 == 0 ? NULL : e, N, from), 2);
+            CHECK_EQ(from[-1], 0xa5);
+            CHECK_EQ(from[2 * N], 0xa5);
+            CHECK(k % 2 == 1 || (from[6] == 0 && from[7] == 0x80)); /* without a residual nothing is added to -0 */
+            for (int i = 0; i < N; i += DDL__CODE_BLOCK) {
+                int count = N - i < DDL__CODE_BLOCK ? N - i : DDL__CODE_BLOCK;
+                float rest[DDL__CODE_BLOCK] = {0};
+                ddl__encode_at(DDL__CPU_PORTABLE, &c, (ddl__code_key){1, 1, 1}, g + i, k % 2 == 0 ? NULL : rest, count,
+                               whole);
+                CHECK_EQ(memcmp(whole, from + 2 * i, 2 * (size_t)count), 0);
+                CHECK(k % 2 == 0 || memcmp(rest, e + i, (size_t)count * sizeof *e) == 0);
+            }
+        }
+    }
+    free(g);
+    free(e);
+    free(code);
 }
 
 TEST(sizes_are_those_of_the_manual) {
@@ -317,17 +395,23 @@ TEST(top_k_is_that_of_a_full_sort) {
 }
 
 /* Large enough to be sampled first. Variant 0: the guess holds. 1: the sampled blocks are large, so that the guess is
- * too high. 2: they are small, so that it is too low. 3: all equal. 4: it holds, and all agree in their first bits. The result is the same full sort in each case. */
+ * too high. 2: they are small, so that it is too low. 3: all equal. 4: it holds, and all agree in their first bits. 5: it holds, but those that reach it are too
+ * close to each other to count. 6: it holds, but the k-th is far beyond it. The result is the same full sort in each case. */
 TEST(top_k_of_a_large_array_is_that_of_a_full_sort_whatever_the_guess) {
     enum { N = 200003, K = 1000 };
     static float g[N], e[N], x[N], magnitudes[N];
     static _Alignas(64) unsigned char code[8 * K];
-    for (int variant = 0; variant < 5; variant++) {
+    for (int variant = 0; variant < 7; variant++) {
         for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
             for (int i = 0; i < N; i++) {
                 int sampled = i / 512 % 32 == 0;
                 g[i] = variant == 3 ? -1 : noise(i, 5) * (sampled && variant == 1 ? 100.0f : sampled && variant == 2 ? 0.3f : 1);
                 g[i] = variant == 4 ? 2 + (float)((int64_t)i * 7919 % N) * 1e-6f : g[i];
+                if (variant >= 5) { /* some 1400 that are larger, evenly among the others */
+                    int large = i % 143 == 0, nth = i / 143;
+                    g[i] = !large ? 0.01f * noise(i, 5) : variant == 5 ? 2 + (float)(nth * 37 % 1400) * 2.4e-7f
+                           : nth % 7 < 1 ? 10 + (float)nth * 1e-4f : -100 - (float)nth * 1e-3f;
+                }
                 e[i] = variant >= 3 ? 0 : noise(i, 6) * (variant > 0 ? 0 : 1);
                 x[i] = g[i] + e[i];
                 magnitudes[i] = -fabsf(x[i]);
@@ -338,7 +422,7 @@ TEST(top_k_of_a_large_array_is_that_of_a_full_sort_whatever_the_guess) {
             for (int i = 0; i < N; i++) {
                 reached += ddl__magnitude_bits(x[i]) >= guess;
             }
-            CHECK_EQ(variant == 0 || variant == 4, reached >= K && reached <= 2 * K); /* each way is taken */
+            CHECK_EQ(variant == 0 || variant >= 4, reached >= K && reached <= 2 * K); /* each way is taken */
             CHECK_EQ(ddl__top_k_encode(level, g, e, N, K, (int32_t *)(void *)code), 0);
             const int32_t *places = (const int32_t *)(const void *)code;
             const float *values = (const float *)(const void *)code + K;

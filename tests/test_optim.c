@@ -246,6 +246,17 @@ TEST(sums_of_squares_are_the_same_on_every_level) {
     CHECK(fabs(portable - plain) < 1e-12 * plain);
     for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
         CHECK(ddl__sum_squares_at(level, x, N) == portable);
+        for (int cut = 0; cut < N; cut += 1 + cut / 3) { /* two arrays at once: each as if it were alone */
+            double sums[2] = {0, 0};
+            ddl__pair_squares_at(level, x, x + N - cut, cut, sums);
+            CHECK(sums[0] == ddl__sum_squares_at(DDL__CPU_PORTABLE, x, cut));
+            CHECK(sums[1] == ddl__sum_squares_at(DDL__CPU_PORTABLE, x + N - cut, cut));
+            plain = 0;
+            for (int i = 0; i < cut; i++) {
+                plain += (double)x[i] * (double)x[i];
+            }
+            CHECK(fabs(sums[0] - plain) <= 1e-12 * plain);
+        }
     }
     CHECK(ddl__sum_squares(x, 0) == 0);
     CHECK(ddl__sum_squares(x + 1, 1) == (double)x[1] * (double)x[1]);

@@ -48,25 +48,25 @@ CUDA_INLINE float cuda_warp_magnitudes(const float *x) {
     return sum;
 }
 
-/* The level of one element, and what it misses. The random number is a hash of (key, number of the element):
- * "lowbias32" of C. Wellons, keyed before and between its rounds. */
+/* The level of one element, and what it misses: to nearest, or with 15 random bits behind the point, which are halves
+ * of a hash of (key, number of the element), shared by elements 16 apart: "lowbias32" of C. Wellons, keyed before and
+ * between its rounds. 1.5 * 2^23 is added to round to a whole number, which is then in the low bits. */
 CUDA_INLINE int32_t cuda_level(const cuda_code_args &a, float &x, float step, float inverse, uint32_t number) {
-    uint32_t sign = __float_as_uint(x) & 0x80000000u;
-    float y = CUDA_MUL(__uint_as_float(cuda_magnitude(x)), inverse);
+    const float whole = 12582912.0f;
     int32_t level;
     if (a.dither) {
-        uint32_t h = number * 0x9e3779b9u + a.key[0];
+        uint32_t h = (number & ~16u) * 0x9e3779b9u + a.key[0];
         h = (h ^ (h >> 16)) * 0x7feb352du + a.key[1];
         h = (h ^ (h >> 15)) * 0x846ca68bu;
-        h = (h ^ (h >> 16)) >> 8;
-        level = (int32_t)y;
-        level += CUDA_MUL((float)(int32_t)h, 0x1p-24f) < CUDA_SUB(y, (float)level);
+        h = h ^ (h >> 16);
+        h = (number & 16u) != 0 ? h >> 17 : h & 0x7fffu;
+        uint32_t sum = __float_as_uint(CUDA_ADD(CUDA_MUL(x, CUDA_MUL(inverse, 0x1p15f)), whole));
+        level = (int32_t)(sum - 0x4b400000u + h) >> 15;
     } else {
-        level = (int32_t)CUDA_ADD(y, 0.5f); /* of equals the larger */
+        level = (int32_t)(__float_as_uint(CUDA_ADD(CUDA_MUL(x, inverse), whole)) - 0x4b400000u);
     }
-    level = level > a.levels ? a.levels : level;
-    x = CUDA_SUB(x, __uint_as_float(__float_as_uint(CUDA_MUL((float)level, step)) | sign));
-    return sign != 0 ? -level : level;
+    x = CUDA_SUB(x, CUDA_MUL((float)level, step));
+    return level;
 }
 
 /* The same in a block with values that are not finite: to nearest, and the levels at the ends stand for infinity, minus
@@ -173,7 +173,7 @@ template <int BITS> CUDA_INLINE void cuda_encode_block(const cuda_code_args &a, 
 #pragma unroll
     for (int j = 0; j < CUDA_EACH; j++) {
         int64_t i = 32 * j + lane;
-        x[j] = i < count ? CUDA_ADD(a.g[first + i], a.e != 0 ? a.e[first + i] : 0.0f) : 0;
+        x[j] = i < count ? CUDA_ADD(a.g[first + i], a.e != 0 ? a.e[first + i] : -0.0f) : 0;
         most = cuda_magnitude(x[j]) > most ? cuda_magnitude(x[j]) : most;
         odd += !cuda_finite(x[j]);
     }
@@ -264,7 +264,7 @@ template <class T> CUDA_INLINE void cuda_cast_encode(const cuda_code_args &a, fl
     uint32_t odd = 0;
 #pragma unroll 2
     for (int64_t i = cuda_thread(); i < words; i += cuda_threads()) {
-        float4 g = ((const float4 *)a.g)[i], e = a.e != 0 ? ((const float4 *)a.e)[i] : make_float4(0, 0, 0, 0);
+        float4 g = ((const float4 *)a.g)[i], e = a.e != 0 ? ((const float4 *)a.e)[i] : make_float4(-0.0f, -0.0f, -0.0f, -0.0f); /* x + -0 is x */
         float x[4] = {CUDA_ADD(g.x, e.x), CUDA_ADD(g.y, e.y), CUDA_ADD(g.z, e.z), CUDA_ADD(g.w, e.w)};
         ushort4 half;
         half.x = cuda_cast_one<T>(most, x[0], odd);
@@ -277,7 +277,7 @@ template <class T> CUDA_INLINE void cuda_cast_encode(const cuda_code_args &a, fl
         }
     }
     for (int64_t i = 4 * words + cuda_thread(); i < a.count; i += cuda_threads()) {
-        float x = CUDA_ADD(a.g[i], a.e != 0 ? a.e[i] : 0.0f);
+        float x = CUDA_ADD(a.g[i], a.e != 0 ? a.e[i] : -0.0f);
         code[i] = cuda_cast_one<T>(most, x, odd);
         if (a.e != 0) {
             a.e[i] = x;

@@ -11,9 +11,6 @@
 #include "../dtype/reduce.h"
 #include "kernels.h"
 
-/* What is added where there is no residual. */
-static const float ddl__no_residual[DDL__CODE_BLOCK] = {0};
-
 static inline uint32_t ddl__float_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -39,22 +36,54 @@ static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
     return odd;
 }
 
-/* x = g + e for at most a block, padded with zeros to its end; e may be NULL. */
+/* x = g + e for at most a block, padded with zeros to its end. */
 static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
                                                   int64_t count) {
     float pad[2][DDL__CODE_BLOCK];
     ddl__block_facts facts;
     if (count < DDL__CODE_BLOCK) {
         memset(pad, 0, sizeof pad);
-        memcpy(pad[0], g, (size_t)count * sizeof(float));
-        g = pad[0];
-        if (e != NULL) {
-            memcpy(pad[1], e, (size_t)count * sizeof(float));
-            e = pad[1];
-        }
+        g = memcpy(pad[0], g, (size_t)count * sizeof(float));
+        e = memcpy(pad[1], e, (size_t)count * sizeof(float));
     }
-    DDL__AT_LEVEL(level, ddl__correct)(x, g, e != NULL ? e : ddl__no_residual, DDL__CODE_BLOCK, &facts);
+    DDL__AT_LEVEL(level, ddl__correct)(x, g, e, DDL__CODE_BLOCK, &facts);
     return facts;
+}
+
+/* Asks for the memory of the code of a block some blocks ahead: stores that miss would come one after the other. */
+static inline void ddl__code_ahead(const unsigned char *code, size_t block_bytes) {
+    for (size_t i = 0; i < block_bytes; i += 64) {
+        __builtin_prefetch(code + DDL__AHEAD / DDL__CODE_BLOCK * block_bytes + i, 1);
+    }
+}
+
+/* A block to code: x is g + e; where that already is, so that as little as possible is copied. Without e it is g
+ * itself, which is not written; so the sign of a zero stays. */
+typedef struct ddl__coding {
+    float *x;
+    ddl__block_facts facts;
+} ddl__coding;
+
+static inline ddl__coding ddl__block_begin(ddl__cpu level, float *pad, const float *g, float *e, int64_t count) {
+    bool whole = count == DDL__CODE_BLOCK;
+    ddl__coding b = {!whole ? pad : e != NULL ? e : (float *)(uintptr_t)g, {0, 0}};
+    if (e != NULL) {
+        b.facts = ddl__block_correct(level, b.x, g, e, count);
+        return b;
+    }
+    if (!whole) {
+        memset(pad, 0, DDL__CODE_BLOCK * sizeof *pad);
+        memcpy(pad, g, (size_t)count * sizeof *pad);
+    }
+    DDL__AT_LEVEL(level, ddl__survey)(NULL, b.x, NULL, DDL__CODE_BLOCK, &b.facts);
+    return b;
+}
+
+/* x is what the code misses: that is the new e. */
+static inline void ddl__block_end(const ddl__coding *b, float *e, int64_t count) {
+    if (e != NULL && b->x != e) {
+        memcpy(e, b->x, (size_t)count * sizeof(float));
+    }
 }
 
 /* ---- odd blocks, one element at a time ---- */
@@ -159,23 +188,30 @@ static inline float ddl__block_step(const ddl_compression *c, ddl__block_facts f
 
 typedef void (*ddl__pack_fn)(void *code, float *x, int64_t runs, const ddl__quantum *quantum);
 
-static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c) {
+/* keep: x becomes what the code misses; otherwise it is not written. */
+static inline ddl__pack_fn ddl__pack_at(ddl__cpu level, const ddl_compression *c, bool keep) {
     if (ddl__compress_bits(c) == 1) {
-        return DDL__AT_LEVEL(level, ddl__pack_sign);
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_sign) : DDL__AT_LEVEL(level, ddl__pack_sign_only);
     }
     if (c->kind == DDL_COMPRESS_INT8) {
-        return DDL__AT_LEVEL(level, ddl__pack_nearest8);
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_nearest8) : DDL__AT_LEVEL(level, ddl__pack_nearest8_only);
     }
-    return c->levels <= 7 ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither8);
+    if (c->levels <= 7) {
+        return keep ? DDL__AT_LEVEL(level, ddl__pack_dither4) : DDL__AT_LEVEL(level, ddl__pack_dither4_only);
+    }
+    return keep ? DDL__AT_LEVEL(level, ddl__pack_dither8) : DDL__AT_LEVEL(level, ddl__pack_dither8_only);
 }
 
-/* Codes one block and leaves in x (512 elements, zeros at the end) what the code misses. */
+/* Codes one block x (512 elements, zeros at the end), which becomes what the code misses; keep: as for the pack. */
 static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *c, uint64_t stream, int64_t first,
-                                         float *x, ddl__block_facts facts, int64_t count, unsigned char *code) {
+                                         float *x, bool keep, ddl__block_facts facts, int64_t count,
+                                         unsigned char *code) {
+    float copy[DDL__CODE_BLOCK];
     int bits = ddl__compress_bits(c);
     if (facts.max_bits >= DDL__INFINITE_BITS) {
         uint64_t odd = ddl__count_odd(x, count);
         memset(code, 0, ddl__code_block_bytes(bits, count));
+        x = keep ? x : memcpy(copy, x, (size_t)count * sizeof(float));
         if (bits == 1) {
             ddl__odd_signs_encode(x, count, code);
         } else {
@@ -188,7 +224,7 @@ static inline uint64_t ddl__block_encode(ddl__cpu level, const ddl_compression *
     q.inverse = step > 0 ? (float)c->levels / ddl__bits_float(facts.max_bits) : 0;
     memcpy(code, &step, sizeof step);
     int64_t run = ddl__code_run(bits);
-    ddl__pack_at(level, c)(code + sizeof step, x, (count + run - 1) / run, &q);
+    ddl__pack_at(level, c, keep)(code + sizeof step, x, (count + run - 1) / run, &q);
     return 0;
 }
 
@@ -197,14 +233,13 @@ static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression 
                                           float *e, int64_t n, unsigned char *code) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
     int bits = ddl__compress_bits(c);
+    float pad[DDL__CODE_BLOCK];
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
-        odd += ddl__block_encode(level, c, stream, i, x, facts, count, code);
-        if (e != NULL) {
-            memcpy(e + i, x, (size_t)count * sizeof(float));
-        }
+        ddl__coding b = ddl__block_begin(level, pad, g + i, e != NULL ? e + i : NULL, count);
+        ddl__code_ahead(code, ddl__code_block_bytes(bits, count));
+        odd += ddl__block_encode(level, c, stream, i, b.x, e != NULL, b.facts, count, code);
+        ddl__block_end(&b, e != NULL ? e + i : NULL, count);
         code += ddl__code_block_bytes(bits, count);
     }
     return odd;
@@ -242,6 +277,8 @@ static inline ddl_dtype ddl__cast_dtype(const ddl_compression *c) {
     return c->kind == DDL_COMPRESS_F16 ? DDL_F16 : DDL_BF16;
 }
 
+static inline float ddl__cast_most(ddl_dtype dtype) { return dtype == DDL_F16 ? 65504.0f : 0x1.fep127f; }
+
 /* Finite values beyond the type become its largest one: what is lost stays in the residual, and no infinity is made. */
 static inline void ddl__clamp(float *x, float most, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -251,32 +288,64 @@ static inline void ddl__clamp(float *x, float most, int64_t count) {
     }
 }
 
+/* A block with values that the type does not hold, or that are not finite; e becomes the residual, unless NULL; it may
+ * be x. */
+static inline uint64_t ddl__cast_odd(ddl__cpu level, ddl_dtype dtype, const float *x, float *e, int64_t count,
+                                     void *code) {
+    float sent[DDL__CODE_BLOCK];
+    uint64_t odd = ddl__count_odd(x, count);
+    memcpy(sent, x, (size_t)count * sizeof(float));
+    ddl__clamp(sent, ddl__cast_most(dtype), count);
+    ddl__narrow_at(level, dtype)(code, sent, (size_t)count);
+    ddl__widen_at(level, dtype)(sent, code, (size_t)count);
+    for (int64_t j = 0; j < count && e != NULL; j++) {
+        e[j] = ddl__is_finite(x[j]) ? x[j] - sent[j] : 0;
+    }
+    return odd;
+}
+
+/* What goes past the caches: codes so large that little of them would still be there when they are sent. A store into
+ * memory that is not in a cache reads it first; that is more than the half of what a cast writes. */
+#define DDL__STREAM_LEAST (4 << 20)
+
+/* Elements of the next block of a cast: whole ones begin at a multiple of 64 bytes where the code is streamed. */
+static inline int64_t ddl__cast_count(const unsigned char *code, int64_t left, bool stream) {
+    int64_t before = stream ? (int64_t)(-(uintptr_t)code % 64 / 2) : 0;
+    return DDL__MIN(left, before > 0 ? before : DDL__CODE_BLOCK);
+}
+
+static inline uint64_t ddl__cast_block(ddl__cpu level, ddl_dtype dtype, const float *g, float *e, int64_t count,
+                                       void *code) {
+    float pad[DDL__CODE_BLOCK];
+    uint64_t odd = 0;
+    ddl__coding b = ddl__block_begin(level, pad, g, e, count);
+    if (b.facts.max_bits > ddl__float_bits(ddl__cast_most(dtype))) {
+        odd = ddl__cast_odd(level, dtype, b.x, e != NULL ? b.x : NULL, count, code);
+    } else if (e == NULL) {
+        ddl__narrow_at(level, dtype)(code, b.x, (size_t)count);
+    } else {
+        ddl__narrow_keep_at(level, dtype)(code, b.x, (size_t)count);
+    }
+    ddl__block_end(&b, e, count);
+    return odd;
+}
+
 static inline uint64_t ddl__cast_encode(ddl__cpu level, const ddl_compression *c, const float *g, float *e, int64_t n,
                                         unsigned char *code) {
-    ddl_dtype dtype = ddl__cast_dtype(c);
-    ddl__cast_fn narrow = ddl__narrow_at(level, dtype), widen = ddl__widen_at(level, dtype);
-    float most = dtype == DDL_F16 ? 65504.0f : 0x1.fep127f;
+    _Alignas(64) unsigned char block[2 * DDL__CODE_BLOCK];
+    bool stream = 2 * n >= DDL__STREAM_LEAST && (uintptr_t)code % 2 == 0;
     uint64_t odd = 0;
-    for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        float x[DDL__CODE_BLOCK], sent[DDL__CODE_BLOCK];
-        int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__block_facts facts = ddl__block_correct(level, x, g + i, e != NULL ? e + i : NULL, count);
-        bool large = facts.max_bits > ddl__float_bits(most);
-        if (large) {
-            odd += ddl__count_odd(x, count);
-            memcpy(sent, x, sizeof sent);
-            ddl__clamp(sent, most, count);
+    for (int64_t i = 0, count; i < n; i += count) {
+        unsigned char *to = code + 2 * i;
+        count = ddl__cast_count(to, n - i, stream);
+        bool staged = stream && count == DDL__CODE_BLOCK;
+        odd += ddl__cast_block(level, ddl__cast_dtype(c), g + i, e != NULL ? e + i : NULL, count, staged ? block : to);
+        if (staged) {
+            DDL__AT_LEVEL(level, ddl__stream)(to, block, sizeof block);
         }
-        narrow(code + 2 * i, large ? sent : x, (size_t)count);
-        if (e != NULL) {
-            widen(sent, code + 2 * i, (size_t)count);
-            memset(sent + count, 0, (size_t)(DDL__CODE_BLOCK - count) * sizeof(float));
-            DDL__AT_LEVEL(level, ddl__axpy)(x, sent, -1, DDL__CODE_BLOCK);
-            for (int64_t j = 0; j < count && large; j++) {
-                x[j] = ddl__is_finite(x[j]) ? x[j] : 0;
-            }
-            memcpy(e + i, x, (size_t)count * sizeof(float));
-        }
+    }
+    if (stream) {
+        ddl__stream_end();
     }
     return odd;
 }

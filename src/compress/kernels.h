@@ -26,48 +26,58 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
 #define DDL__LARGER_64(a, b) ((ddl__i32_v64)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 
 /* The lanes of 64 bytes as 64 / W vectors, so that sums have the same order at every level. */
-#define DDL__CORRECT_ZERO(W, j)                                                                                        \
+#define DDL__CORRECT_ZERO(W, j, KEEP)                                                                                  \
     if ((j) < 64 / (W)) {                                                                                              \
         sum[(j) % (64 / (W))] = (ddl__f32_v##W){0};                                                                    \
         most[(j) % (64 / (W))] = (ddl__i32_v##W){0};                                                                   \
     }
-#define DDL__CORRECT_STEP(W, j)                                                                                        \
+#define DDL__CORRECT_STEP(W, j, KEEP)                                                                                  \
     if ((j) < 64 / (W)) {                                                                                              \
         int64_t at = i + (j) * ((W) / 4);                                                                              \
         ddl__f32_v##W x = *(const ddl__f32_v##W *)(const void *)(g + at);                                              \
-        x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                           \
-        *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                                \
+        if (KEEP) {                                                                                                    \
+            x += *(const ddl__f32_v##W *)(const void *)(e + at);                                                       \
+            *(ddl__f32_v##W *)(void *)(corrected + at) = x;                                                            \
+        }                                                                                                              \
         ddl__i32_v##W bits = (ddl__i32_v##W)((ddl__f32_u##W)x & 0x7fffffff);                                           \
         most[(j) % (64 / (W))] = DDL__LARGER_##W(bits, most[(j) % (64 / (W))]);                                        \
-        sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                                  \
+        if (KEEP) {                                                                                                    \
+            sum[(j) % (64 / (W))] += (ddl__f32_v##W)bits;                                                              \
+        }                                                                                                              \
     }
-#define DDL__CORRECT_PUT(W, j)                                                                                         \
+#define DDL__CORRECT_PUT(W, j, KEEP)                                                                                   \
     if ((j) < 64 / (W)) {                                                                                              \
         *(ddl__f32_v##W *)(void *)(sums + (j) * ((W) / 4)) = sum[(j) % (64 / (W))];                                    \
         *(ddl__i32_v##W *)(void *)(mosts + (j) * ((W) / 4)) = most[(j) % (64 / (W))];                                  \
     }
-#define DDL__EACH_OF_4(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3)
-/* corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. */
-#define DDL__DEFINE_CORRECT(L, target, W)                                                                              \
-    target static void ddl__correct_##L(float *corrected, const float *g, const float *e, int64_t count,               \
-                                        ddl__block_facts *out) {                                                       \
+#define DDL__EACH_OF_4(STEP, W, KEEP) STEP(W, 0, KEEP) STEP(W, 1, KEEP) STEP(W, 2, KEEP) STEP(W, 3, KEEP)
+/* So many elements ahead memory is asked for: what the loops over a block in cache take must not stop the stream. */
+#define DDL__AHEAD (4 * DDL__CODE_BLOCK)
+/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. survey: the
+ * largest of g alone. */
+#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP)                                                                  \
+    target static void ddl__##name##_##L(float *corrected, const float *g, const float *e, int64_t count,              \
+                                         ddl__block_facts *out) {                                                      \
         ddl__f32_v##W sum[64 / (W)];                                                                                   \
         ddl__i32_v##W most[64 / (W)];                                                                                  \
         float sums[DDL__RUN];                                                                                          \
         uint32_t mosts[DDL__RUN];                                                                                      \
-        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W)                                                                           \
+        DDL__EACH_OF_4(DDL__CORRECT_ZERO, W, KEEP)                                                                     \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
-            __builtin_prefetch(g + i + DDL__CODE_BLOCK); /* the next block comes while this one is coded */            \
-            __builtin_prefetch(e + i + DDL__CODE_BLOCK, 1);                                                            \
-            DDL__EACH_OF_4(DDL__CORRECT_STEP, W)                                                                       \
+            __builtin_prefetch(g + i + DDL__AHEAD);                                                                    \
+            if (KEEP) {                                                                                                \
+                __builtin_prefetch(e + i + DDL__AHEAD, 1);                                                             \
+            }                                                                                                          \
+            DDL__EACH_OF_4(DDL__CORRECT_STEP, W, KEEP)                                                                 \
         }                                                                                                              \
-        DDL__EACH_OF_4(DDL__CORRECT_PUT, W)                                                                            \
+        DDL__EACH_OF_4(DDL__CORRECT_PUT, W, KEEP)                                                                      \
         DDL__LEAVE_##L;                                                                                                \
         *out = (ddl__block_facts){0, 0};                                                                               \
         for (int i = 0; i < DDL__RUN; i++) {                                                                           \
             out->max_bits = DDL__MAX(out->max_bits, mosts[i]);                                                         \
             out->sum += sums[i];                                                                                       \
         }                                                                                                              \
+        (void)corrected, (void)e;                                                                                      \
     }
 
 /* How a block is coded: value = step * level, level = value * inverse rounded, at most `levels`. */
@@ -81,44 +91,72 @@ typedef struct ddl__quantum {
 #define DDL__IOTA_32 ((ddl__u32_u32){0, 1, 2, 3, 4, 5, 6, 7})
 #define DDL__IOTA_64 ((ddl__u32_u64){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 
-/* To nearest: of equals the larger. */
-#define DDL__ROUND_NEAREST(W, level, y, at) ((level) = __builtin_convertvector((y) + 0.5f, ddl__i32_v##W))
-/* Up with the probability that makes the mean right. The random number is a hash of (key, number of the element): the
- * 32-bit mixer "lowbias32" of C. Wellons, keyed before and between its rounds. */
-#define DDL__ROUND_DITHER(W, level, y, at)                                                                             \
-    do {                                                                                                               \
-        ddl__u32_u##W h_ = (DDL__IOTA_##W + (q.first + (uint32_t)(at))) * 0x9e3779b9u + q.key[0];                      \
-        h_ = (h_ ^ (h_ >> 16)) * 0x7feb352du + q.key[1];                                                               \
-        h_ = (h_ ^ (h_ >> 15)) * 0x846ca68bu;                                                                          \
-        h_ = (h_ ^ (h_ >> 16)) >> 8;                                                                                   \
-        ddl__f32_v##W draw_ = __builtin_convertvector((ddl__i32_v##W)h_, ddl__f32_v##W) * 0x1p-24f;                    \
-        (level) = __builtin_convertvector(y, ddl__i32_v##W);                                                           \
-        (level) -= (ddl__i32_v##W)(draw_ < (y)-__builtin_convertvector(level, ddl__f32_v##W));                         \
-    } while (0)
+/* 1.5 * 2^23: a float below 2^22 that this is added to is rounded to the nearest whole number, of equals to the even
+ * one, and stands in the low bits of the sum. */
+#define DDL__WHOLE 12582912.0f
+#define DDL__WHOLE_BITS 0x4b400000
 
-/* Codes `runs` runs of x and leaves in x what the code misses. */
-#define DDL__DEFINE_PACK(L, target, W, name, BITS, ROUND)                                                              \
+/* fixed = value * inverse to nearest. */
+#define DDL__NEAREST_POINT 0
+#define DDL__ROUND_NEAREST(W, fixed, value, k)                                                                         \
+    do {                                                                                                               \
+        ddl__f32_v##W y_;                                                                                              \
+        DDL__MUL(y_, value, q.inverse);                                                                                \
+        (fixed) = (ddl__i32_v##W)(y_ + DDL__WHOLE) - DDL__WHOLE_BITS;                                                  \
+    } while (0)
+/* fixed has 15 bits behind the point, which the pack drops; to them 15 random bits are added, so that the mean of what
+ * stays is right. They are halves of a hash of (key, number of the element): the 32-bit mixer "lowbias32" of C.
+ * Wellons, keyed before and between its rounds; elements 16 apart share one. No clamp: the largest value is `levels` to
+ * less than half of the last bit, and what is added never carries further. */
+#define DDL__DITHER_POINT 15
+#define DDL__ROUND_DITHER(W, fixed, value, k)                                                                          \
+    do {                                                                                                               \
+        ddl__f32_v##W y_;                                                                                              \
+        if ((k) % 2 == 0) {                                                                                            \
+            hash = hash_first + (q.first + (uint32_t)(first + 16 * (k))) * DDL__GOLDEN;                                \
+            hash = (hash ^ (hash >> 16)) * 0x7feb352du + q.key[1];                                                     \
+            hash = (hash ^ (hash >> 15)) * 0x846ca68bu;                                                                \
+            hash = hash ^ (hash >> 16);                                                                                \
+        }                                                                                                              \
+        DDL__MUL(y_, value, q.inverse * 0x1p15f);                                                                      \
+        ddl__u32_u##W draw_ = hash & 0x7fff;                                                                           \
+        if ((k) % 2 == 1) {                                                                                            \
+            draw_ = hash >> 17;                                                                                        \
+        }                                                                                                              \
+        (fixed) = (ddl__i32_v##W)(draw_ | -(uint32_t)DDL__WHOLE_BITS) + (ddl__i32_v##W)(y_ + DDL__WHOLE);              \
+    } while (0)
+#define DDL__GOLDEN 0x9e3779b9u
+
+/* Codes `runs` runs of x; with KEEP, leaves in x what the code misses. */
+#define DDL__DEFINE_PACK(L, target, W, name, BITS, WAY, KEEP)                                                          \
     target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
         const ddl__quantum q = *quantum;                                                                               \
+        const ddl__u32_u##W hash_first = DDL__IOTA_##W * DDL__GOLDEN + q.key[0];                                       \
+        ddl__u32_u##W hash = hash_first;                                                                               \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * (512 / (BITS)) + lane % 16;                                                    \
-            ddl__i32_v##W word = DDL__ZERO(ddl__i32, W);                                                               \
-            for (int k = 0; k < 32 / (BITS); k++) {                                                                    \
-                int64_t at = first + 16 * k;                                                                           \
-                ddl__f32_v##W value = *(const ddl__f32_v##W *)(const void *)(x + at), y;                               \
-                ddl__f32_u##W sign = (ddl__f32_u##W)value & 0x80000000u;                                               \
-                ddl__i32_v##W negative = (ddl__i32_v##W)value >> 31, level, over;                                      \
-                DDL__MUL(y, (ddl__f32_v##W)((ddl__f32_u##W)value ^ sign), q.inverse);                                  \
-                ROUND(W, level, y, at);                                                                                \
-                over = level > q.levels;                                                                               \
-                level = (level & ~over) | (over & q.levels);                                                           \
-                DDL__MUL(y, __builtin_convertvector(level, ddl__f32_v##W), q.step);                                    \
-                *(ddl__f32_v##W *)(void *)(x + at) = value - (ddl__f32_v##W)((ddl__f32_u##W)y | sign);                 \
-                level = (level ^ negative) - negative;                                                                 \
-                word |= (level & (int32_t)((1u << (BITS)) - 1)) << (k * (BITS));                                       \
+            ddl__u32_u##W word = DDL__ZERO_BITS(W);                                                                    \
+            DDL__UNROLL for (int k = 0; k < 32 / (BITS); k++) {                                                        \
+                const int up = (BITS) * k - DDL__##WAY##_POINT;                                                        \
+                ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
+                ddl__i32_v##W fixed;                                                                                   \
+                DDL__ROUND_##WAY(W, fixed, value, k);                                                                  \
+                if (KEEP) {                                                                                            \
+                    ddl__f32_v##W back = __builtin_convertvector(fixed >> DDL__##WAY##_POINT, ddl__f32_v##W);          \
+                    DDL__MUL(back, back, q.step);                                                                      \
+                    *at = value - back;                                                                                \
+                }                                                                                                      \
+                ddl__u32_u##W bits = (ddl__u32_u##W)fixed;                                                             \
+                if (up < 0) {                                                                                          \
+                    bits >>= -up;                                                                                      \
+                } else {                                                                                               \
+                    bits <<= up;                                                                                       \
+                }                                                                                                      \
+                word |= bits & ((1u << (BITS)) - 1) << (k * (BITS));                                                   \
             }                                                                                                          \
-            *(ddl__i32_v##W *)(void *)((char *)code + 4 * lane) = word;                                                \
+            *(ddl__u32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
+        (void)hash;                                                                                                    \
         DDL__LEAVE_##L;                                                                                                \
     }
 
@@ -140,23 +178,26 @@ typedef struct ddl__quantum {
     }
 
 /* Signs: a bit that is set is -step, one that is not +step; zero counts as positive. */
-#define DDL__DEFINE_SIGNS(L, target, W)                                                                                \
-    target static void ddl__pack_sign_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {           \
+#define DDL__DEFINE_PACK_SIGN(L, target, W, name, KEEP)                                                                \
+    target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
         const float step = quantum->step;                                                                              \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
             ddl__f32_u##W word = DDL__ZERO_BITS(W);                                                                    \
-            for (int k = 0; k < 32; k++) {                                                                             \
+            DDL__UNROLL for (int k = 0; k < 32; k++) {                                                                 \
                 ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
                 ddl__f32_u##W negative = (ddl__f32_u##W)(value < 0);                                                   \
-                ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                                   \
-                *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                        \
-                word |= (negative & 1) << k;                                                                           \
+                if (KEEP) {                                                                                            \
+                    ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                               \
+                    *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                    \
+                }                                                                                                      \
+                word |= negative & (1u << k);                                                                          \
             }                                                                                                          \
             *(ddl__f32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
-    }                                                                                                                  \
+    }
+#define DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                          \
     target static void ddl__unpack_sign_##L(float *sum, const void *code, int64_t runs, float step) {                  \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
@@ -172,6 +213,7 @@ typedef struct ddl__quantum {
 
 #define DDL__ZERO(E, W) ((E##_v##W){0})
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
+#define DDL__UNROLL _Pragma("GCC unroll 32") /* at -O2 gcc leaves loops alone; shifts by constants are cheaper */
 
 /* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
 #define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
@@ -184,47 +226,86 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* Copies whole lines of 64 bytes without asking for what is there; both begin at a multiple of 64. ddl__stream_end
+ * makes them visible to other threads in the order of the program. */
+static inline void ddl__stream_portable(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
+#if defined(__x86_64__)
+DDL__AVX2 static inline void ddl__stream_avx2(void *dst, const void *src, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 32) {
+        _mm256_stream_si256((__m256i *)(void *)((char *)dst + i),
+                            _mm256_load_si256((const __m256i *)(const void *)((const char *)src + i)));
+    }
+    DDL__LEAVE_avx2;
+}
+DDL__AVX512 static inline void ddl__stream_avx512(void *dst, const void *src, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm512_stream_si512((__m512i *)(void *)((char *)dst + i),
+                            _mm512_load_si512((const void *)((const char *)src + i)));
+    }
+    DDL__LEAVE_avx512;
+}
+static inline void ddl__stream_end(void) { _mm_sfence(); }
+#else
+static inline void ddl__stream_end(void) {}
+#endif
+
 /* Puts the numbers of those of `count` elements whose magnitude is at least that of `least` bits into out, in order;
- * returns how many. There is no portable way to ask a vector which of its lanes are set. */
+ * returns how many. out has room for DDL__RUN more. There is no portable way to ask a vector which of its lanes are
+ * set. */
 static inline int64_t ddl__above_portable(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        if ((bits & 0x7fffffff) >= least) {
-            out[found++] = first + (int32_t)i;
-        }
+        out[found] = first + (int32_t)i;
+        found += (bits & 0x7fffffff) >= least;
     }
     return found;
 }
 #if defined(__x86_64__)
-#define DDL__LANES_32(mask) ((uint32_t)_mm256_movemask_ps((__m256)(mask)))
-#define DDL__LANES_64(mask) ((uint32_t)_mm512_movepi32_mask((__m512i)(mask)))
-#define DDL__DEFINE_ABOVE(L, target, W)                                                                                \
-    target static int64_t ddl__above_##L(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) { \
-        int64_t found = 0, i = 0;                                                                                      \
-        for (; i + (W) / 4 <= count; i += (W) / 4) {                                                                   \
-            ddl__i32_v##W bits = *(const ddl__i32_v##W *)(const void *)(x + i) & 0x7fffffff;                           \
-            uint32_t lanes = DDL__LANES_##W(bits > (int32_t)least - 1);                                                \
-            for (; lanes != 0; lanes &= lanes - 1) {                                                                   \
-                out[found++] = first + (int32_t)i + __builtin_ctz(lanes);                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-        DDL__LEAVE_##L;                                                                                                \
-        return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);                  \
+DDL__AVX2 static int64_t ddl__above_avx2(const float *x, int64_t count, uint32_t least, int32_t first, int32_t *out) {
+    int64_t found = 0, i = 0;
+    for (; i + 8 <= count; i += 8) {
+        ddl__i32_v32 bits = *(const ddl__i32_v32 *)(const void *)(x + i) & 0x7fffffff;
+        uint32_t lanes = (uint32_t)_mm256_movemask_ps((__m256)(bits > (int32_t)least - 1));
+        for (; lanes != 0; lanes &= lanes - 1) {
+            out[found++] = first + (int32_t)i + __builtin_ctz(lanes);
+        }
     }
-DDL__DEFINE_ABOVE(avx2, DDL__AVX2, 32)
-DDL__DEFINE_ABOVE(avx512, DDL__AVX512, 64)
+    DDL__LEAVE_avx2;
+    return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);
+}
+/* All sixteen places are written and those that count come first: no branch that depends on the values. */
+DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint32_t least, int32_t first,
+                                             int32_t *out) {
+    int64_t found = 0, i = 0;
+    __m512i places = _mm512_add_epi32((__m512i)DDL__IOTA_64, _mm512_set1_epi32(first));
+    for (; i + 16 <= count; i += 16) {
+        __m512i bits = _mm512_and_si512(_mm512_loadu_si512(x + i), _mm512_set1_epi32(0x7fffffff));
+        __mmask16 lanes = _mm512_cmp_epi32_mask(bits, _mm512_set1_epi32((int32_t)least), _MM_CMPINT_NLT);
+        _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(lanes, places));
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+        found += __builtin_popcount(lanes);
+    }
+    DDL__LEAVE_avx512;
+    return found + ddl__above_portable(x + i, count - i, least, first + (int32_t)i, out + found);
+}
 #endif
 
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
-    DDL__DEFINE_CORRECT(L, target, W)                                                                                  \
-    DDL__DEFINE_PACK(L, target, W, nearest8, 8, DDL__ROUND_NEAREST)                                                    \
-    DDL__DEFINE_PACK(L, target, W, dither8, 8, DDL__ROUND_DITHER)                                                      \
-    DDL__DEFINE_PACK(L, target, W, dither4, 4, DDL__ROUND_DITHER)                                                      \
+    DDL__DEFINE_CORRECT(L, target, W, correct, 1)                                                                      \
+    DDL__DEFINE_CORRECT(L, target, W, survey, 0)                                                                       \
+    DDL__DEFINE_PACK(L, target, W, nearest8, 8, NEAREST, 1)                                                      \
+    DDL__DEFINE_PACK(L, target, W, nearest8_only, 8, NEAREST, 0)                                            \
+    DDL__DEFINE_PACK(L, target, W, dither8, 8, DITHER, 1)                                                   \
+    DDL__DEFINE_PACK(L, target, W, dither8_only, 8, DITHER, 0)                                              \
+    DDL__DEFINE_PACK(L, target, W, dither4, 4, DITHER, 1)                                                   \
+    DDL__DEFINE_PACK(L, target, W, dither4_only, 4, DITHER, 0)                                              \
     DDL__DEFINE_UNPACK(L, target, W, level8, 8)                                                                        \
     DDL__DEFINE_UNPACK(L, target, W, level4, 4)                                                                        \
-    DDL__DEFINE_SIGNS(L, target, W)                                                                                    \
+    DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
+    DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
+    DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
     DDL__DEFINE_AXPY(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)

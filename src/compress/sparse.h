@@ -120,32 +120,62 @@ static inline uint32_t ddl__guess_threshold(ddl__cpu level, const float *g, cons
     return (prefix << 10 | ddl__pick_bin(bins, 1024, &need)) << 10;
 }
 
-/* The next digit of the need-th largest of e at some places. */
-static inline uint32_t ddl__next_digit_at(const float *e, const int32_t *places, int64_t count, uint32_t prefix,
-                                          int shift, int64_t *need) {
-    uint32_t bins[DDL__DIGIT_BINS] = {0};
+/* Candidates are counted as they are found, by how far they are above the guess, in steps of 2^DDL__NEAR_SHIFT bits up
+ * to twice the guess; the last bin has all beyond. Those in the bin of the k-th largest are its edge: which of them are
+ * chosen takes a closer look. */
+enum { DDL__NEAR_SHIFT = 11, DDL__NEAR_BINS = 4097, DDL__EDGE = 1024 };
+
+static inline void ddl__count_near(uint32_t *bins, const float *e, const int32_t *places, int64_t count,
+                                   uint32_t guess) {
     for (int64_t i = 0; i < count; i++) {
-        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
-        if (shift == 20 || bits >> (shift + 10) == prefix) {
-            bins[bits >> shift & (shift == 20 ? 2047 : 1023)]++;
-        }
+        uint32_t step = (ddl__magnitude_bits(e[places[i]]) - guess) >> DDL__NEAR_SHIFT;
+        bins[DDL__MIN(step, DDL__NEAR_BINS - 1)]++;
     }
-    uint32_t bin = ddl__pick_bin(bins, shift == 20 ? DDL__DIGIT_BINS : 1024, need);
-    return shift == 20 ? bin : prefix << 10 | bin;
 }
 
-/* The k largest of e among `count` places, of which all that are as large are there: moves them to the front. */
-static inline void ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k) {
-    int64_t need = k, taken = 0;
-    uint32_t bits = ddl__next_digit_at(e, places, count, 0, 20, &need);
-    bits = ddl__next_digit_at(e, places, count, bits, 10, &need);
-    bits = ddl__next_digit_at(e, places, count, bits, 0, &need);
-    ddl__threshold threshold = {bits, need};
-    for (int64_t i = 0; i < count; i++) {
-        if (ddl__is_chosen(&threshold, e[places[i]])) {
-            places[taken++] = places[i];
+/* Takes out of places those of an edge that are not among the `need` largest of it: edge has their numbers in places,
+ * bits how far they are above its begin. */
+static inline void ddl__trim_edge(int32_t *places, int64_t count, const int64_t *edge, const uint32_t *bits,
+                                  int64_t edge_count, int64_t need) {
+    uint32_t bins[1 << DDL__NEAR_SHIFT] = {0};
+    for (int64_t j = 0; j < edge_count; j++) {
+        bins[bits[j]]++;
+    }
+    uint32_t last = ddl__pick_bin(bins, 1 << DDL__NEAR_SHIFT, &need);
+    ddl__threshold threshold = {last, need};
+    int64_t from = 0, to = 0;
+    for (int64_t j = 0; j <= edge_count; j++) {
+        if (j == edge_count || !ddl__is_chosen(&threshold, ddl__bits_float(bits[j]))) {
+            int64_t end = j == edge_count ? count : edge[j];
+            memmove(places + to, places + from, (size_t)(end - from) * sizeof *places);
+            to += end - from;
+            from = end + 1;
         }
     }
+}
+
+/* The k largest of e among `count` places, of which all that reach the guess are there, bins their counts: moves them
+ * to the front. False, and nothing is done, when too many are at the edge, or it is beyond the bins. */
+static inline bool ddl__choose_places(const float *e, int32_t *places, int64_t count, int64_t k, uint32_t guess,
+                                      const uint32_t *bins) {
+    int64_t edge[DDL__EDGE], need = k, taken = 0, edge_count = 0;
+    uint32_t edge_bits[DDL__EDGE], bin = ddl__pick_bin(bins, DDL__NEAR_BINS, &need);
+    if (bin == DDL__NEAR_BINS - 1 || bins[bin] > DDL__EDGE) {
+        return false;
+    }
+    uint32_t least = guess + (bin << DDL__NEAR_SHIFT);
+    for (int64_t i = 0; i < count; i++) {
+        __builtin_prefetch(&e[places[DDL__MIN(i + 24, count - 1)]]);
+        uint32_t bits = ddl__magnitude_bits(e[places[i]]);
+        if ((bits - least) >> DDL__NEAR_SHIFT == 0) {
+            edge[edge_count] = taken;
+            edge_bits[edge_count++] = bits - least;
+        }
+        places[taken] = places[i];
+        taken += bits >= least;
+    }
+    ddl__trim_edge(places, taken, edge, edge_bits, edge_count, need);
+    return true;
 }
 
 /* The k largest of all of e, in three passes: for what a guess cannot do (many equal values, small arrays). */
@@ -165,25 +195,26 @@ static inline void ddl__choose_by_digits(const float *e, int64_t n, int64_t k, i
 static inline uint64_t ddl__top_k_encode(ddl__cpu level, const float *g, float *e, int64_t n, int64_t k,
                                          int32_t *places) {
     float *values = (float *)(void *)(places + k);
-    uint32_t guess = ddl__guess_threshold(level, g, e, n, k);
+    uint32_t guess = ddl__guess_threshold(level, g, e, n, k), bins[DDL__NEAR_BINS] = {0};
     int64_t found = 0;
     uint64_t odd = 0;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        int32_t above[DDL__CODE_BLOCK];
+        int32_t above[DDL__CODE_BLOCK + DDL__RUN];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
         odd += ddl__sparse_correct(level, g + i, e + i, count);
         if (guess > 0 && found <= 2 * k) {
             int64_t more = DDL__AT_LEVEL(level, ddl__above)(e + i, count, guess, (int32_t)i, above);
+            ddl__count_near(bins, e, above, more, guess);
             memcpy(places + DDL__MIN(found, 2 * k), above, (size_t)DDL__MIN(more, 2 * k - found) * sizeof *places);
             found += more;
         }
     }
-    if (found >= k && found <= 2 * k) {
-        ddl__choose_places(e, places, found, k);
-    } else if (k > 0) {
+    bool near = found >= k && found <= 2 * k && ddl__choose_places(e, places, found, k, guess, bins);
+    if (!near && k > 0) {
         ddl__choose_by_digits(e, n, k, places);
     }
     for (int64_t i = 0; i < k; i++) {
+        __builtin_prefetch(&e[places[DDL__MIN(i + 24, k - 1)]], 1);
         values[i] = e[places[i]];
         e[places[i]] = 0;
     }
@@ -201,11 +232,11 @@ static inline int64_t ddl__random_place(uint64_t stream, int64_t n, int64_t k, i
 static inline uint64_t ddl__random_k_encode(ddl__cpu level, const ddl_compression *c, ddl__code_key key,
                                             const float *g, float *e, int64_t n, int64_t k, float *values) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
-    int64_t j = 0;
+    int64_t j = 0, at = k > 0 ? ddl__random_place(stream, n, k, 0) : n;
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
-        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK), at;
+        int64_t end = DDL__MIN(n, i + DDL__CODE_BLOCK);
         odd += ddl__sparse_correct(level, g + i, e + i, end - i);
-        for (; j < k && (at = ddl__random_place(stream, n, k, j)) < end; j++) {
+        for (; at < end; at = ++j < k ? ddl__random_place(stream, n, k, j) : n) {
             values[j] = e[at];
             e[at] = 0;
         }

@@ -70,6 +70,30 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* Rounds src to dst, and leaves in src what that lost. Of finite values that the type holds. */
+typedef void (*ddl__cast_keep_fn)(void *dst, float *src, size_t count);
+
+#define DDL__DEFINE_NARROW_KEEP(L, target, E, W, WIDEN, NARROW)                                                        \
+    target static void E##_narrow_keep_##L(void *dst, float *s, size_t count) {                                        \
+        const size_t lanes = sizeof(ddl__f32_v##W) / sizeof(float);                                                    \
+        char *d = dst;                                                                                                 \
+        size_t i = 0;                                                                                                  \
+        for (; count - i >= lanes; i += lanes) {                                                                       \
+            ddl__f32_v##W f = *(const ddl__f32_v##W *)(const void *)(s + i), back;                                     \
+            ddl__half_v##W h;                                                                                          \
+            NARROW(W, h, f);                                                                                           \
+            *(ddl__half_v##W *)(void *)(d + 2 * i) = h;                                                                \
+            WIDEN(W, back, h);                                                                                         \
+            *(ddl__f32_v##W *)(void *)(s + i) = f - back;                                                              \
+        }                                                                                                              \
+        for (; i < count; i++) {                                                                                       \
+            uint16_t h = E##_from_f32(s[i]);                                                                           \
+            memcpy(d + 2 * i, &h, 2);                                                                                  \
+            s[i] -= E##_to_f32(h);                                                                                     \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
 /* The conversions of vectors.h on halves that lie one by one. */
 #define DDL__F16_WIDEN_ARRAY(W, f, h)                                                                                  \
     do {                                                                                                               \
@@ -133,6 +157,12 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
         DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
         (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
     } while (0)
+#define DDL__F16_512_WIDEN(W, f, h) ((f) = (ddl__f32_v64)_mm512_cvtph_ps((__m256i)(h)))
+#define DDL__F16_512_NARROW(W, h, f)                                                                                   \
+    do {                                                                                                               \
+        DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
+        (h) = (ddl__half_v64)_mm512_cvtps_ph((__m512)(f), 0);                                                          \
+    } while (0)
 /* 16 bytes of halves make one 32-byte vector, so that there is no high part. */
 #define DDL__F16C_OPEN(W, low, high, x) ((low) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(x)))
 #define DDL__F16C_CLOSE(W, r, low, high)                                                                               \
@@ -192,43 +222,47 @@ typedef void (*ddl__cast_fn)(void *dst, const void *src, size_t count);
 #define DDL__F16_CLOSE DDL__F16_BITS_CLOSE
 #endif
 
+#define DDL__HALF_CASTS(L, target, E, W, WIDEN, NARROW)                                                                \
+    DDL__DEFINE_WIDEN(L, target, E, ddl__half_v, W, WIDEN)                                                             \
+    DDL__DEFINE_NARROW(L, target, E, ddl__half_v, W, NARROW)                                                           \
+    DDL__DEFINE_NARROW_KEEP(L, target, E, W, WIDEN, NARROW)
 #define DDL__BYTE_CASTS(L, target, W)                                                                                  \
     DDL__DEFINE_WIDEN(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_WIDEN_ARRAY)                                     \
     DDL__DEFINE_WIDEN(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_WIDEN_ARRAY)                                     \
     DDL__DEFINE_NARROW(L, target, ddl__e4m3, ddl__byte_v, W, DDL__E4M3_NARROW_ARRAY)                                   \
     DDL__DEFINE_NARROW(L, target, ddl__e5m2, ddl__byte_v, W, DDL__E5M2_NARROW_ARRAY)
 
-DDL__DEFINE_WIDEN(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_WIDEN_VECTOR)
-DDL__DEFINE_WIDEN(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(portable, , ddl__f16, ddl__half_v, 16, DDL__F16_NARROW_VECTOR)
-DDL__DEFINE_NARROW(portable, , ddl__bf16, ddl__half_v, 16, DDL__BF16_NARROW_ARRAY)
+DDL__HALF_CASTS(portable, , ddl__f16, 16, DDL__F16_WIDEN_VECTOR, DDL__F16_NARROW_VECTOR)
+DDL__HALF_CASTS(portable, , ddl__bf16, 16, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 DDL__BYTE_CASTS(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_WIDEN)
-DDL__DEFINE_WIDEN(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_WIDEN_ARRAY)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__f16, ddl__half_v, 32, DDL__F16C_NARROW)
-DDL__DEFINE_NARROW(avx2, DDL__AVX2, ddl__bf16, ddl__half_v, 32, DDL__BF16_NARROW_ARRAY)
+DDL__HALF_CASTS(avx2, DDL__AVX2, ddl__f16, 32, DDL__F16C_WIDEN, DDL__F16C_NARROW)
+DDL__HALF_CASTS(avx2, DDL__AVX2, ddl__bf16, 32, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 DDL__BYTE_CASTS(avx2, DDL__AVX2, 32)
+DDL__HALF_CASTS(avx512, DDL__AVX512, ddl__f16, 64, DDL__F16_512_WIDEN, DDL__F16_512_NARROW)
+DDL__HALF_CASTS(avx512, DDL__AVX512, ddl__bf16, 64, DDL__BF16_WIDEN_ARRAY, DDL__BF16_NARROW_ARRAY)
 #endif
 
-/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it. */
+/* The functions that turn an array of a narrow float into f32, and that round an array of f32 to it; of f16 and bf16
+ * also the one that leaves in the f32 what rounding lost. */
 typedef struct ddl__casts {
     ddl__cast_fn widen, narrow;
+    ddl__cast_keep_fn narrow_keep;
 } ddl__casts;
 
-#define DDL__CASTS(L)                                                                                                  \
-    {{ddl__f16_widen_##L, ddl__f16_narrow_##L},                                                                        \
-     {ddl__bf16_widen_##L, ddl__bf16_narrow_##L},                                                                      \
-     {ddl__e4m3_widen_##L, ddl__e4m3_narrow_##L},                                                                      \
-     {ddl__e5m2_widen_##L, ddl__e5m2_narrow_##L}}
+#define DDL__CASTS(half, byte)                                                                                         \
+    {{ddl__f16_widen_##half, ddl__f16_narrow_##half, ddl__f16_narrow_keep_##half},                                     \
+     {ddl__bf16_widen_##half, ddl__bf16_narrow_##half, ddl__bf16_narrow_keep_##half},                                  \
+     {ddl__e4m3_widen_##byte, ddl__e4m3_narrow_##byte, NULL},                                                          \
+     {ddl__e5m2_widen_##byte, ddl__e5m2_narrow_##byte, NULL}}
 
 static inline ddl__casts ddl__casts_at(ddl__cpu level, ddl_dtype narrow) {
-    static const ddl__casts portable[4] = DDL__CASTS(portable);
+    static const ddl__casts portable[4] = DDL__CASTS(portable, portable);
     int place = narrow == DDL_F16 ? 0 : narrow == DDL_BF16 ? 1 : narrow == DDL_E4M3 ? 2 : 3;
 #if defined(__x86_64__)
-    static const ddl__casts avx2[4] = DDL__CASTS(avx2);
+    static const ddl__casts avx2[4] = DDL__CASTS(avx2, avx2), avx512[4] = DDL__CASTS(avx512, avx2);
     if (level >= DDL__CPU_AVX2) {
-        return avx2[place];
+        return level >= DDL__CPU_AVX512 ? avx512[place] : avx2[place];
     }
 #endif
     (void)level;
@@ -241,6 +275,10 @@ static inline ddl__cast_fn ddl__widen_at(ddl__cpu level, ddl_dtype narrow) {
 
 static inline ddl__cast_fn ddl__narrow_at(ddl__cpu level, ddl_dtype narrow) {
     return ddl__casts_at(level, narrow).narrow;
+}
+
+static inline ddl__cast_keep_fn ddl__narrow_keep_at(ddl__cpu level, ddl_dtype half) {
+    return ddl__casts_at(level, half).narrow_keep;
 }
 
 #endif /* DDL_DTYPE_HALF_H */

@@ -56,6 +56,7 @@ DDL__DEFINE_VECTORS(ddl__e5m2, uint8_t, uint32_t, uint32_t)
 /* Vectors of elements one by one, for conversion between arrays; named after the width of the f32 side. */
 typedef uint16_t ddl__half_v16 DDL__VECTOR(8);
 typedef uint16_t ddl__half_v32 DDL__VECTOR(16);
+typedef uint16_t ddl__half_v64 DDL__VECTOR(32);
 typedef uint8_t ddl__byte_v16 DDL__VECTOR(4);
 typedef uint8_t ddl__byte_v32 DDL__VECTOR(8);
 

@@ -113,6 +113,10 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
 #define DDL__OPTIM_LAMB_MOMENTS(W)                                                                                     \
+    __builtin_prefetch(s.w + i + DDL__STREAM_AHEAD);                                                                   \
+    __builtin_prefetch(s.g + i + DDL__STREAM_AHEAD);                                                                   \
+    __builtin_prefetch(s.m + i + DDL__STREAM_AHEAD, 1);                                                                \
+    __builtin_prefetch(s.v + i + DDL__STREAM_AHEAD, 1);                                                                \
     ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
     DDL__OPTIM_MOMENTS(W);                                                                                             \
     DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \

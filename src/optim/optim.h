@@ -114,17 +114,25 @@ static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, c
                                 slots > 1 ? part->state + part->state_stride : NULL, NULL};
 }
 
+/* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
+#define DDL__LAMB_AT_ONCE 512
+
 static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                   double *sums) {
-    float update[DDL__BLOCK];
+    float update[DDL__LAMB_AT_ONCE];
+    double lanes[2][DDL__RUN] = {{0}};
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
-    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
-        ddl__optim_streams s = ddl__optim_streams_of(o, part);
-        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
-        s = (ddl__optim_streams){s.w + i, s.g + i, s.m + i, s.v + i, update};
+    ddl__optim_streams all = ddl__optim_streams_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
+        int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
+        ddl__optim_streams s = {all.w + i, all.g + i, all.m + i, all.v + i, update};
         ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
-        sums[0] += ddl__block_squares(level, s.w, count);
-        sums[1] += ddl__block_squares(level, update, count);
+        ddl__add_squares(level, lanes, s.w, update, count);
+        if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
+            sums[0] += ddl__lanes_sum(lanes[0]);
+            sums[1] += ddl__lanes_sum(lanes[1]);
+            memset(lanes, 0, sizeof lanes);
+        }
     }
 }
 
@@ -134,8 +142,7 @@ static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, co
                                       double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
     if (o->kind == DDL_LARS) {
-        out_sums[0] = ddl__sum_squares_at(level, part->param, part->count);
-        out_sums[1] = ddl__sum_squares_at(level, part->grad, part->count);
+        ddl__pair_squares_at(level, part->param, part->grad, part->count, out_sums);
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
     }

@@ -68,30 +68,41 @@ typedef float ddl__f32_h16 DDL__VECTOR(8);
 typedef float ddl__f32_h32 DDL__VECTOR(16);
 typedef float ddl__f32_h64 DDL__VECTOR(32);
 
-/* lanes[i % 16] += x[i]^2 for count elements, a multiple of DDL__RUN. Sixteen lanes whatever the width, so that the
- * order of additions is the same at every level; the square of a float is exact in double, so fusing does no harm.
- * Sums are touched by constant numbers only, which keeps them in registers. */
+/* Asks for what a loop over an array reads so many elements later: the work between must not stop the stream. */
+#define DDL__STREAM_AHEAD 1024
+
+/* lanes[a][i % 16] += x[i]^2, x the array a of two, for count elements, a multiple of DDL__RUN. Sixteen lanes whatever
+ * the width, so that the order of additions is the same at every level; the square of a float is exact in double, so
+ * fusing does no harm. Two arrays, because additions to one wait for each other. Sums are touched by constant numbers
+ * only, which keeps them in registers. */
 #define DDL__SQUARES_VECTORS(W) (128 / (W))
 #define DDL__EACH_OF_8(STEP, W) STEP(W, 0) STEP(W, 1) STEP(W, 2) STEP(W, 3) STEP(W, 4) STEP(W, 5) STEP(W, 6) STEP(W, 7)
 #define DDL__SQUARES_GET(W, j)                                                                                         \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        sum[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes + (j) * ((W) / 8));          \
+        sum_x[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes[0] + (j) * ((W) / 8));     \
+        sum_y[(j) % DDL__SQUARES_VECTORS(W)] = *(const ddl__f64_v##W *)(const void *)(lanes[1] + (j) * ((W) / 8));     \
     }
 #define DDL__SQUARES_PUT(W, j)                                                                                         \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        *(ddl__f64_v##W *)(void *)(lanes + (j) * ((W) / 8)) = sum[(j) % DDL__SQUARES_VECTORS(W)];                      \
+        *(ddl__f64_v##W *)(void *)(lanes[0] + (j) * ((W) / 8)) = sum_x[(j) % DDL__SQUARES_VECTORS(W)];                 \
+        *(ddl__f64_v##W *)(void *)(lanes[1] + (j) * ((W) / 8)) = sum_y[(j) % DDL__SQUARES_VECTORS(W)];                 \
     }
 #define DDL__SQUARES_STEP(W, j)                                                                                        \
     if ((j) < DDL__SQUARES_VECTORS(W)) {                                                                               \
-        ddl__f32_h##W half = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                          \
-        ddl__f64_v##W wide = __builtin_convertvector(half, ddl__f64_v##W);                                             \
-        sum[(j) % DDL__SQUARES_VECTORS(W)] += wide * wide;                                                             \
+        ddl__f32_h##W half_x = *(const ddl__f32_h##W *)(const void *)(x + i + (j) * ((W) / 8));                        \
+        ddl__f32_h##W half_y = *(const ddl__f32_h##W *)(const void *)(y + i + (j) * ((W) / 8));                        \
+        ddl__f64_v##W wide_x = __builtin_convertvector(half_x, ddl__f64_v##W);                                         \
+        ddl__f64_v##W wide_y = __builtin_convertvector(half_y, ddl__f64_v##W);                                         \
+        sum_x[(j) % DDL__SQUARES_VECTORS(W)] += wide_x * wide_x;                                                       \
+        sum_y[(j) % DDL__SQUARES_VECTORS(W)] += wide_y * wide_y;                                                       \
     }
 #define DDL__DEFINE_SQUARES(L, target, W)                                                                              \
-    target static void ddl__squares_##L(double *lanes, const float *x, int64_t count) {                                \
-        ddl__f64_v##W sum[DDL__SQUARES_VECTORS(W)];                                                                    \
+    target static void ddl__squares_##L(double lanes[2][DDL__RUN], const float *x, const float *y, int64_t count) {    \
+        ddl__f64_v##W sum_x[DDL__SQUARES_VECTORS(W)], sum_y[DDL__SQUARES_VECTORS(W)];                                  \
         DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
+            __builtin_prefetch(x + i + DDL__STREAM_AHEAD);                                                             \
+            __builtin_prefetch(y + i + DDL__STREAM_AHEAD);                                                             \
             DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
         }                                                                                                              \
         DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
@@ -111,14 +122,22 @@ DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
 #endif
 
-/* Sum of squares of one block: the lanes, added in their order. */
-static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t count) {
-    double lanes[DDL__RUN] = {0}, sum = 0;
-    float rest[DDL__RUN] = {0};
+/* The lanes of any count of elements of two arrays: what is less than a run is padded with zeros. */
+static inline void ddl__add_squares(ddl__cpu level, double lanes[2][DDL__RUN], const float *x, const float *y,
+                                    int64_t count) {
+    float rest[2][DDL__RUN] = {{0}};
     int64_t whole = count - count % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, whole);
-    memcpy(rest, x + whole, (size_t)(count - whole) * sizeof(float));
-    DDL__AT_LEVEL(level, ddl__squares)(lanes, rest, DDL__RUN);
+    DDL__AT_LEVEL(level, ddl__squares)(lanes, x, y, whole);
+    if (whole < count) {
+        memcpy(rest[0], x + whole, (size_t)(count - whole) * sizeof(float));
+        memcpy(rest[1], y + whole, (size_t)(count - whole) * sizeof(float));
+        DDL__AT_LEVEL(level, ddl__squares)(lanes, rest[0], rest[1], DDL__RUN);
+    }
+}
+
+/* Adds the lanes in their order. */
+static inline double ddl__lanes_sum(const double lanes[DDL__RUN]) {
+    double sum = 0;
     for (int i = 0; i < DDL__RUN; i++) {
         sum += lanes[i];
     }
@@ -126,13 +145,29 @@ static inline double ddl__block_squares(ddl__cpu level, const float *x, int64_t 
 }
 
 /* Sums go block by block, so that their error does not grow with the array and partial sums of one cut are the same
- * wherever they are made. 16 KiB: a block and a second one of scratch stay in the first-level cache. */
+ * wherever they are made. */
 #define DDL__BLOCK 4096
+
+/* sums[0] += the sum of x[i]^2, sums[1] += that of y[i]^2. */
+static inline void ddl__pair_squares_at(ddl__cpu level, const float *x, const float *y, int64_t count,
+                                        double sums[2]) {
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        double lanes[2][DDL__RUN] = {{0}};
+        ddl__add_squares(level, lanes, x + i, y + i, DDL__MIN(count - i, DDL__BLOCK));
+        sums[0] += ddl__lanes_sum(lanes[0]);
+        sums[1] += ddl__lanes_sum(lanes[1]);
+    }
+}
 
 static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t count) {
     double sum = 0;
-    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
-        sum += ddl__block_squares(level, x + i, DDL__MIN(count - i, DDL__BLOCK));
+    for (int64_t i = 0, done; i < count; i += done) { /* two blocks are the two arrays; near the end one is both */
+        double lanes[2][DDL__RUN] = {{0}};
+        int64_t one = DDL__MIN(count - i, DDL__BLOCK), other = count - i >= 2 * DDL__BLOCK ? DDL__BLOCK : 0;
+        ddl__add_squares(level, lanes, x + i, x + i + other, one);
+        sum += ddl__lanes_sum(lanes[0]);
+        sum += other > 0 ? ddl__lanes_sum(lanes[1]) : 0;
+        done = one + other;
     }
     return sum;
 }
