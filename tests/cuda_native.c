@@ -690,6 +690,74 @@ TEST(a_closed_set_still_answers) {
     }
 }
 
+/* ---- bytes per link: what kernels read from and write to each GPU's memory, by their arguments ---- */
+
+enum { LINK_RANKS = 8 };
+static int64_t moved_in[LINK_RANKS], moved_out[LINK_RANKS]; /* of one rank's launch: read from, written to, each rank */
+
+/* Memory of rank j begins at (j + 1) << 40: nobody looks into it. */
+static ddl_status count_bytes(const cuda_sink *sink, cuda_kernel kernel, uint32_t blocks, uint32_t rows,
+                              const void *args) {
+    const cuda_reduce_args *a = args;
+    int64_t bytes = a->range.count * (kernel == CUDA_K_f32_sum ? 4 : 1);
+    (void)sink, (void)blocks, (void)rows;
+    CHECK(kernel == CUDA_K_f32_sum || kernel == CUDA_K_bits_bor);
+    for (int32_t i = 0; i < a->src_count; i++) {
+        moved_in[((uintptr_t)a->src[i] >> 40) - 1] += bytes;
+    }
+    for (int32_t i = 0; i < a->dst_count; i++) {
+        moved_out[((uintptr_t)a->dst[i] >> 40) - 1] += bytes;
+    }
+    return DDL_OK;
+}
+
+/* Counts what crosses the link from rank a to rank b when all n ranks run `kind` on `bytes`: b reads of a, or a writes to b. */
+static void count_links(int32_t kind, int n, int64_t bytes, int64_t link[LINK_RANKS][LINK_RANKS]) {
+    const cuda_sink sink = {count_bytes, NULL, NULL, 4};
+    memset(link, 0, sizeof(int64_t) * LINK_RANKS * LINK_RANKS);
+    for (int r = 0; r < n; r++) {
+        cuda_job job = {.call = {.kind = kind, .dtype = DDL_F32, .op = DDL_SUM, .element_bytes = 4,
+                                 .bytes = (uint64_t)bytes, .factor = 1}, .count = n, .rank = r};
+        for (int j = 0; j < n; j++) {
+            job.in[j] = (const char *)((uintptr_t)(j + 1) << 40);
+            job.out[j] = (char *)((uintptr_t)(j + 1) << 40) + ((uintptr_t)1 << 39);
+        }
+        memset(moved_in, 0, sizeof moved_in);
+        memset(moved_out, 0, sizeof moved_out);
+        CHECK_EQ(cuda_job_put(&sink, &job), DDL_OK);
+        for (int j = 0; j < n; j++) {
+            link[j][r] += moved_in[j];
+            link[r][j] += moved_out[j];
+        }
+    }
+}
+
+/* Each of the n - 1 links of a rank carries, in either direction, the least that a reduction of all among all can: B / n of
+ * the reduce-scatter and B / n of the all-gather, so 2 (n - 1) / n B for each rank (Patarasu and Yuan, "Bandwidth optimal
+ * all-reduce algorithms"). An all-gather and a reduce-scatter move each part once. Slices are whole units of 512 bytes. */
+TEST(bytes_over_each_link_are_those_of_theory) {
+    static int64_t link[LINK_RANKS][LINK_RANKS];
+    const int64_t bytes = 840 * 4096;
+    for (int n = 2; n <= LINK_RANKS; n++) {
+        int64_t part = (bytes / n + CUDA_SLICE_UNIT - 1) / CUDA_SLICE_UNIT * CUDA_SLICE_UNIT, total = bytes / n * n;
+        for (int kind = 0; kind < 3; kind++) {
+            static const int32_t kinds[] = {DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER};
+            count_links(kinds[kind], n, kind == 0 ? total : bytes, link);
+            for (int a = 0; a < n; a++) {
+                for (int b = 0; b < n; b++) {
+                    int64_t want = kind == 0 ? 2 * bytes / n : bytes;
+                    int64_t slack = kind == 0 ? 2 * (n + 1) * (part - bytes / n) : 0;
+                    int64_t off = link[a][b] - want;
+                    if (a != b && (off > slack || off < -slack)) {
+                        test__fail(__FILE__, __LINE__, "kind %d of %d ranks: %lld bytes from %d to %d, not %lld",
+                                   kinds[kind], n, (long long)link[a][b], a, b, (long long)want);
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST(what_is_not_served_is_refused) {
     make_ranks(2);
     open_sets(2, 1);
