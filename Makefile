@@ -28,7 +28,7 @@ EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),
 PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
 VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
 
-.PHONY: all help header tools plugins examples demo test test-gpu torture bench bench-gpu plots timeline check deps install uninstall clean format
+.PHONY: all help header tools plugins examples demo test test-gpu torture bench bench-gpu trace-cost plots timeline check deps install uninstall clean format
 .DELETE_ON_ERROR:
 
 all: header tools plugins examples
@@ -130,7 +130,11 @@ bench-gpu: all
 	tests/gpu bench
 
 # The exit status is that of compare: whether all floors are reached.
-bench: all
+trace-cost: all
+	$(CC) -std=c11 -O2 -I. -o $(B)/bench-trace bench/trace.c -lpthread -ldl
+	for t in tcp shm; do echo "$$t"; DDL_TRANSPORTS=$$t $(B)/ddlrun -n 2 --no-prefix $(B)/bench-trace || exit 1; done
+
+bench: all trace-cost
 	bench/compare; reached=$$?; $(PLOT) && exit $$reached
 
 # The Python that has matplotlib: the first in PATH, or Debian's. (No $(MAKE) plots above: make -n would run it all.)
