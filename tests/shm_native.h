@@ -47,6 +47,7 @@ typedef struct native_world {
     void (*fn)(shm *t, int rank, int n, void *arg);
     void *arg;
     bool threads;
+    int cores; /* 0: one for each rank */
 } native_world;
 
 static inline ddl_status native_prepare(shm *t) { return shm_prepare(t); }
@@ -54,6 +55,7 @@ static inline ddl_status native_prepare(shm *t) { return shm_prepare(t); }
 /* Endpoints with their doorbells; all know all addresses. */
 static inline void native_addresses(native_world *w, int n) {
     ddl_transport_params params = {.size = sizeof params, .world_size = n, .local_ranks = n, .host_id = "here"};
+    params.cores = w->cores > 0 ? w->cores : n;
     w->n = n;
     for (int r = 0; r < n; r++) {
         void *self = NULL;

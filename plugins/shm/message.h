@@ -3,7 +3,8 @@
  *     small                      through the ring: the sender copies in, the core takes it where it lies
  *     a little larger            in pieces through the ring, so that one copies in while the other copies out
  *     large, in lent memory      the ring says where: the receiver copies from its view of the sender's arena
- *     large, ordinary memory     the ring says where: the receiver lets the kernel copy (process_vm_readv)
+ *     large, ordinary memory     the ring says where: the receiver lets the kernel copy (process_vm_readv); a sender
+ *                                that waits meanwhile helps (help.h)
  *     large, when it may not     in pieces through the ring, while the receiver copies them out
  *
  * A sender is done with a message that the receiver fetches when the receiver has stepped behind its record. If it must
@@ -14,6 +15,7 @@
 #define SHM_MESSAGE_H
 
 #include "doorbell.h"
+#include "help.h"
 #include "memory.h"
 #include "ring.h"
 
@@ -36,6 +38,7 @@ typedef struct shm_fetch {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES];
     uint64_t at, bytes, lent; /* lent: at is a place in an arena, else an address of the sender */
     _Atomic uint64_t copy;    /* 0; place of a copy + 1: that is valid, what `at` says is not; or SHM_NO_COPY */
+    shm_help help;
 } shm_fetch;
 
 #define SHM_NO_COPY UINT64_MAX /* no memory was left for one: the message is lost, and the link with it */
@@ -80,6 +83,7 @@ typedef struct shm_messages {
     int32_t open_in;
     uint32_t turns; /* in which the expected rank had something */
     uint64_t probe;
+    shm_helper helper;
 } shm_messages;
 
 static shm_link *shm_link_of(const shm *t, int32_t i) { return &t->messages->links[i]; }
@@ -122,6 +126,9 @@ static bool shm_queue_replace(shm_queue *q, ddl_message *m, ddl_message *instead
 
 /* Of a message that is on no queue any more. */
 static void shm_give_back(shm *t, ddl_message *m, ddl_status status) {
+    if (m->priv[SHM_NOTE_RECORD] != 0) {
+        shm_help_end(&t->messages->helper, &((shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD])->help);
+    }
     if (m->priv[SHM_NOTE_COPY] == 0) {
         t->host->sent(t->host, m, status);
         return;
@@ -243,6 +250,7 @@ static int shm_push_fetch(shm_link *l, ddl_message *m, uint64_t at, bool lent) {
     to->bytes = m->payload_bytes;
     to->lent = lent;
     atomic_store_explicit(&to->copy, 0, memory_order_relaxed); /* the record is published below */
+    shm_help_begin(&to->help);
     m->priv[SHM_NOTE_RECORD] = (uint64_t)(uintptr_t)to;
     shm_want(l, true);
     m->priv[SHM_NOTE_END] = shm_ring_publish(&l->out, SHM_FETCH, sizeof *to);
@@ -386,6 +394,7 @@ static bool shm_lend_instead(shm *t, shm_link *l, ddl_message *m) {
         copy = NULL;
     }
     shm_queue_replace(&l->fetched, m, copy != NULL ? &copy->message : NULL);
+    shm_help_end(&t->messages->helper, &record->help);
     /* Release: the copy is there. The fence: whoever does not see the word has read all it read before what happens to
      * the message's memory from now on. */
     atomic_store_explicit(&record->copy, copy != NULL ? copy->offset + 1 : SHM_NO_COPY, memory_order_release);
@@ -474,6 +483,27 @@ static void shm_probe(shm *t, int32_t i) {
 
 enum { SHM_FETCHED, SHM_REFUSED, SHM_LOST };
 
+/* From the sender's memory, in pieces; those that the sender has staged from there. */
+static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at) {
+    shm_help *h = &record->help;
+    uint64_t alone = 0;
+    for (uint64_t done = 0; done < l->bytes;) {
+        const void *staged = shm_help_find(t, h, done);
+        alone = staged != NULL ? 0 : alone + 1;
+        uint64_t bytes = alone > SHM_HELP_ALONE ? SHM_HELP_ALONE * SHM_HELP_PIECE : SHM_HELP_PIECE;
+        bytes = bytes < l->bytes - done ? bytes : l->bytes - done;
+        atomic_store_explicit(&h->taking, done + bytes, memory_order_relaxed); /* a hint */
+        if (staged != NULL) {
+            memcpy(l->to + done, staged, (size_t)bytes);
+        } else if (!shm_read_peer(t, l, l->to + done, at + done, bytes)) {
+            return false;
+        }
+        done += bytes;
+        atomic_store_explicit(&h->taken, done, memory_order_release); /* it has been read: pairs with stage */
+    }
+    return true;
+}
+
 /* Copies the payload that a record names to where it lands. */
 static int shm_fetch_from(shm *t, shm_link *l, shm_fetch *record, uint64_t at, bool lent) {
     /* Acquire: the copy is there when its place is. */
@@ -483,7 +513,7 @@ static int shm_fetch_from(shm *t, shm_link *l, shm_fetch *record, uint64_t at, b
             return SHM_LOST;
         }
         bool read = copy != 0 || lent ? shm_copy_from_place(t, l->to, copy != 0 ? copy - 1 : at, l->bytes)
-                                      : shm_read_peer(t, l, l->to, at, l->bytes);
+                                      : shm_read_helped(t, l, record, at);
         shm_fence(); /* what was read stands before the second look: pairs with shm_lend_instead */
         uint64_t now = atomic_load_explicit(&record->copy, memory_order_acquire);
         if (now == copy) {
@@ -662,6 +692,13 @@ static int32_t shm_receive(shm *t, int32_t i, bool expected) {
 
 /* ---- progress ---- */
 
+/* Stages a piece of what the peer is fetching. Returns whether it did. */
+static bool shm_send_help(shm *t, const ddl_message *m) {
+    shm_fetch *record = (shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD];
+    return m->priv[SHM_NOTE_COPY] == 0 && !record->lent &&
+           shm_help_stage(t, &t->messages->helper, &record->help, m->payload, m->payload_bytes);
+}
+
 /* Ends what the peer has fetched, lends what it refused, sends what has room. */
 static int32_t shm_send_progress(shm *t, int32_t i) {
     shm_link *l = shm_link_of(t, i);
@@ -680,6 +717,7 @@ static int32_t shm_send_progress(shm *t, int32_t i) {
         }
     }
     count += shm_send_on(t, i);
+    count += l->fetched.first != NULL && shm_send_help(t, l->fetched.first);
     if (l->out.broken) {
         shm_damaged(t, i);
     } else if (l->fetched.first == NULL && l->waiting.first == NULL) {
@@ -815,6 +853,7 @@ static void shm_messages_close(shm *t) {
         shm_link_close(t, i);
     }
     if (m != NULL) {
+        shm_helper_close(&m->helper);
         t->host->free(t->host, m->links);
     }
     t->host->free(t->host, m);

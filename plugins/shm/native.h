@@ -1,12 +1,10 @@
 /* native: the operations of a set, one after another in the order of their start, and the functions that the core calls.
  * Only the first of a set moves; whoever looks at any of them moves that one. The parts: native_set.h (who, and where),
- * native_small.h (what each kind is; small data), native_bulk.h (larger), native_direct.h (memory that all see),
- * native_pull.h (memory that the kernel lets each read). */
+ * native_small.h (what each kind is; small data), native_bulk.h (larger), native_direct.h (memory that all see). */
 #ifndef SHM_NATIVE_H
 #define SHM_NATIVE_H
 
 #include "native_direct.h"
-#include "native_pull.h"
 
 /* What progress does for one set before it turns to the next. */
 #define SHM_STEPS 8
@@ -32,9 +30,6 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
     }
     if (shm_is_direct(set, op)) {
         shm_direct_begin(set, op);
-    } else if (shm_all_offered_pull(set, op)) {
-        op->offered = false;
-        shm_pull_begin(set, op);
     } else {
         op->offered = false;
         shm_staged_lay_out(set, op); /* it fits: shm_native_start has looked */
@@ -171,7 +166,7 @@ static inline void shm_pause(void) {
 static void shm_look_first(shm_set *set, shm_op *op) {
     const shm *t = set->t;
     op->looked = true;
-    if (op->step != shm_small_step || shm_kind_of(op)->needs != SHM_ALL || t->local_count > t->cores) {
+    if (op->step != shm_small_step || shm_kind_of(op)->needs != SHM_ALL || t->crowded) {
         return;
     }
     for (int32_t i = 0; i < set->patience; i++) {

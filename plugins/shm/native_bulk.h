@@ -7,8 +7,9 @@
  *     split   post, reduce, take        all_reduce, reduce of three ranks and more: a rank reduces its part of each
  *                                       round and posts the result behind what it gave
  *
- * Rounds are so small that what was posted is still in a cache when it is taken. The kernel's process_vm_readv saves one
- * of the two copies, and loses all the same: 80 us for 1 MiB (EPYC, Linux 6.18), where a copy takes 22 to 26 us. */
+ * Rounds are so small that what was posted is still in a cache when it is taken; where ranks share cores each round costs
+ * a switch, and they are as large as the ring allows. The kernel's process_vm_readv saves one of the two copies, and loses
+ * all the same: 80 us for 1 MiB (EPYC, Linux 6.18), where a copy takes 22 to 26 us. */
 #ifndef SHM_NATIVE_BULK_H
 #define SHM_NATIVE_BULK_H
 
@@ -17,6 +18,7 @@
 
 #define SHM_CHUNK_LEAST 4096u
 #define SHM_CHUNK_MOST (32u << 10)
+#define SHM_CHUNK_CROWDED (512u << 10)
 #define SHM_AHEAD 2 /* rounds that a rank posts before it takes */
 
 /* A round lies in one piece. It is no longer than half the ring: what is skipped at the end of the ring is never taken
@@ -89,9 +91,10 @@ static int shm_bulk_end(shm_set *set, const shm_op *op) {
 
 /* ---- whole ---- */
 
-/* Four chunks at least, so that taking overlaps with posting. */
+/* Four chunks at least, so that taking overlaps with posting, which it does not where ranks share cores. */
 static uint64_t shm_whole_aim(const shm_set *set, const shm_op *op) {
-    uint64_t aim = op->call.bytes / 4, most = SHM_CHUNK_MOST;
+    bool crowded = set->t->crowded;
+    uint64_t aim = crowded ? op->call.bytes : op->call.bytes / 4, most = crowded ? SHM_CHUNK_CROWDED : SHM_CHUNK_MOST;
     if (shm_kind_of(op)->parts) {
         most /= (uint64_t)set->count;
     }

@@ -19,7 +19,6 @@
 /* What an arrival says of a large operation. */
 typedef struct shm_offer {
     uint64_t in, out; /* place in the arenas + 1; 0: in other memory */
-    uint64_t pull;    /* address of in, where the others may read it; 0: by this rank another way is to be gone */
 } shm_offer;
 
 static const shm_offer *shm_offer_of(const shm_set *set, const shm_op *op, int32_t j) {
@@ -52,10 +51,8 @@ static uint64_t shm_place_of(shm *t, const void *memory, uint64_t bytes) {
     return shm_locate(t, memory, bytes, &offset) ? offset + 1 : 0;
 }
 
-static uint64_t shm_pull_offer(const shm_set *set, const shm_op *op);
-
 static void shm_make_offer(shm_set *set, shm_op *op) {
-    shm_offer offer = {0, 0, shm_pull_offer(set, op)};
+    shm_offer offer = {0, 0};
     if (shm_may_be_direct(op)) {
         offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, shm_given_bytes(set, op)) : 0;
         offer.out = shm_writes(op) && shm_has_out(op, set->rank) ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;

@@ -37,6 +37,7 @@ static void shm_layout_take(shm *t, const shm_header *h) {
         t->index_of[h->rank_of[i]] = i;
     }
     t->sleepers_fence = h->sleepers_fence != 0;
+    t->crowded = h->crowded != 0;
     t->arena_bytes = h->arena_bytes;
     t->shared_bytes = (shm_staging_offset(t, t->local_count) + (2u << 20) - 1) / (2u << 20) * (2u << 20);
     t->segment_bytes = shm_arena_offset(t, t->local_count);

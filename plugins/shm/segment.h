@@ -64,7 +64,7 @@ typedef struct shm_address {
     uint32_t hears_barriers; /* registered with membarrier: doorbell.h */
     int32_t fd; /* to newcomers: the segment, as a descriptor of process pid; 0: in none */
     int32_t pid;
-    uint32_t unused;
+    uint32_t cores; /* that this rank may use: the least of all is taken */
     uint64_t ring_bytes, staging_bytes;
     uint64_t arena_bytes; /* the smallest of all is taken */
 } shm_address;
@@ -76,7 +76,7 @@ typedef struct shm_header {
     uint8_t magic[8];
     uint32_t local_count, leader;
     uint64_t ring_bytes, staging_bytes, arena_bytes;
-    uint32_t sleepers_fence;
+    uint32_t sleepers_fence, crowded;
     int32_t rank_of[SHM_LOCAL_MAX]; /* by local index, for newcomers */
     uint8_t bell_token[16]; /* what a wake-up says; strangers do not know it */
     _Alignas(SHM_LINE) _Atomic uint32_t state[SHM_LOCAL_MAX];
@@ -108,7 +108,7 @@ enum { SHM_GATHERING, SHM_JOINING, SHM_JOINED, SHM_DECLINED, SHM_BARRED }; /* ba
 /* The endpoint of one context. The last part belongs to the other files. */
 typedef struct shm {
     const ddl_host *host;
-    int32_t rank, world_size, cores;
+    int32_t rank, world_size;
     char *host_id;
     shm_address address;
     shm_address *addresses; /* by world rank; magic[0] == 0: that one is not reached this way */
@@ -117,6 +117,7 @@ typedef struct shm {
     int32_t local_count, local_index; /* ranks of this host that offer shm, and this one's place; in rank order */
     int32_t *index_of;                /* by world rank: local index, -1: not here */
     int32_t *rank_of;                 /* by local index: world rank */
+    bool crowded;                     /* the ranks share cores; all say the same */
     bool *told;                       /* by local index: knows what this rank has to tell it of its joining */
     int32_t attach;                   /* a newcomer: the rank whose segment it may come into; -1: none */
     int fd;                           /* the segment, -1: none yet */
@@ -281,6 +282,7 @@ static bool shm_address_fits(const shm *t, const shm_address *other) {
 /* The set of local ranks is known when every peer's address is; the layout follows from it. */
 static ddl_status shm_settle(shm *t) {
     uint64_t arena = t->address.arena_bytes;
+    uint32_t cores = t->address.cores;
     t->local_count = 0;
     t->sleepers_fence = true;
     for (int32_t r = 0; r < t->world_size; r++) {
@@ -290,9 +292,11 @@ static ddl_status shm_settle(shm *t) {
             t->rank_of[t->local_count++] = r;
             t->sleepers_fence = t->sleepers_fence && t->addresses[r].hears_barriers == 1;
             arena = t->addresses[r].arena_bytes < arena ? t->addresses[r].arena_bytes : arena;
+            cores = t->addresses[r].cores < cores ? t->addresses[r].cores : cores;
         }
     }
     t->local_index = t->index_of[t->rank];
+    t->crowded = (uint32_t)t->local_count > cores;
     if (t->local_count > SHM_LOCAL_MAX) {
         shm_log(t, DDL_LOG_WARN, "%d ranks share this host, shared memory serves at most %d", (int)t->local_count,
                 SHM_LOCAL_MAX);
@@ -349,6 +353,7 @@ static void shm_header_fill(const shm *t, shm_header *h) {
     h->staging_bytes = t->address.staging_bytes;
     h->arena_bytes = t->arena_bytes;
     h->sleepers_fence = t->sleepers_fence;
+    h->crowded = t->crowded;
     memcpy(h->rank_of, t->rank_of, (size_t)t->local_count * sizeof h->rank_of[0]);
 }
 

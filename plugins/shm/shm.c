@@ -2,7 +2,7 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-shm.so plugins/shm/shm.c
  *
- * Read segment.h first, then doorbell.h, memory.h, ring.h, message.h, native.h; this file is the tables alone.
+ * Read segment.h first, then doorbell.h, memory.h, ring.h, help.h, message.h, native.h; this file is the tables alone.
  *
  * Settings, the same on all ranks of a host (ranks whose sizes differ reach each other in another way):
  *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction
@@ -19,6 +19,7 @@
 #include "segment.h"
 
 #include "doorbell.h"
+#include "help.h"
 #include "memory.h"
 #include "message.h"
 #include "ring.h"
@@ -68,12 +69,12 @@ static ddl_status shm_endpoint_open(const ddl_host *host, const ddl_transport_pa
     t->host = host;
     t->rank = params->rank;
     t->world_size = params->world_size;
-    t->cores = params->cores;
     t->fd = t->bell = t->attach = -1;
     if (!shm_address_make(t)) {
         shm_endpoint_close(t);
         return DDL_ERR_CONFIG;
     }
+    t->address.cores = (uint32_t)params->cores;
     ddl_status status = shm_allocate(t, params->host_id);
     status = status == DDL_OK ? shm_bell_open(t) : status;
     if (status != DDL_OK) {

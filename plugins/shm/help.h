@@ -1,0 +1,122 @@
+/* help: a sender that waits for its large message to be fetched copies a part of it. The kernel's copy of a peer's
+ * memory (process_vm_readv) has to find and to hold each page, which takes three times as long as the bytes; so the
+ * sender stages pieces in a window that the receiver maps, as many as fit, ahead of where the receiver is, and the
+ * receiver takes from the window what lies there and from the sender's memory what does not. It must not know rings or
+ * requests.
+ *
+ * Nobody waits for anybody: a sender that computes, sleeps or is stopped stages nothing, and the receiver goes on by
+ * itself. A sender begins when the receiver has, and has one window, for one message at a time. Pieces have stamps that
+ * never come again: a receiver that was stopped meanwhile finds none of its own in a window that has gone on. */
+#ifndef SHM_HELP_H
+#define SHM_HELP_H
+
+#include "memory.h"
+
+#define SHM_HELP_PIECE (32u << 10) /* one copy of the kernel's costs 0.3 us more than its bytes: a tenth of this one */
+#define SHM_HELP_PIECES 8u         /* in a window: all of them lie in the second cache */
+#define SHM_HELP_ALONE 4u          /* who got so many pieces without help takes as many at once */
+
+/* Both sides' words about one message, in its record. Each word has one writer. */
+typedef struct shm_help {
+    _Atomic uint64_t window; /* the sender's: place of the window + 1; 0: no help, yet */
+    _Atomic uint64_t stamp;  /* the sender's: of the first piece; piece i has stamp + i */
+    _Atomic uint64_t taking; /* the receiver's: takes, or has, the bytes up to here */
+    _Atomic uint64_t taken;  /* the receiver's: is done with the bytes up to here */
+} shm_help;
+
+/* In the sender's arena. */
+typedef struct shm_window {
+    _Alignas(SHM_LINE) _Atomic uint64_t holds[SHM_HELP_PIECES]; /* stamp of the piece that lies there, 0: none */
+    _Alignas(SHM_LINE) uint8_t pieces[SHM_HELP_PIECES][SHM_HELP_PIECE];
+} shm_window;
+
+/* This rank's own. */
+typedef struct shm_helper {
+    shm_window *window; /* NULL: not yet made */
+    uint64_t place;
+    bool refused;         /* no memory for a window: no help */
+    const shm_help *whom; /* the message that is helped */
+    uint64_t stamp;       /* of its first piece */
+    uint64_t next;        /* piece to be staged */
+} shm_helper;
+
+static inline void shm_help_begin(shm_help *h) { /* relaxed: published with the record */
+    atomic_store_explicit(&h->window, 0, memory_order_relaxed);
+    atomic_store_explicit(&h->stamp, 0, memory_order_relaxed);
+    atomic_store_explicit(&h->taking, 0, memory_order_relaxed);
+    atomic_store_explicit(&h->taken, 0, memory_order_relaxed);
+}
+
+/* ---- the sender ---- */
+
+static bool shm_helper_open(shm *t, shm_helper *own) {
+    void *at = NULL;
+    if (own->window == NULL && !own->refused) {
+        own->refused = !shm_place_take(t, sizeof *own->window, &own->place) ||
+                       (at = shm_place_map(t, own->place, sizeof *own->window, NULL)) == NULL;
+        own->window = at;
+        own->stamp = 1;
+    }
+    return own->window != NULL;
+}
+
+static void shm_helper_close(shm_helper *own) {
+    if (own->window != NULL) {
+        munmap(own->window, sizeof *own->window);
+    }
+}
+
+/* The message is sent, or its memory is no longer to be read. */
+static inline void shm_help_end(shm_helper *own, const shm_help *h) {
+    if (own->whom == h) {
+        own->whom = NULL;
+        own->stamp += own->next + 1;
+        own->next = 0;
+    }
+}
+
+static uint64_t shm_help_pieces(uint64_t bytes) { return (bytes + SHM_HELP_PIECE - 1) / SHM_HELP_PIECE; }
+
+/* Stages the next piece when there is one and room for it. Returns whether it did. */
+static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes) {
+    /* Acquire: the receiver has read what it is done with; its place may be written. */
+    uint64_t taken = atomic_load_explicit(&h->taken, memory_order_acquire);
+    uint64_t taking = atomic_load_explicit(&h->taking, memory_order_relaxed); /* where to go on: a hint */
+    if (taking == 0 || taking >= bytes || taken > taking || (own->whom != NULL && own->whom != h) ||
+        !shm_helper_open(t, own)) {
+        return false;
+    }
+    if (own->whom == NULL) {
+        own->whom = h;
+        atomic_store_explicit(&h->stamp, own->stamp, memory_order_relaxed);
+        atomic_store_explicit(&h->window, own->place + 1, memory_order_release); /* with the stamp: pairs with find */
+    }
+    uint64_t next = own->next > shm_help_pieces(taking) ? own->next : shm_help_pieces(taking);
+    if (next >= shm_help_pieces(bytes) || next >= taken / SHM_HELP_PIECE + SHM_HELP_PIECES) {
+        return false;
+    }
+    uint64_t at = next * SHM_HELP_PIECE, rest = bytes - at;
+    memcpy(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)payload + at,
+           (size_t)(rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE));
+    /* Release: the piece lies there. */
+    atomic_store_explicit(&own->window->holds[next % SHM_HELP_PIECES], own->stamp + next, memory_order_release);
+    own->next = next + 1;
+    return true;
+}
+
+/* ---- the receiver ---- */
+
+/* The piece that begins at byte `at`, where the sender has staged it; NULL: it has not. */
+static const void *shm_help_find(shm *t, shm_help *h, uint64_t at) {
+    uint64_t window = atomic_load_explicit(&h->window, memory_order_acquire); /* pairs with stage: the stamp */
+    const shm_window *w = window != 0 ? shm_reach(t, window - 1, sizeof *w) : NULL;
+    if (w == NULL || window % SHM_LINE != 1) {
+        return NULL;
+    }
+    uint64_t piece = at / SHM_HELP_PIECE, stamp = atomic_load_explicit(&h->stamp, memory_order_relaxed) + piece;
+    /* Acquire: pairs with the piece's release. */
+    bool there = atomic_load_explicit(&w->holds[piece % SHM_HELP_PIECES], memory_order_acquire) == stamp;
+    return there ? w->pieces[piece % SHM_HELP_PIECES] : NULL;
+}
+
+#endif /* SHM_HELP_H */

@@ -1,0 +1,179 @@
+/* A sender of shared memory that helps its receiver (plugins/shm/help.h), deterministically: what the sender does happens
+ * in the middle of the receiver's reads. All content is compared with a pattern by the host.
+ * tests/run: variants=gcc,asan timeout=60 */
+#define _GNU_SOURCE 1
+#include "shm_host.h"
+
+enum { BYTES = (1 << 20) + 12345 };
+enum { PIECES = (BYTES + SHM_HELP_PIECE - 1) / SHM_HELP_PIECE };
+
+static struct {
+    endpoint *sender;
+    int reads, help_turns; /* of the receiver by the kernel; progress of the sender in each */
+    int recall_at;         /* in this read the sender takes the message back; 0: never */
+    letter *letter;
+    endpoint *other; /* makes progress as well */
+} play;
+
+static void in_the_middle(void) {
+    play.reads++;
+    for (int i = 0; i < play.help_turns; i++) {
+        CHECK(play.sender->transport->progress(play.sender->self, -1) >= 0);
+    }
+    if (play.other != NULL) {
+        endpoint *other = play.other;
+        play.other = NULL; /* it reads too */
+        faults.at_read = in_the_middle;
+        CHECK(other->transport->progress(other->self, -1) >= 0);
+    }
+    if (play.reads == play.recall_at) {
+        play.sender->transport->recall(play.sender->self, 1, &play.letter->message);
+        play.letter->borrowed = 0;
+        memset(play.letter->payload, 0xdd, BYTES);
+    }
+    faults.at_read = in_the_middle;
+}
+
+static void begin(endpoint *e, int n, int help_turns) {
+    world_open(e, n);
+    memset(&play, 0, sizeof play);
+    play.sender = &e[0];
+    play.help_turns = help_turns;
+    faults.at_read = in_the_middle;
+}
+
+static void end(endpoint *e, int n) {
+    faults.at_read = NULL;
+    for (int i = 0; i < n; i++) {
+        CHECK_EQ(e[i].bad, 0);
+    }
+    world_close(e, n);
+}
+
+static void fetch(int help_turns) {
+    static endpoint e[2];
+    letter l;
+    begin(e, 2, help_turns);
+    CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    letter_free(&l);
+    end(e, 2);
+}
+
+TEST(a_sender_that_does_nothing_is_read_alone) {
+    fetch(0);
+    CHECK(play.reads < PIECES && play.reads >= PIECES / (int)SHM_HELP_ALONE); /* larger pieces after some */
+}
+
+TEST(a_sender_that_looks_in_saves_reads) {
+    fetch(1); /* every second piece is staged: one while the other is read */
+    CHECK(play.reads > PIECES / 3 && play.reads <= PIECES / 2 + 1);
+    fetch(1000); /* a window full for each read */
+    CHECK(play.reads >= PIECES / (int)(SHM_HELP_PIECES + 1) && play.reads <= PIECES / (int)SHM_HELP_PIECES + 1);
+}
+
+TEST(windows_serve_one_message_after_the_other) {
+    static endpoint e[2];
+    letter l[9];
+    begin(e, 2, 3);
+    for (int i = 0; i < 9; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], (uint64_t)BYTES - (uint64_t)i * 50001), DDL_IN_PROGRESS);
+    }
+    DRIVE(e, 2, e[1].arrived[0] == 9 && l[8].returned) {}
+    CHECK(play.reads < 9 * PIECES / 2);
+    for (int i = 0; i < 9; i++) {
+        letter_free(&l[i]);
+    }
+    end(e, 2);
+}
+
+/* Two receivers at once: the window is one's; the other reads alone. */
+TEST(one_window_is_not_two_messages) {
+    static endpoint e[3];
+    letter l[2];
+    begin(e, 3, 2);
+    CHECK_EQ(post(&e[0], 1, &l[0], BYTES), DDL_IN_PROGRESS);
+    CHECK_EQ(post(&e[0], 2, &l[1], BYTES), DDL_IN_PROGRESS);
+    play.other = &e[2]; /* fetches its whole message while the first is in the middle */
+    CHECK(e[1].transport->progress(e[1].self, -1) >= 0);
+    DRIVE(e, 3, e[1].arrived[0] == 1 && e[2].arrived[0] == 1 && l[0].returned && l[1].returned) {}
+    letter_free(&l[0]);
+    letter_free(&l[1]);
+    end(e, 3);
+}
+
+/* What was staged before is whole, what is read after is not: all is read again, from the copy that was lent. */
+TEST(a_helped_message_is_taken_back_in_the_middle) {
+    for (int at = 1; at < 4; at++) {
+        static endpoint e[2];
+        letter l;
+        begin(e, 2, 2);
+        play.letter = &l;
+        play.recall_at = at;
+        CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        DRIVE(e, 2, e[1].arrived[0] == 1) {}
+        progress_all(e, 2);
+        CHECK(((shm *)e[0].self)->messages->helper.whom == NULL);
+        letter_free(&l);
+        end(e, 2);
+    }
+}
+
+static shm_fetch *record_of(letter *l) { return (shm_fetch *)(uintptr_t)l->message.priv[SHM_NOTE_RECORD]; }
+
+/* A place where no window is, one that is another's, stamps of an old message: the receiver reads by itself. */
+TEST(a_window_that_makes_no_sense_is_not_used) {
+    for (int what = 0; what < 4; what++) {
+        static endpoint e[2];
+        letter first, l;
+        begin(e, 2, what == 3 ? 1000 : 0);
+        CHECK_EQ(post(&e[0], 1, &first, BYTES), DDL_IN_PROGRESS);
+        DRIVE(e, 2, e[1].arrived[0] == 1 && first.returned) {}
+        play.help_turns = 0;
+        shm *t = e[0].self;
+        CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        uint64_t places[] = {3, t->segment_bytes - 4095, UINT64_MAX, t->messages->helper.place + 1};
+        record_of(&l)->help.window = places[what]; /* of what == 3: all its pieces are of the first message */
+        record_of(&l)->help.stamp = t->messages->helper.stamp;
+        DRIVE(e, 2, e[1].arrived[0] == 2 && l.returned) {}
+        letter_free(&first);
+        letter_free(&l);
+        end(e, 2);
+    }
+}
+
+/* A receiver out of its mind: whatever it says that it has, the sender reads no more than its message. */
+TEST(words_that_make_no_sense_harm_nobody) {
+    static const uint64_t words[][2] = {
+        {1, UINT64_MAX}, {UINT64_MAX, 0}, {UINT64_MAX, UINT64_MAX}, {BYTES - 1, 7}, {5, 5}, {BYTES, 0}};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        static endpoint e[2];
+        letter l;
+        begin(e, 2, 0);
+        CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        record_of(&l)->help.taking = words[i][0];
+        record_of(&l)->help.taken = words[i][1];
+        for (int k = 0; k < 2 * PIECES; k++) {
+            CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
+        }
+        e[0].transport->peer_dead(e[0].self, 1);
+        CHECK_EQ(l.returned, 1);
+        letter_free(&l);
+        end(e, 2);
+    }
+}
+
+TEST(without_memory_for_a_window_the_receiver_reads_alone) {
+    static endpoint e[2];
+    letter l[2];
+    begin(e, 2, 1);
+    CHECK_EQ(post(&e[0], 1, &l[0], BYTES), DDL_IN_PROGRESS);
+    faults.allocate = 1;
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l[0].returned) {}
+    CHECK(((shm *)e[0].self)->messages->helper.refused);
+    CHECK_EQ(post(&e[0], 1, &l[1], BYTES), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && l[1].returned) {}
+    letter_free(&l[0]);
+    letter_free(&l[1]);
+    end(e, 2);
+}
