@@ -91,8 +91,9 @@ $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
 # plugins/NAME/*.c -> build/libddl-NAME.so. plugins/NAME/flags holds extra words for the compiler ("-lfabric").
 # A plugin whose libraries are not on this machine is left out, and said so. Its kernels for GPUs, plugins/NAME/*.cu, become
 # a part of it: build/NAME.fatbin has machine code for each of CUDA_ARCHS that this nvcc knows, all made
-# from the PTX of the first one, which is in it too: nothing here is for one architecture alone.
-CUDA_ARCHS ?= 75 80 86 89 90 100
+# from the PTX of the first one, which is in it too: nothing here is for one architecture alone. Machine code for 8.0 is good
+# for 8.6 and 8.9 as well, and so within each generation; PTX alone would not do for drivers older than the toolkit.
+CUDA_ARCHS ?= 75 80 90 100
 CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
 KERNELS = $(wildcard plugins/$*/*.cu)
 plugins: $(patsubst %,$B/libddl-%.so,$(PLUGINS))

@@ -6837,7 +6837,7 @@ static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_B
 
 /* >>trace/ring */
 /* trace, first part: what a rank has done, in a ring of fixed size: the newest events stay, the others are counted.
- * Recording is one store of 80 bytes under the context's lock. It must not know of messages and files. */
+ * Recording is one store of at most 72 bytes under the context's lock. It must not know of messages and files. */
 
 enum { DDL__TRACE_GROUPS = 32, DDL__TRACE_NAME = 24, DDL__TRACE_DEPTH = 16 };
 
@@ -6875,11 +6875,12 @@ typedef struct ddl__trace_offset {
 typedef struct ddl__trace {
     ddl__trace_event *events;
     uint64_t capacity, count; /* count: of all that happened */
+    uint64_t next;            /* count modulo capacity; a division takes longer than all else of an event */
     struct {
         uint32_t id, epoch;
         char name[64];
     } groups[DDL__TRACE_GROUPS]; /* the last is for all that have no place */
-    int32_t group_count;
+    int32_t group_count, group_last; /* group_last: of the event before */
     struct {
         uint64_t start_ns;
         char name[DDL__TRACE_NAME];
@@ -6917,11 +6918,20 @@ static ddl__trace *ddl__trace_new(ddl__base *base, uint64_t capacity) {
 }
 
 /* The place of the next event, in the stead of the oldest when the ring is full. */
-static ddl__trace_event *ddl__trace_next(ddl__trace *t) { return &t->events[t->count++ % t->capacity]; }
+static ddl__trace_event *ddl__trace_next(ddl__trace *t) {
+    ddl__trace_event *e = &t->events[t->next++];
+    t->next = t->next == t->capacity ? 0 : t->next;
+    t->count++;
+    return e;
+}
 
-static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
+static bool ddl__trace_group_is(const ddl__trace *t, int32_t i, uint32_t id, uint32_t epoch) {
+    return t->groups[i].id == id && t->groups[i].epoch == epoch;
+}
+
+static int32_t ddl__trace_group_find(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
     int32_t i = 0;
-    while (i < t->group_count && (t->groups[i].id != id || t->groups[i].epoch != epoch)) {
+    while (i < t->group_count && !ddl__trace_group_is(t, i, id, epoch)) {
         i++;
     }
     if (i == t->group_count && i < DDL__TRACE_GROUPS - 1) {
@@ -6930,7 +6940,13 @@ static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, cons
         snprintf(t->groups[i].name, sizeof t->groups[i].name, "%s", name);
         t->group_count++;
     }
-    return (uint8_t)i;
+    return t->group_last = i;
+}
+
+static inline uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
+    int32_t i = t->group_last;
+    bool same = i < t->group_count && ddl__trace_group_is(t, i, id, epoch);
+    return (uint8_t)(same ? i : ddl__trace_group_find(t, id, epoch, name));
 }
 
 /* What ended last ended the wait, and whoever its last part came from was waited for. */
@@ -22113,23 +22129,24 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
                                                            .algorithm = algorithm};
 }
 
-/* For the timeline. last: the rank of the group whose part came last; -1: not known. */
-static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+/* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written
+ * member by member: to clear the name, which an operation has not, would double what it takes. */
+static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
-    t->ended_peer = last >= 0 ? g->ranks[last] : -1;
+    ddl__trace_event *e = ddl__trace_next(t);
+    e->start_ns = r->start_ns;
+    e->end_ns = DDL__MAX(r->end_ns, r->start_ns);
+    e->bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype);
+    e->algorithm = r->algorithm;
+    e->sequence = r->sequence;
+    e->peer = last >= 0 ? g->ranks[last] : -1;
+    e->status = r->status;
+    e->what = DDL__TRACE_OP;
+    e->group = ddl__trace_group(t, g->id, g->epoch, g->name);
+    e->kind = r->kind;
+    e->blocking = blocking;
+    t->ended_peer = e->peer;
     t->ended_ns = r->end_ns;
-    *ddl__trace_next(t) =
-        (ddl__trace_event){.start_ns = r->start_ns,
-                           .end_ns = DDL__MAX(r->end_ns, r->start_ns),
-                           .bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype),
-                           .algorithm = r->algorithm,
-                           .sequence = r->sequence,
-                           .peer = last >= 0 ? g->ranks[last] : -1,
-                           .status = r->status,
-                           .what = DDL__TRACE_OP,
-                           .group = ddl__trace_group(t, g->id, g->epoch, g->name),
-                           .kind = r->kind,
-                           .blocking = blocking};
 }
 
 static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,
@@ -27641,7 +27658,7 @@ static ddl_status ddl__timeline_begin(ddl_context *c) {
                  c->settings.trace, strerror(errno));
     }
     if (t != NULL) {
-        t->count = 0; /* what ddl_init did */
+        t->count = t->next = 0; /* what ddl_init did */
         t->together = t->together && c->world_size > 1;
     }
     c->trace = t;

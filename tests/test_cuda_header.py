@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What plugins/cuda/driver.h declares anew is what the toolkit's cuda.h says: values, sizes, places of members, parameters."""
+"""What plugins/cuda/driver.h declares anew is what the toolkit's cuda.h says: values, sizes, places of members, parameters.
+And what the toolkit has compiled is there for each architecture that the Makefile names."""
 import pathlib
 import re
 import shutil
+import struct
 
-from harness import ROOT, check, good, main, scratch, skip, test
+from harness import BUILD, ROOT, check, good, main, scratch, skip, test
 
 DRIVER = (ROOT / "plugins/cuda/driver.h").read_text()
 MEMBERS = ["CUmemAllocationProp, type", "CUmemAllocationProp, requestedHandleTypes", "CUmemAllocationProp, location",
@@ -12,9 +14,11 @@ MEMBERS = ["CUmemAllocationProp, type", "CUmemAllocationProp, requestedHandleTyp
            "CUmemAccessDesc, flags", "CUmemLocation, type", "CUmemLocation, id"]
 
 
+NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+
+
 def toolkit():
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    folder = pathlib.Path(nvcc).resolve().parent.parent / "include"
+    folder = pathlib.Path(NVCC).resolve().parent.parent / "include"
     if not (folder / "cuda.h").exists():
         skip("no CUDA toolkit is installed: cuda.h is not here")
     return folder
@@ -61,6 +65,31 @@ def functions_have_the_toolkits_parameters():
         check(names.get(member, member) == symbol or member == "cuDeviceGetUuid", f"cuda.h says {names.get(member, member)}, driver.h {symbol}")
         theirs = re.sub(r"CUhostFn|CUdevice_attribute|CUpointer_attribute", "int", found[1])
         check(parameter_sizes(parameters) == parameter_sizes(theirs), f"{member}: ({parameters}) here, ({found[1]}) there")
+
+
+def images(fatbin):
+    """Of a file that nvcc -fatbin wrote, [(1: PTX or 2: machine code, architecture)]: a head of magic number, version, its own
+    size and that of what follows; then images, each after a head of kind, version, sizes of head and image, and more."""
+    data = fatbin.read_bytes()
+    magic, _, at, size = struct.unpack_from("<IHHQ", data)
+    check(magic == 0xBA55ED50 and at + size == len(data), f"{fatbin} is no fatbin: {data[:16].hex()}")
+    found = []
+    while at < len(data):
+        kind, _, head, size = struct.unpack_from("<HHIQ", data, at)
+        found.append((kind, struct.unpack_from("<I", data, at + 28)[0]))
+        at += head + size
+    return found
+
+
+@test
+def the_kernels_are_there_for_every_architecture():
+    if not pathlib.Path(NVCC).exists():
+        skip("nvcc is not installed")
+    wanted = [int(a) for a in re.search(r"^CUDA_ARCHS \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()]
+    known = [int(a) for a in re.findall(r"compute_(\d+)\b", good([NVCC, "--list-gpu-arch"]))]
+    built = [a for a in wanted if a in known]
+    found = images(BUILD / "cuda.fatbin")
+    check(len(built) > 1 and found == [(1, built[0])] + [(2, a) for a in built], f"{found} of {wanted}; nvcc knows {known}")
 
 
 main()

@@ -10,6 +10,8 @@
 #ifndef CUDA_CAPTURE_H
 #define CUDA_CAPTURE_H
 
+#include "device.h"
+
 #include "launch.h"
 
 #include "share.h"

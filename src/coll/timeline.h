@@ -81,7 +81,7 @@ static ddl_status ddl__timeline_begin(ddl_context *c) {
                  c->settings.trace, strerror(errno));
     }
     if (t != NULL) {
-        t->count = 0; /* what ddl_init did */
+        t->count = t->next = 0; /* what ddl_init did */
         t->together = t->together && c->world_size > 1;
     }
     c->trace = t;

@@ -237,23 +237,24 @@ static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *a
                                                            .algorithm = algorithm};
 }
 
-/* For the timeline. last: the rank of the group whose part came last; -1: not known. */
-static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+/* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written
+ * member by member: to clear the name, which an operation has not, would double what it takes. */
+static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
-    t->ended_peer = last >= 0 ? g->ranks[last] : -1;
+    ddl__trace_event *e = ddl__trace_next(t);
+    e->start_ns = r->start_ns;
+    e->end_ns = DDL__MAX(r->end_ns, r->start_ns);
+    e->bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype);
+    e->algorithm = r->algorithm;
+    e->sequence = r->sequence;
+    e->peer = last >= 0 ? g->ranks[last] : -1;
+    e->status = r->status;
+    e->what = DDL__TRACE_OP;
+    e->group = ddl__trace_group(t, g->id, g->epoch, g->name);
+    e->kind = r->kind;
+    e->blocking = blocking;
+    t->ended_peer = e->peer;
     t->ended_ns = r->end_ns;
-    *ddl__trace_next(t) =
-        (ddl__trace_event){.start_ns = r->start_ns,
-                           .end_ns = DDL__MAX(r->end_ns, r->start_ns),
-                           .bytes = r->count * (int64_t)ddl_dtype_bytes((ddl_dtype)r->dtype),
-                           .algorithm = r->algorithm,
-                           .sequence = r->sequence,
-                           .peer = last >= 0 ? g->ranks[last] : -1,
-                           .status = r->status,
-                           .what = DDL__TRACE_OP,
-                           .group = ddl__trace_group(t, g->id, g->epoch, g->name),
-                           .kind = r->kind,
-                           .blocking = blocking};
 }
 
 static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,

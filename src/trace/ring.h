@@ -1,5 +1,5 @@
 /* trace, first part: what a rank has done, in a ring of fixed size: the newest events stay, the others are counted.
- * Recording is one store of 80 bytes under the context's lock. It must not know of messages and files. */
+ * Recording is one store of at most 72 bytes under the context's lock. It must not know of messages and files. */
 #ifndef DDL_TRACE_RING_H
 #define DDL_TRACE_RING_H
 
@@ -41,11 +41,12 @@ typedef struct ddl__trace_offset {
 typedef struct ddl__trace {
     ddl__trace_event *events;
     uint64_t capacity, count; /* count: of all that happened */
+    uint64_t next;            /* count modulo capacity; a division takes longer than all else of an event */
     struct {
         uint32_t id, epoch;
         char name[64];
     } groups[DDL__TRACE_GROUPS]; /* the last is for all that have no place */
-    int32_t group_count;
+    int32_t group_count, group_last; /* group_last: of the event before */
     struct {
         uint64_t start_ns;
         char name[DDL__TRACE_NAME];
@@ -83,11 +84,20 @@ static ddl__trace *ddl__trace_new(ddl__base *base, uint64_t capacity) {
 }
 
 /* The place of the next event, in the stead of the oldest when the ring is full. */
-static ddl__trace_event *ddl__trace_next(ddl__trace *t) { return &t->events[t->count++ % t->capacity]; }
+static ddl__trace_event *ddl__trace_next(ddl__trace *t) {
+    ddl__trace_event *e = &t->events[t->next++];
+    t->next = t->next == t->capacity ? 0 : t->next;
+    t->count++;
+    return e;
+}
 
-static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
+static bool ddl__trace_group_is(const ddl__trace *t, int32_t i, uint32_t id, uint32_t epoch) {
+    return t->groups[i].id == id && t->groups[i].epoch == epoch;
+}
+
+static int32_t ddl__trace_group_find(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
     int32_t i = 0;
-    while (i < t->group_count && (t->groups[i].id != id || t->groups[i].epoch != epoch)) {
+    while (i < t->group_count && !ddl__trace_group_is(t, i, id, epoch)) {
         i++;
     }
     if (i == t->group_count && i < DDL__TRACE_GROUPS - 1) {
@@ -96,7 +106,13 @@ static uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, cons
         snprintf(t->groups[i].name, sizeof t->groups[i].name, "%s", name);
         t->group_count++;
     }
-    return (uint8_t)i;
+    return t->group_last = i;
+}
+
+static inline uint8_t ddl__trace_group(ddl__trace *t, uint32_t id, uint32_t epoch, const char *name) {
+    int32_t i = t->group_last;
+    bool same = i < t->group_count && ddl__trace_group_is(t, i, id, epoch);
+    return (uint8_t)(same ? i : ddl__trace_group_find(t, id, epoch, name));
 }
 
 /* What ended last ended the wait, and whoever its last part came from was waited for. */

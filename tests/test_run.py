@@ -1,0 +1,69 @@
+"""tests/run itself: what passed, failed and was skipped in each kind of program is in its last line, and in its exit status.
+tests/run: timeout=120 """
+import pathlib
+import shutil
+
+from harness import ROOT, check, main, scratch, sh, test
+
+PROGRAMS = {
+    "test_good.py": "print('2 passed, 0 failed, 0 skipped')",
+    "test_bad.py": "print('FAIL other: not so')\nprint('1 passed, 1 failed, 0 skipped')\nraise SystemExit(1)",
+    "test_absent.py": "print('skip all: nothing to test it with')\nprint('0 passed, 0 failed, 1 skipped')",
+    "test_silent.py": "print('ok   one')",  # no last line: it has ended in the midst
+    "test_crash.py": "import os\nprint('3 passed, 0 failed, 0 skipped', flush=True)\nos.kill(os.getpid(), 11)",
+    "test_late.py": "'''tests/run: timeout=0.5 '''\nimport time\ntime.sleep(60)",
+    "test_unsteady.py": "import os\nif os.path.exists('second'):\n    print('1 passed, 0 failed, 0 skipped')\nelse:\n"
+                        "    open('second', 'w').close()\n    print('0 passed, 1 failed, 0 skipped')\n    raise SystemExit(1)",
+    "test_broken.c": "/* tests/run: variants=gcc */\nint main(void) { return nothing_of_this_name; }",
+    "test_works.c": "/* tests/run: variants=gcc */\n#include <stdio.h>\nint main(void) { puts(\"1 passed, 0 failed, 0 skipped\"); return 0; }",
+}
+
+
+def project(folder, made="true"):
+    for name in ("tests/run", "bench/flags.py"):
+        target = pathlib.Path(folder, name)
+        target.parent.mkdir()
+        shutil.copy(ROOT / name, target)
+    pathlib.Path(folder, "ddl.h").touch()
+    pathlib.Path(folder, "Makefile").write_text(f"all:\n\t{made}\n")
+    for name, text in PROGRAMS.items():
+        pathlib.Path(folder, "tests", name).write_text(text + "\n")
+
+
+def run(folder, *names):
+    done = sh(f"{folder}/tests/run", *names, cwd=folder)
+    return done.returncode, done.stdout, done.stdout.splitlines()[-1]
+
+
+@test
+def every_end_is_counted():
+    with scratch() as folder:
+        project(folder)
+        status, out, last = run(folder)
+        check(last == "8 passed, 5 failed, 1 skipped" and status == 1, out)  # bad, silent, crash, late, broken
+        check("unsteady, passed only alone: test_unsteady.py\n" in out, out)
+        check("skip all: nothing to test it with" in out and "killed after" in out and "exit status -11" in out and
+              "does not compile:" in out and "nothing_of_this_name" in out, out)
+
+
+@test
+def all_is_well_only_when_something_passed():
+    with scratch() as folder:
+        project(folder)
+        status, out, last = run(folder, "good", "works", "absent")
+        check(last == "3 passed, 0 failed, 1 skipped" and status == 0, out)
+        status, out, last = run(folder, "absent")
+        check(last == "0 passed, 0 failed, 1 skipped" and status == 1, out)
+        status, out, last = run(folder, "no_such_test")
+        check(last == "0 passed, 0 failed, 0 skipped" and status == 1, out)
+
+
+@test
+def a_build_that_fails_is_a_failure():
+    with scratch() as folder:
+        project(folder, made="false")
+        status, out, last = run(folder, "good")
+        check(last == "2 passed, 1 failed, 0 skipped" and status == 1 and "FAIL make all" in out, out)
+
+
+main()
