@@ -99,7 +99,12 @@ struct CUevent_st {
     int held; /* works that name it */
 };
 struct CUfunc_st {
-    int kernel;
+    int kernel, device;
+    bool loaded;
+};
+struct CUmod_st {
+    int device;
+    struct CUfunc_st functions[1024];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
@@ -111,6 +116,7 @@ static _Thread_local int capture_mode; /* of this thread: CU_STREAM_CAPTURE_MODE
 static uint64_t next_buffer_id = 1;
 static CUdeviceptr space;
 static bool ready, broken_peers, parted_peers, no_vmm, no_ipc, no_words;
+static int pending[GPUS]; /* works on the streams of a GPU */
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
 static struct { int allocations, handles, reservations, streams, events, pinned, modules, registered, imports; } live;
@@ -192,6 +198,12 @@ static bool refused(const char *name) {
     if (strict_captures > 0 && capture_mode == 0) {                                                                    \
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                                  \
     }
+/* Until nothing is on a GPU, as a driver may where it loads kernels or frees memory; the lock is held. */
+static void settle(int device) {
+    while (pending[device] > 0) {
+        pthread_cond_wait(&changed, &lock);
+    }
+}
 static int here(void) { return stack[depth - 1]->device; }
 static CUresult unlocked(CUresult result) {
     pthread_mutex_unlock(&lock);
@@ -436,6 +448,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     if (r == NULL || r->at != at || !r->plain) {
         return unlocked(CUDA_ERROR_INVALID_VALUE);
     }
+    settle(r->is->device);
     take(r);
     r->bytes = 0;
     live.allocations--;
@@ -443,6 +456,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
 }
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr at) {
     ENTER(cuMemGetAddressRange_v2)
+    NEED_CONTEXT
     pthread_mutex_lock(&lock);
     range *r = find(at, 0);
     if (r == NULL || r->is == NULL) {
@@ -544,6 +558,7 @@ static bool attribute_of(void *data, int attribute, CUdeviceptr at) {
 }
 CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr at) {
     ENTER(cuPointerGetAttribute)
+    NEED_CONTEXT
     pthread_mutex_lock(&lock);
     return unlocked(attribute_of(data, attribute, at) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
@@ -650,6 +665,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *acc
 }
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address) {
     ENTER(cuMemRetainAllocationHandle)
+    NEED_CONTEXT
     pthread_mutex_lock(&lock);
     range *r = find((CUdeviceptr)(uintptr_t)address, 0);
     if (r == NULL || r->is == NULL || r->plain) {

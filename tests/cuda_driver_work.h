@@ -99,6 +99,7 @@ static void *runner(void *user) {
         run(w);
         s->first = w->next;
         s->last = s->first == NULL ? &s->first : s->last;
+        pending[s->device]--;
         free(w);
         pthread_cond_broadcast(&changed);
     }
@@ -159,6 +160,7 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
     }
     *s->last = copy;
     s->last = &copy->next;
+    pending[s->device]++;
     pthread_cond_signal(&s->more);
     return unlocked(CUDA_SUCCESS);
 }
@@ -357,7 +359,7 @@ CUresult cuLaunchHostFunc(CUstream s, CUhostFn function, void *user) {
 CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
     ENTER(cuStreamWaitValue32_v2)
     return no_words ? CUDA_ERROR_NOT_SUPPORTED
-           : flags != CU_STREAM_WAIT_VALUE_GEQ
+           : (flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) != CU_STREAM_WAIT_VALUE_GEQ
                ? CUDA_ERROR_INVALID_VALUE
                : enqueue(s, (work){.kind = WAIT_WORD, .dst = word, .value = value}, 0, NULL);
 }
@@ -408,28 +410,50 @@ CUresult cuEventQuery(CUevent event) {
 
 /* ---- kernels ---- */
 
+/* Kernels are loaded when they are needed ("lazy loading"), and to load waits for all that is on the GPU. */
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     ENTER(cuModuleLoadData)
     NEED_CONTEXT
-    *module = (CUmodule)&live;
-    live.modules += image != NULL;
-    return image != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+    if (image == NULL) {
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
+    *module = make(sizeof **module);
+    (*module)->device = here();
+    pthread_mutex_lock(&lock);
+    settle(here());
+    live.modules++;
+    return unlocked(CUDA_SUCCESS);
 }
 CUresult cuModuleUnload(CUmodule module) {
     ENTER(cuModuleUnload)
+    NEED_CONTEXT
+    pthread_mutex_lock(&lock);
+    settle(module->device);
     live.modules--;
-    return module != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    free(module);
+    return unlocked(CUDA_SUCCESS);
 }
 CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
     ENTER(cuModuleGetFunction)
-    static struct CUfunc_st functions[1024];
+    NEED_CONTEXT
     int kernel = cuda_cpu_find != NULL && module != NULL ? cuda_cpu_find(name) : -1;
     if (kernel < 0 || kernel >= 1024) {
         return CUDA_ERROR_NOT_FOUND;
     }
-    functions[kernel].kernel = kernel;
-    *out = &functions[kernel];
+    module->functions[kernel].kernel = kernel;
+    module->functions[kernel].device = module->device;
+    *out = &module->functions[kernel];
     return CUDA_SUCCESS;
+}
+CUresult cuFuncLoad(CUfunction function) {
+    ENTER(cuFuncLoad)
+    NEED_CONTEXT
+    pthread_mutex_lock(&lock);
+    if (!function->loaded) {
+        settle(function->device);
+    }
+    function->loaded = true;
+    return unlocked(CUDA_SUCCESS);
 }
 CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
     ENTER(cuFuncSetAttribute)
@@ -445,9 +469,19 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream s, void **params, void **extra) {
     ENTER(cuLaunchKernel)
+    NEED_CONTEXT
     if (shared != 0 || extra != NULL || gx == 0 || gy == 0 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    pthread_mutex_lock(&lock);
+    if (f->device != here()) { /* of another context */
+        return unlocked(CUDA_ERROR_INVALID_HANDLE);
+    }
+    if (!f->loaded) {
+        settle(f->device);
+    }
+    f->loaded = true;
+    pthread_mutex_unlock(&lock);
     work w = {.kind = KERNEL, .kernel = f->kernel, .grid = {gx, gy, gz}, .block = {bx, by, bz}};
     return enqueue(s, w, cuda_cpu_args_bytes(f->kernel), params[0]);
 }

@@ -43,7 +43,8 @@ static ddl_status cuda_capture_make(cuda_capture *c, CUstream stream) {
 }
 
 /* Puts one meeting of all ranks on a stream that is captured. The write waits until what is before it on the stream is
- * seen by all GPUs (CU_STREAM_WRITE_VALUE_DEFAULT). The context is current. */
+ * seen by all GPUs (CU_STREAM_WRITE_VALUE_DEFAULT); a GPU that may order such writes anew flushes them behind the wait. The
+ * context is current. */
 static ddl_status cuda_capture_meet(const cuda_capture *c, CUstream stream, int32_t which, int32_t count, int32_t rank) {
     const cuda_driver *cu = &c->gpu->cu;
     CUdeviceptr line = (CUdeviceptr)which * CUDA_PLACES * CUDA_WORD_BYTES, own = c->words + line;
@@ -54,7 +55,7 @@ static ddl_status cuda_capture_meet(const cuda_capture *c, CUstream stream, int3
     }
     for (int32_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
         CUdeviceptr here = own + (CUdeviceptr)j * CUDA_WORD_BYTES;
-        result = j != rank ? cu->cuStreamWaitValue32(stream, here, 1, CU_STREAM_WAIT_VALUE_GEQ) : result;
+        result = j != rank ? cu->cuStreamWaitValue32(stream, here, 1, CU_STREAM_WAIT_VALUE_GEQ | c->gpu->flush) : result;
     }
     for (int32_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
         CUdeviceptr here = own + (CUdeviceptr)j * CUDA_WORD_BYTES;

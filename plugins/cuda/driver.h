@@ -89,6 +89,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
     CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
+    CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98,
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103
 };
@@ -105,7 +106,7 @@ enum {
 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
-enum { CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WAIT_VALUE_EQ = 1 };
+enum { CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WAIT_VALUE_EQ = 1, CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30 };
 enum { CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 enum { CU_MEMHOSTREGISTER_PORTABLE = 1, CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
@@ -208,6 +209,7 @@ typedef struct cuda_driver {
 #define CUDA_MEMBER(member, symbol, parameters) CUresult(*member) parameters;
     CUDA_FUNCTIONS(CUDA_MEMBER)
 #undef CUDA_MEMBER
+    CUresult (*cuFuncLoad)(CUfunction function); /* of CUDA 12.4; NULL: cuModuleGetFunction has loaded all of it */
 } cuda_driver;
 
 /* Finds all functions. NULL: they are there; else what is missing. The library is never closed: it has threads. */
@@ -225,6 +227,8 @@ static const char *cuda_driver_find(cuda_driver *out) {
     memcpy(&out->member, &address, sizeof address); /* ISO C has no cast from data to function; POSIX does */
     CUDA_FUNCTIONS(CUDA_FIND)
 #undef CUDA_FIND
+    address = dlsym(library, "cuFuncLoad");
+    memcpy(&out->cuFuncLoad, &address, sizeof address); /* as above */
     return NULL;
 }
 

@@ -58,13 +58,17 @@ static ddl_status cuda_gates_need(cuda_gpu *gpu) {
 }
 
 /* What a GPU first needs of the driver may wait for all that is on it, and so for a gate that this host is to open: the
- * kernels are loaded before there is one. One that is not found says so when it is launched. */
+ * kernels are loaded, to the end, before there is one, for all endpoints of the process (cuda_loaded). One that is not found
+ * says so when it is launched. */
 static ddl_status cuda_gates_prepare(cuda_gpu *gpu) {
     ddl_status status = gpu->gates == NULL ? cuda_module_need(gpu) : DDL_OK;
     for (int32_t i = 0; status == DDL_OK && gpu->gates == NULL && i < CUDA_K_COUNT; i++) {
         CUfunction function = NULL;
         if (gpu->cu.cuModuleGetFunction(&function, gpu->module, cuda_kernel_names[i]) != CUDA_SUCCESS) {
             break;
+        }
+        if (gpu->cu.cuFuncLoad != NULL) { /* what cuModuleGetFunction gives may be loaded in part */
+            status = cuda_check(gpu, gpu->cu.cuFuncLoad(function), "loading the kernel %s", cuda_kernel_names[i]);
         }
         atomic_store_explicit(&gpu->kernels[i], function, memory_order_release); /* with the module's code */
     }

@@ -39,18 +39,30 @@ typedef struct cuda_gpu {
     CUuuid uuid;
     int32_t multiprocessors, capability; /* capability: 10 * major + minor */
     bool vmm;                            /* memory can be exported as a file descriptor */
+    unsigned int flush;                  /* flag of a wait for a word that a peer writes after data: capture.h */
 
     pthread_mutex_t lock;             /* of what follows */
     _Atomic(CUcontext) context;       /* NULL: not needed so far */
     CUstream stream;                  /* what NULL means in the device table */
     CUstream wakes;                   /* ipc.h: where events ring; NULL: not needed so far */
-    CUmodule module;                  /* the kernels, once one was needed */
+    CUmodule module;                  /* the kernels, once one was needed; shared: cuda_loaded */
     struct cuda_pool *pool;           /* of alloc and free: pool.h */
     struct cuda_gates *gates;         /* gate.h */
     CUevent spare[CUDA_SPARE_EVENTS]; /* events that exist and are not in use */
     int32_t spare_count;
     _Atomic(CUfunction) kernels[CUDA_KERNELS_MAX]; /* launch.h: found so far, by its own numbers */
 } cuda_gpu;
+
+/* The kernels in the primary context of each GPU, for all endpoints of the process. When a driver loads kernels it may wait
+ * for all that is on the GPU ("Lazy Loading" in the CUDA C++ Programming Guide), and so for a gate that some endpoint is to
+ * open: what one has loaded before its first gate is there for all. */
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        CUmodule module; /* NULL: not loaded */
+        int32_t users;   /* endpoints whose `module` it is */
+    } of[CUDA_GPUS_MAX]; /* by ordinal */
+} cuda_loaded = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- sentences ---- */
 
@@ -295,9 +307,24 @@ static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu 
                       cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     gpu->vmm = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0 &&
                cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
+    gpu->flush = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
     pthread_mutex_init(&gpu->lock, NULL);
     *out = gpu;
     return DDL_OK;
+}
+
+/* The last one unloads; the context is current. */
+static void cuda_module_give(cuda_gpu *gpu) {
+    if (gpu->module == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&cuda_loaded.lock);
+    if (--cuda_loaded.of[gpu->ordinal].users == 0) {
+        gpu->cu.cuModuleUnload(gpu->module);
+        cuda_loaded.of[gpu->ordinal].module = NULL;
+    }
+    pthread_mutex_unlock(&cuda_loaded.lock);
+    gpu->module = NULL;
 }
 
 /* What is on the plugin's stream ends first. The primary context goes when nobody in the process holds it. */
@@ -314,9 +341,7 @@ static void cuda_gpu_close(cuda_gpu *gpu) {
         while (gpu->spare_count > 0) {
             gpu->cu.cuEventDestroy(gpu->spare[--gpu->spare_count]);
         }
-        if (gpu->module != NULL) {
-            gpu->cu.cuModuleUnload(gpu->module);
-        }
+        cuda_module_give(gpu);
         if (inside) {
             cuda_leave(&guard);
         }

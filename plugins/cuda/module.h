@@ -26,6 +26,20 @@ extern const unsigned char cuda_fatbin_bytes[] __attribute__((visibility("hidden
 
 static const void *cuda_image(void) { return CUDA_IMAGE; }
 
+/* The one of the process, loaded now if it was not; the GPU's lock is held. */
+static ddl_status cuda_module_take(cuda_gpu *gpu) {
+    pthread_mutex_lock(&cuda_loaded.lock);
+    CUmodule module = cuda_loaded.of[gpu->ordinal].module;
+    ddl_status status =
+        module != NULL ? DDL_OK : cuda_check(gpu, gpu->cu.cuModuleLoadData(&module, cuda_image()), "loading the kernels");
+    if (status == DDL_OK) {
+        gpu->module = cuda_loaded.of[gpu->ordinal].module = module;
+        cuda_loaded.of[gpu->ordinal].users++;
+    }
+    pthread_mutex_unlock(&cuda_loaded.lock);
+    return status;
+}
+
 static ddl_status cuda_module_need(cuda_gpu *gpu) {
     pthread_mutex_lock(&gpu->lock);
     ddl_status status = DDL_OK;
@@ -33,7 +47,7 @@ static ddl_status cuda_module_need(cuda_gpu *gpu) {
         cuda_log(gpu->host, DDL_LOG_WARN, "this build of the plugin has no kernels: build it where nvcc is");
         status = DDL_ERR_UNSUPPORTED;
     } else if (gpu->module == NULL) {
-        status = cuda_check(gpu, gpu->cu.cuModuleLoadData(&gpu->module, cuda_image()), "loading the kernels");
+        status = cuda_module_take(gpu);
     }
     pthread_mutex_unlock(&gpu->lock);
     return status;

@@ -78,6 +78,7 @@ static CUresult cuda_map(cuda_gpu *gpu, CUmemGenericAllocationHandle handle, siz
     }
     if (result != CUDA_SUCCESS) {
         gpu->cu.cuMemAddressFree(*out, bytes);
+        *out = 0; /* another thread may have it next */
     }
     return result;
 }

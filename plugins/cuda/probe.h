@@ -9,6 +9,7 @@
 #include <time.h>
 
 enum { CUDA_PROBE_BYTES = 64 << 10, CUDA_PROBE_PART = 512 }; /* PART: what each local rank writes */
+enum { CUDA_PROBE_ROOM = 2 * CUDA_PROBE_BYTES };             /* the pattern, and where its owner copies others' to */
 
 #define CUDA_PROBE_PATIENCE_NS 5000000000ull /* for a peer to pass its memory */
 
@@ -53,7 +54,7 @@ static CUresult cuda_probe_fill(cuda_gpu *gpu, cuda_probe_memory *m) {
     cuda_block_properties(gpu, &properties);
     CUresult result =
         gpu->cu.cuMemGetAllocationGranularity(&m->bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    m->bytes = m->bytes < CUDA_PROBE_BYTES ? CUDA_PROBE_BYTES : m->bytes;
+    m->bytes = m->bytes < CUDA_PROBE_ROOM ? CUDA_PROBE_ROOM : m->bytes;
     result = result == CUDA_SUCCESS ? gpu->cu.cuMemCreate(&m->handle, m->bytes, &properties, 0) : result;
     if (result != CUDA_SUCCESS) {
         return result;
@@ -105,12 +106,15 @@ static int cuda_probe_fd(cuda_ipc *t, int32_t ordinal) {
 }
 
 /* Reads the pattern by way of memory of this GPU, as a collective would, then writes and reads back. The context is
- * current. *out_good says whether all bytes were right. */
+ * current. *out_good says whether all bytes were right. Nothing is allocated for it: cuMemFree may wait for all that is on the
+ * GPU, and so for a gate. */
 static CUresult cuda_probe_look(cuda_ipc *t, cuda_gpu *gpu, CUdeviceptr there, bool *out_good) {
     uint8_t *got = t->host->alloc(t->host, CUDA_PROBE_BYTES), part[CUDA_PROBE_PART];
-    CUdeviceptr here = 0, mine = there + (CUdeviceptr)t->local_index * CUDA_PROBE_PART;
+    const cuda_probe_memory *own = cuda_probe_memory_of(t, gpu->ordinal);
+    CUdeviceptr here = own != NULL ? own->base + CUDA_PROBE_BYTES : 0;
+    CUdeviceptr mine = there + (CUdeviceptr)t->local_index * CUDA_PROBE_PART;
     size_t shared = (size_t)CUDA_LOCAL_MAX * CUDA_PROBE_PART, wrong = 0;
-    CUresult result = got != NULL ? gpu->cu.cuMemAlloc(&here, CUDA_PROBE_BYTES) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = got != NULL && own != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         result = cuda_probe_copy(gpu, here, there, CUDA_PROBE_BYTES);
         result =
@@ -129,7 +133,6 @@ static CUresult cuda_probe_look(cuda_ipc *t, cuda_gpu *gpu, CUdeviceptr there, b
                      ? cuda_probe_copy(gpu, (CUdeviceptr)(uintptr_t)got, here + sizeof part, sizeof part)
                      : result;
         wrong += result == CUDA_SUCCESS && memcmp(got, part, sizeof part) != 0;
-        gpu->cu.cuMemFree(here);
     }
     t->host->free(t->host, got);
     *out_good = result == CUDA_SUCCESS && wrong == 0;
@@ -155,7 +158,7 @@ static ddl_status cuda_probe_reach(cuda_ipc *t, int32_t peer, int32_t ordinal, c
     size_t bytes = 0;
     cuda_block_properties(gpu, &properties);
     CUresult result = gpu->cu.cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    bytes = bytes < CUDA_PROBE_BYTES ? CUDA_PROBE_BYTES : bytes;
+    bytes = bytes < CUDA_PROBE_ROOM ? CUDA_PROBE_ROOM : bytes;
     result = result == CUDA_SUCCESS ? gpu->cu.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
                                                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                                     : result;

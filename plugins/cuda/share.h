@@ -65,7 +65,7 @@ static void cuda_share_told(cuda_ipc *t, const char *why) {
 
 /* ---- this rank's memory ---- */
 
-/* Is what lies at that address still the allocation that was shared? */
+/* Is what lies at that address still the allocation that was shared? The context is current. */
 static bool cuda_shared_is_current(cuda_ipc *t, const cuda_shared *s) {
     cuda_gpu *gpu = t->gpus[s->ordinal];
     if (s->kind == CUDA_BY_FD) {
@@ -502,8 +502,12 @@ static void cuda_let_go(cuda_ipc *t, cuda_import *import) {
 static void cuda_look_for_freed(cuda_ipc *t) {
     for (int32_t i = 0; i < CUDA_EXPORTS; i++) {
         const cuda_shared *s = &t->shares->own[i];
-        if (s->id != 0 && !cuda_shared_is_current(t, s)) {
-            cuda_shared_retire(t, i);
+        cuda_guard guard;
+        if (s->id != 0 && cuda_enter(t->gpus[s->ordinal], &guard) == DDL_OK) {
+            if (!cuda_shared_is_current(t, s)) {
+                cuda_shared_retire(t, i);
+            }
+            cuda_leave(&guard);
         }
     }
     for (cuda_import *i = t->shares->imports; i != NULL; i = i->next) {
