@@ -1530,6 +1530,7 @@ typedef struct ddl_transport_params {
     int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
     int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
+    const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -1649,6 +1650,11 @@ typedef struct ddl_transport {
      * it. What a process has to set up as a newcomer it does in native_open: before, it may not have been admitted. The
      * address is what the peer's address() says when the group grows. All ranks of a set must open it, or none will. */
     ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
+    /* memory_register for memory of a device of another plugin: `index`, from 0, of those of the device plugin of that
+     * name. For transports that carry messages and read such memory by themselves, as adapters do; memory_release and
+     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
+    ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
+                                     void **out_handle, ddl_memory_key *out_key);
 } ddl_transport;
 
 /* >>device
@@ -18946,7 +18952,8 @@ DDL_API ddl_status ddl_request_free(ddl_request **request) {
 /* p2p, third part: messages of tensors on devices. They are always offered (RTS), so that they keep their place in the
  * order of messages, and go one of three ways:
  *
- *   fetched   between devices whose memory a transport shares (DDL_TRANSPORT_DEVICE): the offer holds the key of the
+ *   fetched   between devices whose memory a transport shares (DDL_TRANSPORT_DEVICE) or reads by itself, as an adapter
+ *             does (memory_register_on): the offer holds the key of the
  *             sender's memory, the receiver copies from there and says so. Nothing goes through the host.
  *                 RTS(cookie, key) -> [CTS(fetch) -> DATA(ready)] -> get -> CTS(fetched)
  *             the middle two only where the sender's stream has not come to the message yet.
@@ -19120,21 +19127,37 @@ static void ddl__pipe_landed(ddl_context *c, ddl_request *r) {
 
 /* >>fetched */
 
-/* What shares memory of this request's device with a rank; NULL: nothing does, or the tensor has gaps. */
+/* What reaches memory of this request's device from a rank: the device's own transport where that rank has it too, else
+ * what carries messages to it. NULL: nothing does, or the tensor has gaps. */
 static ddl__endpoint *ddl__fetcher_of(ddl_context *c, const ddl_request *r, int32_t world_rank) {
-    ddl__endpoint *e = world_rank != c->rank ? c->links[world_rank].device : NULL;
-    return e != NULL && DDL_HAS(e->table, memory_register) && DDL_HAS(e->table, get) && ddl__is_on_device(r) &&
-                   r->stage->count == 0 && ddl__is_contiguous(&r->tensor) &&
-                   c->devices->list[r->tensor.device - 1].plugin == e->plugin
-               ? e
-               : NULL;
+    const ddl__link *l = &c->links[world_rank];
+    if (world_rank == c->rank || !ddl__is_on_device(r) || r->stage->count > 0 || !ddl__is_contiguous(&r->tensor)) {
+        return NULL;
+    }
+    ddl__endpoint *e = l->device != NULL ? l->device : l->endpoint;
+    if (e == NULL || !DDL_HAS(e->table, get)) {
+        return NULL;
+    }
+    if (l->device != NULL) {
+        bool own = c->devices->list[r->tensor.device - 1].plugin == e->plugin;
+        return own && DDL_HAS(e->table, memory_register) ? e : NULL;
+    }
+    /* With DDL_MAC all that comes over a network is checked, and what is fetched could not be. */
+    return DDL_HAS(e->table, memory_register_on) && !c->settings.mac ? e : NULL;
 }
 
 /* Peers may reach the tensor from here on. False: not this one; the transport has said why. */
 static bool ddl__fetch_register(ddl_context *c, ddl_request *r, uint64_t bytes, ddl_memory_key *out) {
-    r->fetcher = ddl__fetcher_of(c, r, ddl__world_rank(r));
-    return r->fetcher != NULL &&
-           r->fetcher->table->memory_register(r->fetcher->self, r->tensor.data, bytes, &r->memory, out) == DDL_OK;
+    const ddl__endpoint *e = r->fetcher = ddl__fetcher_of(c, r, ddl__world_rank(r));
+    if (e == NULL) {
+        return false;
+    }
+    const ddl__device *d = &c->devices->list[r->tensor.device - 1];
+    const ddl_transport *t = e->table;
+    void *at = r->tensor.data;
+    return ((t->flags & DDL_TRANSPORT_DEVICE) != 0
+                ? t->memory_register(e->self, at, bytes, &r->memory, out)
+                : t->memory_register_on(e->self, d->plugin->name, d->index, at, bytes, &r->memory, out)) == DDL_OK;
 }
 
 /* Takes the memory back: on return nobody reads or writes it. */
@@ -25585,7 +25608,10 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .master_host = c->settings.place.host,
                                    .authenticated = c->settings.secret != NULL,
                                    .asked = wanted,
-                                   .detail = detail};
+                                   .detail = detail,
+                                   .device = c->devices != NULL && c->devices->count > 0
+                                                 ? c->devices->list[0].plugin->name
+                                                 : NULL};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));

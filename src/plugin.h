@@ -115,6 +115,7 @@ typedef struct ddl_transport_params {
     int32_t authenticated;         /* 1: there is a job secret, prove() works between hosts */
     int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
+    const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -234,6 +235,11 @@ typedef struct ddl_transport {
      * it. What a process has to set up as a newcomer it does in native_open: before, it may not have been admitted. The
      * address is what the peer's address() says when the group grows. All ranks of a set must open it, or none will. */
     ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
+    /* memory_register for memory of a device of another plugin: `index`, from 0, of those of the device plugin of that
+     * name. For transports that carry messages and read such memory by themselves, as adapters do; memory_release and
+     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
+    ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
+                                     void **out_handle, ddl_memory_key *out_key);
 } ddl_transport;
 
 /* >>device

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import BUILD, check, main, sh, skip, test
+from harness import BUILD, ROOT, check, good, main, sh, skip, test
 
 PERF, INFO, RUN = BUILD / "ddl-perf", BUILD / "ddl-info", BUILD / "ddlrun"
 
@@ -95,6 +95,22 @@ def registrations_that_fail_cost_speed_and_nothing_else():
     told = "may lock" in result.stdout or "Payloads are copied" in result.stdout
     check(result.returncode == 0 and told and re.search(r"\b0 elements are wrong|^# all", result.stdout, re.M),
           result.stdout[-3000:])
+
+
+@test
+def without_fi_hmem_a_job_says_once_why_gpu_memory_goes_through_the_host():
+    """libfabric refuses FI_HMEM for tcp here; the "device" is ordinary memory by the name of cuda."""
+    with tempfile.TemporaryDirectory() as folder:
+        good(["cc", "-std=c11", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT}", "-o", f"{folder}/libddl-cuda.so",
+              f"{ROOT}/tests/hmem_device.c"])
+        env = environment(DDL_PLUGINS="cuda")
+        env["DDL_PLUGIN_PATH"] = f"{folder}:{BUILD}"
+        said = "does not reach memory of devices (FI_HMEM): "
+        text = job(INFO, env).stdout
+        check(text.count(said) == 1 and "pinned memory" in text, text)
+        result = sh(str(RUN), "-n 2 --no-prefix", PERF, "all_reduce -b 8 -e 8 -n 1", env=dict(env, DDL_LOG="info"), timeout=60)
+        check(result.returncode == 0 and result.stdout.count(said) == 1, result.stdout[-3000:])
+    check(said not in job(INFO, environment()).stdout, "said without a device")
 
 
 def own_address():

@@ -1,7 +1,7 @@
 """libfabric's verbs over software RoCE, in one boot of the emulated machine (tests/vm): the suites of messages and
 collectives on one host and with their ranks on two, then jobs over a slow and lossy cable, with a rank that is killed and
 with a cable that is cut. The counters of the devices say that it was RDMA that carried.
-tests/run: timeout=400 """
+tests/run: timeout=480 """
 import functools
 import re
 
@@ -28,7 +28,7 @@ def boot():
     for needed in programs:
         if not needed.exists():
             skip(f"{needed} is not built; tests/run builds it")
-    out = in_machine("two-hosts", VM / "verbs", tests, program(), files=[VM, *programs, program(), plugin], seconds=230,
+    out = in_machine("two-hosts", VM / "verbs", tests, program(), files=[VM, *programs, program(), plugin], seconds=390,
                      DDL_TRANSPORTS="fabric:verbs", DDL_PLUGIN_PATH=BUILD, DDL_INIT_TIMEOUT_MS=60000)
     found = {}
     for name, text, status, seconds, *packets in re.findall(

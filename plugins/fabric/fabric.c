@@ -2,7 +2,7 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
  *
- * Read library.h, state.h, memory.h, link.h, message.h, receive.h, wait.h, select.h in this order; this file is the
+ * Read library.h, state.h, memory.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
  * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
@@ -298,6 +298,7 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (status != DDL_OK) {
         return status;
     }
+    fabric_hmem_select(s);
     fabric_attributes(s);
     if (!s->asked && !s->faster) {
         fabric_log(s, DDL_LOG_INFO, "the best that was found, %s on %s, is no faster than the sockets of the core: not used "
@@ -305,6 +306,7 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
                    s->rails[0].info->fabric_attr->prov_name, s->rails[0].info->domain_attr->name);
         return DDL_ERR_UNSUPPORTED;
     }
+    fabric_hmem_tell(s);
     for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
         status = fabric_rail_open(s, &s->rails[i], (size_t)s->world_size);
     }
@@ -388,6 +390,7 @@ static ddl_status fabric_open(const ddl_host *host, const ddl_transport_params *
     s->authenticated = params->authenticated && DDL_HAS(host, derive);
     s->asked = params->size > offsetof(ddl_transport_params, asked) && params->asked;
     s->asked |= fabric_setting(host, "FABRIC_PROVIDER") != NULL; /* to be measured against TCP */
+    s->device = DDL_HAS(params, device) ? params->device : NULL;
     s->force_seed = (uint32_t)params->rank + 1;
     s->epoll = s->timer = -1;
     ddl_status status = fabric_is_wanted(s);
@@ -473,6 +476,9 @@ static const ddl_transport fabric_transport = {
     .connect = fabric_connect,
     .recall = fabric_recall,
     .redirect = fabric_redirect,
+    .memory_register_on = fabric_memory_register_on,
+    .memory_release = fabric_memory_release,
+    .get = fabric_get_begin,
 };
 
 static const ddl_plugin fabric_plugin = {

@@ -131,6 +131,8 @@ static void fabric_landing_release(fabric_self *s, fabric_link *l) {
 }
 
 static void fabric_poll(fabric_self *s);
+static void fabric_gets_forget(fabric_self *s, int32_t peer);
+static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
 /* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables).
  * Of a read whose answer is half way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more
@@ -198,6 +200,7 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
             s->rails[i].ep = NULL;
         }
     }
+    fabric_gets_forget(s, l->peer);
 }
 
 /* Ends all that is under way with a peer. The host is called last, as it may call us. */
@@ -230,6 +233,7 @@ static void fabric_drop(fabric_self *s, int32_t peer, ddl_status status) {
         fabric_queue_pop(l);
         fabric_message_end(s, m, status);
     }
+    fabric_gets_end(s, peer, NULL, status);
 }
 
 /* Tells the core once; whether the peer is dead is for the core to say. */

@@ -43,6 +43,13 @@ static void fabric_mr_failed(fabric_self *s, size_t bytes, int error) {
     }
 }
 
+static void fabric_mr_failed_there(fabric_self *s, size_t bytes, int32_t device, int error) {
+    fabric_log(s, s->told_device ? DDL_LOG_DEBUG : DDL_LOG_WARN, "registering %zu bytes of CUDA device %d failed: %s. The "
+               "message goes through pinned memory of the host, as others will for which that happens. Is nvidia-peermem "
+               "loaded (`lsmod`), or has the driver dma-buf?", bytes, device, fabric_error(s, error));
+    s->told_device = 1;
+}
+
 /* A key that nobody guesses, where keys are ours to choose: splitmix over a random start. */
 static uint64_t fabric_mr_key(fabric_self *s) {
     uint64_t z = s->key_next += 0x9e3779b97f4a7c15u;
@@ -53,8 +60,20 @@ static uint64_t fabric_mr_key(fabric_self *s) {
     return bytes >= 8 || bytes == 0 ? z : z & (((uint64_t)1 << (8 * bytes)) - 1);
 }
 
+/* device: of CUDA, or FABRIC_HOST. */
+static int fabric_mr_try(const fabric_rail *r, const void *memory, size_t bytes, uint64_t access, int32_t device,
+                         uint64_t key, struct fid_mr **out) {
+    if (device == FABRIC_HOST) {
+        return fi_mr_reg(r->domain, memory, bytes, access, 0, key, 0, out, NULL);
+    }
+    const struct iovec at = {.iov_base = (void *)(uintptr_t)memory, .iov_len = bytes};
+    const struct fi_mr_attr attr = {.mr_iov = &at, .iov_count = 1, .access = access, .requested_key = key,
+                                    .iface = FI_HMEM_CUDA, .device.cuda = device};
+    return fi_mr_regattr(r->domain, &attr, 0, out);
+}
+
 /* Returns 0 or a negative error; it has been told. */
-static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size_t bytes, uint64_t access,
+static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size_t bytes, uint64_t access, int32_t device,
                           struct fid_mr **out) {
     fabric_rail *r = &s->rails[rail];
     int result = -FI_EAGAIN;
@@ -66,7 +85,7 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
     /* Two regions may not have one key: another one is tried then. */
     for (int tries = 0; tries < 4 && (result == -FI_EAGAIN || result == -FI_ENOKEY); tries++) {
         uint64_t key = (s->mr_mode & FI_MR_PROV_KEY) != 0 ? 0 : fabric_mr_key(s);
-        result = fi_mr_reg(r->domain, memory, bytes, access, 0, key, 0, out, NULL);
+        result = fabric_mr_try(r, memory, bytes, access, device, key, out);
     }
     if (result == 0 && (s->mr_mode & FI_MR_ENDPOINT) != 0) {
         result = fi_mr_bind(*out, &r->ep->fid, 0);
@@ -77,7 +96,11 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
     }
     if (result != 0) {
         *out = NULL;
+    }
+    if (result != 0 && device == FABRIC_HOST) {
         fabric_mr_failed(s, bytes, result);
+    } else if (result != 0) {
+        fabric_mr_failed_there(s, bytes, device, result);
     }
     return result;
 }
@@ -113,7 +136,7 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     b->memory = bytes > 0 ? fabric_zalloc(s, b->memory_bytes) : NULL;
     int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
     int local = bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0;
-    if (!failed && local && fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, &b->mr) != 0) {
+    if (!failed && local && fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr) != 0) {
         failed = 1;
     }
     if (failed) {

@@ -124,7 +124,7 @@ static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
     fabric_offer_body body = {.bytes = m->payload_bytes,
                               .address = (s->mr_mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)m->payload : 0};
     for (int32_t i = 0; o != NULL && i < s->rail_count; i++) {
-        if (fabric_mr_open(s, i, m->payload, m->payload_bytes, FI_REMOTE_READ, &o->mr[i]) != 0) {
+        if (fabric_mr_open(s, i, m->payload, m->payload_bytes, FI_REMOTE_READ, FABRIC_HOST, &o->mr[i]) != 0) {
             fabric_offer_free(s, o);
             o = NULL;
             break;

@@ -101,11 +101,20 @@ static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
 /* A read has ended, well or not. */
 static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_link *l = s->peers[slot->peer].link;
+    fabric_get *get = slot->get;
+    slot->get = NULL;
     if (l == NULL || l->reads == 0) { /* fabric_cut has given it up */
         fabric_slot_give(&s->read_free, slot);
         return;
     }
     l->reads--;
+    if (get != NULL) {
+        get->reading--;
+        get->failed |= error != 0;
+        s->again = 1;
+        fabric_slot_give(&s->read_free, slot);
+        return;
+    }
     l->landing.reading--;
     if (error != 0) {
         l->landing.failed = 1;
@@ -279,7 +288,7 @@ static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
     in->since_ns = s->host->now_ns(s->host);
     in->failed = fabric_is_withdrawn(l);
     for (int32_t i = 0; (s->mr_mode & FI_MR_LOCAL) != 0 && i < s->rail_count && !in->failed; i++) {
-        in->failed = fabric_mr_open(s, i, in->to, in->bytes, FI_READ, &in->mr[i]) != 0;
+        in->failed = fabric_mr_open(s, i, in->to, in->bytes, FI_READ, FABRIC_HOST, &in->mr[i]) != 0;
     }
     if (in->failed) {
         fabric_backlog_add(s, l);

@@ -7,7 +7,7 @@
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
-#include "state.h"
+#include "memory.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -290,13 +290,17 @@ static void fabric_tell(fabric_self *s, const struct fi_info *info, const char *
                info->domain_attr->name != NULL ? info->domain_attr->name : "?", text, verdict);
 }
 
+static int fabric_same_adapter(const struct fi_info *a, const struct fi_info *b) {
+    return strcmp(a->fabric_attr->prov_name, b->fabric_attr->prov_name) == 0 && a->domain_attr->name != NULL &&
+           b->domain_attr->name != NULL && strcmp(a->domain_attr->name, b->domain_attr->name) == 0 &&
+           a->src_addrlen == b->src_addrlen &&
+           (a->src_addr == NULL || memcmp(a->src_addr, b->src_addr, a->src_addrlen) == 0);
+}
+
 /* libfabric lists one adapter several times, with fewer and fewer capabilities: the first counts. */
 static int fabric_seen(const struct fi_info *list, const struct fi_info *info) {
     for (const struct fi_info *i = list; i != info; i = i->next) {
-        if (strcmp(i->fabric_attr->prov_name, info->fabric_attr->prov_name) == 0 && i->domain_attr->name != NULL &&
-            info->domain_attr->name != NULL && strcmp(i->domain_attr->name, info->domain_attr->name) == 0 &&
-            i->src_addrlen == info->src_addrlen &&
-            (i->src_addr == NULL || memcmp(i->src_addr, info->src_addr, i->src_addrlen) == 0)) {
+        if (fabric_same_adapter(i, info)) {
             return 1;
         }
     }
@@ -420,6 +424,66 @@ static ddl_status fabric_select(fabric_self *s, const fabric_wish *w) {
     }
     s->lib.freeinfo(hints);
     return status;
+}
+
+/* >>hmem
+ * FI_HMEM is asked for when the adapters are chosen: asked for at once it would leave out those without it, and sockets
+ * with it would be taken for an adapter without. */
+
+/* Why an adapter does not read and write memory of devices; NULL: it does, and is described anew. */
+static const char *fabric_hmem_ask(fabric_self *s, fabric_rail *r) {
+    struct fi_info *hints = fabric_hints(s), *list = NULL, *copy = NULL;
+    if (hints == NULL) {
+        return "there is no memory to ask for it";
+    }
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    int result = fabric_getinfo(&s->lib, NULL, 0, hints, &list);
+    const char *why = result != 0 ? fabric_error(s, result) : "other adapters have it";
+    const struct fi_info *i = list;
+    while (i != NULL && !fabric_same_adapter(i, r->info)) {
+        i = i->next;
+    }
+    if (i != NULL) {
+        copy = s->lib.dupinfo(i);
+        why = copy == NULL ? "there is no memory to ask for it" : NULL;
+    }
+    if (copy != NULL) {
+        copy->next = NULL;
+        s->lib.freeinfo(r->info);
+        r->info = copy;
+    }
+    if (list != NULL) {
+        s->lib.freeinfo(list);
+    }
+    s->lib.freeinfo(hints);
+    return why;
+}
+
+static void fabric_hmem_select(fabric_self *s) {
+    int cuda = s->device != NULL && strcmp(s->device, "cuda") == 0;
+    s->hmem_refused = cuda ? NULL : "the plugin knows how to register memory of CUDA alone";
+    for (int32_t i = 0; s->device != NULL && i < s->rail_count && s->hmem_refused == NULL; i++) {
+        s->hmem_refused = fabric_hmem_ask(s, &s->rails[i]);
+    }
+}
+
+/* When all attributes are known. All ranks come to the same, as a rule: one says it. */
+static void fabric_hmem_tell(fabric_self *s) {
+    const char *provider = s->rails[0].info->fabric_attr->prov_name;
+    ddl_log_level level = s->rank == 0 ? DDL_LOG_INFO : DDL_LOG_DEBUG;
+    if (s->hmem_refused == NULL && (s->force_no_rma || (s->rails[0].info->caps & FI_RMA) == 0)) {
+        s->hmem_refused = "it has no reads";
+    }
+    if (s->hmem_refused == NULL && fabric_bounces(s)) {
+        s->hmem_refused = "it is software, and what it reads goes through memory of the host anyway";
+    }
+    if (s->device != NULL && s->hmem_refused == NULL) {
+        fabric_log(s, level, "%s has FI_HMEM: messages between tensors on devices are read by the adapter", provider);
+    } else if (s->device != NULL) {
+        fabric_log(s, level, "%s does not reach memory of devices (FI_HMEM): %s. Messages between tensors there go through "
+                   "pinned memory of the host", provider, s->hmem_refused);
+    }
 }
 
 /* >>objects */

@@ -80,9 +80,11 @@ typedef struct fabric_slot {
     uint8_t *bytes;
     void *desc;
     struct fid_mr *mr; /* of a read: its piece of the landing, when the provider wants that */
+    struct fabric_get *get; /* of a read: for which; NULL: for a landing */
 } fabric_slot;
 
 enum { FABRIC_RECV = 1, FABRIC_SEND, FABRIC_READ };
+enum { FABRIC_HOST = -1 }; /* instead of a device */
 
 /* Slots come in blocks, registered as a whole. */
 typedef struct fabric_block {
@@ -149,6 +151,17 @@ typedef struct fabric_link {
     fabric_landing landing;
 } fabric_link;
 
+/* What the core wants read into memory of a device, from a peer's. */
+typedef struct fabric_get {
+    struct fabric_get *next;
+    struct fabric_memory *memory;
+    int32_t peer, reading; /* reads that are under way */
+    int failed;
+    uint8_t *to;
+    uint64_t from, key[FABRIC_RAILS_MAX], bytes, asked; /* asked: reads have been started up to here */
+    void *cookie;
+} fabric_get;
+
 typedef struct fabric_peer {
     int known, gone, same_host, heard; /* heard: token_in is known */
     uint64_t token_in, token_out;
@@ -170,7 +183,10 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration;
+    int told_stranger, told_unequal, told_registration, told_device;
+    const char *device;        /* a device plugin that is loaded; or NULL */
+    const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
+    struct fabric_get *gets;
     int epoll, timer;
     int force_unordered, force_no_rma, force_no_wait;
     uint32_t force_seed;

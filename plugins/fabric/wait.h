@@ -2,7 +2,7 @@
 #ifndef FABRIC_WAIT_H
 #define FABRIC_WAIT_H
 
-#include "receive.h"
+#include "device.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
@@ -15,6 +15,7 @@ static int32_t fabric_move(fabric_self *s) {
     s->stuck = 0;
     fabric_poll(s);
     events += fabric_dispatch(s);
+    events += fabric_gets_serve(s);
     if (s->backlog_count > 0) {
         events += fabric_serve(s);
     }

@@ -57,7 +57,10 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .master_host = c->settings.place.host,
                                    .authenticated = c->settings.secret != NULL,
                                    .asked = wanted,
-                                   .detail = detail};
+                                   .detail = detail,
+                                   .device = c->devices != NULL && c->devices->count > 0
+                                                 ? c->devices->list[0].plugin->name
+                                                 : NULL};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));

@@ -1,7 +1,8 @@
 /* p2p, third part: messages of tensors on devices. They are always offered (RTS), so that they keep their place in the
  * order of messages, and go one of three ways:
  *
- *   fetched   between devices whose memory a transport shares (DDL_TRANSPORT_DEVICE): the offer holds the key of the
+ *   fetched   between devices whose memory a transport shares (DDL_TRANSPORT_DEVICE) or reads by itself, as an adapter
+ *             does (memory_register_on): the offer holds the key of the
  *             sender's memory, the receiver copies from there and says so. Nothing goes through the host.
  *                 RTS(cookie, key) -> [CTS(fetch) -> DATA(ready)] -> get -> CTS(fetched)
  *             the middle two only where the sender's stream has not come to the message yet.
@@ -179,21 +180,37 @@ static void ddl__pipe_landed(ddl_context *c, ddl_request *r) {
 
 /* >>fetched */
 
-/* What shares memory of this request's device with a rank; NULL: nothing does, or the tensor has gaps. */
+/* What reaches memory of this request's device from a rank: the device's own transport where that rank has it too, else
+ * what carries messages to it. NULL: nothing does, or the tensor has gaps. */
 static ddl__endpoint *ddl__fetcher_of(ddl_context *c, const ddl_request *r, int32_t world_rank) {
-    ddl__endpoint *e = world_rank != c->rank ? c->links[world_rank].device : NULL;
-    return e != NULL && DDL_HAS(e->table, memory_register) && DDL_HAS(e->table, get) && ddl__is_on_device(r) &&
-                   r->stage->count == 0 && ddl__is_contiguous(&r->tensor) &&
-                   c->devices->list[r->tensor.device - 1].plugin == e->plugin
-               ? e
-               : NULL;
+    const ddl__link *l = &c->links[world_rank];
+    if (world_rank == c->rank || !ddl__is_on_device(r) || r->stage->count > 0 || !ddl__is_contiguous(&r->tensor)) {
+        return NULL;
+    }
+    ddl__endpoint *e = l->device != NULL ? l->device : l->endpoint;
+    if (e == NULL || !DDL_HAS(e->table, get)) {
+        return NULL;
+    }
+    if (l->device != NULL) {
+        bool own = c->devices->list[r->tensor.device - 1].plugin == e->plugin;
+        return own && DDL_HAS(e->table, memory_register) ? e : NULL;
+    }
+    /* With DDL_MAC all that comes over a network is checked, and what is fetched could not be. */
+    return DDL_HAS(e->table, memory_register_on) && !c->settings.mac ? e : NULL;
 }
 
 /* Peers may reach the tensor from here on. False: not this one; the transport has said why. */
 static bool ddl__fetch_register(ddl_context *c, ddl_request *r, uint64_t bytes, ddl_memory_key *out) {
-    r->fetcher = ddl__fetcher_of(c, r, ddl__world_rank(r));
-    return r->fetcher != NULL &&
-           r->fetcher->table->memory_register(r->fetcher->self, r->tensor.data, bytes, &r->memory, out) == DDL_OK;
+    const ddl__endpoint *e = r->fetcher = ddl__fetcher_of(c, r, ddl__world_rank(r));
+    if (e == NULL) {
+        return false;
+    }
+    const ddl__device *d = &c->devices->list[r->tensor.device - 1];
+    const ddl_transport *t = e->table;
+    void *at = r->tensor.data;
+    return ((t->flags & DDL_TRANSPORT_DEVICE) != 0
+                ? t->memory_register(e->self, at, bytes, &r->memory, out)
+                : t->memory_register_on(e->self, d->plugin->name, d->index, at, bytes, &r->memory, out)) == DDL_OK;
 }
 
 /* Takes the memory back: on return nobody reads or writes it. */

@@ -1,0 +1,210 @@
+/* device: messages between tensors on devices, where the provider has FI_HMEM. The core offers them and tells the key; here
+ * memory is registered, for one message at a time, and read from a peer's straight into a device's.
+ *
+ * Only adapters do that (not fabric_bounces): of them a region that is closed is not read any more, and a read whose
+ * region the owner has closed fails. */
+#ifndef FABRIC_DEVICE_H
+#define FABRIC_DEVICE_H
+
+#include "receive.h"
+
+typedef struct fabric_memory {
+    uint8_t *at;
+    uint64_t bytes;
+    struct fid_mr *mr[FABRIC_RAILS_MAX];
+} fabric_memory;
+
+/* What peers are told of it, in ddl_memory_key.bytes. */
+typedef struct fabric_key {
+    uint64_t mark, bytes, key[FABRIC_RAILS_MAX];
+} fabric_key;
+#define FABRIC_KEY_MARK 0x6662726963686d31u /* another transport's key is none of ours */
+
+/* >>registered */
+
+static void fabric_memory_free(fabric_self *s, fabric_memory *m) {
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_mr_close(&m->mr[i]);
+    }
+    s->host->free(s->host, m);
+}
+
+/* For reads by peers, and for our own into it: the core does not say which. */
+static ddl_status fabric_memory_register_on(void *self, const char *device, int32_t index, void *memory, size_t bytes,
+                                            void **out_handle, ddl_memory_key *out_key) {
+    fabric_self *s = self;
+    fabric_key key = {.mark = FABRIC_KEY_MARK, .bytes = bytes};
+    if (s->device == NULL || s->hmem_refused != NULL || strcmp(device, "cuda") != 0) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    fabric_memory *m = fabric_zalloc(s, sizeof *m);
+    if (m == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    m->at = memory;
+    m->bytes = bytes;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        if (fabric_mr_open(s, i, memory, bytes, FI_READ | FI_REMOTE_READ, index, &m->mr[i]) != 0) {
+            fabric_memory_free(s, m);
+            return DDL_ERR_SYSTEM;
+        }
+        key.key[i] = fi_mr_key(m->mr[i]);
+    }
+    memset(out_key, 0, sizeof *out_key);
+    out_key->base = (s->mr_mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)memory : 0;
+    memcpy(out_key->bytes, &key, sizeof key);
+    *out_handle = m;
+    return DDL_OK;
+}
+
+/* >>gets */
+
+/* Starts reads of what is still to be read, split over the rails. */
+static void fabric_get_pull(fabric_self *s, fabric_get *g) {
+    uint64_t part = (g->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
+    part = part < s->max_read ? part : s->max_read;
+    while (g->asked < g->bytes && !g->failed && !s->failed) {
+        uint64_t left = g->bytes - g->asked, bytes = left < part ? left : part;
+        int32_t rail = (int32_t)(g->asked / part % (uint64_t)s->rail_count);
+        fabric_slot *slot = fabric_read_slot(s);
+        if (slot == NULL) {
+            g->failed = 1;
+            return;
+        }
+        slot->peer = g->peer;
+        slot->rail = rail;
+        slot->length = (uint32_t)bytes;
+        slot->get = g;
+        ssize_t result = fi_read(s->rails[rail].ep, g->to + g->asked, bytes, fi_mr_desc(g->memory->mr[rail]),
+                                 s->peers[g->peer].at[rail], g->from + g->asked, g->key[rail], &slot->context);
+        if (result != 0) {
+            slot->get = NULL;
+            fabric_slot_give(&s->read_free, slot);
+            g->failed = result != -FI_EAGAIN;
+            s->stuck |= result == -FI_EAGAIN;
+            return;
+        }
+        g->asked += bytes;
+        g->reading++;
+        s->peers[g->peer].link->reads++;
+    }
+}
+
+static ddl_status fabric_get_begin(void *self, int32_t peer, void *local, void *local_handle, const ddl_memory_key *key,
+                                   uint64_t offset, uint64_t bytes, void *cookie) {
+    fabric_self *s = self;
+    fabric_memory *m = local_handle;
+    fabric_key k;
+    memcpy(&k, key->bytes, sizeof k);
+    int ours = k.mark == FABRIC_KEY_MARK && peer >= 0 && peer < s->world_size && s->peers[peer].known;
+    if (!ours || m == NULL || offset > k.bytes || bytes > k.bytes - offset) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    uint64_t at = (uint64_t)((uint8_t *)local - m->at);
+    if (at > m->bytes || bytes > m->bytes - at) {
+        return DDL_ERR_ARG;
+    }
+    fabric_link *l = fabric_link_of(s, peer);
+    if (l == NULL || s->peers[peer].gone || l->broken != 0 || s->failed) {
+        return l == NULL ? DDL_ERR_NOMEM : DDL_ERR_STATE; /* that it is lost is told elsewhere */
+    }
+    fabric_get *g = bytes > 0 ? fabric_zalloc(s, sizeof *g) : NULL;
+    if (g == NULL) {
+        return bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
+    }
+    *g = (fabric_get){.next = s->gets, .memory = m, .peer = peer, .to = local, .from = key->base + offset, .bytes = bytes,
+                      .cookie = cookie};
+    memcpy(g->key, k.key, sizeof g->key);
+    s->gets = g;
+    fabric_get_pull(s, g);
+    s->again = 1; /* it may have failed */
+    return DDL_IN_PROGRESS;
+}
+
+/* Tells the host of gets that have left the list; it may begin others. */
+static int fabric_gets_tell(fabric_self *s, fabric_get *ended, ddl_status status) {
+    int events = 0;
+    while (ended != NULL) {
+        fabric_get *g = ended;
+        ended = g->next;
+        void *cookie = g->cookie;
+        ddl_status its = status < 0 ? status : g->failed ? DDL_ERR_SYSTEM : DDL_OK;
+        s->host->free(s->host, g);
+        s->host->transferred(s->host, cookie, its);
+        events++;
+    }
+    return events;
+}
+
+static int fabric_gets_serve(fabric_self *s) {
+    fabric_get *ended = NULL;
+    for (fabric_get **at = &s->gets; *at != NULL;) {
+        fabric_get *g = *at;
+        fabric_get_pull(s, g);
+        if (g->reading > 0 || (g->asked < g->bytes && !g->failed)) {
+            at = &g->next;
+            continue;
+        }
+        *at = g->next;
+        g->next = ended;
+        ended = g;
+    }
+    return fabric_gets_tell(s, ended, DDL_OK);
+}
+
+/* The link was cut: nothing is read for them any more. */
+static void fabric_gets_forget(fabric_self *s, int32_t peer) {
+    for (fabric_get *g = s->gets; g != NULL; g = g->next) {
+        if (g->peer == peer) {
+            g->reading = 0;
+            g->failed = 1;
+        }
+    }
+}
+
+/* Ends those from a peer, or those into some memory (else NULL), whose reads have ended. */
+static int fabric_gets_end(fabric_self *s, int32_t peer, const fabric_memory *memory, ddl_status status) {
+    fabric_get *ended = NULL;
+    for (fabric_get **at = &s->gets; *at != NULL;) {
+        fabric_get *g = *at;
+        if (memory != NULL ? g->memory != memory : g->peer != peer) {
+            at = &g->next;
+            continue;
+        }
+        *at = g->next;
+        g->next = ended;
+        ended = g;
+    }
+    return fabric_gets_tell(s, ended, status);
+}
+
+/* Reads that are under way end in a moment, as a rule; else with the link. */
+static void fabric_get_settle(fabric_self *s, fabric_get *g) {
+    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
+    g->failed = 1; /* no more are started */
+    while (g->reading > 0 && !s->failed && s->host->now_ns(s->host) < deadline) {
+        fabric_poll(s);
+        s->again = 1;
+    }
+    if (g->reading > 0) {
+        fabric_link *l = s->peers[g->peer].link;
+        fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory on a device is "
+                   "wanted back", g->peer);
+        fabric_cut(s, l);
+        fabric_break(s, l, ETIMEDOUT);
+    }
+}
+
+static void fabric_memory_release(void *self, void *handle) {
+    fabric_self *s = self;
+    fabric_memory *m = handle;
+    for (fabric_get *g = s->gets; g != NULL; g = g->next) {
+        if (g->memory == m) {
+            fabric_get_settle(s, g);
+        }
+    }
+    fabric_gets_end(s, -1, m, DDL_ERR_CANCELLED);
+    fabric_memory_free(s, m);
+}
+
+#endif /* FABRIC_DEVICE_H */
