@@ -12,7 +12,10 @@
 #include <fcntl.h>
 #include <poll.h>
 
-enum { RANKS = 8, DEPTH = 64, SETTINGS = 2 };
+#ifndef MINI_RANKS
+#define MINI_RANKS 8
+#endif
+enum { RANKS = MINI_RANKS, DEPTH = 64, SETTINGS = 2 };
 
 /* ---- a host ---- */
 
