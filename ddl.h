@@ -2439,10 +2439,11 @@ typedef void (*ddl__cast_keep_fn)(void *dst, float *src, size_t count);
         (h) = (ddl__half_v32)_mm256_cvtps_ph((__m256)(f), 0);                                                          \
     } while (0)
 #define DDL__F16_512_WIDEN(W, f, h) ((f) = (ddl__f32_v64)_mm512_cvtph_ps((__m256i)(h)))
+/* All lanes: the form without a mask is a macro that gcc -O0 -Wsign-conversion warns of. */
 #define DDL__F16_512_NARROW(W, h, f)                                                                                   \
     do {                                                                                                               \
         DDL__CANONICAL_NAN(ddl__f32, W, f);                                                                            \
-        (h) = (ddl__half_v64)_mm512_cvtps_ph((__m512)(f), 0);                                                          \
+        (h) = (ddl__half_v64)_mm512_maskz_cvtps_ph((__mmask16)0xffff, (__m512)(f), 0);                                 \
     } while (0)
 /* 16 bytes of halves make one 32-byte vector, so that there is no high part. */
 #define DDL__F16C_OPEN(W, low, high, x) ((low) = (ddl__f32_v32)_mm256_cvtph_ps((__m128i)(x)))

@@ -56,9 +56,10 @@ def numbers_are_those_of_the_header():
     header, module = (ROOT / "src" / "api.h").read_text(), (ROOT / "examples" / "python" / "ddl.py").read_text()
     types = dict(re.findall(r'"(\w+)": (\d+)', re.search(r"_TYPES = \{(.*?)\}", module, re.S)[1]))
     short = {"float": "F", "int": "I", "uint": "U"}
+    others = {"bool": "BOOL", "bfloat16": "BF16", "float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
     for name, number in types.items():
-        kind = re.fullmatch(r"([a-z]+)(\d*)", name)
-        constant = "BOOL" if name == "bool" else short[kind[1]] + kind[2]
+        kind = re.match(r"([a-z]+)(\d*)", name)
+        constant = others[name] if name in others else short[kind[1]] + kind[2]
         check(re.search(rf"\bDDL_{constant} = {number}\b", header), f"{name} is not {number}")
     for name, number in re.findall(r'"(\w+)": (\d+)', re.search(r"_OPS = \{(.*?)\}", module, re.S)[1]):
         check(re.search(rf"\bDDL_{name.upper()} = {number}\b", header), f"{name} is not {number}")
