@@ -84,6 +84,7 @@ struct CUstream_st {
     int device;
     bool ending, capturing, running;
     bool spoiled; /* its capture has ended: something was done that a capture forbids */
+    bool *gone;   /* who destroys it waits for this */
     int mode;     /* of its capture */
     work *first, **last;
     work *graph, **graph_last; /* what is captured */
@@ -96,6 +97,7 @@ typedef struct CUgraph_st *CUgraph, *CUgraphExec; /* one stream's works, one aft
 struct CUevent_st {
     uint64_t recorded, happened; /* how often */
     bool ended, captured;
+    int device; /* of its context: only streams of that record it */
     int held; /* works that name it */
 };
 struct CUfunc_st {
@@ -612,7 +614,10 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted,
                              unsigned long long f) {
     ENTER(cuMemAddressReserve)
-    (void)alignment, (void)wanted, (void)f;
+    (void)wanted;
+    if (bytes == 0 || bytes % UNIT != 0 || (alignment & (alignment - 1)) != 0 || f != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     pthread_mutex_lock(&lock);
     range *r = reserve(bytes);
     *out = r != NULL ? r->at : 0;

@@ -104,6 +104,7 @@ static void *runner(void *user) {
         pthread_cond_broadcast(&changed);
     }
     live.streams--;
+    *s->gone = true;
     pthread_cond_broadcast(&changed);
     pthread_cond_destroy(&s->more);
     free(s);
@@ -127,7 +128,8 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
         memcpy(copy->args, args, args_bytes);
     }
     bool moves = w.kind == COPY || w.kind == FILL;
-    if ((w.kind == WAIT_WORD || w.kind == WRITE_WORD) && touch(w.dst, sizeof(uint32_t), s->device) == NULL) {
+    if ((w.kind == WAIT_WORD || w.kind == WRITE_WORD) &&
+        (w.dst % sizeof(uint32_t) != 0 || touch(w.dst, sizeof(uint32_t), s->device) == NULL)) {
         free(copy);
         return unlocked(CUDA_ERROR_INVALID_VALUE);
     }
@@ -207,10 +209,11 @@ CUresult cuStreamDestroy_v2(CUstream s) {
         pthread_cond_destroy(&s->more);
         free(s);
     } else {
-        int before = live.streams;
+        bool gone = false;
+        s->gone = &gone;
         pthread_cond_signal(&s->more);
         /* so that a test can count: this driver waits, a real one does not */
-        while (live.streams == before) {
+        while (!gone) {
             pthread_cond_wait(&changed, &lock);
         }
     }
@@ -372,6 +375,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     ENTER(cuEventCreate)
     NEED_CONTEXT(void) flags;
     *out = make(sizeof **out);
+    (*out)->device = here();
     pthread_mutex_lock(&lock);
     live.events++;
     return unlocked(CUDA_SUCCESS);
@@ -387,6 +391,9 @@ CUresult cuEventDestroy_v2(CUevent event) {
 CUresult cuEventRecord(CUevent event, CUstream s) {
     ENTER(cuEventRecord)
     NEED_CONTEXT
+    if (event->device != actual(s)->device) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
     event->captured = actual(s)->capturing; /* then it is a node of the graph, and never happens */
     if (event->captured) {
         return CUDA_SUCCESS;
@@ -470,11 +477,12 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
                         unsigned shared, CUstream s, void **params, void **extra) {
     ENTER(cuLaunchKernel)
     NEED_CONTEXT
-    if (shared != 0 || extra != NULL || gx == 0 || gy == 0 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1) {
+    if (shared != 0 || extra != NULL || gx == 0 || gx > INT32_MAX || gy == 0 || gy > 65535 || gz != 1 ||
+        bx == 0 || bx > 1024 || by != 1 || bz != 1) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_lock(&lock);
-    if (f->device != here()) { /* of another context */
+    if (f->device != here() || actual(s)->device != here()) { /* of another context */
         return unlocked(CUDA_ERROR_INVALID_HANDLE);
     }
     if (!f->loaded) {
