@@ -71,7 +71,8 @@ $B/libddl.a: $B/ddl.o
 tools: $(TOOLS) $(addprefix $B/,$(notdir $(SCRIPTS)))
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 # Kernels of examples are built where nvcc is, as PTX that the driver compiles; without FMA they have the host's bits.
-EXAMPLE_KERNELS = $(if $(NVCC),$(patsubst examples/%.cu,$B/%.ptx,$(wildcard examples/*.cu)))
+EXAMPLE_KERNELS = $(if $(NVCC),$(patsubst examples/%.cu,$B/%.ptx,$(wildcard examples/*.cu)) \
+    $(foreach f,$(EXAMPLE_FOLDERS),$(if $(wildcard examples/$(notdir $f)/*.cu),$f.ptx)))
 examples: $(EXAMPLES) $(EXAMPLE_FOLDERS) $(EXAMPLE_KERNELS)
 # Tools are installed, so they look for plugins where those are installed.
 $(TOOLS): $B/%: tools/%.c ddl.h $B/libddl.a $(PLACE) $(wildcard tools/*.h)
@@ -81,11 +82,11 @@ $(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%
 	install -m 755 $< $@
 $(EXAMPLES): $B/%: examples/%.c $(wildcard examples/*.h) ddl.h $B/libddl.a
 	$(CC) $(BASE) -o $@ $< $B/libddl.a $(LIBS)
-$B/%.ptx: examples/%.cu $(wildcard examples/*.h)
+.SECONDEXPANSION:
+$B/%.ptx: $$(wildcard examples/$$*.cu examples/$$*/*.cu) $$(wildcard examples/*.h examples/$$*/*.h)
 	@mkdir -p $B
 	$(NVCC) -std=c++17 -O3 -fmad=false -ptx -arch=compute_75 -o $@ $<
-.SECONDEXPANSION:
-$(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) ddl.h $B/libddl.a
+$(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) $(wildcard examples/*.h) ddl.h $B/libddl.a
 	$(CC) $(BASE) -o $@ $(filter %.c,$^) $B/libddl.a $(LIBS)
 
 # plugins/NAME/*.c -> build/libddl-NAME.so. plugins/NAME/flags holds extra words for the compiler ("-lfabric").

@@ -9,6 +9,7 @@
 
 #define __CUDACC__ 1
 #include "../examples/halo.cu"
+#include "../examples/train_gpt/gpt.cu"
 #undef __CUDACC__
 
 #include <stdlib.h>
@@ -25,12 +26,19 @@ struct cpu_kernel {
 CUDA_KERNELS(CPU_RUN)
 #define CPU_ROW(NAME, ARGS) {"ddl_k_" #NAME, sizeof(ARGS), cpu_##NAME},
 static void cpu_halo(const void *args) { halo_step(*(const halo_args *)args); }
-static const cpu_kernel cpu_kernels[] = {CUDA_KERNELS(CPU_ROW){"halo_step", sizeof(halo_args), cpu_halo}};
+#define CPU_GPT_RUN(NAME, ARGS)                                                                                        \
+    static void cpu_gpt_##NAME(const void *args) { gpt_##NAME(*(const ARGS *)args); }
+GPT_KERNELS(CPU_GPT_RUN)
+#define CPU_GPT_ROW(NAME, ARGS) {"gpt_" #NAME, sizeof(ARGS), cpu_gpt_##NAME},
+static const cpu_kernel cpu_kernels[] = {
+    CUDA_KERNELS(CPU_ROW) GPT_KERNELS(CPU_GPT_ROW){"halo_step", sizeof(halo_args), cpu_halo}};
 
 /* Kernels whose threads wait for each other. */
 static bool cpu_waits(const char *name) {
     static const char *const waiting[] = {"ddl_k_squares", "ddl_k_top_correct", "ddl_k_top_count", "ddl_k_top_pick",
-                                          "ddl_k_top_tiles", "ddl_k_top_scan", "ddl_k_top_write"};
+                                          "ddl_k_top_tiles", "ddl_k_top_scan", "ddl_k_top_write",
+                                          "gpt_gemm", "gpt_norm", "gpt_norm_back", "gpt_norm_columns", "gpt_softmax",
+                                          "gpt_softmax_back", "gpt_cross_entropy", "gpt_sums"};
     for (const char *w : waiting) {
         if (strcmp(w, name) == 0) {
             return true;

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Whole jobs on "GPUs": gpu_suite.c, which `make test-gpu` runs on a GPU, over the stand-in for the driver (cuda_driver.c), with
 the plugin's kernels compiled for a CPU. And what `make test-gpu` says where there is no GPU."""
+import csv
 import ctypes
 import os
+import shutil
 
 from harness import BUILD, ROOT, check, good, main, sh, skip, test
 
@@ -64,6 +66,47 @@ def rows_of_a_grid_on_gpus():
         check(f"{ranks} strips, 50 steps on GPUs: every cell is that of one process" in out, out)
     result = sh(FOLDER / "halo", "--device cuda")
     check(result.returncode == 1 and "halo: --device cuda cannot be used on rank 0: " in result.stdout, result.stdout)
+
+
+def curve(folder):
+    """Of each step the loss, the norm of the gradient, and the held-out loss where there is one."""
+    with open(folder / "loss.csv") as file:
+        return [float(r[k]) for r in csv.DictReader(file) for k in ("loss", "gradient_norm", "held_out_loss") if r[k]]
+
+
+def alike(one, two):
+    return len(one) == len(two) and all(abs(x - y) <= 1e-4 * abs(x) for x, y in zip(one, two))
+
+
+@test
+def a_gpt_on_gpus():
+    """train_gpt on the stand-in: the losses and norms of gradients are those of the host, also after a checkpoint of a GPU."""
+    program = shutil.copy(BUILD / "train_gpt", FOLDER)
+    text = FOLDER / "text"
+    text.write_bytes((ROOT / "src" / "api.h").read_bytes()[:3000])
+    words = ["--data", text, *"--layers 1 --dim 48 --heads 3 --context 16 --steps 4 --warmup 1 --save 3 --eval 0".split(),
+             *"--lr 0.03 --sample 5 --temperature 0".split()]
+    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda")
+    on_gpus = [program, *words, "--device", "cuda", "--fresh", "--out", FOLDER / "gpt-none"]
+    (FOLDER / "train_gpt.ptx").unlink(missing_ok=True)
+    result = sh(on_gpus, env=env)
+    check(result.returncode == 1 and "rank 0: its kernels were not built: nvcc is needed" in result.stdout, result.stdout)
+    (FOLDER / "train_gpt.ptx").write_text("the stand-in takes any image")
+    local = "--batch 1 --strategy local-SGD --local 2"
+    for name, ranks, on_host, on_gpu in (("one", 1, "--batch 4", "--batch 4"), ("local", 2, local, local),
+                                         ("two", 2, "--batch 2", "--batch 1 --accumulate 2 --strategy WFBP-A2A")):
+        folder, launched = FOLDER / f"gpt-{name}", [BUILD / "ddlrun", "-n", str(ranks), "--no-prefix"]
+        told = good(launched, [program, *words], "--fresh", on_host, "--out", FOLDER / "gpt-host")
+        out = good(launched, on_gpus, on_gpu, "--out", folder, env=env, timeout=200)
+        host, gpu = curve(FOLDER / "gpt-host"), curve(folder)
+        check("CUDA kernels" in out and len(host) == 9 and alike(host, gpu), f"{name}: {host} is not {gpu}\n{out}")
+        check(told.splitlines()[-1] == out.splitlines()[-1], f"another sample: {told[-100:]} {out[-100:]}")
+    (FOLDER / "gpt-one" / "checkpoint-00000004.gpt").unlink()
+    good([program], words, "--resume --batch 4 --out", FOLDER / "gpt-one")
+    check(alike(host, curve(FOLDER / "gpt-one")), f"resumed: {host} is not {curve(FOLDER / 'gpt-one')}")
+    result = sh(on_gpus)
+    check(result.returncode == 1 and "train_gpt: --device cuda cannot be used on rank 0: ddl finds no GPU" in result.stdout,
+          result.stdout)
 
 
 @test

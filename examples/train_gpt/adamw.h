@@ -11,10 +11,11 @@ struct adamw {
     double lr, decay, clip, beta1;
     size_t warmup, steps;
     float *mean, *square; /* moments, one per parameter; `square` follows `mean` in one allocation */
+    float *home;          /* both in the host's memory, for files; the same ones on the host */
 };
 
 static bool adamw_create(struct adamw *o, size_t count) {
-    o->mean = floats(2 * count);
+    o->home = o->mean = host_floats(2 * count);
     o->square = o->mean == NULL ? NULL : o->mean + count;
     return o->mean != NULL;
 }

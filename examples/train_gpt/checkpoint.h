@@ -128,8 +128,8 @@ static bool checkpoint_save(const struct run *run, const char *folder) {
         return false;
     }
     write_section(&o, "setup", &run->setup, sizeof run->setup);
-    write_section(&o, "params", run->model->params, floats_bytes);
-    write_section(&o, "moments", run->optimizer->mean, 2 * floats_bytes);
+    write_section(&o, "params", run->model->home, floats_bytes);
+    write_section(&o, "moments", run->optimizer->home, 2 * floats_bytes);
     write_section(&o, "curve", run->curve->at, run->curve->count * sizeof *run->curve->at);
     write_section(&o, "end", "", 0);
     if (!output_commit(&o)) {
@@ -193,8 +193,8 @@ static bool checkpoint_read(struct run *run, const char *path, bool *out_fatal) 
     }
     if (good) {
         run->setup = found;
-        good = read_section(file, path, "params", run->model->params, floats_bytes) &&
-               read_section(file, path, "moments", run->optimizer->mean, 2 * floats_bytes) &&
+        good = read_section(file, path, "params", run->model->home, floats_bytes) &&
+               read_section(file, path, "moments", run->optimizer->home, 2 * floats_bytes) &&
                read_curve(file, path, run) && read_section(file, path, "end", NULL, 0);
     }
     fclose(file);

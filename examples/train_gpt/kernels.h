@@ -1,4 +1,5 @@
-/* kernels.h: the hot loops, and the choice of the best instruction set at run time.
+/* kernels.h: the table of everything that computes on floats, and the choice of the best instruction set at run time;
+ * cuda.h has the table of a GPU.
  *
  * One thread per rank: the scratch below is not shared. A rank that wants more cores is started as more ranks.
  * It must not know what a layer or a model is; shapes come with every call. */
@@ -6,37 +7,12 @@
 #define KERNELS_H
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-/* What is known about zeros of a product around a causal mask; half of attention's work is skipped with it. */
-enum gemm_zeros {
-    DENSE,
-    C_UNUSED_ABOVE, /* nobody reads C above its diagonal: whole tiles there stay unwritten */
-    A_ZERO_ABOVE,   /* A is lower triangular */
-    A_ZERO_BELOW,   /* A is upper triangular */
-};
-
-/* C (m, n) = A (m, k) B (k, n), or += with `add`. X[i][j] lies at x[i * x_row + j * x_col], so that a transpose is a
- * swap of strides; one of a matrix's two strides is 1, and C's columns are adjacent. */
-struct gemm {
-    size_t m, n, k;
-    const float *a;
-    size_t a_row, a_col;
-    const float *b;
-    size_t b_row, b_col;
-    float *c;
-    size_t c_row;
-    bool add;
-    enum gemm_zeros zeros;
-};
-
-/* One AdamW step's constants (Loshchilov and Hutter 2019); *_scale undo the bias of moments that started at zero. */
-struct adamw_rates {
-    float lr, beta1, beta2, epsilon, decay, grad_scale, mean_scale, square_scale;
-};
+#include "problem.h"
+#include "shapes.h"
 
 struct kernels {
     void (*gemm)(const struct gemm *g);
@@ -46,13 +22,66 @@ struct kernels {
                       const float *gain, size_t rows, size_t dim);
     void (*gelu)(float *out, const float *x, size_t count);
     void (*gelu_back)(float *d, const float *x, size_t count);
-    void (*softmax_causal)(float *x, size_t context, float scale);
-    void (*softmax_back)(float *d, const float *p, size_t context, float scale);
     double (*cross_entropy)(float *x, const uint8_t *target, size_t rows, size_t classes);
     double (*sum_squares)(const float *x, size_t count);
     void (*adamw)(const struct adamw_rates *rates, float *param, const float *grad, float *mean, float *square,
                   size_t count);
+    void (*attention)(float *out, float *p, const float *qkv, struct attention_shape s);
+    void (*attention_back)(float *d_qkv, float *d_p, const float *d_out, const float *p, const float *qkv,
+                           struct attention_shape s);
+    void (*copy)(float *to, const float *from, size_t count);
+    void (*zero)(float *to, size_t count);
+    /* in, d_in: `classes` rows of bytes, then `context` rows of positions. embed_back gets the last embed's bytes. */
+    void (*embed)(float *out, const uint8_t *bytes, const float *in, size_t rows, size_t context, size_t dim,
+                  size_t classes);
+    void (*embed_back)(float *d_in, const uint8_t *bytes, const float *d_out, size_t rows, size_t context, size_t dim,
+                       size_t classes);
+    void (*read)(float *host, const float *from, size_t count);
+    void (*write)(float *to, const float *host, size_t count);
+    float *(*floats)(size_t count); /* memory for activations; NULL: there is none, see problem.h */
+    bool heads_at_once;             /* attention_back's scratch is (B, H, T, T), not (T, T) */
 };
+
+/* ---- the host's: what needs no vectors --------------------------------------------------------------------------- */
+
+static void host_copy(float *to, const float *from, size_t count) { memcpy(to, from, count * sizeof *to); }
+
+static void host_zero(float *to, size_t count) { memset(to, 0, count * sizeof *to); }
+
+static void host_embed(float *out, const uint8_t *bytes, const float *in, size_t rows, size_t context, size_t dim,
+                       size_t classes) {
+    for (size_t i = 0; i < rows; i++) {
+        const float *x = in + bytes[i] * dim, *p = in + (classes + i % context) * dim;
+        for (size_t j = 0; j < dim; j++) {
+            out[i * dim + j] = x[j] + p[j];
+        }
+    }
+}
+
+static void host_embed_back(float *d_in, const uint8_t *bytes, const float *d_out, size_t rows, size_t context,
+                            size_t dim, size_t classes) {
+    host_zero(d_in, (classes + context) * dim);
+    for (size_t i = 0; i < rows; i++) {
+        float *x = d_in + bytes[i] * dim, *p = d_in + (classes + i % context) * dim;
+        const float *d = d_out + i * dim;
+        for (size_t j = 0; j < dim; j++) {
+            x[j] += d[j];
+            p[j] += d[j];
+        }
+    }
+}
+
+/* Zeroed, because the unused upper triangles of attention are read (and multiplied by zero): they must be finite. */
+static float *host_floats(size_t count) {
+    void *memory = NULL;
+    size_t most =
+        (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); /* beyond it Linux kills, not refuses */
+    if (count > most / sizeof(float) || posix_memalign(&memory, 64, count * sizeof(float)) != 0) {
+        problem("There is no memory for %zu MB; choose a smaller --batch, --context, --dim or --layers.", count >> 18);
+        return NULL;
+    }
+    return memset(memory, 0, count * sizeof(float));
+}
 
 /* Cache blocks: a block of A (96 KiB) and one of B (512 KiB) live in the second-level cache, one panel of B (16 KiB) in
  * the first. 96 is a multiple of every tile height; GEMM_N of every tile width. */

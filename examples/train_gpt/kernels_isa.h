@@ -314,6 +314,41 @@ KERNEL void ISA(softmax_back)(float *d, const float *p, size_t context, float sc
     }
 }
 
+/* ---- attention -------------------------------------------------------------------------------------------------- */
+
+/* out (B T, C) and p (B, H, T, T) from qkv (B T, 3C): per sequence and head, softmax(Q K^T / sqrt(C/H)) V, no position
+ * sees a later one. */
+KERNEL void ISA(attention)(float *out, float *p, const float *qkv, struct attention_shape s) {
+    size_t c = s.dim, t = s.context, size = c / s.heads;
+    float scale = 1.0f / sqrtf((float)size);
+    for (size_t i = 0; i < s.batch * s.heads; i++, p += t * t) {
+        size_t row = i / s.heads * t, column = i % s.heads * size;
+        const float *q = qkv + row * 3 * c + column, *k = q + c, *v = k + c;
+        ISA(gemm)(&(struct gemm){t, t, size, q, 3 * c, 1, k, 1, 3 * c, p, t, false, C_UNUSED_ABOVE});
+        ISA(softmax_causal)(p, t, scale);
+        ISA(gemm)(&(struct gemm){t, size, t, p, t, 1, v, 3 * c, 1, out + row * c + column, c, false, A_ZERO_ABOVE});
+    }
+}
+
+/* d_qkv (B T, 3C) from d_out (B T, C); d_p is scratch. */
+KERNEL void ISA(attention_back)(float *d_qkv, float *d_p, const float *d_out, const float *p, const float *qkv,
+                                struct attention_shape s) {
+    size_t c = s.dim, t = s.context, size = c / s.heads, w = 3 * c;
+    float scale = 1.0f / sqrtf((float)size);
+    for (size_t i = 0; i < s.batch * s.heads; i++, p += t * t) {
+        size_t row = i / s.heads * t, column = i % s.heads * size;
+        const float *q = qkv + row * w + column, *k = q + c, *v = k + c, *d = d_out + row * c + column;
+        float *d_q = d_qkv + row * w + column, *d_k = d_q + c, *d_v = d_k + c;
+        ISA(gemm)(&(struct gemm){t, t, size, d, c, 1, v, 1, w, d_p, t, false, C_UNUSED_ABOVE});
+        ISA(gemm)(&(struct gemm){t, size, t, p, 1, t, d, c, 1, d_v, w, false, A_ZERO_BELOW});
+        ISA(softmax_back)(d_p, p, t, scale);
+        ISA(gemm)(&(struct gemm){t, size, t, d_p, t, 1, k, w, 1, d_q, w, false, A_ZERO_ABOVE});
+        ISA(gemm)(&(struct gemm){t, size, t, d_p, 1, t, q, w, 1, d_k, w, false, A_ZERO_BELOW});
+    }
+}
+
+/* ---- loss ------------------------------------------------------------------------------------------------------- */
+
 /* x (rows, classes): logits become their gradient of the mean loss; returns the sum of the rows' cross-entropies in
  * nats. */
 KERNEL double ISA(cross_entropy)(float *x, const uint8_t *target, size_t rows, size_t classes) {
@@ -370,8 +405,23 @@ KERNEL void ISA(adamw)(const struct adamw_rates *rates, float *param, const floa
 }
 
 static const struct kernels ISA(kernels) = {
-    ISA(gemm),           ISA(norm),         ISA(norm_back),     ISA(gelu),        ISA(gelu_back),
-    ISA(softmax_causal), ISA(softmax_back), ISA(cross_entropy), ISA(sum_squares), ISA(adamw),
+    .gemm = ISA(gemm),
+    .norm = ISA(norm),
+    .norm_back = ISA(norm_back),
+    .gelu = ISA(gelu),
+    .gelu_back = ISA(gelu_back),
+    .attention = ISA(attention),
+    .attention_back = ISA(attention_back),
+    .cross_entropy = ISA(cross_entropy),
+    .sum_squares = ISA(sum_squares),
+    .adamw = ISA(adamw),
+    .copy = host_copy,
+    .zero = host_zero,
+    .embed = host_embed,
+    .embed_back = host_embed_back,
+    .read = host_copy,
+    .write = host_copy,
+    .floats = host_floats,
 };
 
 #undef VEC

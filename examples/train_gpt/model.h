@@ -7,14 +7,10 @@
 #ifndef MODEL_H
 #define MODEL_H
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "kernels.h"
-#include "problem.h"
 #include "random.h"
 
-enum { VOCAB = 256, ALIGN = 64 };
+enum { VOCAB = 256 };
 
 struct shape {
     size_t layers, dim, heads, context;
@@ -64,14 +60,15 @@ struct model {
     size_t tensor_count;
     struct tensor tensors[MAX_TENSORS];
     struct range layers[MAX_LAYERS + 2]; /* in the order in which backward finishes them */
-    float *params, *grads;
+    float *params, *grads;               /* where the kernels work */
+    float *home;                         /* params in the host's memory, for files; the same ones on the host */
     struct trace traces[MAX_LAYERS];
     float *final, *final_norm, *final_stats; /* (N, C), (N, C), (N, 2) */
     float *logits;                           /* (N, V) */
     float *d_stream, *d_norm;                /* (N, C) */
     float *d_qkv, *d_up;                     /* (N, 3C), (N, 4C) */
-    float *d_attention;                      /* (T, T) */
-    void *parameter_memory, *activation_memory;
+    float *d_attention;                      /* (T, T), or one for each sequence and head */
+    void *activation_memory;                 /* of the host */
 };
 
 /* Called by backward when the gradient of layers[index] is final; the caller may start to send it. */
@@ -130,9 +127,9 @@ static struct block block_at(const struct model *m, float *base, size_t i) {
 
 static float *head_at(const struct model *m, float *base, size_t tensor) { return base + m->tensors[tensor].first; }
 
-/* tensor 0: bytes (V, C); tensor 1: positions (T, C). */
-static float *embedding_at(const struct model *m, float *base, size_t tensor) {
-    return base + m->tensors[m->tensor_count - EMBEDDING_TENSORS + tensor].first;
+/* Bytes (V, C), and positions (T, C) right behind them. */
+static float *embedding_at(const struct model *m, float *base) {
+    return base + m->tensors[m->tensor_count - EMBEDDING_TENSORS].first;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
@@ -172,20 +169,8 @@ static size_t place_activations(struct model *m, float *arena) {
     m->d_norm = take(&arena, &total, n * c);
     m->d_qkv = take(&arena, &total, n * 3 * c);
     m->d_up = take(&arena, &total, n * 4 * c);
-    m->d_attention = take(&arena, &total, t * t);
+    m->d_attention = take(&arena, &total, (kernel->heads_at_once ? m->batch * m->shape.heads : 1) * t * t);
     return total;
-}
-
-/* Zeroed, because the unused upper triangles of attention are read (and multiplied by zero): they must be finite. */
-static float *floats(size_t count) {
-    void *memory = NULL;
-    size_t most =
-        (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); /* beyond it Linux kills, not refuses */
-    if (count > most / sizeof(float) || posix_memalign(&memory, ALIGN, count * sizeof(float)) != 0) {
-        problem("There is no memory for %zu MB; choose a smaller --batch, --context, --dim or --layers.", count >> 18);
-        return NULL;
-    }
-    return memset(memory, 0, count * sizeof(float));
 }
 
 static bool model_create(struct model *m, struct shape shape, size_t batch) {
@@ -193,20 +178,19 @@ static bool model_create(struct model *m, struct shape shape, size_t batch) {
     m->shape = shape;
     m->batch = batch;
     model_layout(m);
-    m->parameter_memory = m->params = floats(2 * m->count);
-    float *arena = m->params == NULL ? NULL : floats(place_activations(m, NULL));
+    m->home = m->params = host_floats(2 * m->count);
+    float *arena = m->params == NULL ? NULL : kernel->floats(place_activations(m, NULL));
     if (arena == NULL) {
-        free(m->parameter_memory);
-        return false;
+        return false; /* model_free frees */
     }
     m->grads = m->params + m->count;
-    m->activation_memory = arena;
+    m->activation_memory = kernel->floats == host_floats ? arena : NULL;
     place_activations(m, arena);
     return true;
 }
 
 static void model_free(struct model *m) {
-    free(m->parameter_memory);
+    free(m->home);
     free(m->activation_memory);
 }
 
@@ -235,36 +219,8 @@ static void linear_back(float *d_x, float *d_w, const float *d_y, const float *x
     kernel->gemm(&(struct gemm){in, out, n, x, 1, in, d_y, out, 1, d_w, out, false, DENSE});
 }
 
-/* heads (N, C) from qkv (N, 3C): per sequence and head, softmax(Q K^T / sqrt(C/H)) V, no position sees a later one. */
-static void attention(const struct model *m, const struct trace *a) {
-    size_t c = m->shape.dim, t = m->shape.context, size = c / m->shape.heads;
-    float scale = 1.0f / sqrtf((float)size);
-    for (size_t i = 0; i < m->batch * m->shape.heads; i++) {
-        size_t row = i / m->shape.heads * t, column = i % m->shape.heads * size;
-        const float *q = a->qkv + row * 3 * c + column, *k = q + c, *v = k + c;
-        float *p = a->attention + i * t * t;
-        kernel->gemm(&(struct gemm){t, t, size, q, 3 * c, 1, k, 1, 3 * c, p, t, false, C_UNUSED_ABOVE});
-        kernel->softmax_causal(p, t, scale);
-        kernel->gemm(
-            &(struct gemm){t, size, t, p, t, 1, v, 3 * c, 1, a->heads + row * c + column, c, false, A_ZERO_ABOVE});
-    }
-}
-
-/* d_qkv (N, 3C) from d_heads (N, C). */
-static void attention_back(const struct model *m, const struct trace *a, const float *d_heads) {
-    size_t c = m->shape.dim, t = m->shape.context, size = c / m->shape.heads, w = 3 * c;
-    float scale = 1.0f / sqrtf((float)size), *d_p = m->d_attention;
-    for (size_t i = 0; i < m->batch * m->shape.heads; i++) {
-        size_t row = i / m->shape.heads * t, column = i % m->shape.heads * size;
-        const float *q = a->qkv + row * w + column, *k = q + c, *v = k + c;
-        const float *p = a->attention + i * t * t, *d = d_heads + row * c + column;
-        float *d_q = m->d_qkv + row * w + column, *d_k = d_q + c, *d_v = d_k + c;
-        kernel->gemm(&(struct gemm){t, t, size, d, c, 1, v, 1, w, d_p, t, false, C_UNUSED_ABOVE});
-        kernel->gemm(&(struct gemm){t, size, t, p, 1, t, d, c, 1, d_v, w, false, A_ZERO_BELOW});
-        kernel->softmax_back(d_p, p, t, scale);
-        kernel->gemm(&(struct gemm){t, size, t, d_p, t, 1, k, w, 1, d_q, w, false, A_ZERO_ABOVE});
-        kernel->gemm(&(struct gemm){t, size, t, d_p, 1, t, q, w, 1, d_k, w, false, A_ZERO_BELOW});
-    }
+static struct attention_shape attention_shape(const struct model *m) {
+    return (struct attention_shape){m->batch, m->shape.context, m->shape.heads, m->shape.dim};
 }
 
 /* out (N, C) = the residual stream after block w; a->in holds it before. */
@@ -272,13 +228,13 @@ static void block_forward(const struct model *m, const struct trace *a, struct b
     size_t c = m->shape.dim, n = m->batch * m->shape.context;
     kernel->norm(a->norm1, a->stats1, a->in, w.norm1_gain, w.norm1_bias, n, c);
     linear(a->qkv, a->norm1, w.qkv, n, c, 3 * c, false);
-    attention(m, a);
-    memcpy(a->middle, a->in, n * c * sizeof(float));
+    kernel->attention(a->heads, a->attention, a->qkv, attention_shape(m));
+    kernel->copy(a->middle, a->in, n * c);
     linear(a->middle, a->heads, w.mix, n, c, c, true);
     kernel->norm(a->norm2, a->stats2, a->middle, w.norm2_gain, w.norm2_bias, n, c);
     linear(a->up, a->norm2, w.up, n, c, 4 * c, false);
     kernel->gelu(a->gelu, a->up, n * 4 * c);
-    memcpy(out, a->middle, n * c * sizeof(float));
+    kernel->copy(out, a->middle, n * c);
     linear(out, a->gelu, w.down, n, 4 * c, c, true);
 }
 
@@ -290,42 +246,17 @@ static void block_backward(const struct model *m, const struct trace *a, struct 
     linear_back(m->d_norm, d.up, m->d_up, a->norm2, w.up, n, c, 4 * c);
     kernel->norm_back(m->d_stream, d.norm2_gain, d.norm2_bias, m->d_norm, a->middle, a->stats2, w.norm2_gain, n, c);
     linear_back(m->d_norm, d.mix, m->d_stream, a->heads, w.mix, n, c, c);
-    attention_back(m, a, m->d_norm);
+    kernel->attention_back(m->d_qkv, m->d_attention, m->d_norm, a->attention, a->qkv, attention_shape(m));
     linear_back(m->d_norm, d.qkv, m->d_qkv, a->norm1, w.qkv, n, c, 3 * c);
     kernel->norm_back(m->d_stream, d.norm1_gain, d.norm1_bias, m->d_norm, a->in, a->stats1, w.norm1_gain, n, c);
 }
 
 /* ---- the whole model -------------------------------------------------------------------------------------------- */
 
-static void embed(const struct model *m, const uint8_t *bytes, float *out) {
-    size_t c = m->shape.dim, t = m->shape.context;
-    const float *byte = embedding_at(m, m->params, 0), *position = embedding_at(m, m->params, 1);
-    for (size_t i = 0; i < m->batch * t; i++) {
-        const float *x = byte + bytes[i] * c, *p = position + i % t * c;
-        for (size_t j = 0; j < c; j++) {
-            out[i * c + j] = x[j] + p[j];
-        }
-    }
-}
-
-static void embed_back(const struct model *m, const uint8_t *bytes) {
-    size_t c = m->shape.dim, t = m->shape.context;
-    float *byte = embedding_at(m, m->grads, 0), *position = embedding_at(m, m->grads, 1);
-    memset(byte, 0, (VOCAB + t) * c * sizeof *byte); /* the two lie side by side */
-    for (size_t i = 0; i < m->batch * t; i++) {
-        float *x = byte + bytes[i] * c, *p = position + i % t * c;
-        const float *d = m->d_stream + i * c;
-        for (size_t j = 0; j < c; j++) {
-            x[j] += d[j];
-            p[j] += d[j];
-        }
-    }
-}
-
 /* Leaves in m->logits (N, V) what the model expects after each of `bytes` (N). */
 static void model_forward(struct model *m, const uint8_t *bytes) {
     size_t c = m->shape.dim, n = m->batch * m->shape.context, last = m->shape.layers - 1;
-    embed(m, bytes, m->traces[0].in);
+    kernel->embed(m->traces[0].in, bytes, embedding_at(m, m->params), n, m->shape.context, c, VOCAB);
     for (size_t i = 0; i <= last; i++) {
         block_forward(m, &m->traces[i], block_at(m, m->params, i), i < last ? m->traces[i + 1].in : m->final);
     }
@@ -343,7 +274,7 @@ static double model_loss(struct model *m, const uint8_t *targets) {
 static void model_backward(struct model *m, const uint8_t *bytes, layer_ready *ready, void *user) {
     size_t c = m->shape.dim, n = m->batch * m->shape.context;
     linear_back(m->d_norm, head_at(m, m->grads, 2), m->logits, m->final_norm, head_at(m, m->params, 2), n, c, VOCAB);
-    memset(m->d_stream, 0, n * c * sizeof(float));
+    kernel->zero(m->d_stream, n * c);
     kernel->norm_back(m->d_stream, head_at(m, m->grads, 0), head_at(m, m->grads, 1), m->d_norm, m->final,
                       m->final_stats, head_at(m, m->params, 0), n, c);
     ready(user, 0);
@@ -351,7 +282,7 @@ static void model_backward(struct model *m, const uint8_t *bytes, layer_ready *r
         block_backward(m, &m->traces[i], block_at(m, m->params, i), block_at(m, m->grads, i));
         ready(user, m->shape.layers - i);
     }
-    embed_back(m, bytes);
+    kernel->embed_back(embedding_at(m, m->grads), bytes, m->d_stream, n, m->shape.context, c, VOCAB);
     ready(user, m->shape.layers + 1);
 }
 

@@ -15,8 +15,8 @@ struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
     double lr, clip, decay, beta1, temperature, ratio;
     size_t accumulate, bucket, local, rank;
-    const char *data, *out, *prompt, *strategy, *compress;
-    bool resume, fresh, help;
+    const char *data, *out, *prompt, *strategy, *compress, *device;
+    bool resume, fresh, help, cuda;
 };
 
 static const struct options default_options = {
@@ -40,6 +40,7 @@ static const struct options default_options = {
     .prompt = "The ",
     .strategy = "auto",
     .compress = "none",
+    .device = "cpu",
     .accumulate = 1,
 };
 
@@ -58,6 +59,7 @@ static const struct option_row option_rows[] = {
     {"out", "DIR", "where checkpoints, loss.csv and loss.svg go", OPTION_TEXT, OPTION(out), 0, 0},
     {"resume", NULL, "continue from the newest sound checkpoint in DIR", OPTION_FLAG, OPTION(resume), 0, 0},
     {"fresh", NULL, "delete the checkpoints in DIR and start anew", OPTION_FLAG, OPTION(fresh), 0, 0},
+    {"device", "NAME", "cpu, or cuda: a GPU for each rank (docs/cuda.md)", OPTION_TEXT, OPTION(device), 0, 0},
     {"steps", "N", "optimizer steps in total", OPTION_COUNT, OPTION(steps), 1, 1e9},
     {"batch", "N", "sequences per rank and step", OPTION_COUNT, OPTION(batch), 1, 4096},
     {"context", "N", "bytes the model looks back at; a multiple of 16", OPTION_COUNT, OPTION(context), 16, 8192},
@@ -149,6 +151,9 @@ static bool check_options(const struct options *o) {
     if (o->resume && o->fresh) {
         return problem("--resume goes on from a checkpoint, --fresh deletes it: give one of them.");
     }
+    if (!o->cuda && strcmp(o->device, "cpu") != 0) {
+        return problem("--device is cpu or cuda, not \"%s\".", o->device);
+    }
     if (o->context % 16 != 0) {
         return problem("--context %zu must be a multiple of 16.", o->context);
     }
@@ -192,6 +197,7 @@ static bool parse_options(struct options *o, int argc, char **argv) {
             return false;
         }
     }
+    o->cuda = strcmp(o->device, "cuda") == 0;
     return o->help || check_options(o);
 }
 

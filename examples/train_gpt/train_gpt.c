@@ -8,7 +8,8 @@
  * rank 0's parameters to all; as soon as backward says that a layer's gradient is final, its average over the ranks is on
  * its way, while backward goes on with the layer below; ddl_step waits for all and calls this program's own optimizer. The
  * parameters stay the same on all ranks, bit for bit, because the averaged gradient is. How gradients travel is
- * --strategy, and nothing else in this file changes with it. */
+ * --strategy, and nothing else in this file changes with it. With --device cuda the same calls of kernels go to a GPU:
+ * parameters and gradients are there, and the trainer orders its work on the kernels' stream. */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -16,12 +17,14 @@
 
 #include "adamw.h"
 #include "checkpoint.h"
+#include "cuda.h"
 #include "options.h"
 #include "report.h"
 #include "text.h"
 
 struct trainer {
     struct options options;
+    const char *program; /* argv[0]: kernels of a GPU lie beside it */
     ddl_context *context;
     ddl_group *world;
     int32_t rank, size;
@@ -79,7 +82,7 @@ static int take_step(void *user, ddl_trainer *sync) {
     struct trainer *t = user;
     (void)sync;
     t->norm = adamw_step(&t->optimizer, &t->model, t->step);
-    return 0;
+    return cuda_good() ? 0 : 1;
 }
 
 /* The global batch is `size` times the local one, `accumulate` times; rank r takes sequences r*B ... r*B + B-1 of each
@@ -103,6 +106,9 @@ static bool train_part(struct trainer *t, size_t part, double *loss) {
     ddl_trace_begin(t->context, "backward");
     model_backward(&t->model, t->bytes, start_average, t);
     ddl_trace_end(t->context);
+    if (!cuda_good()) {
+        return false;
+    }
     bool last = part + 1 == t->options.accumulate;
     if (t->status != DDL_OK || (!last && ddl_step(t->sync) != DDL_OK)) {
         return ddl_problem(t, "Averaging the gradients");
@@ -132,7 +138,7 @@ static bool train_step(struct trainer *t, double *out_loss) {
     ddl_status status = ddl_step(t->sync);
     ddl_trace_end(t->context);
     if (status != DDL_OK) {
-        return ddl_problem(t, "Averaging the gradients");
+        return cuda_good() && ddl_problem(t, "Averaging the gradients");
     }
     ddl_trainer_stats stats = {0};
     ddl_trainer_stats_get(t->sync, &stats);
@@ -156,6 +162,9 @@ static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
         }
     }
     t->model.batch = t->options.batch;
+    if (!cuda_good()) {
+        return false;
+    }
     if (ddl_all_reduce_scalar(t->world, &sum, DDL_SUM) != DDL_OK) {
         return ddl_problem(t, "Adding up the held-out loss");
     }
@@ -170,6 +179,11 @@ static bool evaluate(struct trainer *t, size_t most, double *out_loss) {
 static void save(struct trainer *t, bool with_checkpoint) {
     if (t->rank != 0) {
         return;
+    }
+    if (with_checkpoint && t->options.cuda) {
+        kernel->read(t->model.home, t->model.params, t->model.count);
+        kernel->read(t->optimizer.home, t->optimizer.mean, 2 * t->model.count);
+        with_checkpoint = cuda_good();
     }
     struct run run = {t->setup, &t->model, &t->optimizer, &t->curve};
     t->save_failed = (with_checkpoint && !checkpoint_save(&run, t->options.out)) ||
@@ -261,10 +275,26 @@ static bool compression_delays(const struct options *o) {
     return delays;
 }
 
+/* From here on parameters, gradients and moments are on the GPU. */
+static bool move_to_gpu(struct trainer *t) {
+    size_t count = t->model.count;
+    float *params = cuda_floats(2 * count), *moments = params == NULL ? NULL : cuda_floats(2 * count);
+    if (moments != NULL) {
+        kernel->write(params, t->model.home, count);
+        kernel->write(moments, t->optimizer.home, 2 * count);
+        t->model.params = params;
+        t->model.grads = params + count;
+        t->optimizer.mean = moments;
+        t->optimizer.square = moments + count;
+    }
+    return all_good(t, moments != NULL && cuda_good());
+}
+
 /* Everything before the first step: text, memory, folder, and the same state on every rank. */
 static bool prepare(struct trainer *t) {
     const struct options *o = &t->options;
-    bool good = text_load(&t->text, o->data, o->context) &&
+    bool good = (!o->cuda || cuda_open(t->context, t->program, o->batch * o->context)) &&
+                text_load(&t->text, o->data, o->context) &&
                 model_create(&t->model, (struct shape){o->layers, o->dim, o->heads, o->context}, o->batch) &&
                 adamw_create(&t->optimizer, t->model.count) && curve_reserve(&t->curve, o->steps + 1) &&
                 (t->rank != 0 || prepare_folder(o));
@@ -297,7 +327,7 @@ static bool prepare(struct trainer *t) {
         return ddl_problem(t, "Sending rank 0's parameters to all");
     }
     t->setup.step = (uint64_t)step;
-    return true;
+    return !o->cuda || move_to_gpu(t);
 }
 
 /* --compress, with error feedback throughout: what a code loses is added to the next gradient. */
@@ -324,10 +354,12 @@ static bool add_tensors(struct trainer *t) {
         const struct tensor *x = &m->tensors[i];
         const int64_t shape[] = {(int64_t)x->rows, (int64_t)(x->count / x->rows)};
         ddl_trainer_options options = {.uncompressed = x->rows == 1};
-        good = ddl_trainer_add(t->sync, NULL, ddl_tensor_nd(m->params + x->first, DDL_F32, 2, shape),
-                               ddl_tensor_nd(m->grads + x->first, DDL_F32, 2, shape), &options, NULL) == DDL_OK;
+        ddl_tensor param = ddl_tensor_nd(m->params + x->first, DDL_F32, 2, shape);
+        ddl_tensor grad = ddl_tensor_nd(m->grads + x->first, DDL_F32, 2, shape);
+        param.device = grad.device = cuda.device;
+        good = ddl_trainer_add(t->sync, NULL, param, grad, &options, NULL) == DDL_OK;
     }
-    return good;
+    return good && (cuda.device == DDL_HOST || ddl_trainer_set_stream(t->sync, cuda.gpu.stream) == DDL_OK);
 }
 
 /* The strategy by its name, with what the options say otherwise. */
@@ -425,14 +457,15 @@ static void write_sample(struct trainer *t) {
     const struct options *o = &t->options;
     size_t length = strlen(o->prompt), kept = length < o->context ? length : o->context;
     uint8_t *window = t->bytes;
+    float logits[VOCAB] = {0};
     memset(window, 0, o->context);
     memcpy(window, o->prompt + length - kept, kept);
     t->model.batch = 1;
     printf("\n%s", o->prompt);
     for (size_t i = 0; i < o->sample; i++) {
         model_forward(&t->model, window);
-        uint8_t next =
-            draw(t->model.logits + (kept - 1) * VOCAB, o->temperature, random_unit(o->seed, RANDOM_SAMPLE, i, 0));
+        kernel->read(logits, t->model.logits + (kept - 1) * VOCAB, VOCAB);
+        uint8_t next = draw(logits, o->temperature, random_unit(o->seed, RANDOM_SAMPLE, i, 0));
         if (kept == o->context) {
             memmove(window, window + 1, --kept);
         }
@@ -451,6 +484,7 @@ static bool run(struct trainer *t) {
     if (!prepare(t) || !prepare_sync(t)) {
         return false;
     }
+    set = t->options.cuda ? "CUDA" : set;
     if (t->rank == 0) {
         printf("%.2f million parameters, %zu KB of text, %d rank%s x %zu sequences of %zu bytes, %s kernels\n",
                (double)t->model.count / 1e6, (t->text.train.count + t->text.held_out.count) / 1000, (int)t->size,
@@ -475,12 +509,13 @@ static bool run(struct trainer *t) {
     if (fflush(stdout) != 0 || ferror(stdout)) {
         return problem("Standard output cannot be written: %s.", strerror(errno));
     }
-    return !t->save_failed || problem("The last checkpoint or curve could not be saved; see above.");
+    return cuda_good() && (!t->save_failed || problem("The last checkpoint or curve could not be saved; see above."));
 }
 
 int main(int argc, char **argv) {
     static struct trainer t;
     char why[512] = "";
+    t.program = argv[0];
     bool good = parse_options(&t.options, argc, argv);
     if (good && t.options.help) {
         print_help();
@@ -499,10 +534,11 @@ int main(int argc, char **argv) {
         problem_tell();
     }
     ddl_trainer_free(&t.sync);
+    cuda_close();
     ddl_finalize(&t.context);
     text_free(&t.text);
     model_free(&t.model);
-    free(t.optimizer.mean);
+    free(t.optimizer.home);
     free(t.curve.at);
     free(t.bytes);
     return good ? 0 : 1;

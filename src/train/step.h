@@ -299,6 +299,7 @@ static ddl_status ddl__step_own(ddl_trainer *t) {
     }
     ddl_status status = ddl__lane_hand(&t->lane, "ddl_step");
     int result = status < 0 ? 0 : t->config.step(t->config.step_user, t);
+    ddl__lane_after(&t->lane); /* what it has put on the program's stream */
     ddl__lock(t->context);
     return status < 0 ? status
            : result == 0 ? DDL_OK
