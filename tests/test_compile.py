@@ -1,4 +1,5 @@
-"""ddl.h can be used in every way it promises: compilers, languages, several translation units, several copies."""
+"""ddl.h can be used in every way it promises: compilers, languages, several translation units, several copies.
+tests/run: timeout=300 """
 import functools
 import re
 
