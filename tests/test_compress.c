@@ -182,7 +182,11 @@ TEST(large_casts_are_those_of_small_ones) {
                                                        .error_feedback = k % 2 == 0 ? -1 : 1});
         for (int o = 0; o < 5; o++) {
             for (int i = 0; i < N; i++) {
-                g[i] = i == 3 ? -0.0f : i == 70000 ? NAN : i == 90001 ? -INFINITY : i == 5 ? 1e6f : (float)(i * 7919 % 4096) * 1e-4f - 0.2f;
+                g[i] = i == 3       ? -0.0f
+                       : i == 70000 ? NAN
+                       : i == 90001 ? -INFINITY
+                       : i == 5     ? 1e6f
+                                    : (float)((unsigned)i * 7919u % 4096u) * 1e-4f - 0.2f;
                 e[i] = 0;
             }
             from = code + (64 - (uintptr_t)code % 64) + off[o];

@@ -66,6 +66,7 @@ static const variable variables[] = {
     {"DDL_INIT_TIMEOUT_MS", "0", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_STALL_MS", "1e3", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_SLOW", "slow", DDL_ERR_CONFIG, NULL, ""},
+    {"DDL_SLOW_RUNS", "often", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_PROGRESS_THREAD", "yes", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_DETERMINISTIC", "2", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_SPREAD", "-1", DDL_ERR_CONFIG, NULL, ""},

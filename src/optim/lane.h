@@ -78,9 +78,12 @@ static void *ddl__lane_alloc_pinned(ddl__lane *lane, size_t bytes) {
 }
 
 static void ddl__lane_free_pinned(ddl__lane *lane, void *memory) {
+    if (memory == NULL) {
+        return; /* as of a lane that was never opened */
+    }
     if (ddl__lane_is_host(lane) || !DDL_HAS(lane->device->table, host_alloc)) {
         ddl__free(&lane->context->base, memory);
-    } else if (memory != NULL && !lane->context->finalized && !lane->device->stuck) {
+    } else if (!lane->context->finalized && !lane->device->stuck) {
         lane->device->table->host_free(lane->device->self, memory);
     }
 }
