@@ -315,6 +315,7 @@ static ddl_status ddl__join(ddl_context *c) {
     DDL__TRY(ddl__world_make(c));
     c->joined = true;
     DDL__TRY(ddl__greet(c));
+    ddl__pace_forget(c);
     ddl__page_stage_tell(c, DDL__PAGE_JOINED);
     return ddl__timeline_begin(c);
 }

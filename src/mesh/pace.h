@@ -38,6 +38,16 @@ static void ddl__pace_add(ddl_context *c, int32_t peer, uint64_t bytes, uint64_t
 
 /* >>judging */
 
+/* The messages by which a job measures its links while it begins, all at once, say nothing of its work. */
+static void ddl__pace_forget(ddl_context *c) {
+    for (int32_t i = 0; i < c->world_size; i++) {
+        c->links[i].stats.large_messages = c->links[i].stats.bytes_per_s = 0;
+        if (c->page != NULL) {
+            c->page->links[i].large_messages = c->page->links[i].bytes_per_s = 0;
+        }
+    }
+}
+
 /* How many links of each kind have which speed. */
 typedef struct ddl__paces {
     uint32_t links[DDL__PACE_KINDS][DDL__PACE_STEPS];
