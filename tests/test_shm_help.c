@@ -168,9 +168,11 @@ TEST(without_memory_for_a_window_the_receiver_reads_alone) {
     letter l[2];
     begin(e, 2, 1);
     CHECK_EQ(post(&e[0], 1, &l[0], BYTES), DDL_IN_PROGRESS);
+    uint64_t before = ((shm *)e[0].self)->memory->holes[0].bytes;
     faults.allocate = 1;
     DRIVE(e, 2, e[1].arrived[0] == 1 && l[0].returned) {}
     CHECK(((shm *)e[0].self)->messages->helper.refused);
+    CHECK_EQ(((shm *)e[0].self)->memory->holes[0].bytes, before); /* its place is free again */
     CHECK_EQ(post(&e[0], 1, &l[1], BYTES), DDL_IN_PROGRESS);
     DRIVE(e, 2, e[1].arrived[0] == 2 && l[1].returned) {}
     letter_free(&l[0]);

@@ -50,12 +50,14 @@ static inline void shm_help_begin(shm_help *h) { /* relaxed: published with the 
 /* ---- the sender ---- */
 
 static bool shm_helper_open(shm *t, shm_helper *own) {
-    void *at = NULL;
     if (own->window == NULL && !own->refused) {
-        own->refused = !shm_place_take(t, sizeof *own->window, &own->place) ||
-                       (at = shm_place_map(t, own->place, sizeof *own->window, NULL)) == NULL;
-        own->window = at;
+        bool place = shm_place_take(t, sizeof *own->window, &own->place);
+        own->window = place ? shm_place_map(t, own->place, sizeof *own->window, NULL) : NULL;
+        own->refused = own->window == NULL;
         own->stamp = 1;
+        if (place && own->refused) {
+            shm_place_give(t, own->place, sizeof *own->window);
+        }
     }
     return own->window != NULL;
 }
