@@ -180,6 +180,79 @@ TEST(adaptive_compression_takes_what_time_allows) {
     }
 }
 
+/* >>the context's memory is counted under its lock, whatever part of the library takes it */
+
+static ddl_context *watched;
+static int asked, unlocked; /* unlocked: a lock that this thread could take while it allocates is not held */
+
+static void look_at_lock(void) {
+    asked++;
+    if (watched != NULL && pthread_mutex_trylock(&watched->lock) == 0) {
+        unlocked++;
+        pthread_mutex_unlock(&watched->lock);
+    }
+}
+
+static void *watching_alloc(void *user, size_t bytes) {
+    (void)user;
+    look_at_lock();
+    return malloc(bytes);
+}
+
+static void watching_free(void *user, void *memory) {
+    (void)user;
+    look_at_lock();
+    free(memory);
+}
+
+static void train_once(ddl_group *w, const ddl_trainer_config *config) {
+    float p[3] = {1, 2, 3}, g[3] = {1, 1, 1};
+    ddl_trainer *t;
+    OK(ddl_trainer_create(w, config, &t));
+    OK(ddl_trainer_add(t, "p", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    OK(ddl_grad_ready(t, 0));
+    OK(ddl_step(t));
+    CHECK(p[0] < 1);
+    OK(ddl_trainer_free(&t));
+}
+
+static void serve_once(ddl_group *w) {
+    float p[3] = {1, 2, 3}, rows[8] = {1};
+    uint64_t ids[2] = {7, 9};
+    ddl_tensor params = DDL_ARRAY(p), all = ddl_tensor_nd(rows, DDL_F32, 2, (int64_t[]){2, 4});
+    int32_t table;
+    ddl_ps *ps;
+    OK(ddl_ps_create(w, &(ddl_ps_config){.optimizer = {.learning_rate = 1}}, &params, 1, &ps));
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 4}, &table));
+    OK(ddl_ps_push_rows(ps, table, ids, 2, all, NULL));
+    OK(ddl_ps_clock(ps));
+    OK(ddl_ps_pull_rows(ps, table, ids, 2, all));
+    OK(ddl_ps_free(&ps));
+}
+
+TEST(memory_is_taken_under_the_lock) {
+    const ddl_config config = {.world_size = 1, .allocator = {watching_alloc, watching_free, NULL}};
+    if (ddl_init(&config, &watched) != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "ddl_init failed");
+        return;
+    }
+    ddl_group *w = ddl_world(watched), *half;
+    asked = unlocked = 0;
+    train_once(w, &(ddl_trainer_config){.optimizer = {.learning_rate = 0.5}});
+    train_once(w, &(ddl_trainer_config){.optimizer = {.kind = DDL_ADAM, .learning_rate = 0.5}, .shard = 1});
+    train_once(w, &(ddl_trainer_config){.architecture = DDL_ARCHITECTURE_PS, .optimizer = {.learning_rate = 0.5}});
+    serve_once(w);
+    OK(ddl_group_split(w, 0, 0, &half));
+    OK(ddl_barrier(half));
+    OK(ddl_group_free(&half));
+    CHECK(asked > 100);
+    CHECK_EQ(unlocked, 0);
+    ddl_context *c = watched;
+    watched = NULL; /* its end has no lock */
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
 /* Operations that share the link: only the sum of their times says what a byte takes. */
 TEST(the_fit_finds_the_time_of_a_byte) {
     const ddl__line truth = {40e-6, 2e-9};

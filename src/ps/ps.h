@@ -114,9 +114,11 @@ static ddl_status ddl__ps_idle(ddl_ps *ps, const char *what) {
 
 static void ddl__ps_release(ddl_ps *ps) {
     ddl_context *c = ps->c;
+    ddl_group *group = ps->group;
     if (ps->server != NULL) {
         ddl__ps_server_end(ps->server);
     }
+    ps->magic = 0;
     ddl__lock(c);
     ddl__free(&c->base, ps->server);
     ddl__free(&c->base, ps->lengths);
@@ -124,12 +126,11 @@ static void ddl__ps_release(ddl_ps *ps) {
     ddl__free(&c->base, ps->first);
     ddl__free(&c->base, ps->pushed);
     ddl__free(&c->base, ps->tables);
-    ddl__unlock(c);
-    if (ps->group != NULL) {
-        ddl_group_free(&ps->group);
-    }
-    ps->magic = 0;
     ddl__free(&c->base, ps);
+    ddl__unlock(c);
+    if (group != NULL) {
+        ddl_group_free(&group); /* the context may end with it */
+    }
 }
 
 /* Ends the thread of this rank's server. */
