@@ -6,7 +6,8 @@
  *     gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o libcuda.so.1 tests/cuda_driver.c -lpthread
  *
  * Stricter than a driver: copies of pageable memory do not wait, and an address that was freed is given again at once.
- * STANDIN_GPUS (2) and STANDIN_VERSION (13000) are read by cuInit; the functions standin_* are for tests. Where it returns
+ * STANDIN_GPUS (2), STANDIN_VERSION (13000) and STANDIN_RING (set: a GPU reaches the one before and the one behind it, and
+ * no other) are read by cuInit; the functions standin_* are for tests. Where it returns
  * at once what a GPU would find out later (access to memory that is not mapped), it says so by the call's result. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
@@ -117,7 +118,7 @@ static int retained[GPUS], gpus, version, kernels_running, strict_captures;
 static _Thread_local int capture_mode; /* of this thread: CU_STREAM_CAPTURE_MODE_GLOBAL at first */
 static uint64_t next_buffer_id = 1;
 static CUdeviceptr space;
-static bool ready, broken_peers, parted_peers, no_vmm, no_ipc, no_words;
+static bool ready, broken_peers, parted_peers, ring_of_peers, no_vmm, no_ipc, no_words;
 static int pending[GPUS]; /* works on the streams of a GPU */
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
@@ -228,6 +229,7 @@ CUresult cuInit(unsigned int flags) {
     const char *count = getenv("STANDIN_GPUS"), *v = getenv("STANDIN_VERSION");
     gpus = count != NULL ? atoi(count) : 2;
     version = v != NULL ? atoi(v) : 13000;
+    ring_of_peers = getenv("STANDIN_RING") != NULL;
     if (!ready && gpus > 0) {
         void *at = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) {
@@ -295,7 +297,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 }
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     ENTER(cuDeviceCanAccessPeer)
-    *can = device != peer && !parted_peers;
+    int apart = device < peer ? peer - device : device - peer;
+    *can = device != peer && !parted_peers && (!ring_of_peers || apart == 1 || apart == gpus - 1);
     return CUDA_SUCCESS;
 }
 

@@ -38,7 +38,7 @@ static ddl_status put(const cuda_sink *sink, cuda_kernel kernel, uint32_t blocks
     launches[kernel]++;
     return result == 0 ? DDL_OK : DDL_ERR_INTERNAL;
 }
-static const cuda_sink sink = {put, NULL, NULL, 2};
+static const cuda_sink sink = {.put = put, .multiprocessors = 2};
 
 static uint64_t random_state = 88172645463325252u;
 static uint64_t random_bits(void) {

@@ -7,9 +7,11 @@
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
-/* Memory of others is reached by its pointer here: share.h is tested elsewhere. */
+/* Memory of others is reached by its pointer here: share.h and probe.h are tested elsewhere. */
 #define CUDA_SHARE_H
+#define CUDA_PROBE_H
 #include "../plugins/cuda/board.h"
+#include "../plugins/cuda/links.h"
 typedef struct cuda_place {
     uint64_t id, slot, offset;
 } cuda_place;
@@ -20,7 +22,7 @@ static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cu
 static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place, uint64_t bytes, cuda_gpu *gpu,
                              cuda_import **out_import, CUdeviceptr *out);
 static void cuda_let_go(cuda_ipc *t, cuda_import *import);
-static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count);
+static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count, int32_t rank, cuda_links *out);
 #include "../plugins/cuda/native.h"
 
 int cuda_cpu_find(const char *name);
@@ -198,12 +200,16 @@ static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cu
     *out = (cuda_place){7, (uint64_t)t->rank, (uint64_t)(uintptr_t)memory};
     return DDL_OK;
 }
+static cuda_links links; /* how the GPUs of the sets that are opened reach each other */
 static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place, uint64_t bytes, cuda_gpu *gpu,
                              cuda_import **out_import, CUdeviceptr *out) {
     static cuda_import import;
     (void)bytes;
     CHECK_EQ(place->id, 7u);
     CHECK_EQ(place->slot, (uint64_t)peer);
+    if (links.is_ring) { /* a rank reads from the one before it alone */
+        CHECK_EQ(peer, cuda_ring_neighbour(&links, t->world_size, t->rank, -1));
+    }
     CHECK(gpu == &ranks[t->rank].gpu);
     if (random_bits() % 3 == 0) {
         return DDL_IN_PROGRESS;
@@ -218,8 +224,9 @@ static void cuda_let_go(cuda_ipc *t, cuda_import *import) {
     reaches--;
 }
 
-static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks_, int32_t count) {
-    return (void)t, (void)ranks_, (void)count, DDL_OK;
+static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks_, int32_t count, int32_t rank, cuda_links *out) {
+    (void)t, (void)ranks_, (void)count, (void)rank;
+    return *out = links, DDL_OK;
 }
 
 static void make_ranks(int n) {
@@ -314,13 +321,15 @@ static void lay_out(const call *c, int r) {
     }
 }
 
-static void expect_reduced(const call *c, char *want, char *const *inputs, int hi, size_t part) {
+/* In the order of ranks from rank 0 or, around the ring, from the one behind `owner`, which is the last. */
+static void expect_range(const call *c, char *want, char *const *inputs, int hi, int owner, size_t part, size_t count) {
     ddl__reduce_fn kernel = ddl__reduce_kernel_at(DDL__CPU_PORTABLE, c->dtype, c->op);
-    size_t count = (size_t)c->count, bytes = count * ddl_dtype_bytes(c->dtype);
+    size_t bytes = count * ddl_dtype_bytes(c->dtype);
     char *scaled = malloc(bytes + 1);
     for (int j = 0; j < hi; j++) {
-        double factor = c->op == DDL_SUM && c->factor != 0 ? c->factor + j : 1;
-        memcpy(scaled, inputs[j] + part, bytes);
+        int rank = links.is_ring ? links.rank[(links.place[owner] + 1 + j) % c->n] : j;
+        double factor = c->op == DDL_SUM && c->factor != 0 ? c->factor + rank : 1;
+        memcpy(scaled, inputs[rank] + part, bytes);
         if (c->op == DDL_AVG && c->dtype == DDL_F16) {
             factor = ddl__average_scale(c->n);
         }
@@ -339,6 +348,21 @@ static void expect_reduced(const call *c, char *want, char *const *inputs, int h
         ddl__apply_float(want, want, count, c->dtype, 3 * ddl__average_scale(3), 1);
     }
     free(scaled);
+}
+
+/* Around a ring each rank owns a slice, in whole units of 512 bytes and at least 4096. */
+static void expect_reduced(const call *c, char *want, char *const *inputs, int hi, size_t part) {
+    size_t element = ddl_dtype_bytes(c->dtype), bytes = (size_t)c->count * element;
+    size_t each = ((bytes + (size_t)c->n - 1) / (size_t)c->n + 511) / 512 * 512;
+    each = each < 4096 ? 4096 : each;
+    if (!links.is_ring || c->kind != DDL_ALL_REDUCE) {
+        expect_range(c, want, inputs, hi, bytes > 0 ? (int)(part / bytes) : 0, part, (size_t)c->count);
+        return;
+    }
+    for (int owner = 0; owner < c->n && (size_t)owner * each < bytes; owner++) {
+        size_t at = (size_t)owner * each, left = bytes - at < each ? bytes - at : each;
+        expect_range(c, want + at, inputs, hi, owner, part + at, left / element);
+    }
 }
 
 /* What rank r's output holds afterwards; it begins as what it was. */
@@ -421,9 +445,9 @@ static void prepare(const call *c) {
     out_bytes = c->kind == DDL_BARRIER ? 0 : out_parts ? parts : bytes;
     for (int r = 0; r < c->n; r++) {
         for (int m = 0; m < 3; m++) {
-            memory[r][m] = malloc(parts + 64);
-            for (size_t i = 0; i < parts + 64; i++) {
-                memory[r][m][i] = (char)(random_bits() >> 20 & 0x3f); /* floats that are finite, and integers */
+            memory[r][m] = malloc(parts + 72);
+            for (size_t i = 0; i < parts + 64; i += 8) { /* floats that are finite, and integers */
+                memcpy(memory[r][m] + i, &(uint64_t){random_bits() & 0x3f3f3f3f3f3f3f3f}, 8);
             }
         }
         lay_out(c, r);
@@ -514,6 +538,98 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
     CHECK_EQ(tried, 4 * 462);
 }
 
+/* Around a ring of any order: what is reduced and copied is right, and nobody reads but from the one before. A broadcast's
+ * pieces are of 4 MiB, so a large one has several; with `apart` copies go by engines (the stand-in's copies). */
+TEST(around_a_ring_everything_is_right) {
+    static const struct {
+        ddl_dtype dtype;
+        ddl_op op;
+    } types[] = {{DDL_F32, DDL_SUM}, {DDL_BF16, DDL_SUM}, {DDL_I64, DDL_AVG}, {DDL_F16, DDL_AVG}, {DDL_F64, DDL_MAX},
+                 {DDL_F32_I32, DDL_MIN_INDEX}};
+    static const int32_t kinds[] = {DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_BROADCAST, DDL_BARRIER};
+    static const int64_t counts[] = {0, 1, 7, 1001, 5000, 30001};
+    for (int n = 3; n <= RANKS; n++) {
+        for (int order = 0; order < 3; order++) {
+            links = (cuda_links){.is_ring = true, .apart = order > 0};
+            for (int p = 0; p < n; p++) { /* 0 1 2 3, 0 3 2 1, 0 2 1 3 */
+                links.rank[p] = order == 1 ? (n - p) % n : order == 2 && p > 0 && p < 3 ? 3 - p : p;
+                links.place[links.rank[p]] = p;
+            }
+            make_ranks(n);
+            open_sets(n, (uint64_t)n);
+            CHECK_EQ(cuda_native_cost_ns(&ranks[0].t, ranks[0].set, DDL_ALL_TO_ALL, 8), 0u); /* by plans */
+            for (int i = 0; i < 5 * 6 * 6; i++) {
+                call c = {.kind = kinds[i % 5], .n = n, .root = (int)(random_bits() % (uint64_t)n),
+                          .dtype = types[i / 5 % 6].dtype, .op = types[i / 5 % 6].op, .count = counts[i / 30 % 6],
+                          .sequence = (uint64_t)i + 1, .in_place = (int)(random_bits() % 2 == 0 ? 0 : random_bits() % 16),
+                          .streams = (int)(random_bits() % 16), .place = random_bits() % 2 == 0 ? 0 : 8,
+                          .factor = random_bits() % 2 == 0 ? 0 : 0.5};
+                c.factor = c.op == DDL_SUM ? c.factor : 0;
+                unshareable = i % 3;
+                if (c.kind == DDL_BROADCAST && i == 3 && order == 1) {
+                    c.count = ((9 << 20) + 52) / (int64_t)ddl_dtype_bytes(c.dtype);
+                }
+                if (!run(&c)) {
+                    test__fail(__FILE__, __LINE__, "%s of %d, order %d: %s %s, %lld elements, in place %x, streams %x, root "
+                               "%d, factor %g, unshareable %d", ddl__kind_name(c.kind), n, order, ddl_dtype_name(c.dtype),
+                               ddl__op_name(c.op), (long long)c.count, (unsigned)c.in_place, (unsigned)c.streams, c.root,
+                               c.factor, unshareable);
+                }
+            }
+            free_ranks(n);
+        }
+    }
+    links = (cuda_links){0};
+}
+
+/* The search: rings that there are, none where there is none, each of neighbours that reach each other. */
+TEST(a_ring_is_found_where_there_is_one) {
+    cuda_links found;
+    uint32_t reach[CUDA_PLACES] = {0};
+    const uint32_t cube[8] = {0x1e, 0x2d, 0x4b, 0x87, 0xe1, 0xd2, 0xb4, 0x78}; /* two squares with diagonals, joined: DGX-1 */
+    const uint32_t star[4] = {0xf, 0x3, 0x5, 0x9}, line[4] = {0x3, 0x7, 0xe, 0xc}, pair[2] = {1, 2};
+    CHECK(!cuda_ring_find(star, 4, &found));
+    CHECK(!cuda_ring_find(line, 4, &found));
+    CHECK(!cuda_ring_find(pair, 2, &found));
+    REQUIRE(cuda_ring_find(cube, 8, &found));
+    uint32_t seen = 0;
+    for (int p = 0; p < 8; p++) {
+        int32_t a = found.rank[p], b = cuda_ring_neighbour(&found, 8, a, 1);
+        CHECK(found.place[a] == p && found.rank[(p + 1) % 8] == b && (cube[a] >> b & 1) != 0);
+        CHECK_EQ(cuda_ring_neighbour(&found, 8, b, -1), a);
+        seen |= 1u << a;
+    }
+    CHECK_EQ(seen, 0xffu);
+    for (int i = 0; i < CUDA_PLACES; i++) { /* all to all but one that hangs on one: the search gives up soon */
+        reach[i] = i == 31 ? 1u : 0x7fffffffu;
+    }
+    reach[0] = ~0u;
+    CHECK(!cuda_ring_find(reach, 32, &found));
+}
+
+/* Between several GPUs, not within one, large copies go by engines; in place all_to_all cannot. */
+TEST(large_copies_between_gpus_go_by_engines) {
+    static const int32_t kinds[] = {DDL_ALL_GATHER, DDL_BROADCAST, DDL_ALL_TO_ALL, DDL_GATHER, DDL_SCATTER, DDL_ALL_REDUCE};
+    for (int i = 0; i < 12; i++) {
+        links = (cuda_links){.apart = i < 6};
+        call c = {.kind = kinds[i % 6], .n = 2, .dtype = DDL_F32, .op = DDL_SUM, .sequence = 1, .streams = i % 4};
+        c.count = (c.kind == DDL_BROADCAST ? 2 : 1) * ((int64_t)CUDA_ENGINE_BYTES / 4 + 128);
+        unshareable = 0;
+        make_ranks(2);
+        open_sets(2, 1);
+        int before = launch_count;
+        CHECK(run(&c));
+        CHECK_EQ(launch_count > before, i >= 6 || c.kind == DDL_ALL_REDUCE);
+        if (c.kind == DDL_ALL_TO_ALL) {
+            c.sequence = 2;
+            c.in_place = 3;
+            CHECK(run(&c));
+        }
+        free_ranks(2);
+    }
+    links = (cuda_links){0};
+}
+
 /* One rank calls something else: all that see it say so, and nothing is written. */
 TEST(another_call_is_found_before_anything_is_written) {
     for (int other = 0; other < 3; other++) {
@@ -551,8 +667,9 @@ TEST(another_call_is_found_before_anything_is_written) {
 /* One rank gives up at a random time. Afterwards its memory is touched by nobody, whatever the others still run. */
 TEST(after_a_cancel_nobody_touches_the_memory) {
     int launched = 0, missing = 0;
-    for (int trial = 0; trial < 400; trial++) {
-        call c = {.kind = trial % 2 == 0 ? DDL_ALL_REDUCE : DDL_ALL_TO_ALL, .n = 3, .dtype = DDL_F32, .op = DDL_SUM,
+    for (int trial = 0; trial < 800; trial++) {
+        links = (cuda_links){.is_ring = trial >= 400, .rank = {0, 1, 2}, .place = {0, 1, 2}};
+        call c = {.kind = trial % 2 == 0 ? DDL_ALL_REDUCE : links.is_ring ? DDL_REDUCE_SCATTER : DDL_ALL_TO_ALL, .n = 3, .dtype = DDL_F32, .op = DDL_SUM,
                   .count = 3000, .sequence = 1, .in_place = trial % 8};
         int before = launch_count;
         unshareable = trial % 4;
@@ -562,11 +679,13 @@ TEST(after_a_cancel_nobody_touches_the_memory) {
         for (int r = 0; r < 3; r++) {
             start(&c, r, 8);
         }
-        for (uint64_t i = random_bits() % 60; i > 0; i--) {
+        for (uint64_t i = random_bits() % (links.is_ring ? 120 : 60); i > 0; i--) {
             step(&ranks[random_bits() % 3]);
         }
         if (ranks[0].op != NULL) {
+            uint64_t begun = clock_ns;
             cuda_native_cancel(&ranks[0].t, ranks[0].set, ranks[0].op);
+            CHECK(clock_ns - begun < CUDA_CANCEL_PATIENCE_NS);
             ranks[0].op = NULL;
             memset(memory[0][0], 0x11, in_bytes + 64);
             memset(memory[0][1], 0x22, in_bytes + 64);
@@ -592,14 +711,16 @@ TEST(after_a_cancel_nobody_touches_the_memory) {
         give_back(&c);
         free_ranks(3);
     }
-    CHECK(launched > 20 && launched < 380); /* both happen: before the launch, and after it */
-    CHECK(missing > 100);
+    links = (cuda_links){0};
+    CHECK(launched > 40 && launched < 760); /* both happen: before the launch, and after it */
+    CHECK(missing > 200);
 }
 
 /* A rank is killed before it comes, or in the middle: the others wait for nothing of it. */
 TEST(a_dead_rank_frees_the_others) {
-    for (int trial = 0; trial < 40; trial++) {
+    for (int trial = 0; trial < 80; trial++) {
         call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_F32, .op = DDL_SUM, .count = 3000, .sequence = 1};
+        links = (cuda_links){.is_ring = trial >= 40, .rank = {0, 2, 1}, .place = {0, 2, 1}};
         unshareable = 0;
         make_ranks(3);
         open_sets(3, 5);
@@ -637,6 +758,7 @@ TEST(a_dead_rank_frees_the_others) {
         }
         free_ranks(3);
     }
+    links = (cuda_links){0};
 }
 
 /* More sets than a board has places for, one after another; ranks close them at different times. */
@@ -711,9 +833,10 @@ static ddl_status count_bytes(const cuda_sink *sink, cuda_kernel kernel, uint32_
     return DDL_OK;
 }
 
-/* Counts what crosses the link from rank a to rank b when all n ranks run `kind` on `bytes`: b reads of a, or a writes to b. */
+/* Counts what crosses the link from rank a to rank b when all n ranks run `kind` on `bytes`: b reads of a, or a writes to b.
+ * Around the ring where links.is_ring. */
 static void count_links(int32_t kind, int n, int64_t bytes, int64_t link[LINK_RANKS][LINK_RANKS]) {
-    const cuda_sink sink = {count_bytes, NULL, NULL, 4};
+    const cuda_sink sink = {.put = count_bytes, .multiprocessors = 4};
     memset(link, 0, sizeof(int64_t) * LINK_RANKS * LINK_RANKS);
     for (int r = 0; r < n; r++) {
         cuda_job job = {.call = {.kind = kind, .dtype = DDL_F32, .op = DDL_SUM, .element_bytes = 4,
@@ -724,7 +847,9 @@ static void count_links(int32_t kind, int n, int64_t bytes, int64_t link[LINK_RA
         }
         memset(moved_in, 0, sizeof moved_in);
         memset(moved_out, 0, sizeof moved_out);
-        CHECK_EQ(cuda_job_put(&sink, &job), DDL_OK);
+        for (int32_t i = 0; i < (links.is_ring ? cuda_ring_rounds(kind, (uint64_t)bytes, n) : 1); i++) {
+            CHECK_EQ(links.is_ring ? cuda_ring_put(&sink, &job, &links, i) : cuda_job_put(&sink, &job), DDL_OK);
+        }
         for (int j = 0; j < n; j++) {
             link[j][r] += moved_in[j];
             link[r][j] += moved_out[j];
@@ -756,6 +881,31 @@ TEST(bytes_over_each_link_are_those_of_theory) {
             }
         }
     }
+}
+
+/* Around a ring 2 (n - 1) / n B go from each rank to the next and nothing anywhere else (Patarasu and Yuan, as above); of a
+ * reduce-scatter and an all-gather n - 1 parts. */
+TEST(bytes_around_a_ring_are_those_of_theory) {
+    static int64_t link[LINK_RANKS][LINK_RANKS];
+    static const int32_t kinds[] = {DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER};
+    for (int n = 3; n <= LINK_RANKS; n++) {
+        links = (cuda_links){.is_ring = true};
+        for (int p = 0; p < n; p++) { /* 0, n - 1, ..., 1 */
+            links.rank[p] = (n - p) % n;
+            links.place[links.rank[p]] = p;
+        }
+        int64_t part = (int64_t)n * CUDA_SLICE_LEAST;
+        for (int i = 0; i < 3; i++) {
+            count_links(kinds[i], n, i == 0 ? part * n : part, link);
+            for (int a = 0; a < n; a++) {
+                for (int b = 0; b < n; b++) {
+                    int64_t want = (a + n - 1) % n == b ? (i == 0 ? 2 : 1) * (n - 1) * part : 0;
+                    CHECK(a == b || link[a][b] == want);
+                }
+            }
+        }
+    }
+    links = (cuda_links){0};
 }
 
 TEST(what_is_not_served_is_refused) {

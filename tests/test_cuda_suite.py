@@ -19,7 +19,7 @@ def built():
     good("gcc -shared -Wl,-soname,libcuda.so.1 -o", FOLDER / "libcuda.so.1", kernels, driver, "-lstdc++ -lpthread -lm")
     good(["gcc", "-std=c11", "-g", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", '-DCUDA_IMAGE="a stand-in"', "-o",
           FOLDER / "libddl-cuda.so", "plugins/cuda/cuda.c", "-lpthread", "-ldl"])
-    for program in ("gpu_suite", "gpu_trainer", "cuda_faults", "cuda_messages"):
+    for program in ("gpu_suite", "gpu_trainer", "cuda_faults", "cuda_messages", "cuda_ring"):
         good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / program,
              f"tests/{program}.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
 
@@ -41,6 +41,13 @@ def jobs_over_the_stand_in():
 def streams_captures_and_gpus_apart():
     out = run("cuda_faults")
     check(" passed, 0 failed, 0 skipped" in out, out)
+
+
+@test
+def gpus_in_a_ring():
+    """Four GPUs of which each reaches two others, and eight ranks of which two share one."""
+    out = run("cuda_ring", STANDIN_GPUS="4", STANDIN_RING="1")
+    check(" passed, 0 failed" in out, out)
 
 
 @test

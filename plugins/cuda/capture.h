@@ -26,7 +26,7 @@ typedef struct cuda_capture {
     struct cuda_capture *next;
     cuda_gpu *gpu;
     CUdeviceptr words;              /* this rank's */
-    char *words_of[CUDA_PLACES];    /* the others', where this GPU finds them */
+    char *words_of[CUDA_PLACES];    /* the others', where this GPU finds them; NULL: they do not meet this rank */
     CUdeviceptr copy_in, copy_out;  /* instead of the user's memory; 0: that itself is used */
     cuda_import *imports[3 * CUDA_PLACES];
     int32_t import_count;
@@ -42,7 +42,7 @@ static ddl_status cuda_capture_make(cuda_capture *c, CUstream stream) {
                                          "clearing words of a captured collective");
 }
 
-/* Puts one meeting of all ranks on a stream that is captured. The write waits until what is before it on the stream is
+/* Puts one meeting of this rank and those whose words it has on a stream that is captured. The write waits until what is before it on the stream is
  * seen by all GPUs (CU_STREAM_WRITE_VALUE_DEFAULT); a GPU that may order such writes anew flushes them behind the wait. The
  * context is current. */
 static ddl_status cuda_capture_meet(const cuda_capture *c, CUstream stream, int32_t which, int32_t count, int32_t rank) {
@@ -51,15 +51,16 @@ static ddl_status cuda_capture_meet(const cuda_capture *c, CUstream stream, int3
     CUresult result = CUDA_SUCCESS;
     for (int32_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
         CUdeviceptr there = (CUdeviceptr)(uintptr_t)c->words_of[j] + line + (CUdeviceptr)rank * CUDA_WORD_BYTES;
-        result = j != rank ? cu->cuStreamWriteValue32(stream, there, 1, 0) : result;
+        result = c->words_of[j] != NULL ? cu->cuStreamWriteValue32(stream, there, 1, 0) : result;
     }
     for (int32_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
         CUdeviceptr here = own + (CUdeviceptr)j * CUDA_WORD_BYTES;
-        result = j != rank ? cu->cuStreamWaitValue32(stream, here, 1, CU_STREAM_WAIT_VALUE_GEQ | c->gpu->flush) : result;
+        unsigned int how = CU_STREAM_WAIT_VALUE_GEQ | c->gpu->flush;
+        result = c->words_of[j] != NULL ? cu->cuStreamWaitValue32(stream, here, 1, how) : result;
     }
     for (int32_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
         CUdeviceptr here = own + (CUdeviceptr)j * CUDA_WORD_BYTES;
-        result = j != rank ? cu->cuStreamWriteValue32(stream, here, 0, 0) : result;
+        result = c->words_of[j] != NULL ? cu->cuStreamWriteValue32(stream, here, 0, 0) : result;
     }
     return cuda_check(c->gpu, result, "capturing a wait for other ranks");
 }

@@ -19,6 +19,8 @@ typedef struct cuda_sink {
                       const void *args);
     void *user, *stream;
     int32_t multiprocessors;
+    /* By a copy engine; NULL: there is none to use. */
+    ddl_status (*copy)(const struct cuda_sink *sink, void *dst, const void *src, uint64_t bytes);
 } cuda_sink;
 
 #define CUDA_BLOCKS_MOST (1 << 22)

@@ -30,9 +30,13 @@
 
 #include "share.h"
 
+#include "links.h"
+
 #include "probe.h"
 
 #include "native_plan.h"
+
+#include "native_ring.h"
 
 #include "capture.h"
 

@@ -31,7 +31,15 @@ static ddl_status cuda_launch(const cuda_sink *sink, cuda_kernel kernel, uint32_
 }
 
 static cuda_sink cuda_sink_of(cuda_gpu *gpu, void *stream) {
-    return (cuda_sink){cuda_launch, gpu, cuda_stream_of(gpu, stream), gpu->multiprocessors};
+    return (cuda_sink){cuda_launch, gpu, cuda_stream_of(gpu, stream), gpu->multiprocessors, NULL};
+}
+
+/* A sink's `copy`. */
+static ddl_status cuda_engine_copy(const cuda_sink *sink, void *dst, const void *src, uint64_t bytes) {
+    cuda_gpu *gpu = sink->user;
+    CUresult result = gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)dst, (CUdeviceptr)(uintptr_t)src, (size_t)bytes,
+                                            sink->stream);
+    return cuda_check(gpu, result, "copying %llu bytes between GPUs", (unsigned long long)bytes);
 }
 
 /* ---- for the device table ---- */

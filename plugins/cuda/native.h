@@ -5,7 +5,7 @@
  *     ready     the input is there (an event on the user's stream), shared, and copied where it cannot be shared
  *     arrived   the arrival of every rank has been seen, with the same signature; nothing was written so far
  *     mapped    the memory that the others told of is in this GPU's address space
- *     running   the launch of native_plan.h; its end is told as `done`
+ *     running   the launch of native_plan.h, or the rounds of native_ring.h; its end is told as `done`
  *     done      all are done: the operation has ended, here and for what others read or wrote of it
  *
  * Because every rank waits for all to be done, the words of an arrival are free again for the next operation. Those of
@@ -20,15 +20,18 @@
 
 #include "device.h"
 
-#include "native_plan.h"
+#include "native_ring.h"
 
 #include "share.h"
+
+#include "probe.h"
 
 #include "capture.h"
 
 enum { CUDA_ARRIVAL, CUDA_IN, CUDA_OUT, CUDA_STATE, CUDA_WORDS };   /* lines of a rank in a set */
 enum { CUDA_SEQUENCE, CUDA_SIGNATURE, CUDA_FACTOR, CUDA_IN_PLACE }; /* words of CUDA_ARRIVAL */
-enum { CUDA_LAUNCHED, CUDA_DONE, CUDA_CANCELLED, CUDA_LEFT };       /* of CUDA_STATE: two sequences, two times 1 */
+/* Of CUDA_STATE: two sequences, two times 1, and which round of a ring has ended (cuda_round_word). */
+enum { CUDA_LAUNCHED, CUDA_DONE, CUDA_CANCELLED, CUDA_LEFT, CUDA_ROUNDS };
 
 #define CUDA_CANCEL_PATIENCE_NS 2000000000ull /* for launches that are under way when an operation is given up */
 
@@ -53,6 +56,8 @@ typedef struct cuda_op {
     cuda_job job;
     cuda_import *imports[3 * CUDA_PLACES];
     int32_t import_count;
+    int32_t round; /* of a ring: so many have ended */
+    bool round_runs;
 } cuda_op;
 
 typedef struct cuda_native {
@@ -67,6 +72,7 @@ typedef struct cuda_native {
     cuda_gpu *stream_gpu;
     cuda_capture *captures; /* operations that are in graphs */
     uint64_t released_ns;
+    cuda_links links;
     int32_t ranks[CUDA_PLACES]; /* world ranks */
     const cuda_set *sets[CUDA_PLACES]; /* their words; NULL: not found yet */
 } cuda_native;
@@ -234,27 +240,48 @@ static int cuda_running_step(cuda_native *set, cuda_op *op) {
     return CUDA_MOVED;
 }
 
+/* Has anybody given up? Then nobody need wait for this rank, on which nothing is under way; the core hears of it from
+ * whoever cancelled. */
+static bool cuda_given_up(cuda_native *set, const cuda_op *op) {
+    for (int32_t j = 0; j < set->count; j++) {
+        if (cuda_native_state(set, j, CUDA_CANCELLED) != 0) {
+            cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, op->call.sequence - 1);
+            set->cancelled = true;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Says that it launches, and then looks whether anybody has given up: see the head of this file. */
 static bool cuda_may_launch(cuda_native *set, const cuda_op *op) {
     cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, op->call.sequence);
     atomic_thread_fence(memory_order_seq_cst); /* launched, then cancelled; the canceller: cancelled, then launched */
-    for (int32_t j = 0; j < set->count; j++) {
-        if (cuda_native_state(set, j, CUDA_CANCELLED) != 0) {
-            cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, op->call.sequence - 1);
-            set->cancelled = true; /* the core hears of it from whoever cancelled */
-            return false;
-        }
-    }
-    return true;
+    return !cuda_given_up(set, op);
 }
 
-/* The nodes of a graph: all wait for all, the launch, all wait for all, and the result to where it is to be. */
+/* Where this rank's work goes. */
+static cuda_sink cuda_native_sink(const cuda_native *set, const cuda_op *op, CUstream stream) {
+    cuda_sink sink = cuda_sink_of(op->gpu, stream);
+    sink.copy = set->links.apart ? cuda_engine_copy : NULL;
+    return sink;
+}
+
+/* The nodes of a graph: all wait for all, the launch, all wait for all, and the result to where it is to be. Around a
+ * ring neighbours wait for each other before each round and after the last, on the two lines of words in turn, and an
+ * even number of times, so that each replay begins with the first line. */
 static ddl_status cuda_op_capture(cuda_native *set, cuda_op *op) {
     CUstream stream = op->call.stream;
-    cuda_sink sink = cuda_sink_of(op->gpu, stream);
-    ddl_status status = cuda_capture_meet(op->capture, stream, CUDA_BEFORE, set->count, set->rank);
-    status = status == DDL_OK ? cuda_job_put(&sink, &op->job) : status;
-    status = status == DDL_OK ? cuda_capture_meet(op->capture, stream, CUDA_AFTER, set->count, set->rank) : status;
+    cuda_sink sink = cuda_native_sink(set, op, stream);
+    int32_t rounds = set->links.is_ring ? cuda_ring_rounds(op->call.kind, op->call.bytes, set->count) : 1;
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < rounds + 1 + (rounds + 1) % 2 && status == DDL_OK; i++) {
+        status = cuda_capture_meet(op->capture, stream, i % 2 == 0 ? CUDA_BEFORE : CUDA_AFTER, set->count, set->rank);
+        if (status == DDL_OK && i < rounds) {
+            status = set->links.is_ring ? cuda_ring_put(&sink, &op->job, &set->links, i)
+                                        : cuda_job_put(&sink, &op->job);
+        }
+    }
     if (status == DDL_OK && op->copy_out != 0) {
         size_t bytes = (size_t)cuda_job_out_bytes(&op->call, set->count);
         CUresult result = op->gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)op->call.out, op->copy_out, bytes, stream);
@@ -263,10 +290,69 @@ static ddl_status cuda_op_capture(cuda_native *set, cuda_op *op) {
     return status;
 }
 
+/* Puts the launch, or a round, on the set's stream. After a failure nothing of it is under way. */
 static ddl_status cuda_op_launch(cuda_native *set, cuda_op *op) {
-    cuda_sink sink = cuda_sink_of(op->gpu, set->stream);
-    ddl_status status = cuda_job_put(&sink, &op->job);
-    return status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+    cuda_sink sink = cuda_native_sink(set, op, set->stream);
+    ddl_status status = set->links.is_ring ? cuda_ring_put(&sink, &op->job, &set->links, op->round)
+                                           : cuda_job_put(&sink, &op->job);
+    status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+    if (status != DDL_OK) {
+        op->gpu->cu.cuStreamSynchronize(set->stream);
+    }
+    return status;
+}
+
+/* A launch failed: nobody need wait for it. */
+static int cuda_launch_fails(cuda_native *set, cuda_op *op, ddl_status status) {
+    cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, op->call.sequence - 1);
+    return cuda_op_fails(op, status);
+}
+
+/* Rounds of operations, as one number that never falls. */
+static uint64_t cuda_round_word(const cuda_op *op) { return op->call.sequence << 16 | (uint64_t)op->round; }
+
+/* A neighbour in the ring that has not ended as many rounds as this rank; -1: both have. In the first round they have
+ * arrived, which is enough. */
+static int32_t cuda_round_awaits(cuda_native *set, const cuda_op *op) {
+    for (int32_t way = -1; way <= 1 && op->round > 0; way += 2) {
+        int32_t j = cuda_ring_neighbour(&set->links, set->count, set->rank, way);
+        if (cuda_native_state(set, j, CUDA_ROUNDS) < cuda_round_word(op)) {
+            return j;
+        }
+    }
+    return -1;
+}
+
+static int cuda_ring_step(cuda_native *set, cuda_op *op) {
+    cuda_guard guard;
+    ddl_status status = cuda_op_marked(op);
+    if (status != DDL_OK) {
+        return status == DDL_IN_PROGRESS ? CUDA_STUCK : cuda_op_fails(op, status);
+    }
+    if (op->round_runs) {
+        op->round_runs = false;
+        op->round++;
+        cuda_tell(set->own, CUDA_STATE, CUDA_ROUNDS, cuda_round_word(op));
+        for (int32_t way = -1; way <= 1; way += 2) {
+            cuda_ring(set->t, set->ranks[cuda_ring_neighbour(&set->links, set->count, set->rank, way)]);
+        }
+    }
+    if (op->round >= cuda_ring_rounds(op->call.kind, op->call.bytes, set->count)) {
+        op->step = cuda_running_step;
+        return CUDA_MOVED;
+    }
+    int32_t awaited = cuda_round_awaits(set, op);
+    if (cuda_given_up(set, op) || awaited >= 0) {
+        op->awaited = awaited >= 0 ? awaited : op->awaited;
+        return CUDA_STUCK;
+    }
+    status = cuda_enter(op->gpu, &guard);
+    if (status == DDL_OK) {
+        status = cuda_op_launch(set, op);
+        cuda_leave(&guard);
+    }
+    op->round_runs = status == DDL_OK;
+    return status == DDL_OK ? CUDA_MOVED : cuda_launch_fails(set, op, status);
 }
 
 static int cuda_launch_step(cuda_native *set, cuda_op *op) {
@@ -275,19 +361,26 @@ static int cuda_launch_step(cuda_native *set, cuda_op *op) {
     if (!cuda_may_launch(set, op)) {
         return CUDA_STUCK;
     }
-    if (op->call.kind != DDL_BARRIER && op->call.bytes > 0) {
+    bool works = op->call.kind != DDL_BARRIER && op->call.bytes > 0;
+    bool rounds = works && set->links.is_ring && op->capture == NULL;
+    if (works && !rounds) {
         status = cuda_enter(op->gpu, &guard);
         if (status == DDL_OK) {
             status = op->capture != NULL ? cuda_op_capture(set, op) : cuda_op_launch(set, op);
             cuda_leave(&guard);
         }
     }
-    if (status != DDL_OK) { /* nobody need wait for it */
-        cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, op->call.sequence - 1);
-        return cuda_op_fails(op, status);
+    if (status != DDL_OK) {
+        return cuda_launch_fails(set, op, status);
     }
-    op->step = cuda_running_step;
+    op->step = rounds ? cuda_ring_step : cuda_running_step;
     return CUDA_MOVED;
+}
+
+/* Bytes of the output that others touch: around a ring those of two partial sums. */
+static uint64_t cuda_op_out_bytes(const cuda_native *set, const cuda_op *op) {
+    return set->links.is_ring && op->call.kind == DDL_REDUCE_SCATTER ? 2 * op->call.bytes
+                                                                     : cuda_job_out_bytes(&op->call, set->count);
 }
 
 /* Maps what rank j told of its input or output, if it told of it. */
@@ -306,17 +399,23 @@ static ddl_status cuda_map_one(cuda_native *set, cuda_op *op, int32_t j, int32_t
     return status;
 }
 
+/* Around a ring a rank reads memory of the one before it, and writes words of both neighbours where that is captured. */
 static int cuda_mapped_step(cuda_native *set, cuda_op *op) {
-    uint64_t in_bytes = cuda_job_in_bytes(&op->call, set->count), out_bytes = cuda_job_out_bytes(&op->call, set->count);
+    uint64_t in_bytes = cuda_job_in_bytes(&op->call, set->count), out_bytes = cuda_op_out_bytes(set, op);
     for (; op->awaited < set->count; op->awaited++) {
-        int32_t j = op->awaited;
+        int32_t j = op->awaited, n = set->count;
         char *in = (char *)(uintptr_t)op->job.in[j];
-        ddl_status status = j != set->rank ? cuda_map_one(set, op, j, CUDA_IN, in_bytes, &in) : DDL_OK;
+        bool before = j != set->rank, near = before;
+        if (set->links.is_ring) {
+            before = j == cuda_ring_neighbour(&set->links, n, set->rank, -1);
+            near = before || j == cuda_ring_neighbour(&set->links, n, set->rank, 1);
+        }
+        ddl_status status = before ? cuda_map_one(set, op, j, CUDA_IN, in_bytes, &in) : DDL_OK;
         op->job.in[j] = in;
-        if (status == DDL_OK && j != set->rank) {
+        if (status == DDL_OK && before) {
             status = cuda_map_one(set, op, j, CUDA_OUT, out_bytes, &op->job.out[j]);
         }
-        if (status == DDL_OK && j != set->rank && op->capture != NULL) {
+        if (status == DDL_OK && near && op->capture != NULL) {
             status = cuda_map_one(set, op, j, CUDA_WORDS, CUDA_WORDS_BYTES, &op->capture->words_of[j]);
         }
         if (status != DDL_OK) {
@@ -407,23 +506,27 @@ static ddl_status cuda_op_prepare_capture(cuda_native *set, cuda_op *op) {
     return status;
 }
 
-/* Shares the memory, and copies what cannot be shared. A scan in place would overwrite what others read. */
+/* Shares the memory, and copies what cannot be shared. A scan in place would overwrite what others read; a ring's
+ * reduce-scatter has sums on their way that are nobody's result. */
 static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
     const ddl_native_call *call = &op->call;
     bool is_root = call->root == set->rank;
-    bool scan = call->kind == DDL_SCAN || (call->kind == DDL_EXSCAN && set->rank > 0);
-    uint64_t in_bytes = cuda_job_in_bytes(call, set->count), out_bytes = cuda_job_out_bytes(call, set->count);
+    bool scan = call->kind == DDL_SCAN || (call->kind == DDL_EXSCAN && set->rank > 0), ring = set->links.is_ring;
+    bool apart = (scan && call->in == call->out) || (ring && call->kind == DDL_REDUCE_SCATTER);
+    uint64_t in_bytes = cuda_job_in_bytes(call, set->count), out_bytes = cuda_op_out_bytes(set, op);
+    bool in_shared = ring ? cuda_ring_in_shared(call->kind, is_root) : cuda_job_in_shared(call->kind, is_root);
+    bool out_shared = ring ? cuda_ring_out_shared(call->kind, is_root) : cuda_job_out_shared(call->kind, is_root);
     ddl_status status = cuda_native_stream(set, op->gpu);
     if (status == DDL_OK && op->capture != NULL) {
         status = cuda_op_prepare_capture(set, op);
     }
-    if (status == DDL_OK && cuda_job_in_shared(call->kind, is_root)) {
+    if (status == DDL_OK && in_shared) {
         status = cuda_op_share(set, op, CUDA_IN, call->in, in_bytes, &op->copy_in);
     }
-    if (status == DDL_OK && scan && call->in == call->out) {
+    if (status == DDL_OK && apart) {
         status = cuda_op_memory(op, out_bytes, &op->copy_out);
     }
-    if (status == DDL_OK && cuda_job_out_shared(call->kind, is_root)) {
+    if (status == DDL_OK && out_shared) {
         status = cuda_op_share(set, op, CUDA_OUT, call->out, out_bytes, &op->copy_out);
     }
     if (status == DDL_OK && op->copy_in != 0) {
@@ -474,13 +577,19 @@ static int cuda_native_advance(cuda_native *set) {
 
 /* ---- for the core ---- */
 
-/* About how long one takes: what hosts and launches take, and the bytes at 2 TB/s. It is a formula, not a measurement;
- * the same on all ranks. */
+/* About how long one takes: what hosts and launches take, and the bytes at 2 TB/s; around a ring that for each round, and
+ * the bytes at 25 GB/s, as by PCIe. It is a formula, not a measurement; the same on all ranks. */
 static uint64_t cuda_native_cost_ns(void *self, void *set_, int32_t kind, uint64_t bytes) {
     const cuda_native *set = set_;
     (void)self;
-    if (kind < DDL_BARRIER || kind > DDL_EXSCAN) {
+    if (kind < DDL_BARRIER || kind > DDL_EXSCAN || (set->links.is_ring && !cuda_ring_serves(kind))) {
         return 0;
+    }
+    if (set->links.is_ring) {
+        uint64_t parts = kind == DDL_ALL_REDUCE ? 2 * (uint64_t)(set->count - 1) : (uint64_t)(set->count - 1);
+        uint64_t moved = kind == DDL_ALL_REDUCE ? bytes / (uint64_t)set->count * parts
+                         : kind == DDL_BROADCAST ? bytes : bytes * parts;
+        return 10000 + 15000 * (uint64_t)cuda_ring_rounds(kind, bytes, set->count) + moved / 25;
     }
     return 10000 + 500 * (uint64_t)set->count + bytes * (uint64_t)set->count / 2000;
 }
@@ -490,6 +599,7 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     cuda_ipc *t = self;
     cuda_kernel kernel;
     if (set->cancelled || call->kind < DDL_BARRIER || call->kind > DDL_EXSCAN ||
+        (set->links.is_ring && !cuda_ring_serves(call->kind)) ||
         (cuda_job_reduces(call->kind) && !cuda_reduce_kernel(call->dtype, call->op, &kernel))) {
         return DDL_ERR_UNSUPPORTED;
     }
@@ -566,6 +676,8 @@ static void cuda_native_settle(cuda_native *set, cuda_op *op) {
     }
     if (op->step == cuda_running_step && status == DDL_OK && op->failure == DDL_OK) {
         cuda_tell(set->own, CUDA_STATE, CUDA_DONE, sequence); /* others may wait here for this rank */
+    } else if (op->step == cuda_ring_step && status != DDL_IN_PROGRESS) {
+        cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, sequence - 1); /* likewise, and its result is not complete */
     }
     for (int32_t j = 0; j < set->count; j++) {
         bool other = j != set->rank && !t->peers[set->ranks[j]].dead;
@@ -683,7 +795,8 @@ static ddl_status cuda_native_open(void *self, uint64_t group, const int32_t *ra
             return DDL_ERR_UNSUPPORTED;
         }
     }
-    if (cuda_probe_set(t, ranks, count) != DDL_OK) { /* all ranks use plans then: the core sees to it */
+    cuda_links links;
+    if (cuda_probe_set(t, ranks, count, rank, &links) != DDL_OK) { /* all ranks use plans then: the core sees to it */
         return DDL_ERR_UNSUPPORTED;
     }
     cuda_natives_reclaim(t, false);
@@ -695,7 +808,7 @@ static ddl_status cuda_native_open(void *self, uint64_t group, const int32_t *ra
         return DDL_ERR_NOMEM;
     }
     memset(set, 0, sizeof *set);
-    *set = (cuda_native){.t = t, .group = group + 1, .count = count, .rank = rank};
+    *set = (cuda_native){.t = t, .group = group + 1, .count = count, .rank = rank, .links = links};
     memcpy(set->ranks, ranks, (size_t)count * sizeof *ranks);
     set->tail = &set->head;
     set->own = cuda_set_begin(t, set->group);

@@ -4,6 +4,8 @@
 #ifndef CUDA_PROBE_H
 #define CUDA_PROBE_H
 
+#include "links.h"
+
 #include "share.h"
 
 #include <time.h>
@@ -244,6 +246,55 @@ static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gp
 /* The GPU that a local rank uses mostly: that of its number, as is the custom. */
 static int32_t cuda_probe_usual(int32_t index, int32_t gpu_count) { return gpu_count > 0 ? index % gpu_count : -1; }
 
+/* The GPU that a local rank uses mostly, as its board names it. NULL: it has none. */
+static const CUuuid *cuda_probe_uuid(const cuda_ipc *t, int32_t rank) {
+    const cuda_peer *p = &t->peers[rank];
+    int32_t usual = cuda_probe_usual(p->index, p->board->gpu_count);
+    return usual >= 0 && usual < CUDA_GPUS_MAX ? &p->board->gpus[usual] : NULL;
+}
+
+/* The number of a GPU on the board of a rank; -1: its process does not see it. */
+static int32_t cuda_probe_number(const cuda_ipc *t, int32_t rank, const CUuuid *gpu) {
+    const cuda_board *board = t->peers[rank].board;
+    for (int32_t i = 0; gpu != NULL && i < board->gpu_count && i < CUDA_GPUS_MAX; i++) {
+        if (memcmp(&board->gpus[i], gpu, sizeof *gpu) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* What the driver says of two GPUs, by their numbers here, in both directions. */
+static bool cuda_probe_pair(const cuda_ipc *t, int32_t a, int32_t b) {
+    CUdevice one, other;
+    int there = 0, back = 0;
+    return a == b || (t->cu.cuDeviceGet(&one, a) == CUDA_SUCCESS && t->cu.cuDeviceGet(&other, b) == CUDA_SUCCESS &&
+                      t->cu.cuDeviceCanAccessPeer(&there, one, other) == CUDA_SUCCESS && there != 0 &&
+                      t->cu.cuDeviceCanAccessPeer(&back, other, one) == CUDA_SUCCESS && back != 0);
+}
+
+/* Who reaches whom, says the driver. All ranks of a set come to one answer, as none goes around a ring unless all see
+ * the GPUs of all; otherwise data will tell. */
+static void cuda_links_find(const cuda_ipc *t, const int32_t *ranks, int32_t count, cuda_links *out) {
+    uint32_t reach[CUDA_PLACES] = {0};
+    bool seen = true, all = true;
+    memset(out, 0, sizeof *out);
+    for (int32_t i = 0; i < count; i++) {
+        const CUuuid *one = cuda_probe_uuid(t, ranks[i]);
+        for (int32_t j = 0; j < count; j++) {
+            const CUuuid *other = cuda_probe_uuid(t, ranks[j]);
+            seen = seen && cuda_probe_number(t, ranks[i], other) >= 0;
+            out->apart = out->apart || one == NULL || other == NULL || memcmp(one, other, sizeof *one) != 0;
+            if (cuda_probe_pair(t, cuda_probe_number(t, t->rank, one), cuda_probe_number(t, t->rank, other))) {
+                reach[i] |= 1u << j;
+            } else {
+                all = false;
+            }
+        }
+    }
+    out->is_ring = seen && !all && cuda_ring_find(reach, count, out);
+}
+
 /* Asks until the peer has answered, and answers meanwhile: it does the same. */
 static ddl_status cuda_probe_await(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu) {
     uint64_t until = t->host->now_ns(t->host) + CUDA_PROBE_PATIENCE_NS;
@@ -257,16 +308,24 @@ static ddl_status cuda_probe_await(cuda_ipc *t, int32_t peer, int32_t ordinal, c
     return status;
 }
 
-/* From this rank's usual GPU to those of the others; on each rank of the set, so that all pairs are tried. To try more
- * would make a context on GPUs that nobody uses. */
-static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count) {
+/* From this rank's usual GPU to those of the others, or of its neighbours in the ring; on each rank of the set, so that
+ * all pairs that are used are tried. To try more would make a context on GPUs that nobody uses. */
+static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count, int32_t rank, cuda_links *out) {
     cuda_gpu *gpu = NULL;
     ddl_status status = cuda_ipc_gpu(t, cuda_probe_usual(t->local_index, t->gpu_count), &gpu);
+    cuda_links_find(t, ranks, count, out);
     for (int32_t j = 0; j < count && status == DDL_OK; j++) {
         const cuda_peer *p = &t->peers[ranks[j]];
         int32_t ordinal = cuda_probe_usual(p->index, p->board->gpu_count);
         bool other = ranks[j] != t->rank && ordinal >= 0 && ordinal < CUDA_GPUS_MAX;
+        if (other && out->is_ring) {
+            other = j == cuda_ring_neighbour(out, count, rank, -1) || j == cuda_ring_neighbour(out, count, rank, 1);
+        }
         status = other ? cuda_probe_await(t, ranks[j], ordinal, gpu) : DDL_OK;
+    }
+    if (status == DDL_OK && out->is_ring) {
+        cuda_log(t->host, DDL_LOG_INFO, "the GPUs of %d ranks do not all reach each other: collectives go around a ring",
+                 (int)count);
     }
     return status;
 }

@@ -300,9 +300,6 @@ static int32_t cuda_wants_answer(cuda_ipc *t) {
 /* Whether memory of a peer's GPU arrives as it was sent, from this GPU's side. Found out once. probe.h */
 static ddl_status cuda_probe(cuda_ipc *t, int32_t peer, int32_t ordinal, cuda_gpu *gpu);
 
-/* The same for the GPUs of a set of ranks, before they rely on it. */
-static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t count);
-
 /* What a peer's board says of a place: checked, as somebody else wrote it. */
 static bool cuda_export_read(const cuda_peer *p, const cuda_place *place, uint64_t bytes, cuda_shared *out,
                              CUipcMemHandle *out_handle) {
