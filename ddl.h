@@ -5996,12 +5996,13 @@ enum ddl__frame_type {
     DDL__FRAME_TYPE_MAX = 15
 };
 
+/* Not in the order of the wire: where two members made one word of it, a compiler would load them as one, and wait for
+ * both to leave the store buffer. */
 typedef struct ddl__frame {
     uint8_t type;
     uint16_t flags;
-    uint32_t bytes, source, group, epoch;
+    uint32_t bytes, group, source, epoch, payload_crc;
     uint64_t sequence, signature;
-    uint32_t payload_crc;
 } ddl__frame;
 
 /* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
@@ -13466,6 +13467,13 @@ static ddl_status ddl__loader_open(ddl__loader *loader, ddl__base *base, const d
  * but for the shells of contexts that ended: see coll/join.h.
  * Rooms above keep their own parts behind pointers that this room only carries. */
 
+#if defined(__has_include)
+#if __has_include(<sys/single_threaded.h>) /* glibc 2.32 */
+#include <sys/single_threaded.h>
+#define DDL__SINGLE_THREADED 1
+#endif
+#endif
+
 enum {
     DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
@@ -13745,8 +13753,21 @@ static inline uint64_t ddl__about_ns(ddl_context *c) {
 
 /* >>lock */
 
+/* The only thread of its process locks without an atomic instruction; pthread_mutex_trylock has one always. */
+static inline bool ddl__only_thread(void) {
+#ifdef DDL__SINGLE_THREADED
+    return __libc_single_threaded != 0;
+#else
+    return false;
+#endif
+}
+
 /* Mostly nobody else has it. */
 static inline void ddl__lock(ddl_context *c) {
+    if (ddl__only_thread()) {
+        pthread_mutex_lock(&c->lock);
+        return;
+    }
     if (pthread_mutex_trylock(&c->lock) == 0) {
         return;
     }
@@ -20102,8 +20123,8 @@ static void ddl__p2p_group_free(ddl_group *g) {
 
 /* A view of which the long way would find nothing to say, in one piece. */
 static bool ddl__is_plain(const ddl_tensor *t) {
-    return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && ddl__is_contiguous(t) && t->shape[0] > 0 &&
-           t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+    return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
+           t->shape[0] > 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
 }
 
 /* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */
@@ -22146,21 +22167,23 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* The newest call of a group, which is about to begin. */
 static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
-    g->records[g->sequence % DDL__RECORDS] = (ddl__flight){.order = ++g->context->called,
-                                                           .sequence = g->sequence,
-                                                           .root = call->root,
-                                                           .op = call->op,
-                                                           .kind = (uint8_t)call->kind,
-                                                           .dtype = (uint8_t)call->dtype,
-                                                           .status = DDL_IN_PROGRESS,
-                                                           .nature = call->nature,
-                                                           .tensors = call->tensors,
-                                                           .count = ddl__call_elements(g, call),
-                                                           .detail = call->detail,
-                                                           .call_hash = call->call_hash,
-                                                           .signature = call->signature,
-                                                           .start_ns = now,
-                                                           .algorithm = algorithm};
+    ddl__flight *r = &g->records[g->sequence % DDL__RECORDS];
+    r->order = ++g->context->called; /* member by member: a compiler may clear a whole one first, which takes longer */
+    r->sequence = g->sequence;
+    r->root = call->root;
+    r->op = call->op;
+    r->kind = (uint8_t)call->kind;
+    r->dtype = (uint8_t)call->dtype;
+    r->status = DDL_IN_PROGRESS;
+    r->nature = call->nature;
+    r->tensors = call->tensors;
+    r->count = ddl__call_elements(g, call);
+    r->detail = call->detail;
+    r->call_hash = call->call_hash;
+    r->signature = call->signature;
+    r->start_ns = now;
+    r->end_ns = 0;
+    r->algorithm = algorithm;
 }
 
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written

@@ -84,8 +84,15 @@ TEST(header_layout_is_as_documented) {
                                      0x00, 0x44, 0x33, 0x22, 0x11, 0x48, 0x37, 0x26, 0x15, 0x4c, 0x3b,
                                      0x2a, 0x19, 8,    7,    6,    5,    4,    3,    2,    1,    0x18,
                                      0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0xdd, 0xcc, 0xbb, 0xaa};
-    ddl__frame f = {DDL__FRAME_COLL,    0x8102,    1u << 20, 0x11223344, 0x15263748, 0x192a3b4c, 0x0102030405060708,
-                    0x1112131415161718, 0xaabbccdd};
+    ddl__frame f = {.type = DDL__FRAME_COLL,
+                    .flags = 0x8102,
+                    .bytes = 1u << 20,
+                    .source = 0x11223344,
+                    .group = 0x15263748,
+                    .epoch = 0x192a3b4c,
+                    .sequence = 0x0102030405060708,
+                    .signature = 0x1112131415161718,
+                    .payload_crc = 0xaabbccdd};
     uint8_t out[DDL__FRAME_BYTES + 1];
     memset(out, 0xee, sizeof out);
     ddl__frame_write(out, &f);

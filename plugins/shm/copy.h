@@ -4,6 +4,7 @@
 #ifndef SHM_COPY_H
 #define SHM_COPY_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,6 +16,17 @@
 #define SHM_FAR_BYTES (8u << 20) /* of a result: its beginning has left the caches when its end comes */
 #endif
 #define SHM_STREAMED_LEAST 2048u /* less is slower than an ordinary copy */
+
+/* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
+ * store buffer. `to` is aligned to 8. */
+static inline void shm_copy_words(void *to, const void *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 8) {
+        uint64_t word;
+        memcpy(&word, (const uint8_t *)from + i, sizeof word);
+        /* Relaxed: others see them by a later release. Atomic, or the compiler makes wide ones of them. */
+        atomic_store_explicit((_Atomic uint64_t *)(void *)((uint8_t *)to + i), word, memory_order_relaxed);
+    }
+}
 
 /* What is written is visible to others in the order of the stores that follow, as with memcpy. */
 static inline void shm_copy_past(void *to, const void *from, uint64_t bytes) {

@@ -14,6 +14,7 @@
 #ifndef SHM_MESSAGE_H
 #define SHM_MESSAGE_H
 
+#include "copy.h"
 #include "doorbell.h"
 #include "help.h"
 #include "memory.h"
@@ -30,6 +31,7 @@
 #define SHM_TURN_BYTES (2u << 20) /* one busy peer does not keep the others waiting for longer than this */
 
 #define SHM_TURNS 8 /* so many of an expected rank for one of the others */
+#define SHM_LOOKS 64 /* for its next record, in one go */
 
 enum { SHM_EAGER = 1, SHM_FETCH, SHM_STREAM, SHM_PIECE }; /* kinds of records */
 
@@ -212,22 +214,12 @@ static ddl_status shm_link_open(shm *t, int32_t i) {
 
 enum { SHM_FULL, SHM_TAKEN, SHM_BORROWED };
 
-/* Word by word, as the core has just written it: a wider load would wait until that has left the store buffer. */
-static void shm_header_put(uint8_t *to, const uint8_t *header) {
-    for (size_t i = 0; i < DDL_MESSAGE_HEADER_BYTES; i += 8) {
-        uint64_t word;
-        memcpy(&word, header + i, sizeof word);
-        /* Relaxed: published with the record. Atomic, or the compiler makes wide ones of them. */
-        atomic_store_explicit((_Atomic uint64_t *)(void *)(to + i), word, memory_order_relaxed);
-    }
-}
-
 static int shm_push_eager(shm_link *l, const ddl_message *m) {
     uint8_t *to = shm_ring_reserve(&l->out, DDL_MESSAGE_HEADER_BYTES + m->payload_bytes);
     if (to == NULL) {
         return SHM_FULL;
     }
-    shm_header_put(to, m->header);
+    shm_copy_words(to, m->header, DDL_MESSAGE_HEADER_BYTES);
     if (m->payload_bytes > 0) {
         memcpy(to + DDL_MESSAGE_HEADER_BYTES, m->payload, (size_t)m->payload_bytes);
     }
@@ -571,13 +563,12 @@ static bool shm_damaged(shm *t, int32_t i) {
 /* Each takes one record, or part of its work. Returns whether the ring may be read on. */
 static bool shm_take_eager(shm *t, int32_t i, const uint8_t *record, uint64_t bytes) {
     shm_link *l = shm_link_of(t, i);
-    uint8_t header[DDL_MESSAGE_HEADER_BYTES];
-    if (bytes < sizeof header || l->landing) {
+    const uint64_t header_bytes = DDL_MESSAGE_HEADER_BYTES;
+    if (bytes < header_bytes || l->landing) {
         return shm_damaged(t, i);
     }
-    memcpy(header, record, sizeof header);
-    ddl_status status =
-        t->host->deliver(t->host, t->rank_of[i], header, record + sizeof header, bytes - sizeof header);
+    ddl_status status = /* the core copies the header before it looks at it */
+        t->host->deliver(t->host, t->rank_of[i], record, record + header_bytes, bytes - header_bytes);
     if (status < 0) {
         shm_lose(t, i, status == DDL_ERR_CORRUPT ? EBADMSG : ENOMEM, "the core refuses what the peer sent");
         return false;
@@ -756,8 +747,22 @@ static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
     return count;
 }
 
+/* Looks at the next record's word for about as long as the rest of progress takes: what comes meanwhile is met at once.
+ * Not where ranks share cores, as the one that is waited for may need this one. */
+static void shm_linger(const shm *t, const shm_link *l) {
+    if (t->crowded || !l->in_open || l->gone) {
+        return;
+    }
+    const _Atomic uint64_t *word = shm_ring_word(&l->in, l->in.place);
+    for (int32_t look = 0; look < SHM_LOOKS && atomic_load_explicit(word, memory_order_relaxed) == 0; look++) {
+    }
+}
+
 static int32_t shm_message_progress(shm *t, int32_t expect) {
     int32_t first = expect >= 0 && expect < t->world_size ? t->index_of[expect] : -1;
+    if (first >= 0) {
+        shm_linger(t, shm_link_of(t, first));
+    }
     int32_t count = first >= 0 ? shm_link_progress(t, first, true) : 0;
     if (count > 0 && ++t->messages->turns % SHM_TURNS != 0) {
         return count; /* the core looks whether that was it before it asks for more */

@@ -4,6 +4,7 @@
 #ifndef SHM_NATIVE_H
 #define SHM_NATIVE_H
 
+#include "copy.h"
 #include "native_direct.h"
 
 /* What progress does for one set before it turns to the next. */
@@ -135,7 +136,9 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     if (op == NULL) {
         return DDL_ERR_NOMEM;
     }
-    op->call = *call;
+    size_t fresh = offsetof(ddl_native_call, in); /* the core keeps the rest from call to call */
+    shm_copy_words(&op->call, call, fresh);
+    memcpy((uint8_t *)&op->call + fresh, (const uint8_t *)call + fresh, sizeof op->call - fresh);
     op->step = NULL;
     op->next = NULL;
     op->differs = -1;

@@ -220,21 +220,23 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* The newest call of a group, which is about to begin. */
 static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
-    g->records[g->sequence % DDL__RECORDS] = (ddl__flight){.order = ++g->context->called,
-                                                           .sequence = g->sequence,
-                                                           .root = call->root,
-                                                           .op = call->op,
-                                                           .kind = (uint8_t)call->kind,
-                                                           .dtype = (uint8_t)call->dtype,
-                                                           .status = DDL_IN_PROGRESS,
-                                                           .nature = call->nature,
-                                                           .tensors = call->tensors,
-                                                           .count = ddl__call_elements(g, call),
-                                                           .detail = call->detail,
-                                                           .call_hash = call->call_hash,
-                                                           .signature = call->signature,
-                                                           .start_ns = now,
-                                                           .algorithm = algorithm};
+    ddl__flight *r = &g->records[g->sequence % DDL__RECORDS];
+    r->order = ++g->context->called; /* member by member: a compiler may clear a whole one first, which takes longer */
+    r->sequence = g->sequence;
+    r->root = call->root;
+    r->op = call->op;
+    r->kind = (uint8_t)call->kind;
+    r->dtype = (uint8_t)call->dtype;
+    r->status = DDL_IN_PROGRESS;
+    r->nature = call->nature;
+    r->tensors = call->tensors;
+    r->count = ddl__call_elements(g, call);
+    r->detail = call->detail;
+    r->call_hash = call->call_hash;
+    r->signature = call->signature;
+    r->start_ns = now;
+    r->end_ns = 0;
+    r->algorithm = algorithm;
 }
 
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written

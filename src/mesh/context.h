@@ -16,6 +16,13 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
+#if defined(__has_include)
+#if __has_include(<sys/single_threaded.h>) /* glibc 2.32 */
+#include <sys/single_threaded.h>
+#define DDL__SINGLE_THREADED 1
+#endif
+#endif
+
 enum {
     DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
@@ -295,8 +302,21 @@ static inline uint64_t ddl__about_ns(ddl_context *c) {
 
 /* >>lock */
 
+/* The only thread of its process locks without an atomic instruction; pthread_mutex_trylock has one always. */
+static inline bool ddl__only_thread(void) {
+#ifdef DDL__SINGLE_THREADED
+    return __libc_single_threaded != 0;
+#else
+    return false;
+#endif
+}
+
 /* Mostly nobody else has it. */
 static inline void ddl__lock(ddl_context *c) {
+    if (ddl__only_thread()) {
+        pthread_mutex_lock(&c->lock);
+        return;
+    }
     if (pthread_mutex_trylock(&c->lock) == 0) {
         return;
     }

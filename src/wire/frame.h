@@ -47,12 +47,13 @@ enum ddl__frame_type {
     DDL__FRAME_TYPE_MAX = 15
 };
 
+/* Not in the order of the wire: where two members made one word of it, a compiler would load them as one, and wait for
+ * both to leave the store buffer. */
 typedef struct ddl__frame {
     uint8_t type;
     uint16_t flags;
-    uint32_t bytes, source, group, epoch;
+    uint32_t bytes, group, source, epoch, payload_crc;
     uint64_t sequence, signature;
-    uint32_t payload_crc;
 } ddl__frame;
 
 /* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
