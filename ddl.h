@@ -31905,7 +31905,7 @@ static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. */
+ * is the parent's affair. DDL_ERR_NOMEM: nothing was sent. */
 static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
                                ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
@@ -31916,6 +31916,11 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
     r->parent = parent;
     parent->parts++;
     ddl__p2p_start(g->context, r);
+    if (!ddl__is_pending(r) && r->status == DDL_ERR_NOMEM) { /* what a rank sends to itself is kept in its memory */
+        *out = NULL;
+        ddl__request_release(r);
+        return DDL_ERR_NOMEM;
+    }
     return DDL_OK;
 }
 
@@ -32338,6 +32343,10 @@ typedef struct ddl__ps_job {
     char *out;     /* rows that are sent */
     size_t out_bytes;
     ddl__ps_value *value; /* that is sent */
+    const void *payload;  /* of the answer: rows, or values */
+    size_t payload_bytes, answer_bytes;
+    bool has_payload;    /* it may be empty */
+    bool unsent, resend; /* there was no memory to send a part of the answer; and the other part has gone */
     uint8_t ask_bytes[DDL__PS_ASK_BYTES];
     uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
 } ddl__ps_job;
@@ -32397,6 +32406,7 @@ typedef struct ddl__ps_server {
 
     ddl__ps_job *ended_first, *ended_last; /* under the lock, as is stop */
     bool starved, freed;                   /* something waits for room; some was given back since */
+    bool unsent; /* an answer found no memory, and is to be sent again */
     bool stop, ended, served;
     ddl_status status;          /* why it ended */
     uint64_t applied, repeated; /* pushes */
@@ -32666,27 +32676,43 @@ static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
 
 /* >>answers */
 
-/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
-static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
-    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
-    size_t answer = ddl__ps_answer_write(job->answer, a);
+/* Sends what has not been sent yet of an answer. */
+static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
     ddl__lock(s->c);
     if (s->c->finalized) {
         ddl__unlock(s->c);
         return;
     }
-    job->sending = true;
-    ddl__ps_move_drop(s->c, &job->messages[0]);
-    ddl__ps_move_drop(s->c, &job->messages[1]);
     ddl__ps_moves_begin(job->gate);
     int32_t tag = job->ask.tag + 1;
-    ddl_status status =
-        ddl__ps_move(s->group, true, job->answer, answer, job->source, tag, job->gate, &job->messages[0]);
-    if (status == DDL_OK && payload) {
-        ddl__ps_move(s->group, true, data, bytes, job->source, tag, job->gate, &job->messages[1]);
+    ddl_status status = DDL_OK;
+    if (job->messages[0] == NULL) {
+        status = ddl__ps_move(s->group, true, job->answer, job->answer_bytes, job->source, tag, job->gate,
+                              &job->messages[0]);
     }
+    if (status == DDL_OK && job->has_payload) {
+        status = ddl__ps_move(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->gate,
+                              &job->messages[1]);
+    }
+    job->unsent = status == DDL_ERR_NOMEM;
+    job->resend = false;
     ddl__ps_moves_started(s->c, job->gate);
     ddl__unlock(s->c);
+}
+
+/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
+static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
+    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
+    job->answer_bytes = ddl__ps_answer_write(job->answer, a);
+    job->has_payload = payload;
+    job->payload = data;
+    job->payload_bytes = bytes;
+    ddl__lock(s->c);
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    ddl__ps_move_drop(s->c, &job->messages[1]);
+    job->sending = !s->c->finalized;
+    ddl__unlock(s->c);
+    ddl__ps_send_parts(s, job);
 }
 
 static ddl__ps_answer ddl__ps_answer_ok(const ddl__ps_server *s) {
@@ -32742,8 +32768,13 @@ static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *jo
     if (!ddl__ps_take_room(s, job, early && rows ? DDL__MAX(kept, room / 2) : kept)) {
         uint64_t need = ddl__ps_in_bytes(job) + job->out_bytes;
         uint64_t gone = early ? 0 : kept + ddl__ps_waiting_bytes(s, job); /* early ones have a turn yet */
-        bool machine = s->passing == 0 && !early; /* then it is the machine that has no memory */
-        if (machine || need > room - DDL__MIN(gone, room)) {
+        if (s->passing == 0 && !early && need <= room) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d's machine has no memory for a %s of %llu bytes", s->number,
+                           push ? "push" : "request", (unsigned long long)need);
+            *out_refused = true;
+            return false;
+        }
+        if (need > room - DDL__MIN(gone, room)) {
             ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
                            "a %s of %llu bytes does not fit on server %d: %llu of memory_bytes (%llu) are left for "
                            "pushes and pulls; raise memory_bytes, or lower piece_bytes, which bounds a message",
@@ -34116,8 +34147,10 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     }
     ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
     if (job->sending) {
-        job->sending = false;
-        if (!job->queued) {
+        job->resend = job->unsent;
+        s->unsent = s->unsent || job->unsent;
+        job->sending = job->unsent;
+        if (!job->queued && !job->sending) {
             ddl__ps_job_free(s, job);
         }
         return;
@@ -34176,6 +34209,14 @@ static void ddl__ps_publish(ddl__ps_server *s) {
 /* What had no memory looks once more. The lock is not held. */
 static void ddl__ps_try_again(ddl__ps_server *s) {
     ddl__ps_listen_again(s);
+    if (s->unsent) {
+        s->unsent = false;
+        for (ddl__ps_job *job = s->all; job != NULL; job = job->all_next) {
+            if (job->resend) {
+                ddl__ps_send_parts(s, job);
+            }
+        }
+    }
     if (s->starved) {
         s->starved = s->freed = false;
         ddl__ps_run_control(s);
@@ -34201,29 +34242,32 @@ static void ddl__ps_work(ddl__ps_server *s) {
     }
 }
 
+/* Waits for work, and does it; the lock is held. No message says that the machine has memory again: what has found none
+ * looks again by itself. */
+static void ddl__ps_serve_once(ddl__ps_server *s) {
+    bool again = s->starved || s->unsent || ddl__ps_is_deaf(s);
+    ddl__wait w = {.done = ddl__ps_has_work,
+                   .tick = ddl__ps_server_tick,
+                   .arg = s,
+                   .deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER};
+    ddl__wait_for(s->c, &w);
+    ddl__ps_work(s);
+    if (again) {
+        ddl__unlock(s->c);
+        ddl__ps_try_again(s);
+        ddl__lock(s->c);
+    }
+}
+
 /* Serves until all workers have left or died, the context ends, or it is told to stop; then gives all jobs back. */
 static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     ddl_context *c = s->c;
-    ddl__wait w = {.done = ddl__ps_has_work, .tick = ddl__ps_server_tick, .arg = s, .deadline = DDL__NEVER};
     for (int32_t worker = 0; worker < s->workers; worker++) {
         ddl__ps_listen(s, worker);
     }
     ddl__lock(c);
-    while (!s->stop && !c->aborted && !c->finalized && s->present_count > 0) {
-        bool again = s->starved || ddl__ps_is_deaf(s); /* no message says that the machine has memory again */
-        w.deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER;
-        ddl__wait_for(c, &w);
-        ddl__ps_work(s);
-        if (again) {
-            ddl__unlock(c);
-            ddl__ps_try_again(s);
-            ddl__lock(c);
-        }
-    }
-    w.deadline = DDL__NEVER;
-    while (ddl__ps_is_sending(s) && !s->stop && !c->aborted && !c->finalized) { /* the last answers */
-        ddl__wait_for(c, &w);
-        ddl__ps_work(s);
+    while (!s->stop && !c->aborted && !c->finalized && (s->present_count > 0 || ddl__ps_is_sending(s))) {
+        ddl__ps_serve_once(s); /* at the end, the last answers */
     }
     s->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_OK;
     s->ended = true;
@@ -34376,6 +34420,7 @@ enum {
     DDL__PS_CHUNK_BITS = 20, /* of a sequence on the wire: messages of one push of rows */
     DDL__PS_PIECE_BYTES = 1 << 20,
     DDL__PS_STALENESS = 3,
+    DDL__PS_TRIES = 8, /* of what finds no memory, and can be tried again with no harm */
     DDL__PS_TABLES = 4096
 };
 
@@ -34390,6 +34435,7 @@ struct ddl_ps {
     int64_t *lengths;
     ddl__ps_piece *pieces;
     int64_t *first; /* of each parameter's pieces; and one past the last */
+    uint64_t *signatures; /* scratch, by rank */
     int64_t piece_count;
     /* under the context's lock */
     ddl_sync_config sync;
@@ -34621,10 +34667,11 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
         }
     }
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
-    if (ask->bytes > 0) {
-        DDL__TRY(ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]));
+    ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */
+        status = ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]);
     }
-    return DDL_OK;
+    return status;
 }
 
 /* All parts have been added, or one could not be. */
@@ -34978,6 +35025,7 @@ static void ddl__ps_release(ddl_ps *ps) {
     ddl__free(&c->base, ps->pieces);
     ddl__free(&c->base, ps->first);
     ddl__free(&c->base, ps->pushed);
+    ddl__free(&c->base, ps->signatures);
     ddl__free(&c->base, ps->tables);
     ddl__free(&c->base, ps);
     ddl__unlock(c);
@@ -35004,13 +35052,14 @@ static bool ddl__ps_has_ended(ddl_context *c, void *arg) {
 }
 
 /* Cuts the parameters; the context is locked. */
-static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
+static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
     ddl__base *base = &ps->c->base;
     int64_t total = 0, n;
     size_t count = (size_t)ps->params;
     ps->lengths = ddl__alloc_array(base, count, sizeof *ps->lengths);
     ps->first = ddl__alloc_array(base, count + 1, sizeof *ps->first);
     ps->pushed = ddl__alloc_array(base, count, sizeof *ps->pushed);
+    ps->signatures = ddl__alloc_array(base, (size_t)ps->group->size, sizeof *ps->signatures);
     for (int32_t i = 0; ps->lengths != NULL && i < ps->params; i++) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
         total += ps->lengths[i];
@@ -35022,7 +35071,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
     int64_t *load = ddl__alloc_array(base, (size_t)ps->config.servers, sizeof *load);
     bool good = ps->lengths != NULL && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
-                load != NULL && n < INT32_MAX;
+                load != NULL && ps->signatures != NULL && n < INT32_MAX;
     if (good) {
         ddl__ps_cut(ps->lengths, ps->params, limit, ps->pieces);
         ddl__ps_assign(ps->pieces, n, ps->config.servers, order, load);
@@ -35036,7 +35085,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
     }
     ddl__free(base, order);
     ddl__free(base, load);
-    return good ? DDL_OK : ddl__error(ps->c, DDL_ERR_NOMEM, "ddl_ps_create: no memory for %lld pieces", (long long)n);
+    return good ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "no memory for the pieces of %d parameters", ps->params);
 }
 
 /* What all ranks must have alike. */
@@ -35084,62 +35133,108 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     return ddl__ps_server_begin(s, why);
 }
 
-/* All ranks have made their part alike, or all fail. */
-static ddl_status ddl__ps_agree(ddl_ps *ps, ddl_status mine, const ddl__sentence *why) {
-    ddl_context *c = ps->c;
-    size_t n = (size_t)ps->group->size;
-    uint64_t own[2] = {ddl__ps_signature(ps), (uint64_t) - (int64_t)mine};
-    ddl__lock(c);
-    uint64_t *all = ddl__alloc_array(&c->base, n, sizeof own);
-    ddl__unlock(c);
-    if (all == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
-    }
-    ddl_status status = ddl_all_gather(ps->group, DDL_VIEW(own, 2), DDL_VIEW(all, 2 * (int64_t)n));
-    for (size_t r = 0; status == DDL_OK && r < n; r++) {
-        if (all[2 * r] != own[0]) {
-            status = ddl__error(c, DDL_ERR_MISMATCH,
-                                "ddl_ps_create: rank %zu passed other parameters or another config "
-                                "than rank %d",
-                                r, ps->group->rank);
-        } else if (all[2 * r + 1] != 0) {
-            status = (ddl_status) - (int32_t)all[2 * r + 1];
-            ddl__error(c, status, "ddl_ps_create: %s",
-                       mine < 0 ? why->text
-                                : "another rank could not make its server; it "
-                                  "says why");
+/* Ends a collective of the making. A rank that has no memory for it has sent nothing: the others are told by breaking
+ * the group, which is the servers' own. The lock is not held. */
+static ddl_status ddl__ps_met(ddl_group *g, ddl_status status) {
+    if (status == DDL_ERR_NOMEM) {
+        DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+        if (g->broken == DDL_OK) {
+            ddl__break_everywhere(g->context, g, status, "ddl_ps_create: rank %d has no memory for its part", g->rank);
         }
+        ddl__unlock(g->context);
     }
-    ddl__lock(c);
-    ddl__free(&c->base, all);
-    ddl__unlock(c);
     return status;
 }
 
-/* Rank 0 gives the servers their first values. */
+/* All ranks have made their part, or all fail, with the lowest that has not. */
+static ddl_status ddl__ps_agree(ddl_group *g, ddl_status mine, const ddl__sentence *why) {
+    uint64_t failed = mine < 0 ? (uint64_t)g->rank << 32 | (uint64_t) - (int64_t)mine : UINT64_MAX;
+    DDL__TRY(ddl__ps_met(g, ddl_all_reduce(g, DDL_VIEW(&failed, 1), DDL_VIEW(&failed, 1), DDL_MIN)));
+    if (failed == UINT64_MAX) {
+        return DDL_OK;
+    }
+    ddl_status status = (ddl_status) - (int32_t)(failed & UINT32_MAX);
+    DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+    if (mine < 0) {
+        status = ddl__error(g->context, mine, "ddl_ps_create: %s", why->text);
+    } else {
+        ddl__error(g->context, status, "ddl_ps_create: rank %d cannot make its part: %s; it says why",
+                   (int)(failed >> 32), ddl_status_text(status));
+    }
+    ddl__unlock(g->context);
+    return status;
+}
+
+/* All ranks have passed the same, or all fail. */
+static ddl_status ddl__ps_match(ddl_ps *ps) {
+    ddl_group *g = ps->group;
+    uint64_t own = ddl__ps_signature(ps), *all = ps->signatures;
+    DDL__TRY(ddl__ps_met(g, ddl_all_gather(g, DDL_VIEW(&own, 1), DDL_VIEW(all, g->size))));
+    for (int32_t r = 0; r < g->size; r++) {
+        if (all[r] != own) {
+            DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+            ddl__error(ps->c, DDL_ERR_MISMATCH,
+                       "ddl_ps_create: rank %d passed other parameters or another config than rank %d", r, g->rank);
+            ddl__unlock(ps->c);
+            return DDL_ERR_MISMATCH;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Rank 0 gives the servers their first values. What finds no memory is made again: to do so twice changes nothing. */
 static ddl_status ddl__ps_give_values(ddl_ps *ps, const ddl_tensor *params) {
     for (int32_t i = 0; ps->worker == 0 && !ps->extra.sums && i < ps->params; i++) {
-        ddl_request *r;
-        ddl__lock(ps->c);
-        ddl_status status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
-        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-        ddl__unlock(ps->c);
+        ddl_status status = DDL_ERR_NOMEM;
+        for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
+            ddl_request *r;
+            ddl__lock(ps->c);
+            status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
+            status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+            ddl__unlock(ps->c);
+        }
         DDL__TRY(status);
     }
     return DDL_OK;
 }
 
-/* From here on others take part: what fails, fails on all. */
-static ddl_status ddl__ps_open(ddl_ps *ps, ddl_group *group, const ddl_tensor *params) {
-    ddl__sentence why = {0};
-    DDL__TRY(ddl_group_duplicate(group, &ps->group));
-    DDL__TRY(ddl__ps_agree(ps, ddl__ps_make_server(ps, &why), &why));
-    if (ps->server != NULL && !ps->config.dedicated) {
+/* What this rank makes without the others: pieces, and its server. */
+static ddl_status ddl__ps_make_own(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
+    if (ps == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "no memory");
+    }
+    ddl__lock(ps->c);
+    ddl_status status = ddl__ps_shard(ps, params, why);
+    ddl__unlock(ps->c);
+    status = status == DDL_OK ? ddl__ps_make_server(ps, why) : status;
+    if (status == DDL_OK && ps->server != NULL && !ps->config.dedicated) {
         if (pthread_create(&ps->thread, NULL, ddl__ps_thread, ps->server) != 0) {
-            return ddl__error(ps->c, DDL_ERR_SYSTEM, "ddl_ps_create: no thread for server %d", ps->server->number);
+            return ddl__fail(why, DDL_ERR_SYSTEM, "no thread for server %d", ps->server->number);
         }
         ps->has_thread = true;
     }
+    return status;
+}
+
+/* From here on others take part: what fails, fails on all. ps NULL: there was no memory for it. */
+static ddl_status ddl__ps_open(ddl_ps *ps, ddl_group *group, const ddl_tensor *params) {
+    ddl__sentence why = {0};
+    ddl_group *own = NULL;
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the others wait in it for this rank */
+        status = ddl_group_duplicate(group, &own);
+    }
+    DDL__TRY(status);
+    if (ps != NULL) {
+        ps->group = own;
+    }
+    status = ddl__ps_agree(own, ddl__ps_make_own(ps, params, &why), &why);
+    if (ps == NULL) {
+        ddl_group_free(&own);
+        return status;
+    }
+    DDL__TRY(status);
+    DDL__TRY(ddl__ps_match(ps));
     return ddl__ps_give_values(ps, params);
 }
 
@@ -35181,13 +35276,9 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
     DDL__TRY(ddl__enter_group(group, "ddl_ps_create"));
     ddl_context *c = group->context;
     ddl_ps_config resolved;
-    ddl_ps *ps = NULL;
     ddl_status status = ddl__ps_check_create(group, config, params, count, &resolved);
-    if (status == DDL_OK) {
-        ps = ddl__alloc(&c->base, sizeof *ps);
-        status = ps != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
-    }
-    if (status == DDL_OK) {
+    ddl_ps *ps = status == DDL_OK ? ddl__alloc(&c->base, sizeof *ps) : NULL;
+    if (ps != NULL) {
         ps->c = c;
         ps->config = resolved;
         ps->extra = *extra;
@@ -35197,7 +35288,6 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
         ps->workers = group->size - (resolved.dedicated ? resolved.servers : 0);
         ps->worker = group->rank < ps->workers ? group->rank : -1;
         ps->clock_ns = ddl__now_ns();
-        status = ddl__ps_shard(ps, params);
     }
     ddl__unlock(c);
     status = status == DDL_OK ? ddl__ps_open(ps, group, params) : status;

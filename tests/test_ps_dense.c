@@ -266,7 +266,8 @@ static void bounded(ddl_group *w, void *arg) {
     ddl_ps_config config = {.memory_bytes = 1000};
     ddl_ps *ps = NULL;
     (void)arg;
-    FAILS(ddl_ps_create(w, &config, &param, 1, &ps), DDL_ERR_NOMEM, ddl_rank(w) == 0 ? "memory_bytes is 1000" : "another");
+    const char *why = ddl_rank(w) == 0 ? "memory_bytes is 1000" : "rank 0 cannot make its part";
+    FAILS(ddl_ps_create(w, &config, &param, 1, &ps), DDL_ERR_NOMEM, why);
     CHECK(ps == NULL);
     config.memory_bytes = 2100000;
     ps_run(w, &config, &param, 1, bounded_work, &config.memory_bytes);

@@ -136,7 +136,7 @@ static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. */
+ * is the parent's affair. DDL_ERR_NOMEM: nothing was sent. */
 static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
                                ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
@@ -147,6 +147,11 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
     r->parent = parent;
     parent->parts++;
     ddl__p2p_start(g->context, r);
+    if (!ddl__is_pending(r) && r->status == DDL_ERR_NOMEM) { /* what a rank sends to itself is kept in its memory */
+        *out = NULL;
+        ddl__request_release(r);
+        return DDL_ERR_NOMEM;
+    }
     return DDL_OK;
 }
 

@@ -125,6 +125,7 @@ static void ddl__ps_release(ddl_ps *ps) {
     ddl__free(&c->base, ps->pieces);
     ddl__free(&c->base, ps->first);
     ddl__free(&c->base, ps->pushed);
+    ddl__free(&c->base, ps->signatures);
     ddl__free(&c->base, ps->tables);
     ddl__free(&c->base, ps);
     ddl__unlock(c);
@@ -151,13 +152,14 @@ static bool ddl__ps_has_ended(ddl_context *c, void *arg) {
 }
 
 /* Cuts the parameters; the context is locked. */
-static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
+static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
     ddl__base *base = &ps->c->base;
     int64_t total = 0, n;
     size_t count = (size_t)ps->params;
     ps->lengths = ddl__alloc_array(base, count, sizeof *ps->lengths);
     ps->first = ddl__alloc_array(base, count + 1, sizeof *ps->first);
     ps->pushed = ddl__alloc_array(base, count, sizeof *ps->pushed);
+    ps->signatures = ddl__alloc_array(base, (size_t)ps->group->size, sizeof *ps->signatures);
     for (int32_t i = 0; ps->lengths != NULL && i < ps->params; i++) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
         total += ps->lengths[i];
@@ -169,7 +171,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
     int64_t *load = ddl__alloc_array(base, (size_t)ps->config.servers, sizeof *load);
     bool good = ps->lengths != NULL && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
-                load != NULL && n < INT32_MAX;
+                load != NULL && ps->signatures != NULL && n < INT32_MAX;
     if (good) {
         ddl__ps_cut(ps->lengths, ps->params, limit, ps->pieces);
         ddl__ps_assign(ps->pieces, n, ps->config.servers, order, load);
@@ -183,7 +185,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params) {
     }
     ddl__free(base, order);
     ddl__free(base, load);
-    return good ? DDL_OK : ddl__error(ps->c, DDL_ERR_NOMEM, "ddl_ps_create: no memory for %lld pieces", (long long)n);
+    return good ? DDL_OK : ddl__fail(why, DDL_ERR_NOMEM, "no memory for the pieces of %d parameters", ps->params);
 }
 
 /* What all ranks must have alike. */
@@ -231,62 +233,108 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     return ddl__ps_server_begin(s, why);
 }
 
-/* All ranks have made their part alike, or all fail. */
-static ddl_status ddl__ps_agree(ddl_ps *ps, ddl_status mine, const ddl__sentence *why) {
-    ddl_context *c = ps->c;
-    size_t n = (size_t)ps->group->size;
-    uint64_t own[2] = {ddl__ps_signature(ps), (uint64_t) - (int64_t)mine};
-    ddl__lock(c);
-    uint64_t *all = ddl__alloc_array(&c->base, n, sizeof own);
-    ddl__unlock(c);
-    if (all == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
-    }
-    ddl_status status = ddl_all_gather(ps->group, DDL_VIEW(own, 2), DDL_VIEW(all, 2 * (int64_t)n));
-    for (size_t r = 0; status == DDL_OK && r < n; r++) {
-        if (all[2 * r] != own[0]) {
-            status = ddl__error(c, DDL_ERR_MISMATCH,
-                                "ddl_ps_create: rank %zu passed other parameters or another config "
-                                "than rank %d",
-                                r, ps->group->rank);
-        } else if (all[2 * r + 1] != 0) {
-            status = (ddl_status) - (int32_t)all[2 * r + 1];
-            ddl__error(c, status, "ddl_ps_create: %s",
-                       mine < 0 ? why->text
-                                : "another rank could not make its server; it "
-                                  "says why");
+/* Ends a collective of the making. A rank that has no memory for it has sent nothing: the others are told by breaking
+ * the group, which is the servers' own. The lock is not held. */
+static ddl_status ddl__ps_met(ddl_group *g, ddl_status status) {
+    if (status == DDL_ERR_NOMEM) {
+        DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+        if (g->broken == DDL_OK) {
+            ddl__break_everywhere(g->context, g, status, "ddl_ps_create: rank %d has no memory for its part", g->rank);
         }
+        ddl__unlock(g->context);
     }
-    ddl__lock(c);
-    ddl__free(&c->base, all);
-    ddl__unlock(c);
     return status;
 }
 
-/* Rank 0 gives the servers their first values. */
+/* All ranks have made their part, or all fail, with the lowest that has not. */
+static ddl_status ddl__ps_agree(ddl_group *g, ddl_status mine, const ddl__sentence *why) {
+    uint64_t failed = mine < 0 ? (uint64_t)g->rank << 32 | (uint64_t) - (int64_t)mine : UINT64_MAX;
+    DDL__TRY(ddl__ps_met(g, ddl_all_reduce(g, DDL_VIEW(&failed, 1), DDL_VIEW(&failed, 1), DDL_MIN)));
+    if (failed == UINT64_MAX) {
+        return DDL_OK;
+    }
+    ddl_status status = (ddl_status) - (int32_t)(failed & UINT32_MAX);
+    DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+    if (mine < 0) {
+        status = ddl__error(g->context, mine, "ddl_ps_create: %s", why->text);
+    } else {
+        ddl__error(g->context, status, "ddl_ps_create: rank %d cannot make its part: %s; it says why",
+                   (int)(failed >> 32), ddl_status_text(status));
+    }
+    ddl__unlock(g->context);
+    return status;
+}
+
+/* All ranks have passed the same, or all fail. */
+static ddl_status ddl__ps_match(ddl_ps *ps) {
+    ddl_group *g = ps->group;
+    uint64_t own = ddl__ps_signature(ps), *all = ps->signatures;
+    DDL__TRY(ddl__ps_met(g, ddl_all_gather(g, DDL_VIEW(&own, 1), DDL_VIEW(all, g->size))));
+    for (int32_t r = 0; r < g->size; r++) {
+        if (all[r] != own) {
+            DDL__TRY(ddl__enter_group(g, "ddl_ps_create"));
+            ddl__error(ps->c, DDL_ERR_MISMATCH,
+                       "ddl_ps_create: rank %d passed other parameters or another config than rank %d", r, g->rank);
+            ddl__unlock(ps->c);
+            return DDL_ERR_MISMATCH;
+        }
+    }
+    return DDL_OK;
+}
+
+/* Rank 0 gives the servers their first values. What finds no memory is made again: to do so twice changes nothing. */
 static ddl_status ddl__ps_give_values(ddl_ps *ps, const ddl_tensor *params) {
     for (int32_t i = 0; ps->worker == 0 && !ps->extra.sums && i < ps->params; i++) {
-        ddl_request *r;
-        ddl__lock(ps->c);
-        ddl_status status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
-        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-        ddl__unlock(ps->c);
+        ddl_status status = DDL_ERR_NOMEM;
+        for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
+            ddl_request *r;
+            ddl__lock(ps->c);
+            status = ddl__ps_param_call(ps, "ddl_ps_create", DDL__PS_INIT, i, params[i].data, NULL, 0, &r);
+            status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+            ddl__unlock(ps->c);
+        }
         DDL__TRY(status);
     }
     return DDL_OK;
 }
 
-/* From here on others take part: what fails, fails on all. */
-static ddl_status ddl__ps_open(ddl_ps *ps, ddl_group *group, const ddl_tensor *params) {
-    ddl__sentence why = {0};
-    DDL__TRY(ddl_group_duplicate(group, &ps->group));
-    DDL__TRY(ddl__ps_agree(ps, ddl__ps_make_server(ps, &why), &why));
-    if (ps->server != NULL && !ps->config.dedicated) {
+/* What this rank makes without the others: pieces, and its server. */
+static ddl_status ddl__ps_make_own(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
+    if (ps == NULL) {
+        return ddl__fail(why, DDL_ERR_NOMEM, "no memory");
+    }
+    ddl__lock(ps->c);
+    ddl_status status = ddl__ps_shard(ps, params, why);
+    ddl__unlock(ps->c);
+    status = status == DDL_OK ? ddl__ps_make_server(ps, why) : status;
+    if (status == DDL_OK && ps->server != NULL && !ps->config.dedicated) {
         if (pthread_create(&ps->thread, NULL, ddl__ps_thread, ps->server) != 0) {
-            return ddl__error(ps->c, DDL_ERR_SYSTEM, "ddl_ps_create: no thread for server %d", ps->server->number);
+            return ddl__fail(why, DDL_ERR_SYSTEM, "no thread for server %d", ps->server->number);
         }
         ps->has_thread = true;
     }
+    return status;
+}
+
+/* From here on others take part: what fails, fails on all. ps NULL: there was no memory for it. */
+static ddl_status ddl__ps_open(ddl_ps *ps, ddl_group *group, const ddl_tensor *params) {
+    ddl__sentence why = {0};
+    ddl_group *own = NULL;
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the others wait in it for this rank */
+        status = ddl_group_duplicate(group, &own);
+    }
+    DDL__TRY(status);
+    if (ps != NULL) {
+        ps->group = own;
+    }
+    status = ddl__ps_agree(own, ddl__ps_make_own(ps, params, &why), &why);
+    if (ps == NULL) {
+        ddl_group_free(&own);
+        return status;
+    }
+    DDL__TRY(status);
+    DDL__TRY(ddl__ps_match(ps));
     return ddl__ps_give_values(ps, params);
 }
 
@@ -328,13 +376,9 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
     DDL__TRY(ddl__enter_group(group, "ddl_ps_create"));
     ddl_context *c = group->context;
     ddl_ps_config resolved;
-    ddl_ps *ps = NULL;
     ddl_status status = ddl__ps_check_create(group, config, params, count, &resolved);
-    if (status == DDL_OK) {
-        ps = ddl__alloc(&c->base, sizeof *ps);
-        status = ps != NULL ? DDL_OK : ddl__error(c, DDL_ERR_NOMEM, "ddl_ps_create: no memory");
-    }
-    if (status == DDL_OK) {
+    ddl_ps *ps = status == DDL_OK ? ddl__alloc(&c->base, sizeof *ps) : NULL;
+    if (ps != NULL) {
         ps->c = c;
         ps->config = resolved;
         ps->extra = *extra;
@@ -344,7 +388,6 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
         ps->workers = group->size - (resolved.dedicated ? resolved.servers : 0);
         ps->worker = group->rank < ps->workers ? group->rank : -1;
         ps->clock_ns = ddl__now_ns();
-        status = ddl__ps_shard(ps, params);
     }
     ddl__unlock(c);
     status = status == DDL_OK ? ddl__ps_open(ps, group, params) : status;

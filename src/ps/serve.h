@@ -7,27 +7,43 @@
 
 /* >>answers */
 
-/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
-static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
-    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
-    size_t answer = ddl__ps_answer_write(job->answer, a);
+/* Sends what has not been sent yet of an answer. */
+static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
     ddl__lock(s->c);
     if (s->c->finalized) {
         ddl__unlock(s->c);
         return;
     }
-    job->sending = true;
-    ddl__ps_move_drop(s->c, &job->messages[0]);
-    ddl__ps_move_drop(s->c, &job->messages[1]);
     ddl__ps_moves_begin(job->gate);
     int32_t tag = job->ask.tag + 1;
-    ddl_status status =
-        ddl__ps_move(s->group, true, job->answer, answer, job->source, tag, job->gate, &job->messages[0]);
-    if (status == DDL_OK && payload) {
-        ddl__ps_move(s->group, true, data, bytes, job->source, tag, job->gate, &job->messages[1]);
+    ddl_status status = DDL_OK;
+    if (job->messages[0] == NULL) {
+        status = ddl__ps_move(s->group, true, job->answer, job->answer_bytes, job->source, tag, job->gate,
+                              &job->messages[0]);
     }
+    if (status == DDL_OK && job->has_payload) {
+        status = ddl__ps_move(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->gate,
+                              &job->messages[1]);
+    }
+    job->unsent = status == DDL_ERR_NOMEM;
+    job->resend = false;
     ddl__ps_moves_started(s->c, job->gate);
     ddl__unlock(s->c);
+}
+
+/* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
+static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
+    bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
+    job->answer_bytes = ddl__ps_answer_write(job->answer, a);
+    job->has_payload = payload;
+    job->payload = data;
+    job->payload_bytes = bytes;
+    ddl__lock(s->c);
+    ddl__ps_move_drop(s->c, &job->messages[0]);
+    ddl__ps_move_drop(s->c, &job->messages[1]);
+    job->sending = !s->c->finalized;
+    ddl__unlock(s->c);
+    ddl__ps_send_parts(s, job);
 }
 
 static ddl__ps_answer ddl__ps_answer_ok(const ddl__ps_server *s) {
@@ -83,8 +99,13 @@ static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *jo
     if (!ddl__ps_take_room(s, job, early && rows ? DDL__MAX(kept, room / 2) : kept)) {
         uint64_t need = ddl__ps_in_bytes(job) + job->out_bytes;
         uint64_t gone = early ? 0 : kept + ddl__ps_waiting_bytes(s, job); /* early ones have a turn yet */
-        bool machine = s->passing == 0 && !early; /* then it is the machine that has no memory */
-        if (machine || need > room - DDL__MIN(gone, room)) {
+        if (s->passing == 0 && !early && need <= room) {
+            ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d's machine has no memory for a %s of %llu bytes", s->number,
+                           push ? "push" : "request", (unsigned long long)need);
+            *out_refused = true;
+            return false;
+        }
+        if (need > room - DDL__MIN(gone, room)) {
             ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
                            "a %s of %llu bytes does not fit on server %d: %llu of memory_bytes (%llu) are left for "
                            "pushes and pulls; raise memory_bytes, or lower piece_bytes, which bounds a message",

@@ -497,8 +497,10 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     }
     ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
     if (job->sending) {
-        job->sending = false;
-        if (!job->queued) {
+        job->resend = job->unsent;
+        s->unsent = s->unsent || job->unsent;
+        job->sending = job->unsent;
+        if (!job->queued && !job->sending) {
             ddl__ps_job_free(s, job);
         }
         return;
@@ -557,6 +559,14 @@ static void ddl__ps_publish(ddl__ps_server *s) {
 /* What had no memory looks once more. The lock is not held. */
 static void ddl__ps_try_again(ddl__ps_server *s) {
     ddl__ps_listen_again(s);
+    if (s->unsent) {
+        s->unsent = false;
+        for (ddl__ps_job *job = s->all; job != NULL; job = job->all_next) {
+            if (job->resend) {
+                ddl__ps_send_parts(s, job);
+            }
+        }
+    }
     if (s->starved) {
         s->starved = s->freed = false;
         ddl__ps_run_control(s);
@@ -582,29 +592,32 @@ static void ddl__ps_work(ddl__ps_server *s) {
     }
 }
 
+/* Waits for work, and does it; the lock is held. No message says that the machine has memory again: what has found none
+ * looks again by itself. */
+static void ddl__ps_serve_once(ddl__ps_server *s) {
+    bool again = s->starved || s->unsent || ddl__ps_is_deaf(s);
+    ddl__wait w = {.done = ddl__ps_has_work,
+                   .tick = ddl__ps_server_tick,
+                   .arg = s,
+                   .deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER};
+    ddl__wait_for(s->c, &w);
+    ddl__ps_work(s);
+    if (again) {
+        ddl__unlock(s->c);
+        ddl__ps_try_again(s);
+        ddl__lock(s->c);
+    }
+}
+
 /* Serves until all workers have left or died, the context ends, or it is told to stop; then gives all jobs back. */
 static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     ddl_context *c = s->c;
-    ddl__wait w = {.done = ddl__ps_has_work, .tick = ddl__ps_server_tick, .arg = s, .deadline = DDL__NEVER};
     for (int32_t worker = 0; worker < s->workers; worker++) {
         ddl__ps_listen(s, worker);
     }
     ddl__lock(c);
-    while (!s->stop && !c->aborted && !c->finalized && s->present_count > 0) {
-        bool again = s->starved || ddl__ps_is_deaf(s); /* no message says that the machine has memory again */
-        w.deadline = again ? ddl__now_ns() + DDL__PS_AGAIN_NS : DDL__NEVER;
-        ddl__wait_for(c, &w);
-        ddl__ps_work(s);
-        if (again) {
-            ddl__unlock(c);
-            ddl__ps_try_again(s);
-            ddl__lock(c);
-        }
-    }
-    w.deadline = DDL__NEVER;
-    while (ddl__ps_is_sending(s) && !s->stop && !c->aborted && !c->finalized) { /* the last answers */
-        ddl__wait_for(c, &w);
-        ddl__ps_work(s);
+    while (!s->stop && !c->aborted && !c->finalized && (s->present_count > 0 || ddl__ps_is_sending(s))) {
+        ddl__ps_serve_once(s); /* at the end, the last answers */
     }
     s->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_OK;
     s->ended = true;

@@ -48,6 +48,10 @@ typedef struct ddl__ps_job {
     char *out;     /* rows that are sent */
     size_t out_bytes;
     ddl__ps_value *value; /* that is sent */
+    const void *payload;  /* of the answer: rows, or values */
+    size_t payload_bytes, answer_bytes;
+    bool has_payload;    /* it may be empty */
+    bool unsent, resend; /* there was no memory to send a part of the answer; and the other part has gone */
     uint8_t ask_bytes[DDL__PS_ASK_BYTES];
     uint8_t answer[DDL__PS_ANSWER_BYTES + DDL__PS_SENTENCE_BYTES];
 } ddl__ps_job;
@@ -107,6 +111,7 @@ typedef struct ddl__ps_server {
 
     ddl__ps_job *ended_first, *ended_last; /* under the lock, as is stop */
     bool starved, freed;                   /* something waits for room; some was given back since */
+    bool unsent; /* an answer found no memory, and is to be sent again */
     bool stop, ended, served;
     ddl_status status;          /* why it ended */
     uint64_t applied, repeated; /* pushes */

@@ -10,6 +10,7 @@ enum {
     DDL__PS_CHUNK_BITS = 20, /* of a sequence on the wire: messages of one push of rows */
     DDL__PS_PIECE_BYTES = 1 << 20,
     DDL__PS_STALENESS = 3,
+    DDL__PS_TRIES = 8, /* of what finds no memory, and can be tried again with no harm */
     DDL__PS_TABLES = 4096
 };
 
@@ -24,6 +25,7 @@ struct ddl_ps {
     int64_t *lengths;
     ddl__ps_piece *pieces;
     int64_t *first; /* of each parameter's pieces; and one past the last */
+    uint64_t *signatures; /* scratch, by rank */
     int64_t piece_count;
     /* under the context's lock */
     ddl_sync_config sync;
@@ -255,10 +257,11 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
         }
     }
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
-    if (ask->bytes > 0) {
-        DDL__TRY(ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]));
+    ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */
+        status = ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]);
     }
-    return DDL_OK;
+    return status;
 }
 
 /* All parts have been added, or one could not be. */
