@@ -2,11 +2,10 @@
  * and Welch's t of the two: |t| < 4.5 is the line that Reparaz, Balasch and Verbauwhede draw ("Dude, is my code constant
  * time?", DATE 2017). A comparison that stops at the first difference is measured the same way, and must be caught.
  * TEST_TORTURE takes 1,000,000 samples.
- * tests/run: variants=gcc timeout=120 libs=-lm optimised=yes */
-#define DDL_IMPLEMENTATION
+ * tests/run: variants=gcc timeout=120 libs=-lm */
 #include "test.h"
 
-#include "ddl.h"
+#include "../src/wire/auth.h"
 
 #include <math.h>
 

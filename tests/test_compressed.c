@@ -334,3 +334,12 @@ TEST(four_ranks) { run_ranks(4, all_kinds); }
 TEST(power_error_shrinks_with_rank) { run_ranks(3, power); }
 TEST(nan_of_one_of_three) { run_ranks(3, not_finite); }
 TEST(many_in_flight_on_four) { run_ranks(4, in_flight); }
+
+TEST(a_tensor_too_large_for_its_code_is_refused_and_nothing_changes) {
+    ddl__compressor c = {.tensor = 42};
+    ddl_compression top = {.kind = DDL_COMPRESS_TOP_K};
+    ddl__sentence sentence = {DDL_OK, ""};
+    CHECK_EQ(ddl__compressor_init(&sentence, &c, &top, 7, 1 << 20, 1 << 12, 2), DDL_ERR_ARG);
+    CHECK_STR(sentence.text, "top-k of tensor 7 with 1048576 x 4096");
+    CHECK_EQ(c.tensor, 42);
+}

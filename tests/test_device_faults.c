@@ -1,7 +1,7 @@
 /* Devices that fail: memory that is not where a tensor says, freed memory, a device without room, copies that fail
  * before and during an operation, a rank that is killed or leaves while copies are under way, the end of a context in the
  * middle. The operation fails with a sentence; the context lives.
- * tests/run: variants=gcc,asan timeout=120 libs=-ldl */
+ * tests/run: variants=gcc,asan timeout=120 libs=-ldl waits=yes */
 #include "device.h"
 
 static ddl_context *alone(void) {

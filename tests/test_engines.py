@@ -1,6 +1,6 @@
 """Jobs that other launchers start: both mpiruns and Slurm with each of its three wires place the ranks, tell them who they are
 and how to meet, on one host and on two; one program, no flags. And what is said when variables contradict each other.
-tests/run: timeout=300 """
+tests/run: timeout=300 waits=yes """
 import contextlib
 import csv
 import pathlib

@@ -1,5 +1,5 @@
 /* Leaving: in order, early, late, without a word, by abort, twice, with work under way; and children of fork.
- * tests/run: timeout=120 */
+ * tests/run: timeout=120 waits=yes */
 #define TEST_TIMEOUT_S 600
 #include "faults.h"
 

@@ -6,8 +6,8 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O2", "fp-contract=fast") /* fuses what may be fused, so that a missing DDL__ROUNDED shows */
 #endif
-#define DDL_IMPLEMENTATION
-#include "ddl.h"
+#include "../src/optim/optim.h"
+#include "../src/plan.h"
 
 #include <math.h>
 

@@ -1,8 +1,8 @@
 """What a stranger's plugin needs is ddl.h and one compile line: the line in each plugin's head comment works, the plugin
-includes nothing else of the project, it opens with all symbols resolved, and it can be folded into ddl.h."""
+includes nothing else of the project, and it opens with all symbols resolved. (test_embed.py folds each into ddl.h.)"""
 import re
 
-from harness import BUILD, ROOT, WARNINGS, check, good, main, scratch, skip, test
+from harness import BUILD, ROOT, check, good, main, scratch, skip, test
 
 FOLDERS = sorted(p for p in (ROOT / "plugins").glob("*") if list(p.glob("*.c")))
 
@@ -40,16 +40,6 @@ def check_opens(folder):
     good(["python3", "-c", code])
 
 
-def check_folds(folder):
-    built(folder.name)
-    flags = (folder / "flags").read_text().split() if (folder / "flags").exists() else []
-    with scratch() as there:
-        good("./amalgamate.py --with", f"plugins/{folder.name}", "-o", f"{there}/ddl.h")
-        with open(f"{there}/ddl.c", "w") as out:
-            out.write('#define DDL_IMPLEMENTATION\n#include "ddl.h"\n')
-        good("cc -std=c11 -Wno-unused-function", WARNINGS, f"-I{there} -c -o", f"{there}/ddl.o", f"{there}/ddl.c", flags)
-
-
 def make_test(name, function, folder):
     def run():
         function(folder)
@@ -61,7 +51,6 @@ for folder in FOLDERS:
     make_test("compile_line", check_compile_line, folder)
     make_test("includes", check_includes, folder)
     make_test("opens", check_opens, folder)
-    make_test("folds", check_folds, folder)
 
 
 @test

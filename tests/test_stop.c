@@ -1,7 +1,7 @@
 /* A rank that is stopped (SIGSTOP) is slow, not dead: nobody declares it dead, and after SIGCONT everything ends with the
  * right bits. With a deadline the operation fails on all ranks with a sentence that names it, and the group can be made
  * anew. The stall report says who is missing.
- * tests/run: timeout=120 */
+ * tests/run: timeout=120 waits=yes */
 #define TEST_TIMEOUT_S 1500
 #include "faults.h"
 

@@ -2,7 +2,8 @@
 """The n-th call of each system call fails, once, in one rank of a running job (strace -e inject). Every rank then ends by
 itself: with success, or with a status and a sentence; never by a signal, never with wrong bits, never hanging.
 
-TEST_TORTURE=1 tries every call and error with n up to 12; else a sample drawn by TEST_SEED."""
+TEST_TORTURE=1 tries every call and error with n up to 12; else a sample drawn by TEST_SEED.
+tests/run: waits=yes """
 import concurrent.futures
 import os
 import random

@@ -1,5 +1,5 @@
 /* Schedule auto: it tries plans while it trains, on all ranks the same ones, though each rank measures other times; what it
- * tries and chooses changes no parameter. The fit of the line that it plans with.
+ * tries and chooses changes no parameter. The fit of the line that it plans with. Which tensors servers take.
  * tests/run: variants=gcc,tsan timeout=90 waits=yes */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
@@ -274,4 +274,50 @@ TEST(the_fit_finds_the_time_of_a_byte) {
     ddl__fit_add(&fit, 4096, 1); /* nothing large was */
     ddl__fit_line(&fit, &line);
     CHECK(memcmp(&before, &line, sizeof line) == 0);
+}
+
+static unsigned draw(unsigned *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* Architecture auto: each tensor takes the shorter of two lines, and changes only for a tenth. */
+TEST(all_reduce_or_servers) {
+    enum { N = 60 };
+    static float data[1];
+    ddl__weight weights[N];
+    ddl_trainer t;
+    memset(&t, 0, sizeof t);
+    memset(weights, 0, sizeof weights);
+    t.config.architecture = DDL_ARCHITECTURE_AUTO;
+    t.weights = weights;
+    t.count = N;
+    for (int i = 0; i < N; i++) {
+        weights[i].grad = ddl_tensor_1d(data, i % 7 == 0 ? DDL_BF16 : DDL_F32, 1);
+        weights[i].count = (int64_t)i * i * 100;
+    }
+    unsigned state = 3;
+    for (int round = 0; round < 100; round++) {
+        double a[2] = {1e-5 * (1 + draw(&state) % 50), 1e-5 * (1 + draw(&state) % 50)};
+        double b[2] = {1e-10 * (1 + draw(&state) % 90), 1e-10 * (1 + draw(&state) % 90)};
+        bool was[N], changed = false;
+        for (int k = 0; k < 2; k++) {
+            t.lines[k] = (ddl__line){a[k], b[k]};
+        }
+        for (int i = 0; i < N; i++) {
+            was[i] = weights[i].served;
+        }
+        t.served.chosen = false;
+        ddl__served_choose(&t);
+        for (int i = 0; i < N; i++) {
+            double bytes = 4.0 * (double)weights[i].count, reduce = a[0] + b[0] * bytes, serve = a[1] + b[1] * bytes;
+            bool is = weights[i].served;
+            changed = changed || is != was[i];
+            CHECK(!is || (i % 7 != 0 && i > 0)); /* 16 bits and nothing at all: by all-reduce */
+            CHECK(!is || serve < 1.11 * reduce);
+            CHECK(is || i % 7 == 0 || reduce < 1.11 * serve);
+            CHECK(is == was[i] || (is ? 1.09 * serve < reduce : 1.09 * reduce < serve));
+        }
+        CHECK_EQ(t.served.chosen, changed);
+    }
 }

@@ -1,10 +1,9 @@
 /* The planners of the trainer, as pure functions: merging against all merges there are, cutting covers every byte once,
  * priority keeps its bound on what goes ahead of the first layer.
  * tests/run: variants=gcc,asan timeout=60 */
-#define DDL_IMPLEMENTATION
-#include "ddl.h"
-
 #include "test.h"
+
+#include "../src/train/plan.h"
 
 static unsigned draw(unsigned *state) {
     *state = *state * 1664525u + 1013904223u;
@@ -184,46 +183,5 @@ TEST(priority_keeps_its_bound) {
             }
         }
         CHECK(ahead <= credit + piece);
-    }
-}
-
-/* Architecture auto: each tensor takes the shorter of two lines, and changes only for a tenth. */
-TEST(all_reduce_or_servers) {
-    enum { N = 60 };
-    static float data[1];
-    ddl__weight weights[N];
-    ddl_trainer t;
-    memset(&t, 0, sizeof t);
-    memset(weights, 0, sizeof weights);
-    t.config.architecture = DDL_ARCHITECTURE_AUTO;
-    t.weights = weights;
-    t.count = N;
-    for (int i = 0; i < N; i++) {
-        weights[i].grad = ddl_tensor_1d(data, i % 7 == 0 ? DDL_BF16 : DDL_F32, 1);
-        weights[i].count = (int64_t)i * i * 100;
-    }
-    unsigned state = 3;
-    for (int round = 0; round < 100; round++) {
-        double a[2] = {1e-5 * (1 + draw(&state) % 50), 1e-5 * (1 + draw(&state) % 50)};
-        double b[2] = {1e-10 * (1 + draw(&state) % 90), 1e-10 * (1 + draw(&state) % 90)};
-        bool was[N], changed = false;
-        for (int k = 0; k < 2; k++) {
-            t.lines[k] = (ddl__line){a[k], b[k]};
-        }
-        for (int i = 0; i < N; i++) {
-            was[i] = weights[i].served;
-        }
-        t.served.chosen = false;
-        ddl__served_choose(&t);
-        for (int i = 0; i < N; i++) {
-            double bytes = 4.0 * (double)weights[i].count, reduce = a[0] + b[0] * bytes, serve = a[1] + b[1] * bytes;
-            bool is = weights[i].served;
-            changed = changed || is != was[i];
-            CHECK(!is || (i % 7 != 0 && i > 0)); /* 16 bits and nothing at all: by all-reduce */
-            CHECK(!is || serve < 1.11 * reduce);
-            CHECK(is || i % 7 == 0 || reduce < 1.11 * serve);
-            CHECK(is == was[i] || (is ? 1.09 * serve < reduce : 1.09 * reduce < serve));
-        }
-        CHECK_EQ(t.served.chosen, changed);
     }
 }
