@@ -20,6 +20,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#ifndef FABRIC_SYSFS
+#define FABRIC_SYSFS "/sys" /* tests have one of their own */
+#endif
+
 /* What candidates are judged by. */
 typedef struct fabric_wish {
     const char *provider;  /* or NULL */
@@ -187,8 +191,8 @@ static int fabric_distance(const struct fi_info *info) {
         return 1;
     }
     const struct fi_pci_attr *pci = &bus->attr.pci;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.%x/local_cpulist", pci->domain_id, pci->bus_id,
-             pci->device_id, pci->function_id);
+    snprintf(path, sizeof path, FABRIC_SYSFS "/bus/pci/devices/%04x:%02x:%02x.%x/local_cpulist", pci->domain_id,
+             pci->bus_id, pci->device_id, pci->function_id);
     FILE *file = fopen(path, "re");
     int known = file != NULL && fgets(cores, sizeof cores, file) != NULL;
     if (file != NULL) {
@@ -202,11 +206,12 @@ static int fabric_is_software(const struct fi_info *info) {
     char device[64];
     snprintf(device, sizeof device, "%.63s", info->domain_attr->name != NULL ? info->domain_attr->name : "");
     device[strcspn(device, "-")] = 0; /* verbs: mlx5_0-xrc and the like */
-    return fabric_exists("/sys/class/infiniband/%s", device) && !fabric_exists("/sys/class/infiniband/%s/device", device);
+    return fabric_exists(FABRIC_SYSFS "/class/infiniband/%s", device) &&
+           !fabric_exists(FABRIC_SYSFS "/class/infiniband/%s/device", device);
 }
 
 static int fabric_any_device(void) {
-    DIR *dir = opendir("/sys/class/infiniband");
+    DIR *dir = opendir(FABRIC_SYSFS "/class/infiniband");
     int found = 0;
     for (struct dirent *e = dir != NULL ? readdir(dir) : NULL; e != NULL && !found; e = readdir(dir)) {
         found = e->d_name[0] != '.';
@@ -271,7 +276,7 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
         return "loopback leads to no other host";
     }
     if (w->interface_name == NULL && w->subnet.ss_family == 0) {
-        if (fabric_exists("/sys/class/net/%s/bridge", name)) {
+        if (fabric_exists(FABRIC_SYSFS "/class/net/%s/bridge", name)) {
             return "it is a bridge";
         }
         if (sockets && w->route.ss_family != 0 && !fabric_ip_equal(&w->route, &at)) {

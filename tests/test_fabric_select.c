@@ -1,0 +1,249 @@
+/* Which adapter the libfabric plugin takes, of lists of fi_info that are made up, with interfaces and a /sys that are too:
+ * loopback and bridges are never told to another host, the nearest adapter comes first. libfabric itself is not needed.
+ * tests/run: variants=gcc,asan timeout=60 */
+#include "test.h"
+
+#include <ifaddrs.h>
+#include <sys/stat.h>
+
+#define FABRIC_SYSFS "sys" /* in a folder of this test */
+#define getifaddrs(list) made_up_getifaddrs(list)
+#define freeifaddrs(list) ((void)(list))
+static int made_up_getifaddrs(struct ifaddrs **list);
+
+#include "fabric_host.h"
+
+/* ---- a machine ---- */
+
+enum { NICS = 4 };
+
+typedef struct machine {
+    endpoint e;
+    fabric_self s;
+    int count;
+    struct fi_info info[NICS];
+    struct fi_fabric_attr fabric[NICS];
+    struct fi_domain_attr domain[NICS];
+    struct fid_nic nic[NICS];
+    struct fi_bus_attr bus[NICS];
+    struct sockaddr_storage at[NICS];
+    char interface[NICS][16], domain_name[NICS][16];
+    char folder[64];
+} machine;
+
+static machine *here;
+
+static int made_up_getifaddrs(struct ifaddrs **list) {
+    static struct ifaddrs each[NICS];
+    memset(each, 0, sizeof each);
+    for (int i = 0; i < here->count; i++) {
+        each[i] = (struct ifaddrs){.ifa_next = i + 1 < here->count ? &each[i + 1] : NULL, .ifa_name = here->interface[i],
+                                   .ifa_addr = (struct sockaddr *)&here->at[i]};
+    }
+    *list = here->count > 0 ? each : NULL;
+    return 0;
+}
+
+static struct fi_info *made_up_dupinfo(const struct fi_info *info) {
+    static struct fi_info copies[FABRIC_RAILS_MAX];
+    copies[here->s.rail_count] = *info;
+    return &copies[here->s.rail_count];
+}
+
+/* Writes a file of the made-up /sys, with its folders. */
+static void sys_file(const char *path, const char *text) {
+    char part[256];
+    for (const char *slash = strchr(path, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
+        mkdir(part, 0700);
+    }
+    FILE *file = fopen(path, "w");
+    REQUIRE(file != NULL);
+    fputs(text, file);
+    fclose(file);
+}
+
+static machine *machine_make(void) {
+    machine *m = here = calloc(1, sizeof *m);
+    endpoint_prepare(&m->e, 0, "tcp", NULL, NULL);
+    m->s.host = &m->e.host;
+    m->s.lib.dupinfo = made_up_dupinfo;
+    snprintf(m->folder, sizeof m->folder, "/tmp/ddl-select-XXXXXX");
+    CHECK(mkdtemp(m->folder) != NULL && chdir(m->folder) == 0);
+    return m;
+}
+
+static void machine_free(machine *m) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", m->folder);
+    CHECK(chdir("/") == 0 && system(command) == 0);
+    free(m);
+}
+
+/* The next candidate of the list. ip NULL: it has no address of IP. */
+static struct fi_info *adapter(machine *m, const char *provider, const char *domain, const char *interface, const char *ip) {
+    int i = m->count++;
+    struct sockaddr_in *in = (struct sockaddr_in *)&m->at[i];
+    snprintf(m->interface[i], sizeof m->interface[i], "%s", interface);
+    snprintf(m->domain_name[i], sizeof m->domain_name[i], "%s", domain);
+    m->fabric[i].prov_name = (char *)(uintptr_t)provider;
+    m->domain[i].name = m->domain_name[i];
+    m->info[i] = (struct fi_info){.fabric_attr = &m->fabric[i], .domain_attr = &m->domain[i]};
+    if (ip != NULL) {
+        in->sin_family = AF_INET;
+        CHECK_EQ(inet_pton(AF_INET, ip, &in->sin_addr), 1);
+        m->info[i].addr_format = FI_SOCKADDR_IN;
+        m->info[i].src_addr = in;
+        m->info[i].src_addrlen = sizeof *in;
+    }
+    if (i > 0) {
+        m->info[i - 1].next = &m->info[i];
+    }
+    return &m->info[i];
+}
+
+/* Where an adapter sits: PCI bus number i, near to `cores` ("0-3"; NULL: nobody knows). */
+static void sits_at(machine *m, struct fi_info *info, const char *cores) {
+    int i = (int)(info - m->info);
+    char path[128];
+    m->bus[i] = (struct fi_bus_attr){.bus_type = FI_BUS_PCI, .attr.pci.bus_id = (uint8_t)i};
+    m->nic[i].bus_attr = &m->bus[i];
+    info->nic = &m->nic[i];
+    snprintf(path, sizeof path, "sys/bus/pci/devices/0000:%02x:00.0/local_cpulist", i);
+    if (cores != NULL) {
+        sys_file(path, cores);
+    }
+}
+
+/* What was taken, by its domain; "" when nothing was. */
+static const char *taken(machine *m, fabric_wish w, int rail) {
+    w.rails = w.rails > 0 ? w.rails : 1;
+    m->s.rail_count = 0;
+    ddl_status status = fabric_choose(&m->s, &w, m->info);
+    CHECK_EQ(status, m->s.rail_count > 0 ? DDL_OK : DDL_ERR_UNSUPPORTED);
+    return rail < m->s.rail_count ? m->s.rails[rail].info->domain_attr->name : "";
+}
+
+static const fabric_wish others = {.authenticated = 1}; /* ranks on other hosts, too */
+
+/* ---- what others can reach ---- */
+
+TEST(loopback_and_bridges_are_not_for_other_hosts) {
+    machine *m = machine_make();
+    sys_file("sys/class/net/br0/bridge/bridge_id", "8000\n");
+    adapter(m, "tcp;ofi_rxm", "lo", "lo", "127.0.0.1");
+    adapter(m, "tcp;ofi_rxm", "br0", "br0", "172.17.0.1");
+    CHECK_EQ(strcmp(taken(m, others, 0), ""), 0);
+    CHECK_STR(m->e.log, "tcp;ofi_rxm on lo (127.0.0.1): loopback leads to no other host");
+    CHECK_STR(m->e.log, "tcp;ofi_rxm on br0 (172.17.0.1): it is a bridge");
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    CHECK_EQ(strcmp(taken(m, others, 0), "eth0"), 0);
+    fabric_wish w = others;
+    w.interface_name = "lo"; /* not even when it is asked for */
+    CHECK_EQ(strcmp(taken(m, w, 0), ""), 0);
+    w.interface_name = "br0"; /* who names a bridge knows what it leads to */
+    CHECK_EQ(strcmp(taken(m, w, 0), "br0"), 0);
+    machine_free(m);
+}
+
+TEST(nor_are_adapters_whose_address_is_that_of_a_bridge_or_loopback) {
+    machine *m = machine_make();
+    sys_file("sys/class/net/br0/bridge/bridge_id", "8000\n");
+    adapter(m, "verbs;ofi_rxm", "rxe0", "br0", "172.17.0.1");
+    adapter(m, "verbs;ofi_rxm", "siw_lo", "lo", "127.0.0.1");
+    CHECK_EQ(strcmp(taken(m, others, 0), ""), 0);
+    adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5");
+    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_0"), 0);
+    machine_free(m);
+}
+
+TEST(inside_a_host_sockets_use_loopback_alone) {
+    machine *m = machine_make();
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "tcp;ofi_rxm", "lo", "lo", "127.0.0.1");
+    CHECK_EQ(strcmp(taken(m, (fabric_wish){.loopback_only = 1}, 0), "lo"), 0);
+    machine_free(m);
+}
+
+TEST(sockets_take_the_way_to_the_master) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "tcp;ofi_rxm", "eth1", "eth1", "10.2.0.5");
+    w.route = m->at[1];
+    CHECK_EQ(strcmp(taken(m, w, 0), "eth1"), 0);
+    machine_free(m);
+}
+
+/* Of a peer that says it lives on loopback. */
+TEST(the_loopback_of_another_host_is_not_taken_for_ours) {
+    machine *m = machine_make();
+    fabric_address a = {.name_bytes = sizeof(struct sockaddr_in)};
+    m->s.rails[0].info = adapter(m, "tcp;ofi_rxm", "lo", "lo", "127.0.0.1");
+    memcpy(a.names, &m->at[0], sizeof(struct sockaddr_in));
+    CHECK_EQ(fabric_is_far_loopback(&m->s, &a, 0), 1);
+    CHECK_EQ(fabric_is_far_loopback(&m->s, &a, 1), 0);
+    a.names[4] = 10; /* the first byte of sin_addr */
+    CHECK_EQ(fabric_is_far_loopback(&m->s, &a, 0), 0);
+    machine_free(m);
+}
+
+/* ---- which of several ---- */
+
+/* Lists of cores, as in sysfs, with and without one that this process may use. */
+static void core_lists(char near_by[32], char far_off[32]) {
+    cpu_set_t mine;
+    CHECK_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+    int in = 0, out = 0;
+    while (!CPU_ISSET((size_t)in, &mine)) {
+        in++;
+    }
+    while (CPU_ISSET((size_t)out, &mine)) {
+        out++;
+    }
+    snprintf(near_by, 32, "%d-%d,%d\n", CPU_SETSIZE - 2, CPU_SETSIZE - 1, in);
+    snprintf(far_off, 32, "%d\n", out);
+}
+
+TEST(the_nearest_adapter_comes_first) {
+    machine *m = machine_make();
+    char near_by[32], far_off[32];
+    core_lists(near_by, far_off);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5"), far_off);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_1", "ib1", "10.2.1.5"), NULL);
+    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_1"), 0); /* what is not known is better than far */
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_2", "ib2", "10.2.2.5"), near_by);
+    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_2"), 0);
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_0 (10.2.0.5): can be used, but is far from these cores");
+    fabric_wish w = others;
+    w.rails = 3;
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_2"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 1), "mlx5_1"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 2), "mlx5_0"), 0);
+    w.rails = 4;
+    taken(m, w, 0);
+    CHECK_EQ(m->s.rail_count, 3);
+    machine_free(m);
+}
+
+TEST(of_equally_near_ones_the_first_is_taken) {
+    machine *m = machine_make();
+    char near_by[32], far_off[32];
+    core_lists(near_by, far_off);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5"), near_by);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_1", "ib1", "10.2.1.5"), near_by);
+    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_0"), 0);
+    machine_free(m);
+}
+
+TEST(efa_before_verbs_before_tcp) {
+    machine *m = machine_make();
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    CHECK_EQ(strcmp(taken(m, others, 0), "eth0"), 0);
+    adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5");
+    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_0"), 0);
+    adapter(m, "efa", "rdmap0s6-rdm", "-", NULL);
+    CHECK_EQ(strcmp(taken(m, others, 0), "rdmap0s6-rdm"), 0);
+    CHECK_EQ(strcmp(taken(m, (fabric_wish){.loopback_only = 1}, 0), ""), 0); /* no secret: nobody's adapter, no loopback */
+    machine_free(m);
+}
