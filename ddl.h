@@ -36058,6 +36058,116 @@ static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, con
     return late;
 }
 
+/* >>train/race */
+/* train, first part continued: which of several is the fastest, when a time says little because the machine does other
+ * things, too. Pure: ranks that give the same times and scores choose the same one.
+ *
+ * Sequential halving (Karnin, Koren, Somekh, "Almost Optimal Exploration in Multi-Armed Bandits", ICML 2013): all are
+ * timed a few times, the better half or less again, and so on, so that most of the time goes to telling apart the best.
+ * They take turns in laps of a few steps, as a burst of other work lasts longer than a step. What others do only adds
+ * to a time, so the score is the lower quartile: the least may be one lucky step, the median is often of a burst. */
+
+enum {
+    DDL__RACERS = 12,
+    DDL__RACE_TIMES = 10,
+    DDL__LAP_STEPS = 3 /* the first is not timed: its memory is cold */
+};
+
+/* In each round those who are in make so many laps; then at most `keep` of them are left. */
+static const struct {
+    int32_t laps, keep;
+} ddl__race_rounds[] = {{1, 5}, {2, 2}, {2, 1}};
+
+/* One whose score is worse than so many times the best one is out at once. */
+#define DDL__RACE_BEHIND 1.25
+
+typedef struct ddl__race {
+    int32_t racer;                   /* whose step is next; at the end the winner */
+    int32_t round, lap, steps;       /* steps: of this lap */
+    bool in[DDL__RACERS];            /* may still win */
+    int32_t timed[DDL__RACERS];      /* how many times it has */
+    double time_s[DDL__RACERS][DDL__RACE_TIMES];
+} ddl__race;
+
+typedef enum ddl__race_turn {
+    DDL__RACE_ON,  /* the same racer again */
+    DDL__RACE_NEXT, /* another one: race->racer */
+    DDL__RACE_CUT  /* ddl__race_cut is to be called */
+} ddl__race_turn;
+
+/* The next that is in, from `racer` on; DDL__RACERS: none. */
+static int32_t ddl__race_from(const ddl__race *r, int32_t racer) {
+    while (racer < DDL__RACERS && !r->in[racer]) {
+        racer++;
+    }
+    return racer;
+}
+
+/* in: who takes part, at least one. */
+static void ddl__race_begin(ddl__race *r, const bool *in) {
+    *r = (ddl__race){0};
+    memcpy(r->in, in, sizeof r->in);
+    r->racer = ddl__race_from(r, 0);
+}
+
+/* After each step of r->racer. */
+static ddl__race_turn ddl__race_step(ddl__race *r, double seconds) {
+    int32_t *timed = &r->timed[r->racer];
+    if (r->steps++ > 0 && *timed < DDL__RACE_TIMES) {
+        r->time_s[r->racer][(*timed)++] = seconds;
+    }
+    if (r->steps < DDL__LAP_STEPS) {
+        return DDL__RACE_ON;
+    }
+    r->steps = 0;
+    r->racer = ddl__race_from(r, r->racer + 1);
+    if (r->racer < DDL__RACERS) {
+        return DDL__RACE_NEXT;
+    }
+    r->racer = ddl__race_from(r, 0);
+    return ++r->lap < ddl__race_rounds[r->round].laps ? DDL__RACE_NEXT : DDL__RACE_CUT;
+}
+
+/* The lower quartile of count times, which it sorts. */
+static double ddl__race_quartile(double *time_s, int32_t count) {
+    for (int32_t i = 1; i < count; i++) {
+        for (int32_t k = i; k > 0 && time_s[k] < time_s[k - 1]; k--) {
+            double swap = time_s[k];
+            time_s[k] = time_s[k - 1];
+            time_s[k - 1] = swap;
+        }
+    }
+    return count > 0 ? time_s[(count - 1) / 4] : 1e9;
+}
+
+/* Of each racer; 1e9: it was never timed. To be averaged over ranks before ddl__race_cut. */
+static void ddl__race_scores(ddl__race *r, double *out_score_s) {
+    for (int32_t i = 0; i < DDL__RACERS; i++) {
+        out_score_s[i] = ddl__race_quartile(r->time_s[i], r->timed[i]);
+    }
+}
+
+/* Ends a round. Returns whether the race is over: then r->racer has won. */
+static bool ddl__race_cut(ddl__race *r, const double *score_s) {
+    int32_t left = 0, best = -1;
+    for (int32_t i = 0; i < DDL__RACERS; i++) {
+        best = r->in[i] && (best < 0 || score_s[i] < score_s[best]) ? i : best;
+    }
+    for (int32_t i = 0; i < DDL__RACERS; i++) {
+        int32_t better = 0;
+        for (int32_t k = 0; k < DDL__RACERS; k++) {
+            better += r->timed[k] == r->timed[best] && (score_s[k] < score_s[i] || (score_s[k] <= score_s[i] && k < i));
+        }
+        r->in[i] = r->in[i] && better < ddl__race_rounds[r->round].keep &&
+                   score_s[i] <= DDL__RACE_BEHIND * score_s[best];
+        left += r->in[i];
+    }
+    r->lap = 0;
+    r->round++;
+    r->racer = left == 1 ? best : ddl__race_from(r, 0);
+    return left == 1;
+}
+
 /* >>train/trainer */
 /* train, second part: what a trainer holds, and the checks of what it is given. */
 
@@ -36066,7 +36176,7 @@ enum {
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
-    DDL__WAYS = 8               /* plans that auto tries: see auto.h */
+    DDL__LATEST = 16            /* steps whose times auto keeps, to see whether they drift */
 };
 
 /* A gradient that is packed on a device: see arena.h. */
@@ -36143,13 +36253,14 @@ typedef struct ddl__served {
     bool alone;            /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
-/* auto tries one plan after the other. */
+/* auto lets plans race. */
 typedef struct ddl__trial {
     bool on;
-    int32_t way, steps, round; /* that runs, and for how many steps; the second round is among the best */
-    bool worth[DDL__WAYS];     /* the model thinks that it may be best */
-    double step_s[DDL__WAYS];  /* the least time of a step, 1e9: none was made */
-    ddl__line line;            /* when it ended */
+    ddl__race race;
+    int32_t way;                   /* the plan that runs, or will when times are known */
+    double latest_s[DDL__LATEST];  /* since the end of the race: step k at k modulo DDL__LATEST */
+    int64_t latest;                /* steps since then */
+    double won_s;                  /* the winner's score */
 } ddl__trial;
 
 struct ddl_trainer {
@@ -37971,33 +38082,40 @@ static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t 
 
 /* The least pieces of auto; also what draft_room counts with. */
 #define DDL__AUTO_PIECE (256 * 1024)
+#define DDL__AUTO_BEST (-1) /* the merge that ends first by the measured line */
 
-/* The plans that auto chooses from. Gradients are put together until they have `fuse` bytes (0: the best merge for the
- * measured line), pieces have at most `piece` bytes, and start in backward's order or with what forward needs first. */
+/* The plans that auto lets race: those of the schedules that can be named, so that none of these is better but by what
+ * times of trials miss, and some between them. Gradients are put together until they have `fuse` bytes, pieces have at
+ * most `piece` bytes, and start in backward's order or with what forward needs first. */
 static const struct ddl__way {
     int64_t fuse, piece;
-    bool priority;
+    bool priority, named;
     const char *name;
-} ddl__ways[DDL__WAYS] = {
-    {0, INT64_MAX, false, "auto: best merge"},
-    {512 << 10, 512 << 10, false, "auto: 512 KiB"},
-    {1 << 20, 1 << 20, false, "auto: 1 MiB"},
-    {4 << 20, 4 << 20, false, "auto: 4 MiB"},
-    {128 << 10, DDL__AUTO_PIECE, true, "auto: 256 KiB, forward's order"},
-    {512 << 10, 512 << 10, true, "auto: 512 KiB, forward's order"},
-    {2 << 20, 2 << 20, true, "auto: 2 MiB, forward's order"},
-    {8 << 20, 8 << 20, true, "auto: 8 MiB, forward's order"},
+} ddl__ways[] = {
+    {DDL__AUTO_BEST, INT64_MAX, false, true, "auto: best merge"},
+    {INT64_MAX, INT64_MAX, false, true, "auto: all as one"},
+    {0, INT64_MAX, false, true, "auto: one by one"},
+    {0, 4 << 20, true, true, "auto: one by one, forward's order"},
+    {512 << 10, 512 << 10, false, false, "auto: 512 KiB"},
+    {1 << 20, 1 << 20, false, false, "auto: 1 MiB"},
+    {4 << 20, 4 << 20, false, false, "auto: 4 MiB"},
+    {128 << 10, DDL__AUTO_PIECE, true, false, "auto: 256 KiB, forward's order"},
+    {512 << 10, 512 << 10, true, false, "auto: 512 KiB, forward's order"},
+    {2 << 20, 2 << 20, true, false, "auto: 2 MiB, forward's order"},
+    {8 << 20, 8 << 20, true, false, "auto: 8 MiB, forward's order"},
 };
+enum { DDL__WAYS = sizeof ddl__ways / sizeof ddl__ways[0] };
+_Static_assert((int)DDL__WAYS <= (int)DDL__RACERS, "each plan is a racer");
 
 static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
     const struct ddl__way *w = &ddl__ways[way];
-    if (w->fuse == 0) {
+    if (w->fuse == DDL__AUTO_BEST) {
         ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else {
         ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
     if (w->priority) {
-        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(2 * w->piece, 1 << 20));
+        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(w->fuse == 0 ? 4 * w->piece : 2 * w->piece, 1 << 20));
     } else {
         ddl__draft_in_order(t, d, w->piece);
     }
@@ -38589,8 +38707,6 @@ static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
  * which is, a few steps with each say: what operations cost beside each other, and beside the program, no model knows.
  * All ranks change plans after the same steps, and choose by the same figures. */
 
-enum { DDL__TRIAL_STEPS = 4 }; /* with each plan; the first is not measured: it still has the end of the plan before */
-
 /* Puts the plan in place that draft_fill makes. The lock is not held. */
 static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
     DDL__TRY(ddl__enter(t->context));
@@ -38602,25 +38718,14 @@ static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
     return status;
 }
 
-/* A plan is worth steps when the model does not see it lose more than so much of a step to the best. */
+/* A plan races when the model does not see it lose more than so much of a step to the best, or when it has a name. */
 #define DDL__TRIAL_RISK 0.3
 
-/* A second look is for those whose steps were at most so many times as long as the best one's. */
-#define DDL__TRIAL_CLOSE 1.05
-
-/* The next plan that is worth it, from `way` on; DDL__WAYS: none. */
-static int32_t ddl__trial_next(const ddl__trial *x, int32_t way) {
-    while (way < DDL__WAYS && !x->worth[way]) {
-        way++;
-    }
-    return way;
-}
-
-/* Asks the model about all plans. step_s: the same on all ranks. Without overlap_forward the order in which forward
- * needs parameters says nothing. */
+/* Who races, by the model. step_s: the same on all ranks. Without overlap_forward the order in which forward needs
+ * parameters says nothing. */
 static ddl_status ddl__trial_choose(ddl_trainer *t, double step_s) {
-    ddl__trial *x = &t->trial;
     double late_s[DDL__WAYS], least = 1e9;
+    bool in[DDL__RACERS] = {false};
     ddl__draft draft = {0};
     void *memory = ddl__draft_make(&draft, t->count, ddl__draft_room(t));
     if (memory == NULL) {
@@ -38637,9 +38742,9 @@ static ddl_status ddl__trial_choose(ddl_trainer *t, double step_s) {
     }
     free(memory);
     for (int32_t i = 0; i < DDL__WAYS; i++) {
-        x->worth[i] = late_s[i] <= least + DDL__TRIAL_RISK * step_s;
-        x->step_s[i] = 1e9;
+        in[i] = late_s[i] < 1e9 && (ddl__ways[i].named || late_s[i] <= least + DDL__TRIAL_RISK * step_s);
     }
+    ddl__race_begin(&t->trial.race, in);
     return DDL_OK;
 }
 
@@ -38649,60 +38754,53 @@ static ddl_status ddl__trial_begin(ddl_trainer *t) {
     status = status < 0 ? status : ddl__figures_share(t, DDL_VIEW(&step_s, 1), DDL_MIN);
     status = status < 0 ? status : ddl__trial_choose(t, step_s);
     t->trial.on = true;
-    t->trial.steps = t->trial.round = 0;
-    t->trial.way = ddl__trial_next(&t->trial, 0);
+    t->trial.way = t->trial.race.racer;
     return ddl__trainer_install(t, status);
 }
 
-/* All have run: the shortest step, on the average of the ranks, decides; at first, who runs again. */
-static ddl_status ddl__trial_end(ddl_trainer *t) {
+/* A round of the race has ended. */
+static ddl_status ddl__trial_cut(ddl_trainer *t) {
     ddl__trial *x = &t->trial;
-    int32_t best = 0, close = 0;
-    ddl_status status = ddl__figures_share(t, DDL_ARRAY(x->step_s), DDL_AVG);
-    for (int32_t i = 1; i < DDL__WAYS; i++) {
-        best = x->step_s[i] < x->step_s[best] ? i : best;
+    double score_s[DDL__RACERS];
+    ddl__race_scores(&x->race, score_s);
+    ddl_status status = ddl__figures_share(t, DDL_ARRAY(score_s), DDL_AVG);
+    for (int32_t i = 0; i < DDL__WAYS && x->race.timed[i] > 0; i++) {
+        ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: round %d, %s: %.2f ms", x->race.round, ddl__ways[i].name,
+                 1e3 * score_s[i]);
     }
-    for (int32_t i = 0; i < DDL__WAYS; i++) {
-        x->worth[i] = x->step_s[i] <= DDL__TRIAL_CLOSE * x->step_s[best];
-        close += x->worth[i];
-    }
-    x->steps = 0;
-    if (x->round++ == 0 && close > 1) {
-        x->way = ddl__trial_next(x, 0);
-        return ddl__trainer_install(t, status);
-    }
-    status = status < 0 ? status : ddl__figures_agree(t);
-    x->way = best;
-    x->line = t->lines[0];
-    status = ddl__trainer_install(t, status);
-    x->on = false;
+    bool over = status == DDL_OK && ddl__race_cut(&x->race, score_s);
+    status = over ? ddl__figures_agree(t) : status;
+    x->way = x->race.racer;
+    x->won_s = score_s[x->way];
+    x->latest = 0;
+    status = ddl__trainer_install(t, status); /* while it is on, the plan is not compared with the one before */
+    x->on = !over;
     return status;
 }
 
-/* After each step of a trial. */
+/* After each step of a race. */
 static ddl_status ddl__trial_step(ddl_trainer *t) {
-    ddl__trial *x = &t->trial;
-    if (x->steps++ > 0) {
-        x->step_s[x->way] = DDL__MIN(x->step_s[x->way], t->period_s);
+    switch (ddl__race_step(&t->trial.race, t->period_s)) {
+    case DDL__RACE_CUT: return ddl__trial_cut(t);
+    case DDL__RACE_NEXT: t->trial.way = t->trial.race.racer; return ddl__trainer_install(t, DDL_OK);
+    default: return DDL_OK;
     }
-    if (x->steps < DDL__TRIAL_STEPS) {
-        return DDL_OK;
-    }
-    int32_t next = ddl__trial_next(x, x->way + 1);
-    if (next == DDL__WAYS) {
-        return ddl__trial_end(t);
-    }
-    x->way = next;
-    x->steps = 0;
-    return ddl__trainer_install(t, DDL_OK);
 }
 
-/* Whether the link is another than when plans were tried. */
-static bool ddl__trial_is_stale(const ddl_trainer *t) {
-    const ddl__line *was = &t->trial.line, *is = &t->lines[0];
-    double bytes = (double)(256 << 10), before = ddl__line_time(was, (int64_t)bytes),
-           now = ddl__line_time(is, (int64_t)bytes);
-    return now > 1.5 * before || now < before / 1.5;
+/* Steps that take so many times as long as the winner's did, or as short, are those of another machine: another link,
+ * other batches, other neighbours. */
+#define DDL__TRIAL_DRIFT 1.25
+
+/* Whether plans shall race again: looks at the latest steps, on the average of the ranks. */
+static ddl_status ddl__trial_is_stale(ddl_trainer *t, bool *out_stale) {
+    ddl__trial *x = &t->trial;
+    double latest_s[DDL__LATEST];
+    memcpy(latest_s, x->latest_s, sizeof latest_s);
+    double now_s = ddl__race_quartile(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST));
+    DDL__TRY(ddl__figures_share(t, DDL_VIEW(&now_s, 1), DDL_AVG));
+    *out_stale = x->latest >= DDL__LATEST &&
+                 (now_s > DDL__TRIAL_DRIFT * x->won_s || DDL__TRIAL_DRIFT * now_s < x->won_s);
+    return DDL_OK;
 }
 
 /* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
@@ -38716,6 +38814,7 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     if (t->trial.on) {
         return ddl__trial_step(t);
     }
+    t->trial.latest_s[t->trial.latest++ % DDL__LATEST] = t->period_s;
     if (!due) {
         return DDL_OK;
     }
@@ -38733,10 +38832,11 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
         return ddl__trial_begin(t);
     }
     ddl_status status = ddl__figures_agree(t);
-    if (status == DDL_OK && t->config.schedule == DDL_SCHEDULE_AUTO && ddl__trial_is_stale(t)) {
-        return ddl__trial_begin(t);
+    bool stale = false;
+    if (status == DDL_OK && t->config.schedule == DDL_SCHEDULE_AUTO) {
+        status = ddl__trial_is_stale(t, &stale);
     }
-    return ddl__trainer_install(t, status);
+    return status == DDL_OK && stale ? ddl__trial_begin(t) : ddl__trainer_install(t, status);
 }
 
 /* >>train/step */

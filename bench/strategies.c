@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SCALE = 16, MAX_LAYERS = 512, MAX_METHODS = 16, MAX_STEPS = 4096, WARM_STEPS = 5, AUTO_STEPS = 64, MAX_PARTS = 16 };
+enum { SCALE = 16, MAX_LAYERS = 512, MAX_METHODS = 16, MAX_STEPS = 4096, WARM_STEPS = 5, AUTO_STEPS = 80, MAX_PARTS = 16 };
 
 /* ---- networks ---- */
 

@@ -1,9 +1,10 @@
 /* The planners of the trainer, as pure functions: merging against all merges there are, cutting covers every byte once,
- * priority keeps its bound on what goes ahead of the first layer.
+ * priority keeps its bound on what goes ahead of the first layer; the race between plans on machines that are noisy.
  * tests/run: variants=gcc,asan timeout=60 */
 #include "test.h"
 
 #include "../src/train/plan.h"
+#include "../src/train/race.h"
 
 static unsigned draw(unsigned *state) {
     *state = *state * 1664525u + 1013904223u;
@@ -183,5 +184,87 @@ TEST(priority_keeps_its_bound) {
             }
         }
         CHECK(ahead <= credit + piece);
+    }
+}
+/* ---- which plan is the fastest ---- */
+
+static double evenly(unsigned *state) { return draw(state) / (double)(1 << 24); } /* from 0 to 1 */
+
+/* About normal, of variance 1. */
+static double normally(unsigned *state) {
+    double sum = -6;
+    for (int i = 0; i < 12; i++) {
+        sum += evenly(state);
+    }
+    return sum;
+}
+
+/* A machine whose steps differ by `sigma`, of which a share are in bursts of other work, of 1 to 10 steps that take up to
+ * twice as long. */
+typedef struct noise {
+    double sigma, bursts, slow;
+    int left;
+    unsigned state;
+} noise;
+
+static double noisy(noise *n, double seconds) {
+    if (n->left == 0 && evenly(&n->state) < n->bursts / 5.5) {
+        n->left = 1 + (int)(10 * evenly(&n->state));
+        n->slow = 1 + evenly(&n->state);
+    }
+    double slow = n->left > 0 ? n->slow : 1, factor = slow * (1 + n->sigma * normally(&n->state));
+    n->left -= n->left > 0;
+    return seconds * (factor > 0.1 ? factor : 0.1);
+}
+
+/* One race between `count` plans, of which the best takes 1. The first step of a lap is slow, as on a machine. Returns
+ * how long a step of the winner takes. */
+static double race_once(noise *n, int count, int *out_steps) {
+    double truth[DDL__RACERS], least = 1e9, score_s[DDL__RACERS];
+    bool in[DDL__RACERS] = {false}, over = false;
+    ddl__race r;
+    for (int i = 0; i < count; i++) {
+        double x = evenly(&n->state);
+        truth[i] = 1 + 0.6 * x * x;
+        least = truth[i] < least ? truth[i] : least;
+        in[i] = true;
+    }
+    memset(&r, 0x55, sizeof r);
+    ddl__race_begin(&r, in);
+    for (*out_steps = 1; !over && *out_steps < 1000; (*out_steps)++) {
+        double s = noisy(n, truth[r.racer]);
+        if (ddl__race_step(&r, r.steps == 0 ? 1.5 * s : s) == DDL__RACE_CUT) {
+            ddl__race_scores(&r, score_s);
+            over = ddl__race_cut(&r, score_s);
+        }
+    }
+    CHECK(over);
+    return truth[r.racer] / least;
+}
+
+/* Of 11 plans whose steps take 1 to 1.6 times as long as the best one's. docs/training.md states these shares. */
+TEST(the_race_is_won_by_one_of_the_fastest) {
+    enum { RACES = 2000 };
+    const struct {
+        double sigma, bursts, within; /* share of winners that are at most 5 % slower than the best */
+    } machines[] = {{0, 0, 1}, {0.05, 0, 0.97}, {0.05, 0.2, 0.94}, {0.1, 0.2, 0.83}};
+    for (size_t m = 0; m < sizeof machines / sizeof *machines; m++) {
+        noise n = {.sigma = machines[m].sigma, .bursts = machines[m].bursts, .state = 11};
+        int near = 0, most = 0;
+        for (int k = 0; k < RACES; k++) {
+            int steps;
+            near += race_once(&n, 11, &steps) <= 1.05;
+            most = steps > most ? steps : most;
+        }
+        CHECK(near >= machines[m].within * RACES);
+        CHECK(most <= 76);
+    }
+}
+
+TEST(a_race_of_one_and_of_two_ends) {
+    noise n = {.sigma = 0.01, .state = 3};
+    for (int count = 1; count <= 2; count++) {
+        int steps;
+        CHECK(race_once(&n, count, &steps) <= 1.05);
     }
 }

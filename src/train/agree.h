@@ -368,33 +368,40 @@ static void ddl__draft_by_priority(const ddl_trainer *t, ddl__draft *d, int64_t 
 
 /* The least pieces of auto; also what draft_room counts with. */
 #define DDL__AUTO_PIECE (256 * 1024)
+#define DDL__AUTO_BEST (-1) /* the merge that ends first by the measured line */
 
-/* The plans that auto chooses from. Gradients are put together until they have `fuse` bytes (0: the best merge for the
- * measured line), pieces have at most `piece` bytes, and start in backward's order or with what forward needs first. */
+/* The plans that auto lets race: those of the schedules that can be named, so that none of these is better but by what
+ * times of trials miss, and some between them. Gradients are put together until they have `fuse` bytes, pieces have at
+ * most `piece` bytes, and start in backward's order or with what forward needs first. */
 static const struct ddl__way {
     int64_t fuse, piece;
-    bool priority;
+    bool priority, named;
     const char *name;
-} ddl__ways[DDL__WAYS] = {
-    {0, INT64_MAX, false, "auto: best merge"},
-    {512 << 10, 512 << 10, false, "auto: 512 KiB"},
-    {1 << 20, 1 << 20, false, "auto: 1 MiB"},
-    {4 << 20, 4 << 20, false, "auto: 4 MiB"},
-    {128 << 10, DDL__AUTO_PIECE, true, "auto: 256 KiB, forward's order"},
-    {512 << 10, 512 << 10, true, "auto: 512 KiB, forward's order"},
-    {2 << 20, 2 << 20, true, "auto: 2 MiB, forward's order"},
-    {8 << 20, 8 << 20, true, "auto: 8 MiB, forward's order"},
+} ddl__ways[] = {
+    {DDL__AUTO_BEST, INT64_MAX, false, true, "auto: best merge"},
+    {INT64_MAX, INT64_MAX, false, true, "auto: all as one"},
+    {0, INT64_MAX, false, true, "auto: one by one"},
+    {0, 4 << 20, true, true, "auto: one by one, forward's order"},
+    {512 << 10, 512 << 10, false, false, "auto: 512 KiB"},
+    {1 << 20, 1 << 20, false, false, "auto: 1 MiB"},
+    {4 << 20, 4 << 20, false, false, "auto: 4 MiB"},
+    {128 << 10, DDL__AUTO_PIECE, true, false, "auto: 256 KiB, forward's order"},
+    {512 << 10, 512 << 10, true, false, "auto: 512 KiB, forward's order"},
+    {2 << 20, 2 << 20, true, false, "auto: 2 MiB, forward's order"},
+    {8 << 20, 8 << 20, true, false, "auto: 8 MiB, forward's order"},
 };
+enum { DDL__WAYS = sizeof ddl__ways / sizeof ddl__ways[0] };
+_Static_assert((int)DDL__WAYS <= (int)DDL__RACERS, "each plan is a racer");
 
 static void ddl__draft_way(const ddl_trainer *t, ddl__draft *d, int32_t way) {
     const struct ddl__way *w = &ddl__ways[way];
-    if (w->fuse == 0) {
+    if (w->fuse == DDL__AUTO_BEST) {
         ddl__plan_merge(d->layers, t->count, &t->lines[0], d->end, d->from, d->first);
     } else {
         ddl__plan_fuse(d->layers, t->count, w->fuse, d->first);
     }
     if (w->priority) {
-        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(2 * w->piece, 1 << 20));
+        ddl__draft_by_priority(t, d, w->piece, DDL__MAX(w->fuse == 0 ? 4 * w->piece : 2 * w->piece, 1 << 20));
     } else {
         ddl__draft_in_order(t, d, w->piece);
     }

@@ -6,8 +6,6 @@
 
 #include "adapt.h"
 
-enum { DDL__TRIAL_STEPS = 4 }; /* with each plan; the first is not measured: it still has the end of the plan before */
-
 /* Puts the plan in place that draft_fill makes. The lock is not held. */
 static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
     DDL__TRY(ddl__enter(t->context));
@@ -19,25 +17,14 @@ static ddl_status ddl__trainer_install(ddl_trainer *t, ddl_status status) {
     return status;
 }
 
-/* A plan is worth steps when the model does not see it lose more than so much of a step to the best. */
+/* A plan races when the model does not see it lose more than so much of a step to the best, or when it has a name. */
 #define DDL__TRIAL_RISK 0.3
 
-/* A second look is for those whose steps were at most so many times as long as the best one's. */
-#define DDL__TRIAL_CLOSE 1.05
-
-/* The next plan that is worth it, from `way` on; DDL__WAYS: none. */
-static int32_t ddl__trial_next(const ddl__trial *x, int32_t way) {
-    while (way < DDL__WAYS && !x->worth[way]) {
-        way++;
-    }
-    return way;
-}
-
-/* Asks the model about all plans. step_s: the same on all ranks. Without overlap_forward the order in which forward
- * needs parameters says nothing. */
+/* Who races, by the model. step_s: the same on all ranks. Without overlap_forward the order in which forward needs
+ * parameters says nothing. */
 static ddl_status ddl__trial_choose(ddl_trainer *t, double step_s) {
-    ddl__trial *x = &t->trial;
     double late_s[DDL__WAYS], least = 1e9;
+    bool in[DDL__RACERS] = {false};
     ddl__draft draft = {0};
     void *memory = ddl__draft_make(&draft, t->count, ddl__draft_room(t));
     if (memory == NULL) {
@@ -54,9 +41,9 @@ static ddl_status ddl__trial_choose(ddl_trainer *t, double step_s) {
     }
     free(memory);
     for (int32_t i = 0; i < DDL__WAYS; i++) {
-        x->worth[i] = late_s[i] <= least + DDL__TRIAL_RISK * step_s;
-        x->step_s[i] = 1e9;
+        in[i] = late_s[i] < 1e9 && (ddl__ways[i].named || late_s[i] <= least + DDL__TRIAL_RISK * step_s);
     }
+    ddl__race_begin(&t->trial.race, in);
     return DDL_OK;
 }
 
@@ -66,60 +53,53 @@ static ddl_status ddl__trial_begin(ddl_trainer *t) {
     status = status < 0 ? status : ddl__figures_share(t, DDL_VIEW(&step_s, 1), DDL_MIN);
     status = status < 0 ? status : ddl__trial_choose(t, step_s);
     t->trial.on = true;
-    t->trial.steps = t->trial.round = 0;
-    t->trial.way = ddl__trial_next(&t->trial, 0);
+    t->trial.way = t->trial.race.racer;
     return ddl__trainer_install(t, status);
 }
 
-/* All have run: the shortest step, on the average of the ranks, decides; at first, who runs again. */
-static ddl_status ddl__trial_end(ddl_trainer *t) {
+/* A round of the race has ended. */
+static ddl_status ddl__trial_cut(ddl_trainer *t) {
     ddl__trial *x = &t->trial;
-    int32_t best = 0, close = 0;
-    ddl_status status = ddl__figures_share(t, DDL_ARRAY(x->step_s), DDL_AVG);
-    for (int32_t i = 1; i < DDL__WAYS; i++) {
-        best = x->step_s[i] < x->step_s[best] ? i : best;
+    double score_s[DDL__RACERS];
+    ddl__race_scores(&x->race, score_s);
+    ddl_status status = ddl__figures_share(t, DDL_ARRAY(score_s), DDL_AVG);
+    for (int32_t i = 0; i < DDL__WAYS && x->race.timed[i] > 0; i++) {
+        ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: round %d, %s: %.2f ms", x->race.round, ddl__ways[i].name,
+                 1e3 * score_s[i]);
     }
-    for (int32_t i = 0; i < DDL__WAYS; i++) {
-        x->worth[i] = x->step_s[i] <= DDL__TRIAL_CLOSE * x->step_s[best];
-        close += x->worth[i];
-    }
-    x->steps = 0;
-    if (x->round++ == 0 && close > 1) {
-        x->way = ddl__trial_next(x, 0);
-        return ddl__trainer_install(t, status);
-    }
-    status = status < 0 ? status : ddl__figures_agree(t);
-    x->way = best;
-    x->line = t->lines[0];
-    status = ddl__trainer_install(t, status);
-    x->on = false;
+    bool over = status == DDL_OK && ddl__race_cut(&x->race, score_s);
+    status = over ? ddl__figures_agree(t) : status;
+    x->way = x->race.racer;
+    x->won_s = score_s[x->way];
+    x->latest = 0;
+    status = ddl__trainer_install(t, status); /* while it is on, the plan is not compared with the one before */
+    x->on = !over;
     return status;
 }
 
-/* After each step of a trial. */
+/* After each step of a race. */
 static ddl_status ddl__trial_step(ddl_trainer *t) {
-    ddl__trial *x = &t->trial;
-    if (x->steps++ > 0) {
-        x->step_s[x->way] = DDL__MIN(x->step_s[x->way], t->period_s);
+    switch (ddl__race_step(&t->trial.race, t->period_s)) {
+    case DDL__RACE_CUT: return ddl__trial_cut(t);
+    case DDL__RACE_NEXT: t->trial.way = t->trial.race.racer; return ddl__trainer_install(t, DDL_OK);
+    default: return DDL_OK;
     }
-    if (x->steps < DDL__TRIAL_STEPS) {
-        return DDL_OK;
-    }
-    int32_t next = ddl__trial_next(x, x->way + 1);
-    if (next == DDL__WAYS) {
-        return ddl__trial_end(t);
-    }
-    x->way = next;
-    x->steps = 0;
-    return ddl__trainer_install(t, DDL_OK);
 }
 
-/* Whether the link is another than when plans were tried. */
-static bool ddl__trial_is_stale(const ddl_trainer *t) {
-    const ddl__line *was = &t->trial.line, *is = &t->lines[0];
-    double bytes = (double)(256 << 10), before = ddl__line_time(was, (int64_t)bytes),
-           now = ddl__line_time(is, (int64_t)bytes);
-    return now > 1.5 * before || now < before / 1.5;
+/* Steps that take so many times as long as the winner's did, or as short, are those of another machine: another link,
+ * other batches, other neighbours. */
+#define DDL__TRIAL_DRIFT 1.25
+
+/* Whether plans shall race again: looks at the latest steps, on the average of the ranks. */
+static ddl_status ddl__trial_is_stale(ddl_trainer *t, bool *out_stale) {
+    ddl__trial *x = &t->trial;
+    double latest_s[DDL__LATEST];
+    memcpy(latest_s, x->latest_s, sizeof latest_s);
+    double now_s = ddl__race_quartile(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST));
+    DDL__TRY(ddl__figures_share(t, DDL_VIEW(&now_s, 1), DDL_AVG));
+    *out_stale = x->latest >= DDL__LATEST &&
+                 (now_s > DDL__TRIAL_DRIFT * x->won_s || DDL__TRIAL_DRIFT * now_s < x->won_s);
+    return DDL_OK;
 }
 
 /* Between two steps, with nothing under way: looks whether it is time to plan anew. The lock is not held. */
@@ -133,6 +113,7 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
     if (t->trial.on) {
         return ddl__trial_step(t);
     }
+    t->trial.latest_s[t->trial.latest++ % DDL__LATEST] = t->period_s;
     if (!due) {
         return DDL_OK;
     }
@@ -150,10 +131,11 @@ static ddl_status ddl__trainer_replan(ddl_trainer *t) {
         return ddl__trial_begin(t);
     }
     ddl_status status = ddl__figures_agree(t);
-    if (status == DDL_OK && t->config.schedule == DDL_SCHEDULE_AUTO && ddl__trial_is_stale(t)) {
-        return ddl__trial_begin(t);
+    bool stale = false;
+    if (status == DDL_OK && t->config.schedule == DDL_SCHEDULE_AUTO) {
+        status = ddl__trial_is_stale(t, &stale);
     }
-    return ddl__trainer_install(t, status);
+    return status == DDL_OK && stale ? ddl__trial_begin(t) : ddl__trainer_install(t, status);
 }
 
 #endif /* DDL_TRAIN_AUTO_H */

@@ -7,13 +7,14 @@
 #include "../optim/lane.h"
 #include "../ps/ps.h"
 #include "plan.h"
+#include "race.h"
 
 enum {
     DDL__TRAINER_MAGIC = 0x74726169,
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
-    DDL__WAYS = 8               /* plans that auto tries: see auto.h */
+    DDL__LATEST = 16            /* steps whose times auto keeps, to see whether they drift */
 };
 
 /* A gradient that is packed on a device: see arena.h. */
@@ -90,13 +91,14 @@ typedef struct ddl__served {
     bool alone;            /* SSP and ASP: other ranks are at other steps, so nothing can be agreed */
 } ddl__served;
 
-/* auto tries one plan after the other. */
+/* auto lets plans race. */
 typedef struct ddl__trial {
     bool on;
-    int32_t way, steps, round; /* that runs, and for how many steps; the second round is among the best */
-    bool worth[DDL__WAYS];     /* the model thinks that it may be best */
-    double step_s[DDL__WAYS];  /* the least time of a step, 1e9: none was made */
-    ddl__line line;            /* when it ended */
+    ddl__race race;
+    int32_t way;                   /* the plan that runs, or will when times are known */
+    double latest_s[DDL__LATEST];  /* since the end of the race: step k at k modulo DDL__LATEST */
+    int64_t latest;                /* steps since then */
+    double won_s;                  /* the winner's score */
 } ddl__trial;
 
 struct ddl_trainer {
