@@ -1,8 +1,9 @@
 /* device: messages between tensors on devices, where the provider has FI_HMEM. The core offers them and tells the key; here
  * memory is registered, for one message at a time, and read from a peer's straight into a device's.
  *
- * Only adapters do that (not fabric_bounces): of them a region that is closed is not read any more, and a read whose
- * region the owner has closed fails. */
+ * Only adapters do that (not fabric_bounces). A read that begins after the owner has closed its region fails, unless the
+ * provider has kept the registration for the next message (memory.h: verbs does): then it may see what the owner has
+ * written there since. That takes a sender that gave a matched message up while its receiver was about to read it. */
 #ifndef FABRIC_DEVICE_H
 #define FABRIC_DEVICE_H
 

@@ -2,11 +2,13 @@
  *
  * What is cached and what is not. A cache of registrations of foreign memory is sound only if somebody tells us when
  * pages go away: a region that was freed and mapped again has the same address and other pages, and the adapter would
- * go on reading the old ones. libfabric has monitors for that inside of providers (verbs and efa cache by themselves,
- * below fi_mr_reg, and hear of munmap); a second cache above could not hear of it. So: memory of the plugin's own, which
- * is freed after its registration, stays registered (slots; fabric_block). Memory of the user is registered when an
- * operation begins and released when it ends: there is nothing that could be stale. Where a provider has no cache a
- * registration costs a few microseconds in software, more on an adapter, for 64 KiB to 1 MiB of payload.
+ * go on reading the old ones. libfabric has monitors for that inside of verbs, which caches by itself below fi_mr_reg: for
+ * memory of the host it hears of munmap, for memory of CUDA it compares the allocation's CU_POINTER_ATTRIBUTE_BUFFER_ID
+ * (prov/verbs/src/verbs_mr.c, prov/util/src/cuda_mem_monitor.c of 2.1). A second cache above could not hear of it, and would
+ * find what that one finds. EFA caches only for who does not ask for FI_MR_LOCAL (efa_domain.c); we do. So: memory of the
+ * plugin's own, which is freed after its registration, stays registered (slots; fabric_block). Memory of the user is
+ * registered when an operation begins and released when it ends: there is nothing that could be stale. Where a provider
+ * has no cache a registration costs a few microseconds in software, more on an adapter, for 64 KiB to 1 MiB of payload.
  *
  * The modes. LOCAL: buffers of our own need a descriptor. VIRT_ADDR: peers name our memory by its address, else by an
  * offset into the region. PROV_KEY: the provider chooses keys, else we do, at random, so that a stranger cannot guess
