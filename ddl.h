@@ -1131,7 +1131,7 @@ typedef struct ddl_ps_config {
     int32_t servers;         /* default 1 */
     int32_t dedicated;       /* 1: the last ranks only serve */
     ddl_sync_config sync;
-    ddl_optimizer optimizer; /* elementwise ones: not LARS, not LAMB */
+    ddl_optimizer optimizer; /* LARS and LAMB: without tables */
     ddl_op op;               /* DDL_AVG (default): a gradient counts as 1 / workers, or DDL_SUM: as it is */
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
                                 which wait at the worker while there is no room, and are refused with
@@ -33848,6 +33848,11 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
                                    ddl__ps_generation *g, ddl__sentence *why) {
     ddl__reader r = ddl__ps_payload(job);
     DDL__TRY(ddl__ps_tables_keep(s, job->ask.place, why));
+    if (job->ask.op >= DDL__PS_SAVE && memchr(job->in, 0, ddl__ps_in_bytes(job)) == NULL) {
+        return ddl__fail(why, DDL_ERR_MISMATCH,
+                         "server %d was given a path that does not end; all ranks must run the same program",
+                         s->number);
+    }
     if (job->ask.op == DDL__PS_TABLE) {
         ddl_ps_table_config config = ddl__ps_get_table(&r);
         return ddl__ps_table_add(s, &config, why);
@@ -33877,10 +33882,16 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
     return DDL_OK;
 }
 
+/* A joint ask that has come. One whose payload has not is of a worker that died or left meanwhile: it is not looked at,
+ * and goes when the receive of its payload has failed. */
+static bool ddl__ps_is_asked(const ddl__ps_job *job) {
+    return ddl__ps_is_joint(job->ask.op) && job->phase == DDL__PS_RECEIVED;
+}
+
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) &&
+        if (ddl__ps_is_asked(job) &&
             (job->ask.op != first->ask.op || job->ask.place != first->ask.place || job->ask.bytes != first->ask.bytes ||
              memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
@@ -33894,7 +33905,7 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
     ddl__ps_job *next;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
         next = job->next;
-        if (ddl__ps_is_joint(job->ask.op)) {
+        if (ddl__ps_is_asked(job)) {
             ddl__ps_answer a = ddl__ps_answer_ok(s);
             a.status = status;
             a.clock = clocks[job->source];
@@ -33914,7 +33925,7 @@ static void ddl__ps_refuse_joint(ddl__ps_server *s) {
     ddl__ps_job *next;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
         next = job->next;
-        if (ddl__ps_is_joint(job->ask.op)) {
+        if (ddl__ps_is_asked(job)) {
             ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory for what all workers ask for", s->number);
             ddl__ps_leave_queue(s, &s->control, job);
         }
@@ -33926,7 +33937,7 @@ static bool ddl__ps_run_joint(ddl__ps_server *s) {
     int32_t asked = 0;
     ddl__ps_job *first = NULL;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && job->phase == DDL__PS_RECEIVED && s->present[job->source]) {
+        if (ddl__ps_is_asked(job) && s->present[job->source]) {
             first = first == NULL ? job : first;
             asked++;
         }
@@ -34109,7 +34120,9 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
     const ddl_request *r = job->messages[0];
     s->listeners[job->source] = NULL;
     if (r == NULL || r->status < 0) {
+        ddl__lock(s->c);
         bool silent = s->c->aborted || s->c->finalized;
+        ddl__unlock(s->c);
         ddl__ps_worker_gone(s, job->source, true);
         ddl__ps_job_free(s, job);
         if (!silent) {
@@ -35639,6 +35652,7 @@ DDL_API ddl_status ddl_ps_table_create(ddl_ps *ps, const ddl_ps_table_config *co
     *out_table = -1;
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_table_create"));
     ddl_status status = ddl__ps_check_table(ps, config);
+    status = status == DDL_OK ? ddl__ps_idle(ps, "ddl_ps_table_create") : status; /* not over another thread's note */
     if (status == DDL_OK) {
         memcpy(&uniform, &config->uniform, sizeof uniform);
         ddl__put_u32(&w, (uint32_t)config->width);
@@ -36806,7 +36820,7 @@ static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
     return bytes;
 }
 
-/* Encodes a gradient that lies in the arena, piece by piece. The lock is not held. */
+/* Encodes a gradient that lies in the arena, piece by piece. */
 static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
     const ddl_ps *ps = t->served.ps;
     int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));
@@ -37682,8 +37696,10 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
+            ddl__lock(t->context); /* whoever polls counts the units that it starts */
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
+            ddl__unlock(t->context);
         }
     }
     return DDL_OK;
@@ -39529,8 +39545,9 @@ static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
 
 DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
     const ddl_trainer *t = trainer;
-    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
-        if (bytes > 0 && out_text != NULL) {
+    bytes = out_text != NULL ? bytes : 0;
+    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0) {
+        if (bytes > 0) {
             out_text[0] = '\0';
         }
         return 0;
@@ -40284,13 +40301,20 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     }
     DDL__TRY(ddl_ps_load(ps, folder));
     DDL__TRY(ddl__enter(t->context));
+    for (int32_t i = 0; i < t->count; i++) { /* what the codes of another run have missed is nothing to this one */
+        if (t->weights[i].residual != NULL) {
+            memset(t->weights[i].residual, 0, (size_t)t->weights[i].count * sizeof(float));
+        }
+    }
     ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
                                            ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     ddl__unlock(t->context);
     status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
-    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
+    if (status == DDL_OK) {
+        *out_step = t->stats.steps = t->coded = ps->clock;
+    }
     return status;
 }
 

@@ -370,6 +370,16 @@ TEST(timeout_ends_the_job) {
     forget(&p);
 }
 
+/* Ranks that write faster than ddlrun reads keep it from nothing else. */
+TEST(timeout_ends_a_job_that_never_stops_writing) {
+    char command[700];
+    snprintf(command, sizeof command, "exec timeout -s KILL %d %s -n 2 --timeout 0.5 yes > /dev/null 2> /dev/null",
+             (int)(20 * test_slow()), ddlrun());
+    int status = system(command);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 124);
+}
+
 TEST(signals_are_passed_on) {
     static const int sent[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGINT, SIGTERM};
     for (size_t i = 0; i < sizeof sent / sizeof *sent; i++) {

@@ -417,6 +417,24 @@ TEST(a_trainer_that_outlives_its_context) {
     }
 }
 
+/* Asked for its length, and wrongly for a text nowhere, the trainer answers and goes on. */
+static void described(ddl_group *w, void *arg) {
+    (void)arg;
+    bench b;
+    char text[512];
+    bench_make(w, &b, &(ddl_trainer_config){PLAIN});
+    OK(ddl_trainer_start(b.t));
+    size_t bytes = ddl_trainer_describe(b.t, text, sizeof text);
+    CHECK_STR(text, "BSP over all-reduce");
+    CHECK_EQ(bytes, strlen(text) + 1);
+    CHECK_EQ(ddl_trainer_describe(b.t, NULL, 0), bytes);
+    CHECK_EQ(ddl_trainer_describe(b.t, NULL, sizeof text), bytes);
+    bench_step(w, &b);
+    bench_check(&b, 1);
+    OK(ddl_trainer_free(&b.t));
+}
+TEST(what_it_does_in_words) { world_threads(1, described, NULL); }
+
 TEST(presets_by_name) {
     ddl_trainer_config config;
     int32_t count = 0;

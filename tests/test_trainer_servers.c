@@ -234,6 +234,72 @@ TEST(a_checkpoint_of_servers) {
     remove_folder(first.folder);
 }
 
+/* Back to a checkpoint while running, and a new trainer from it: the same bits, though the first had residuals and had
+ * drawn random numbers meanwhile. QSGD, which keeps no residual, goes on as if nothing had been. */
+typedef struct again {
+    char folder[64];
+    ddl_compression code;
+    net *ahead, *back, *fresh; /* of rank 0, after four steps */
+} again;
+
+static void again_steps(net *m, int from) {
+    for (int step = from; step < from + 2; step++) {
+        for (int i = 0; i < TENSORS; i++) {
+            for (int k = 0; k < sizes[i]; k++) {
+                m->g[i][k] = (float)((i * 7 + k * 3 + step * 5) % 17) * 0.1f - 0.7f;
+            }
+        }
+        CHECK_EQ(ddl_grad_ready(m->t, DDL_ALL), DDL_OK);
+        CHECK_EQ(ddl_step(m->t), DDL_OK);
+    }
+}
+
+static void again_keep(ddl_group *w, const net *m, net **out) {
+    if (ddl_rank(w) == 0) {
+        *out = malloc(sizeof **out);
+        memcpy(*out, m, sizeof **out);
+    }
+}
+
+static void back_and_fresh(ddl_group *w, void *arg) {
+    again *x = arg;
+    net *m = malloc(sizeof *m);
+    int64_t found;
+    ddl_trainer_config config = {RATE1, .compression = x->code};
+    net_make(w, m, &config);
+    again_steps(m, 0);
+    OK(ddl_trainer_save(m->t, x->folder));
+    again_steps(m, 2);
+    again_keep(w, m, &x->ahead);
+    OK(ddl_trainer_load(m->t, x->folder, &found));
+    CHECK_EQ(found, 2);
+    again_steps(m, 2);
+    again_keep(w, m, &x->back);
+    OK(ddl_trainer_free(&m->t));
+    net_make(w, m, &config);
+    OK(ddl_trainer_load(m->t, x->folder, &found));
+    CHECK_EQ(found, 2);
+    again_steps(m, 2);
+    again_keep(w, m, &x->fresh);
+    OK(ddl_trainer_free(&m->t));
+    free(m);
+}
+
+TEST(a_checkpoint_of_servers_and_codes) {
+    const ddl_compression codes[] = {{.kind = DDL_COMPRESS_INT8}, {.kind = DDL_COMPRESS_QSGD, .seed = 3}};
+    for (int i = 0; i < 2; i++) {
+        again x = {.code = codes[i], .folder = "/tmp/ddl-trainer-XXXXXX"};
+        REQUIRE(mkdtemp(x.folder) != NULL);
+        world_threads(2, back_and_fresh, &x);
+        CHECK(memcmp(x.back->p, x.fresh->p, sizeof x.back->p) == 0);
+        CHECK((memcmp(x.back->p, x.ahead->p, sizeof x.back->p) == 0) == (i == 1));
+        free(x.ahead);
+        free(x.back);
+        free(x.fresh);
+        remove_folder(x.folder);
+    }
+}
+
 static void of_another_optimizer(ddl_group *w, void *arg) {
     net *m = malloc(sizeof *m);
     ddl_trainer_config config = {.optimizer = {.kind = DDL_ADAM}, .architecture = DDL_ARCHITECTURE_PS};

@@ -30,7 +30,9 @@
 
 #define RANKS_MAX 4096
 #define LINE_MAX_BYTES (64u << 20) /* a line longer than this is passed on in pieces */
-#define DRAIN_MS 300               /* for output that a rank's own children still write when the rank has ended */
+#define READ_TURN ((size_t)64 << 10) /* bytes of one output, until the others have their turn */
+#define READ_LAST ((size_t)2 << 20) /* of a rank that has ended: more than a pipe holds */
+#define DRAIN_MS 300 /* for output that a rank's own children still write when the rank has ended */
 
 enum { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_EXECUTABLE = 126, EXIT_NOT_FOUND = 127 };
 
@@ -548,9 +550,10 @@ static void put_complete(stream *s, int r, size_t came) {
     }
 }
 
-/* Reads what is there. */
-static void read_stream(stream *s, int r) {
-    while (s->fd >= 0) {
+/* Reads what is there, and no more than `most` bytes: a rank that writes faster than we do must not keep us from the
+ * others, from signals and from the time. */
+static void read_stream(stream *s, int r, size_t most) {
+    while (s->fd >= 0 && most > 0) {
         if (s->bytes == s->cap && !grow(s)) {
             put_line(s, r, s->bytes);
             continue;
@@ -570,6 +573,7 @@ static void read_stream(stream *s, int r) {
             return;
         }
         s->bytes += (size_t)n;
+        most -= (size_t)n < most ? (size_t)n : most;
         put_complete(s, r, (size_t)n);
     }
 }
@@ -632,7 +636,7 @@ static bool restart(job *j, int r, int status) {
     }
     kill(-k->group, SIGKILL);
     for (int i = 0; i < 2; i++) {
-        read_stream(&k->streams[i], r);
+        read_stream(&k->streams[i], r, READ_LAST);
         if (k->streams[i].bytes > 0) {
             put_line(&k->streams[i], r, k->streams[i].bytes);
         }
@@ -665,7 +669,7 @@ static void reap(job *j) {
         return;
     }
     for (int i = 0; i < 2; i++) { /* its last words come before our verdict */
-        read_stream(&j->ranks[first].streams[i], first);
+        read_stream(&j->ranks[first].streams[i], first, READ_LAST);
     }
     report_failure(j, first, first_status);
     if (!j->keep_going) {
@@ -726,7 +730,7 @@ static void turn(job *j, struct pollfd *polls, int wait_ms) {
     for (int r = 0; r < j->count; r++) {
         for (int i = 0; i < 2; i++) {
             if (polls[1 + 2 * r + i].revents != 0) {
-                read_stream(&j->ranks[r].streams[i], r);
+                read_stream(&j->ranks[r].streams[i], r, READ_TURN);
             }
         }
     }

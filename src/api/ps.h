@@ -47,7 +47,7 @@ typedef struct ddl_ps_config {
     int32_t servers;         /* default 1 */
     int32_t dedicated;       /* 1: the last ranks only serve */
     ddl_sync_config sync;
-    ddl_optimizer optimizer; /* elementwise ones: not LARS, not LAMB */
+    ddl_optimizer optimizer; /* LARS and LAMB: without tables */
     ddl_op op;               /* DDL_AVG (default): a gradient counts as 1 / workers, or DDL_SUM: as it is */
     int64_t memory_bytes;    /* of one server: parameters, optimizer state, tables, and pushes and pulls under way,
                                 which wait at the worker while there is no room, and are refused with

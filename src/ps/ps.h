@@ -739,6 +739,7 @@ DDL_API ddl_status ddl_ps_table_create(ddl_ps *ps, const ddl_ps_table_config *co
     *out_table = -1;
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_table_create"));
     ddl_status status = ddl__ps_check_table(ps, config);
+    status = status == DDL_OK ? ddl__ps_idle(ps, "ddl_ps_table_create") : status; /* not over another thread's note */
     if (status == DDL_OK) {
         memcpy(&uniform, &config->uniform, sizeof uniform);
         ddl__put_u32(&w, (uint32_t)config->width);

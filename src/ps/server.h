@@ -198,6 +198,11 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
                                    ddl__ps_generation *g, ddl__sentence *why) {
     ddl__reader r = ddl__ps_payload(job);
     DDL__TRY(ddl__ps_tables_keep(s, job->ask.place, why));
+    if (job->ask.op >= DDL__PS_SAVE && memchr(job->in, 0, ddl__ps_in_bytes(job)) == NULL) {
+        return ddl__fail(why, DDL_ERR_MISMATCH,
+                         "server %d was given a path that does not end; all ranks must run the same program",
+                         s->number);
+    }
     if (job->ask.op == DDL__PS_TABLE) {
         ddl_ps_table_config config = ddl__ps_get_table(&r);
         return ddl__ps_table_add(s, &config, why);
@@ -227,10 +232,16 @@ static ddl_status ddl__ps_do_joint(ddl__ps_server *s, const ddl__ps_job *job, in
     return DDL_OK;
 }
 
+/* A joint ask that has come. One whose payload has not is of a worker that died or left meanwhile: it is not looked at,
+ * and goes when the receive of its payload has failed. */
+static bool ddl__ps_is_asked(const ddl__ps_job *job) {
+    return ddl__ps_is_joint(job->ask.op) && job->phase == DDL__PS_RECEIVED;
+}
+
 /* All asks of the same kind, with the same payload? */
 static bool ddl__ps_joint_agree(const ddl__ps_server *s, const ddl__ps_job *first) {
     for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) &&
+        if (ddl__ps_is_asked(job) &&
             (job->ask.op != first->ask.op || job->ask.place != first->ask.place || job->ask.bytes != first->ask.bytes ||
              memcmp(job->in, first->in, ddl__ps_in_bytes(first)) != 0)) {
             return false;
@@ -244,7 +255,7 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
     ddl__ps_job *next;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
         next = job->next;
-        if (ddl__ps_is_joint(job->ask.op)) {
+        if (ddl__ps_is_asked(job)) {
             ddl__ps_answer a = ddl__ps_answer_ok(s);
             a.status = status;
             a.clock = clocks[job->source];
@@ -264,7 +275,7 @@ static void ddl__ps_refuse_joint(ddl__ps_server *s) {
     ddl__ps_job *next;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = next) {
         next = job->next;
-        if (ddl__ps_is_joint(job->ask.op)) {
+        if (ddl__ps_is_asked(job)) {
             ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory for what all workers ask for", s->number);
             ddl__ps_leave_queue(s, &s->control, job);
         }
@@ -276,7 +287,7 @@ static bool ddl__ps_run_joint(ddl__ps_server *s) {
     int32_t asked = 0;
     ddl__ps_job *first = NULL;
     for (ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
-        if (ddl__ps_is_joint(job->ask.op) && job->phase == DDL__PS_RECEIVED && s->present[job->source]) {
+        if (ddl__ps_is_asked(job) && s->present[job->source]) {
             first = first == NULL ? job : first;
             asked++;
         }
@@ -459,7 +470,9 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
     const ddl_request *r = job->messages[0];
     s->listeners[job->source] = NULL;
     if (r == NULL || r->status < 0) {
+        ddl__lock(s->c);
         bool silent = s->c->aborted || s->c->finalized;
+        ddl__unlock(s->c);
         ddl__ps_worker_gone(s, job->source, true);
         ddl__ps_job_free(s, job);
         if (!silent) {

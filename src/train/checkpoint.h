@@ -428,13 +428,20 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     }
     DDL__TRY(ddl_ps_load(ps, folder));
     DDL__TRY(ddl__enter(t->context));
+    for (int32_t i = 0; i < t->count; i++) { /* what the codes of another run have missed is nothing to this one */
+        if (t->weights[i].residual != NULL) {
+            memset(t->weights[i].residual, 0, (size_t)t->weights[i].count * sizeof(float));
+        }
+    }
     ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
                                            ddl__served_pulled(t, 0), t->served.bad, &r);
     status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     ddl__unlock(t->context);
     status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
-    *out_step = t->stats.steps = status == DDL_OK ? ps->clock : t->stats.steps;
+    if (status == DDL_OK) {
+        *out_step = t->stats.steps = t->coded = ps->clock;
+    }
     return status;
 }
 

@@ -34,7 +34,7 @@ static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
     return bytes;
 }
 
-/* Encodes a gradient that lies in the arena, piece by piece. The lock is not held. */
+/* Encodes a gradient that lies in the arena, piece by piece. */
 static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
     const ddl_ps *ps = t->served.ps;
     int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));

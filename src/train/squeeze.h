@@ -129,8 +129,10 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
             }
+            ddl__lock(t->context); /* whoever polls counts the units that it starts */
             t->started_units++;
             t->started_bytes += ddl__squeezer_bytes(w->squeezer);
+            ddl__unlock(t->context);
         }
     }
     return DDL_OK;

@@ -691,8 +691,9 @@ static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
 
 DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, size_t bytes) {
     const ddl_trainer *t = trainer;
-    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0 || (out_text == NULL && bytes > 0)) {
-        if (bytes > 0 && out_text != NULL) {
+    bytes = out_text != NULL ? bytes : 0;
+    if (ddl__trainer_ok(t, "ddl_trainer_describe", true) < 0) {
+        if (bytes > 0) {
             out_text[0] = '\0';
         }
         return 0;

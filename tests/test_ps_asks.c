@@ -1,0 +1,112 @@
+/* What reaches a parameter server from a worker that ends in the middle of asking, from two threads of one worker at
+ * once, and from a program of another mind.
+ * tests/run: variants=gcc,asan timeout=60 */
+#define DDL_IMPLEMENTATION
+#include "ps.h"
+
+static void run(ddl_group *w, ddl_sync mode, ps_fn fn) {
+    float p[8] = {0};
+    ddl_tensor t = DDL_ARRAY(p);
+    ddl_ps_config config = {.sync = {.mode = mode}, .optimizer = {.learning_rate = 1}};
+    ps_run(w, &config, &t, 1, fn, NULL);
+}
+
+/* Asks server 0 for a checkpoint, and never says where. */
+static ddl_status ask_without_payload(ddl_ps *ps) {
+    ddl_request *r;
+    ddl__lock(ps->c);
+    ddl_status status = ddl__ps_call_new(ps, "ask", NULL, 0, 1, &r);
+    if (status == DDL_OK) {
+        ddl__ps_call *call = r->kept;
+        ddl__ps_part *part = &call->parts[call->part_count++];
+        ddl__ps_ask ask = {.op = DDL__PS_SAVE, .tag = ps->next_tag += 2, .bytes = 5};
+        call->answers = false;
+        ddl__ps_ask_write(part->ask, &ask);
+        status = ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, ddl__ps_server_rank(ps, 0),
+                              DDL__PS_TAG_ASK, r, &part->messages[0]);
+        status = ddl__ps_call_start(&r, status);
+    }
+    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+    ddl__unlock(ps->c);
+    return status;
+}
+
+/* Workers 0 and 1 change the mode; worker 2 is gone, and left half an ask behind. */
+static void half_ask(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    if (ps_worker(ps) == 2) {
+        OK(ask_without_payload(ps));
+        OK(ddl_ps_leave(ps));
+    } else {
+        OK(ddl_ps_switch(ps, &(ddl_sync_config){.mode = DDL_SYNC_ASP}));
+        CHECK_EQ(ps->sync.mode, DDL_SYNC_ASP);
+    }
+    OK(ddl_barrier(w)); /* the server stays until all are through */
+}
+static void half_ask_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, DDL_SYNC_SSP, half_ask);
+}
+TEST(half_an_ask_of_a_worker_that_is_gone_keeps_nobody) { world_threads(3, half_ask_run, NULL); }
+
+/* A path without its end must not be read beyond. */
+static void endless(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    ddl__ps_answer answer;
+    ddl__lock(ps->c);
+    ddl_status status = ddl__ps_joint(ps, DDL__PS_LOOK, "/nowh", 5, "look", &answer);
+    ddl__unlock(ps->c);
+    FAILS(status, DDL_ERR_MISMATCH, "a path that does not end");
+    OK(ddl_ps_clock(ps));
+}
+static void endless_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, DDL_SYNC_BSP, endless);
+}
+TEST(a_path_that_does_not_end_is_refused) { world_threads(1, endless_run, NULL); }
+
+/* While one thread makes a table, another asks for one of another width: it is refused, and changes nothing. */
+static void *make_wide(void *arg) {
+    ddl_ps *ps = arg;
+    int32_t table = -1;
+    ddl_status status = ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 4}, &table);
+    CHECK(status == DDL_OK && table == 0);
+    return NULL;
+}
+
+static void two_makers(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    uint64_t id = 7;
+    float g[4] = {2, 4, 6, 8}, row[4] = {0};
+    pthread_t thread;
+    if (ps_worker(ps) == 0) {
+        bool waits = false;
+        REQUIRE(pthread_create(&thread, NULL, make_wide, ps) == 0);
+        while (!waits) {
+            usleep(1000);
+            ddl__lock(ps->c);
+            waits = ps->under_way > 0;
+            ddl__unlock(ps->c);
+        }
+        FAILS(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 3}, &table), DDL_ERR_STATE, "are under way");
+        CHECK_EQ(table, -1);
+    }
+    OK(ddl_barrier(w));
+    if (ps_worker(ps) == 0) {
+        pthread_join(thread, NULL);
+    } else {
+        make_wide(ps);
+    }
+    OK(ddl_ps_push_rows(ps, 0, &id, 1, DDL_ARRAY(g), NULL));
+    OK(ddl_ps_clock(ps));
+    OK(ddl_ps_pull_rows(ps, 0, &id, 1, DDL_ARRAY(row)));
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(row[i], -g[i]);
+    }
+}
+static void two_makers_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, DDL_SYNC_BSP, two_makers);
+}
+TEST(two_threads_do_not_make_one_table) { world_threads(2, two_makers_run, NULL); }
