@@ -172,6 +172,10 @@ static const variant variants[] = {
     {"auto overlapping", {RATE, LINE, .overlap_forward = 1}, true},
     {"shards", {RATE, .shard = 1, .bucket_bytes = 3000}, false},
     {"shards wait-free", {RATE, .shard = 1, .schedule = DDL_SCHEDULE_WAIT_FREE}, true},
+    {"shards overlapping", {RATE, .shard = 1, .bucket_bytes = 3000, .overlap_forward = 1}, true},
+    {"shards wait-free overlapping",
+     {RATE, .shard = 1, .schedule = DDL_SCHEDULE_WAIT_FREE, .overlap_forward = 1},
+     false},
     {"uneven", {RATE, .uneven = 1}, false},
 };
 
@@ -209,8 +213,10 @@ TEST(four_ranks_with_progress_threads) { every_variant(4, &(ddl_config){.determi
 /* Accumulated steps are one step with the batch of all; clipping is by the norm of the average. */
 TEST(accumulation_and_clipping) {
     oracle(expected, 20, 3 * 2 * BATCH, 0.05, 5.0);
-    for (int shard = 0; shard < 2; shard++) {
-        job j = {.config = {RATE, .accumulate = 2, .clip_norm = 5.0, .shard = shard}, .steps = 20, .micro = 2};
+    for (int way = 0; way < 3; way++) {
+        job j = {.config = {RATE, .accumulate = 2, .clip_norm = 5.0, .shard = way > 0, .overlap_forward = way == 2},
+                 .steps = 20,
+                 .micro = 2};
         net *got = run_job(3, &j, "accumulation");
         close_to(got, expected, 1e-6, "accumulation and clipping");
         CHECK(j.stats.norm > 0 && j.stats.steps == 20);
@@ -525,6 +531,41 @@ static double distance(const net *m, double (*w)[LARGEST]) {
     }
     return sqrt(sum);
 }
+
+/* With overlap_forward ddl_step leaves a rank its own shard alone; the others' come with ddl_param_wait. */
+static void shards_later(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[2][8] = {{0}}, g[2][8];
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){.optimizer = {.learning_rate = 1}, .shard = 1, .overlap_forward = 1},
+                          &t));
+    for (int i = 0; i < 2; i++) {
+        OK(ddl_trainer_add(t, NULL, DDL_VIEW(p[i], 8), DDL_VIEW(g[i], 8), NULL, NULL));
+    }
+    OK(ddl_trainer_start(t));
+    for (int step = 1; step <= 3; step++) {
+        int done = 0, at = 0;
+        for (int i = 0; i < 16; i++) {
+            g[i / 8][i % 8] = 1;
+        }
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+        for (int i = 0; i < 16; i++) {
+            done += p[i / 8][i % 8] == (float)-step;
+            at += p[i / 8][i % 8] == (float)(1 - step);
+        }
+        CHECK(done == 8 && at == 8);
+        FAILS(ddl_grad_ready(t, 0), DDL_ERR_STATE, "ddl_param_wait");
+        for (int k = 0; k < 2; k++) {
+            OK(ddl_param_wait(t, k));
+            for (int i = 0; i < 8; i++) {
+                CHECK_EQ(p[k][i], -step);
+            }
+        }
+    }
+    OK(ddl_trainer_free(&t));
+}
+TEST(shards_travel_while_forward_runs) { world_threads(2, shards_later, NULL); }
 
 TEST(compressed_gradients_end_at_the_same_place) {
     enum { LONG = 200 };

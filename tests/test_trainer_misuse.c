@@ -57,7 +57,7 @@ static void configs(ddl_group *w, void *arg) {
         {{.optimizer = {.kind = (ddl_optimizer_kind)99}}, DDL_ERR_ARG, "99 is not a kind of optimizer"},
         {{.optimizer = {.learning_rate = -1}}, DDL_ERR_ARG, "learning_rate is -1"},
         {{.overlap_forward = 1, .clip_norm = 1}, DDL_ERR_UNSUPPORTED, "the norm needs all gradients"},
-        {{.overlap_forward = 1, .shard = 1}, DDL_ERR_UNSUPPORTED, "shards gather parameters after the step"},
+        {{.overlap_forward = 1, .shard = 1, .uneven = 1}, DDL_ERR_UNSUPPORTED, "no average can be divided before"},
         {{.overlap_forward = 1, .uneven = 1}, DDL_ERR_UNSUPPORTED, "no average can be divided before"},
         {{.shard = 1, .sync = DDL_SYNC_LOCAL}, DDL_ERR_UNSUPPORTED, "shard works with BSP"},
         {{.shard = 1, .schedule = DDL_SCHEDULE_PRIORITY}, DDL_ERR_UNSUPPORTED, "a plan cannot change"},
@@ -311,11 +311,13 @@ TEST(ranks_that_register_something_else) {
 /* A gradient that is not finite, on one rank: nobody's parameters change, all are told where it was, training goes on. */
 static void not_finite(ddl_group *w, void *arg) {
     bench b;
-    ddl_trainer_config config = {PLAIN, .shard = *(int *)arg == 1, .uneven = *(int *)arg == 2};
+    ddl_trainer_config config = {PLAIN, .shard = *(int *)arg % 2, .uneven = *(int *)arg == 2,
+                                 .overlap_forward = *(int *)arg == 3};
     ddl_trainer_stats stats;
     bench_make(w, &b, &config);
     OK(ddl_trainer_start(b.t));
     bench_step(w, &b);
+    OK(ddl_param_wait(b.t, DDL_ALL)); /* overlap_forward */
     for (int i = 0; i < 4; i++) {
         if (ddl_rank(w) == 1) {
             b.g[1][i] = i % 2 == 0 ? NAN : INFINITY;
@@ -331,13 +333,14 @@ static void not_finite(ddl_group *w, void *arg) {
     FAILS(ddl_step(b.t), DDL_ERR_ARG, "though each rank's gradients are");
     b.g[0][3] = 1;
     bench_step(w, &b);
+    OK(ddl_param_wait(b.t, DDL_ALL));
     bench_check(&b, 2);
     OK(ddl_trainer_stats_get(b.t, &stats));
     CHECK(stats.not_finite == 5 && stats.steps == 2);
     OK(ddl_trainer_free(&b.t));
 }
 TEST(gradients_that_are_not_finite) {
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         world_threads(3, not_finite, &kind);
     }
 }

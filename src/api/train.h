@@ -63,7 +63,8 @@ typedef struct ddl_trainer_config {
     int32_t unchecked;       /* 1: gradients that are not finite are not looked for */
     int32_t shard;           /* 1: each rank keeps its part of the optimizer's state (ZeRO-1) */
     int32_t uneven;          /* 1: ranks may run out of data: see ddl_trainer_join_out */
-    int32_t overlap_forward; /* 1: ddl_step does not wait; forward calls ddl_param_wait for each parameter */
+    int32_t overlap_forward; /* 1: ddl_step does not wait (shard: for gradients alone); forward calls
+                              ddl_param_wait for each parameter */
     int64_t bucket_bytes;    /* of DDL_SCHEDULE_FUSED; default 4 MiB */
     int64_t piece_bytes;     /* of DDL_SCHEDULE_PRIORITY; default 4 MiB */
     int64_t credit_bytes;    /* of DDL_SCHEDULE_PRIORITY: what may be under way; default 4 pieces */

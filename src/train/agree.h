@@ -516,11 +516,11 @@ static ddl_status ddl__units_make(ddl_trainer *t, const ddl__draft *d) {
     ddl__units_fill(t, d);
     for (int32_t i = 0; i < d->count; i++) {
         t->order[flag + i] = d->order[i];
-        if (gathers > 0) {
+        if (gathers > 0) { /* what forward needs first goes first, where it does not wait for all */
             t->units[d->count + i] = t->units[i];
             t->units[d->count + i].kind = DDL_ALL_GATHERV;
             t->units[d->count + i].members = 1;
-            t->order[flag + d->count + i] = d->count + i;
+            t->order[flag + d->count + i] = t->config.overlap_forward ? 2 * d->count - 1 - i : d->count + i;
         }
     }
     if (flag) { /* first, so that it is known when the gradients are */

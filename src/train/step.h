@@ -325,8 +325,8 @@ static ddl_status ddl__step_update(ddl_trainer *t) {
     return status;
 }
 
-/* Each rank has stepped on its shard: parameters travel in the arenas, where gradients were. */
-static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
+/* Each rank has stepped on its shard: parameters set off in the arenas, where gradients were. */
+static ddl_status ddl__shards_send(ddl_trainer *t, const char *what) {
     ddl__unlock(t->context);
     for (int32_t i = 0; i < t->count; i++) {
         const ddl__weight *w = &t->weights[i];
@@ -337,11 +337,19 @@ static ddl_status ddl__step_gather(ddl_trainer *t, const char *what) {
     ddl__lock(t->context);
     DDL__TRY(status);
     ddl__unit_release(t, t->piece_count, 2 * t->piece_count - 1);
-    DDL__TRY(ddl__trainer_await(t, what, t->piece_count, 2 * t->piece_count - 1));
-    for (int32_t i = 0; i < t->count; i++) {
-        const ddl__weight *w = &t->weights[i];
-        ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+    ddl__trainer_pump(t->context, t);
+    return t->status < 0 ? ddl__trainer_broken(t, what) : DDL_OK;
+}
+
+/* The whole of a parameter, when the other ranks' shards of it are there. The lock is given up. */
+static ddl_status ddl__shards_take(ddl_trainer *t, const char *what, const ddl__weight *w) {
+    if (w->unit_first > w->unit_last) { /* nothing carries it: it has no elements */
+        return DDL_OK;
     }
+    DDL__TRY(ddl__trainer_await(t, what, t->piece_count + w->unit_first, t->piece_count + w->unit_last));
+    ddl__unlock(t->context);
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, ddl__weight_wire(t, w), w->wire, w->count);
+    ddl__lock(t->context);
     return DDL_OK;
 }
 
@@ -378,6 +386,16 @@ static ddl_status ddl__step_served(ddl_trainer *t, const char *what) {
                             "as it was, others of the step have changed",
                             t->weights[first].name, (long long)t->stats.steps,
                             mine ? "" : " on another rank, or as an average");
+}
+
+/* overlap_forward: updates are taken when forward asks for them. */
+static void ddl__step_hand_over(ddl_trainer *t) {
+    t->over = true;
+    t->over_bad = false;
+    t->waited_count = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        t->weights[i].waited = false;
+    }
 }
 
 /* The second half of a step of BSP: all gradients of this rank are on their way. */
@@ -417,7 +435,14 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     }
     ddl_status outcome = ddl__step_update(t);
     if (outcome == DDL_OK && o->shard) {
-        DDL__TRY(ddl__step_gather(t, what));
+        DDL__TRY(ddl__shards_send(t, what));
+    }
+    if (outcome == DDL_OK && o->overlap_forward) { /* shards: forward waits for what travels */
+        ddl__step_hand_over(t);
+        return DDL_OK;
+    }
+    for (int32_t i = t->count - 1; i >= 0 && outcome == DDL_OK && o->shard; i--) {
+        DDL__TRY(ddl__shards_take(t, what, &t->weights[i]));
     }
     ddl__step_close(t, outcome == DDL_OK);
     return outcome;
@@ -455,16 +480,6 @@ static void ddl__step_again(ddl_trainer *t) {
     }
 }
 
-/* overlap_forward: updates are taken when forward asks for them. */
-static void ddl__step_hand_over(ddl_trainer *t) {
-    t->over = true;
-    t->over_bad = false;
-    t->waited_count = 0;
-    for (int32_t i = 0; i < t->count; i++) {
-        t->weights[i].waited = false;
-    }
-}
-
 static bool ddl__arrivals_over(ddl_context *c, void *arg) {
     const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
     return t->arriving == 0 || t->status < 0 || c->aborted || c->finalized;
@@ -499,12 +514,12 @@ static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
         ddl__step_close(t, true);
         return DDL_OK;
     }
-    if (t->grads_out && t->config.overlap_forward) {
+    if (t->grads_out && t->config.overlap_forward && !t->config.shard) {
         ddl__step_hand_over(t);
         return DDL_OK;
     }
     DDL__TRY(ddl__arrivals_await(t, "ddl_step"));
-    *out_whole = t->grads_out;
+    *out_whole = t->grads_out && !t->config.overlap_forward;
     return t->grads_out ? ddl__step_bsp(t, "ddl_step") : ddl__step_local(t, "ddl_step");
 }
 
@@ -560,6 +575,12 @@ static ddl_status ddl__weight_look(ddl_trainer *t, const ddl__weight *w, bool *o
 /* Takes the update of one parameter, when its average is there. */
 static ddl_status ddl__param_take(ddl_trainer *t, ddl__weight *w) {
     if (w->waited) {
+        return DDL_OK;
+    }
+    if (t->config.shard) { /* ddl_step has made the update */
+        DDL__TRY(ddl__shards_take(t, "ddl_param_wait", w));
+        w->waited = true;
+        t->waited_count++;
         return DDL_OK;
     }
     DDL__TRY(ddl__trainer_await(t, "ddl_param_wait", w->unit_first, w->unit_last));

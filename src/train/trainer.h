@@ -298,15 +298,15 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         bool wrong;
         const char *why;
     } pairs[] = {
-        {o->overlap_forward && o->clip_norm > 0,
+        {o->overlap_forward && !o->shard && o->clip_norm > 0,
          "overlap_forward and clip_norm: the norm needs all gradients before the first update, so nothing would "
          "overlap; take one of them"},
         {o->overlap_forward && o->uneven,
          "overlap_forward and uneven: how many ranks have contributed is known when all operations of the step have "
          "ended, and no average can be divided before; take one of them"},
-        {o->overlap_forward && (local || o->shard || o->step != NULL),
+        {o->overlap_forward && (local || o->step != NULL),
          "overlap_forward works with BSP and the trainer's own optimizers only: a step of the program's own takes all "
-         "averages at once, shards gather parameters after the step, and local SGD averages nothing in most steps"},
+         "averages at once, and local SGD averages nothing in most steps"},
         {o->shard && (local || o->step != NULL),
          "shard works with BSP and the trainer's own optimizers; a rank that steps alone needs the whole state"},
         {o->shard && split,
