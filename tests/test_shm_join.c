@@ -5,7 +5,7 @@
 
 /* ---- the ring ---- */
 
-enum { RING = 8192 };
+enum { RING = 8192, RECORDS = 20000 }; /* each time it is full takes a turn of the scheduler where cores are busy */
 
 static void ring_pair(shm_ring_end *w, shm_ring_end *r, void *memory) {
     memset(memory, 0, RING);
@@ -20,7 +20,7 @@ static uint64_t ring_size(uint64_t n, uint64_t most) {
 static void *ring_reader(void *arg) {
     shm_ring_end *r = arg;
     uint64_t wrong = 0;
-    for (uint64_t n = 0; n < 100000;) {
+    for (uint64_t n = 0; n < RECORDS;) {
         uint32_t kind = 0;
         uint64_t bytes = 0;
         const uint8_t *record = shm_ring_peek(r, &kind, &bytes);
@@ -45,7 +45,7 @@ TEST(ring_two_threads_all_sizes_around_and_around) {
     pthread_t reader;
     ring_pair(&w, &r, memory);
     pthread_create(&reader, NULL, ring_reader, &r);
-    for (uint64_t n = 0; n < 100000; n++) {
+    for (uint64_t n = 0; n < RECORDS; n++) {
         uint64_t bytes = ring_size(n, shm_ring_record_max(&w));
         uint8_t *to;
         while ((to = shm_ring_reserve(&w, bytes)) == NULL && !w.broken) {

@@ -13,7 +13,7 @@ typedef struct shared {
     volatile int running, rounds, stop; /* stop: this round is the last */
     volatile int done[RANKS];
     char sentence[RANKS][1100];
-    char stalled[RANKS][1100]; /* the first stall report */
+    char stalled[RANKS][1100]; /* the last stall report before it was done; earlier ones are of a slow machine */
     int rank_of_log[RANKS];
 } shared;
 
@@ -22,7 +22,7 @@ static shared *now;
 static void on_log(void *user, ddl_log_level level, const char *line) {
     int rank = *(const int *)user;
     (void)level;
-    if (strstr(line, "stalled for") != NULL && now->stalled[rank][0] == 0) {
+    if (strstr(line, "stalled for") != NULL && !now->done[rank]) {
         snprintf(now->stalled[rank], sizeof now->stalled[rank], "%s", line);
     }
     if (strstr(line, "is dead") != NULL) {

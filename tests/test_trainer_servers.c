@@ -333,12 +333,18 @@ typedef struct death {
     char said[RANKS_MOST][400];
 } death;
 
-static void *die(void *arg) {
-    volatile death *d = arg;
-    while (d->done[0] < d->dies_at) {
-        usleep(1000);
+/* Not before the other workers have come as far, so that none still waits in a collective for the one that dies. */
+static void die_in_time(const volatile death *d) {
+    for (int r = 0; r < 2; r++) {
+        while (d->done[r] < d->dies_at) {
+            usleep(1000);
+        }
     }
     kill(getpid(), SIGKILL);
+}
+
+static void *die(void *arg) {
+    die_in_time(arg);
     return NULL;
 }
 
@@ -367,7 +373,7 @@ static void mortal(ddl_group *w, void *arg) {
     bool until_death = d->config.dedicated && d->victim >= 0;
     for (int step = (int)found; (step < 8 || until_death) && status == DDL_OK; step++) {
         if (step == d->dies_at && me == d->victim) {
-            kill(getpid(), SIGKILL);
+            die_in_time(d);
         }
         status = net_step(m, 1);
         d->done[me] += status == DDL_OK;
