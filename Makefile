@@ -97,6 +97,11 @@ $(EXAMPLE_FOLDERS): $B/%: $$(wildcard examples/$$*/*.[ch]) $(wildcard examples/*
 # from the PTX of the first one, which is in it too: nothing here is for one architecture alone. Machine code for 8.0 is good
 # for 8.6 and 8.9 as well, and so within each generation; PTX alone would not do for drivers older than the toolkit.
 CUDA_ARCHS ?= 75 80 90 100
+# The name of this file says for which of them build/ was made: others make the kernels anew, and what they are part of.
+ARCHS = $B/archs$(subst $() $(),,$(CUDA_ARCHS:%=-%))
+$(ARCHS):
+	@mkdir -p $B
+	@rm -f $B/archs-* && touch $@
 CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
 KERNELS = $(wildcard plugins/$*/*.cu)
 plugins: $(patsubst %,$B/libddl-%.so,$(PLUGINS))
@@ -109,7 +114,7 @@ $B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h $$(if $$(and $(NVCC),$$(KERNELS
 	elif $(CC) $(BASE) $$flags -E plugins/$*/*.c >/dev/null 2>$B/$*.missing; then \
 	    set -x; $(CC) $(BASE) -fPIC -shared -fvisibility=hidden -o $@ plugins/$*/*.c $$flags $(LIBS); \
 	else echo "plugin $* is left out: $$(grep -m1 error: $B/$*.missing)"; fi
-$B/%.fatbin: plugins/%/*.cu
+$B/%.fatbin: plugins/%/*.cu $(ARCHS)
 	@mkdir -p $B
 	known="$$($(NVCC) --list-gpu-arch)"; for a in $(CUDA_ARCHS); do case "$$known" in *compute_$$a*) \
 	    first=$${first:-$$a}; codes="$$codes,sm_$$a";; esac; done; \

@@ -1515,6 +1515,7 @@ enum {
     /* Its native collectives, memory_register and get are for memory of its own device; it carries no messages. */
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
+    DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -1565,6 +1566,9 @@ typedef struct ddl_native_call {
     /* 1: stream is being captured into a graph, and so is the operation, which ends when all ranks have captured it:
      * each replay, by all, runs it without the host. What it uses stays until native_close. */
     int32_t capture;
+    /* NULL, or an event of the device's (event_record) that stands on `stream` for this operation: in is ready when it
+     * has happened. It is the transport's after DDL_OK. Only for transports with DDL_TRANSPORT_EVENT. */
+    void *event;
 } ddl_native_call;
 
 typedef struct ddl_transport {
@@ -16945,7 +16949,9 @@ static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
         return ddl__stage_copies(c, s, false, UINT64_MAX);
     }
     ddl__device *d = s->stream_device;
-    DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    if (s->events[d->number - 1] == NULL) { /* else it was marked before the lock was taken */
+        DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    }
     s->phase = DDL__STAGE_STREAM;
     ddl__stage_list(c, s);
     return DDL_IN_PROGRESS;
@@ -16962,9 +16968,13 @@ static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
     if (s == NULL) {
         return;
     }
-    if (s->phase == DDL__STAGE_STREAM) {
-        ddl__device *d = s->stream_device;
+    ddl__device *d = s->stream_device;
+    bool waits = s->phase == DDL__STAGE_STREAM;
+    if (d != NULL && (waits || s->phase == DDL__STAGE_IDLE) && s->events[d->number - 1] != NULL) {
         d->table->event_free(d->self, s->events[d->number - 1]);
+        s->events[d->number - 1] = NULL;
+    }
+    if (waits) {
         ddl__stage_unlist(c, s);
         s->phase = DDL__STAGE_IDLE;
     }
@@ -17837,6 +17847,8 @@ typedef struct ddl__announced {
     char call[160];
 } ddl__announced;
 
+enum { DDL__MARKS = 4 }; /* of messages that a call begins on a stream; more are marked with the lock */
+
 struct ddl_group {
     uint32_t magic;
     uint32_t id, epoch;
@@ -17898,6 +17910,8 @@ struct ddl_group {
     ddl__native device_native;  /* for tensors on devices */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
+    void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
+    int32_t mark_count;
 };
 
 typedef struct ddl__groups {
@@ -18582,6 +18596,49 @@ static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
                : DDL_OK;
 }
 
+/* Where a stream's queue is full a driver waits for room in it, and that may need the lock: whoever opens a gate on
+ * the stream does. So what a call puts on a program's stream is put there without the lock: `count` events before it
+ * begins, which what it begins takes (what is left over is dropped), and the gate behind it. */
+static void *ddl__mark_take(ddl_group *g) { return g->mark_count > 0 ? g->marks[--g->mark_count] : NULL; }
+
+static void ddl__marks_drop(ddl_group *g) {
+    const ddl__device *d = g->stream_device;
+    for (void *mark; (mark = ddl__mark_take(g)) != NULL;) {
+        d->table->event_free(d->self, mark);
+    }
+}
+
+/* The lock is held, and given away for a while. */
+static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count) {
+    void *marks[DDL__MARKS], *stream = g->stream;
+    int32_t made = 0;
+    const ddl__device *d = g->stream_device;
+    if (ddl__stream_captured(d, stream)) {
+        return DDL_OK;
+    }
+    ddl__unlock(g->context);
+    count = DDL__MIN(count, DDL__MARKS);
+    while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
+        made++; /* what is missing is recorded with the lock, and there it is told why that fails */
+    }
+    ddl_status status = ddl__enter_group(g, what);
+    bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
+    for (int32_t i = 0; i < made; i++) {
+        if (good) {
+            g->marks[g->mark_count++] = marks[i];
+        } else {
+            d->table->event_free(d->self, marks[i]);
+        }
+    }
+    return status;
+}
+
+/* ddl__enter_group, with marks on the group's stream; ddl__marks_drop follows before the lock is given away. */
+static inline ddl_status ddl__enter_ordered(ddl_group *g, const char *what, int32_t count) {
+    DDL__TRY(ddl__enter_group(g, what));
+    return g->stream_device == NULL ? DDL_OK : ddl__mark_stream(g, what, count);
+}
+
 /* Orders what a stage does on the group's stream. */
 static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
     if (g->stream_device == NULL) {
@@ -18590,22 +18647,32 @@ static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, 
     DDL__TRY(ddl__stream_check(g, what));
     s->stream_device = g->stream_device;
     s->stream = g->stream;
+    s->events[s->stream_device->number - 1] = ddl__mark_take(g);
     r->ordered = true;
     return DDL_OK;
 }
 
-/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to. */
+/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to, or it has
+ * ended meanwhile: the lock is given away for a while (ddl__enter_ordered). */
 static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
     const ddl_group *g = r->group;
     ddl__device *d = g->stream_device;
     if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
         return false;
     }
-    r->gate_device = d;
-    if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
-        r->gate = NULL;
+    void *gate = NULL, *stream = g->stream;
+    ddl__unlock(c);
+    ddl_status status = d->table->gate_put(d->self, stream, &gate);
+    ddl__lock(c);
+    if (status >= 0 && r->state != DDL__REQUEST_ACTIVE) {
+        d->table->gate_open(d->self, gate);
         return false;
     }
+    if (status < 0) {
+        return false;
+    }
+    r->gate_device = d;
+    r->gate = gate;
     r->detached = true;
     r->detached_next = c->detached;
     c->detached = r;
@@ -20448,6 +20515,7 @@ static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int3
     ddl_context *c = g->context;
     ddl_request *own[2] = {NULL, NULL};
     ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    ddl__marks_drop(g);
     if (status == DDL_OK && out_requests == NULL) {
         for (int32_t i = 0; i < count; i++) {
             own[i]->unseen = true;
@@ -20466,7 +20534,7 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
     for (int32_t i = 0; out_requests != NULL && i < count; i++) {
         out_requests[i] = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, count));
     ddl_status status = ddl__p2p_run(g, transfers, count, what, out_requests, out_infos);
     ddl__unlock(g->context);
     return status;
@@ -20476,7 +20544,7 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
 
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
     ddl_status status;
-    DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    DDL__TRY(ddl__enter_ordered(group, "ddl_send", 1));
     uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
         ddl_transfer t = {1, tensor, peer, tag};
@@ -20491,7 +20559,7 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
     ddl_status status;
-    DDL__TRY(ddl__enter_group(group, "ddl_recv"));
+    DDL__TRY(ddl__enter_ordered(group, "ddl_recv", 1));
     uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     ddl_info info = {0};
     if (!ddl__recv_quick(group, &tensor, peer, tag, from != 0 ? &info : out_info, &status)) {
@@ -20806,6 +20874,7 @@ typedef struct ddl__op {
     ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
+    void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
@@ -20948,8 +21017,17 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     }
 }
 
+/* Of one that has ended, or did not begin. */
+static void ddl__op_unmark(ddl__op *op) {
+    if (op->mark != NULL) {
+        op->device->table->event_free(op->device->self, op->mark);
+        op->mark = NULL;
+    }
+}
+
 /* Keeps an op for the next run: one, or as many as there are persistent requests that may run at once. */
 static void ddl__op_put(ddl_context *c, ddl__cached *cached, ddl__op *op) {
+    ddl__op_unmark(op);
     if (cached->spares < DDL__MAX(cached->held, 1)) {
         op->next = cached->spare;
         cached->spare = op;
@@ -21476,6 +21554,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->op = scaled ? DDL_SUM : op->call.op;
     call->device = op->device->index + 1;
     call->stream = op->stream;
+    call->event = op->mark;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
     if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
@@ -21503,6 +21582,7 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
         ddl__native_on_device(op, &call);
     }
     ddl_status status = op->runner->table->native_start(op->runner->self, op->runner->set, &call, &native);
+    op->mark = status == DDL_OK ? NULL : op->mark;
     ddl__native_list(c, op, i, status, native);
     op->natives_left--;
 }
@@ -23189,6 +23269,7 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     }
     if (turn) {
         op->stream = g->stream;
+        op->mark = (op->runner->table->flags & DDL_TRANSPORT_EVENT) != 0 ? ddl__mark_take(g) : NULL;
         op->request->ordered = true;
         return DDL_OK;
     }
@@ -23377,7 +23458,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->stage = op->scratch = NULL;
     op->move_failed = DDL_OK;
     op->device = NULL;
-    op->stream = NULL;
+    op->stream = op->mark = NULL;
     op->captured = false;
     op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {
@@ -23661,7 +23742,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     if (out_request != NULL) {
         *out_request = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, 1));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl_status status;
@@ -23672,6 +23753,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     c->doing = what;
     ddl__glance(g);
     status = ddl__coll_begin(g, d, what, &r);
+    ddl__marks_drop(g);
     bool captured = status == DDL_OK && r->captured; /* what the stream gets next comes behind it in the graph */
     if (captured) {
         ddl__wait_requests(c, &r, 1, false);
@@ -24302,13 +24384,14 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
     if (out_request != NULL) {
         *out_request = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, 1));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
                             ? ddl__error(c, DDL_ERR_ARG, "%s: %d tensors at NULL are not possible", what, count)
                             : ddl__many_begin(g, tensors, count, op, what, &r);
+    ddl__marks_drop(g);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
     } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {
@@ -27595,7 +27678,9 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
     }
     void *gate = NULL;
     bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
+    ddl__unlock(c); /* ddl__enter_ordered says why */
     ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
+    ddl__lock(c);
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
                           "%d (%s), or the device cannot wait for the host: %s", device,
@@ -27634,7 +27719,11 @@ DDL_API ddl_status ddl_stream_wait(ddl_request **request) {
                             "one", r->group->name);
     } else {
         status = ddl__stream_check(r->group, "ddl_stream_wait");
-        if (status == DDL_OK && !ddl__request_detach(c, r)) {
+        bool detached = status == DDL_OK && ddl__request_detach(c, r);
+        if (status == DDL_OK && r->state == DDL__REQUEST_DONE && !detached) {
+            status = ddl__request_report(request, NULL);
+            r = *request;
+        } else if (status == DDL_OK && !detached) {
             status = ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let its stream wait");
         }
         *request = status == DDL_OK ? NULL : r;

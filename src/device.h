@@ -412,7 +412,9 @@ static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
         return ddl__stage_copies(c, s, false, UINT64_MAX);
     }
     ddl__device *d = s->stream_device;
-    DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    if (s->events[d->number - 1] == NULL) { /* else it was marked before the lock was taken */
+        DDL__TRY(d->table->event_record(d->self, s->stream, &s->events[d->number - 1]));
+    }
     s->phase = DDL__STAGE_STREAM;
     ddl__stage_list(c, s);
     return DDL_IN_PROGRESS;
@@ -429,9 +431,13 @@ static void ddl__stage_leave(ddl_context *c, ddl__stage **slot) {
     if (s == NULL) {
         return;
     }
-    if (s->phase == DDL__STAGE_STREAM) {
-        ddl__device *d = s->stream_device;
+    ddl__device *d = s->stream_device;
+    bool waits = s->phase == DDL__STAGE_STREAM;
+    if (d != NULL && (waits || s->phase == DDL__STAGE_IDLE) && s->events[d->number - 1] != NULL) {
         d->table->event_free(d->self, s->events[d->number - 1]);
+        s->events[d->number - 1] = NULL;
+    }
+    if (waits) {
         ddl__stage_unlist(c, s);
         s->phase = DDL__STAGE_IDLE;
     }

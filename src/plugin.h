@@ -99,6 +99,7 @@ enum {
     /* Its native collectives, memory_register and get are for memory of its own device; it carries no messages. */
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
+    DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -149,6 +150,9 @@ typedef struct ddl_native_call {
     /* 1: stream is being captured into a graph, and so is the operation, which ends when all ranks have captured it:
      * each replay, by all, runs it without the host. What it uses stays until native_close. */
     int32_t capture;
+    /* NULL, or an event of the device's (event_record) that stands on `stream` for this operation: in is ready when it
+     * has happened. It is the transport's after DDL_OK. Only for transports with DDL_TRANSPORT_EVENT. */
+    void *event;
 } ddl_native_call;
 
 typedef struct ddl_transport {

@@ -82,7 +82,7 @@ struct CUctx_st {
     int device;
 };
 struct CUstream_st {
-    int device;
+    int device, works; /* works: in its queue */
     bool ending, capturing, running;
     bool spoiled; /* its capture has ended: something was done that a capture forbids */
     bool *gone;   /* who destroys it waits for this */
@@ -120,6 +120,7 @@ static uint64_t next_buffer_id = 1;
 static CUdeviceptr space;
 static bool ready, broken_peers, parted_peers, ring_of_peers, no_vmm, no_ipc, no_words;
 static int pending[GPUS]; /* works on the streams of a GPU */
+static int places; /* in the queue of each stream; 0: as many as one likes */
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
 static struct { int allocations, handles, reservations, streams, events, pinned, modules, registered, imports; } live;
@@ -165,6 +166,7 @@ int standin_live(char *text, size_t bytes) {
     return sum;
 }
 int standin_imports(void) { return live.imports; }
+void standin_places(int n) { places = n; }
 void standin_break_peers(int on) { broken_peers = on != 0; }
 void standin_part_peers(int on) { parted_peers = on != 0; } /* the driver says that they do not reach each other */
 void standin_without(int vmm, int ipc, int words) {

@@ -100,6 +100,7 @@ static void *runner(void *user) {
         s->first = w->next;
         s->last = s->first == NULL ? &s->first : s->last;
         pending[s->device]--;
+        s->works--;
         free(w);
         pthread_cond_broadcast(&changed);
     }
@@ -148,6 +149,10 @@ static CUresult enqueue(CUstream stream, work w, size_t args_bytes, const void *
         s->graph_last = &copy->next;
         return unlocked(CUDA_SUCCESS);
     }
+    while (places > 0 && s->works >= places) { /* a full queue: a driver waits here */
+        pthread_cond_wait(&changed, &lock);
+    }
+    s->works++;
     if (!s->running) {
         pthread_t id;
         if (pthread_create(&id, NULL, runner, s) != 0) {

@@ -149,6 +149,56 @@ static void hold(void *user) {
     }
 }
 
+/* A program that runs ahead of its GPU fills the stream's queue behind a gate. The next call waits in the driver for room,
+ * and not with the lock: what opens the gate goes on meanwhile. Rank 1 comes when rank 0 is in there. */
+enum { PLACES = 40 };
+static void filled(int rank, int n, void *arg) {
+    static atomic_bool go;
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    pair p;
+    pair_make(c, rank, 1, &p);
+    void *stream = stream_on(0);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, stream), DDL_OK);
+    for (int round = 0; round < 4; round++) {
+        CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+        atomic_store(&go, false);
+        CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+        CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+        CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+        if (rank == 1) {
+            while (!atomic_load(&go)) {
+                usleep(1000);
+            }
+            usleep(100000); /* were rank 0 slower than that, it would find room */
+        }
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), p.in, p.out, DDL_SUM), DDL_OK); /* an event, a gate */
+        for (int i = 0; rank == 0 && i < PLACES - 1 - round % 2; i++) { /* behind the gate, which may be all there is */
+            CHECK_EQ(DRIVER(int (*)(uint64_t, unsigned char, size_t, void *), "cuMemsetD8Async")(
+                         (uint64_t)(uintptr_t)p.in.data, 0, 4, stream), SUCCESS);
+        }
+        atomic_store(&go, rank == 0 || atomic_load(&go));
+        if (round < 2) {
+            CHECK_EQ(ddl_all_reduce(ddl_world(c), p.out, p.out, DDL_MAX), DDL_OK);
+        } else {
+            CHECK_EQ(rank == 0 ? ddl_send(ddl_world(c), p.out, 1, 0) : ddl_recv(ddl_world(c), p.out, 0, 0, NULL), DDL_OK);
+        }
+    }
+    CHECK_EQ(DRIVER(int (*)(void *), "cuStreamSynchronize")(stream), SUCCESS);
+    CHECK_EQ(ddl_group_stream(ddl_world(c), 1, NULL), DDL_OK);
+    pair_free(c, &p);
+    coll_leave(c);
+}
+
+TEST(a_full_queue_holds_nobody_up) {
+    coll_job job;
+    coll_job_make(&job);
+    DRIVER(void (*)(int), "standin_places")(PLACES);
+    ranks_threads(2, filled, &job);
+    DRIVER(void (*)(int), "standin_places")(0);
+}
+
 /* A tensor that an operation still uses is not freed; afterwards it is. */
 static void freed_in_use(int rank, int n, void *arg) {
     static atomic_bool go;

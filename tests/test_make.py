@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 
-from harness import ROOT, check, good, main, scratch, sh, test
+from harness import ROOT, check, good, main, scratch, sh, skip, test
 
 TARGETS = "all demo test test-gpu deps plugins tools examples bench plots torture install uninstall check clean help".split()
 
@@ -35,6 +35,16 @@ def continuous_integration_runs_what_readme_says():
     check(re.search(r"make deps test\b", readme), "README does not say how the tests are run")
     check(re.search(r"^make deps$.*^make test$", ci, re.M | re.S), ".ci/run runs something else")
     check(os.access(ROOT / ".ci/run", os.X_OK), ".ci/run cannot be run")
+
+
+@test
+def other_architectures_make_the_kernels_anew():
+    if not (ROOT / "build/cuda.fatbin").exists():
+        skip("the kernels are not built here")
+    for archs, anew in (("", False), ("CUDA_ARCHS=75", True)):
+        planned = good("make -n build/libddl-cuda.so", archs)
+        check(("-fatbin" in planned) == anew, f"{archs}: {planned}")
+        check(not anew or "-o build/libddl-cuda.so" in planned, f"{archs}: {planned}")
 
 
 @test

@@ -617,7 +617,7 @@ static const char *cuda_ipc_describe(void *self, int32_t peer) {
 static const ddl_transport cuda_transport = {
     .size = sizeof(ddl_transport),
     .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_DEVICE | /* no messages, so none out of order */
-             DDL_TRANSPORT_CAPTURE,
+             DDL_TRANSPORT_CAPTURE | DDL_TRANSPORT_EVENT,
     .max_payload_bytes = DDL_MESSAGE_PAYLOAD_BYTES,
     .open = cuda_ipc_open,
     .close = cuda_ipc_close,

@@ -615,7 +615,8 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     op->job.rank = set->rank;
     op->job.in_place = call->in == call->out;
     ddl_status status = cuda_ipc_gpu(t, call->device > 0 ? call->device - 1 : 0, &op->gpu);
-    bool capture = call->size >= sizeof *call && call->capture != 0;
+    bool capture = call->size >= offsetof(ddl_native_call, event) && call->capture != 0;
+    op->event = DDL_HAS(call, event) ? call->event : NULL;
     cuda_guard guard;
     if (status == DDL_OK && capture) {
         op->capture = t->host->alloc(t->host, sizeof *op->capture);
@@ -623,7 +624,7 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     }
     if (op->capture != NULL) {
         memset(op->capture, 0, sizeof *op->capture);
-    } else if (status == DDL_OK && call->stream != NULL && (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
+    } else if (status == DDL_OK && call->stream != NULL && op->event == NULL && (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
         status = cuda_op_mark(op, call->stream);
         cuda_leave(&guard);
     }

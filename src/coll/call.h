@@ -369,6 +369,7 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     }
     if (turn) {
         op->stream = g->stream;
+        op->mark = (op->runner->table->flags & DDL_TRANSPORT_EVENT) != 0 ? ddl__mark_take(g) : NULL;
         op->request->ordered = true;
         return DDL_OK;
     }
@@ -557,7 +558,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->stage = op->scratch = NULL;
     op->move_failed = DDL_OK;
     op->device = NULL;
-    op->stream = NULL;
+    op->stream = op->mark = NULL;
     op->captured = false;
     op->runner = &g->native;
     if (ddl__kind_reduces(call->kind)) {

@@ -214,7 +214,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     if (out_request != NULL) {
         *out_request = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, 1));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl_status status;
@@ -225,6 +225,7 @@ static ddl_status ddl__coll_call(ddl_group *g, const ddl__asked *d, const char *
     c->doing = what;
     ddl__glance(g);
     status = ddl__coll_begin(g, d, what, &r);
+    ddl__marks_drop(g);
     bool captured = status == DDL_OK && r->captured; /* what the stream gets next comes behind it in the graph */
     if (captured) {
         ddl__wait_requests(c, &r, 1, false);

@@ -350,13 +350,14 @@ static ddl_status ddl__many_call(ddl_group *g, const ddl_tensor *tensors, int32_
     if (out_request != NULL) {
         *out_request = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, 1));
     ddl_context *c = g->context;
     ddl_request *r = NULL;
     ddl__glance(g);
     ddl_status status = count < 0 || (count > 0 && tensors == NULL)
                             ? ddl__error(c, DDL_ERR_ARG, "%s: %d tensors at NULL are not possible", what, count)
                             : ddl__many_begin(g, tensors, count, op, what, &r);
+    ddl__marks_drop(g);
     if (status == DDL_OK && out_request != NULL) {
         *out_request = r;
     } else if (status == DDL_OK && !(r->ordered && ddl__request_detach(c, r))) {

@@ -19,7 +19,9 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
     }
     void *gate = NULL;
     bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
+    ddl__unlock(c); /* ddl__enter_ordered says why */
     ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
+    ddl__lock(c);
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
                           "%d (%s), or the device cannot wait for the host: %s", device,
@@ -58,7 +60,11 @@ DDL_API ddl_status ddl_stream_wait(ddl_request **request) {
                             "one", r->group->name);
     } else {
         status = ddl__stream_check(r->group, "ddl_stream_wait");
-        if (status == DDL_OK && !ddl__request_detach(c, r)) {
+        bool detached = status == DDL_OK && ddl__request_detach(c, r);
+        if (status == DDL_OK && r->state == DDL__REQUEST_DONE && !detached) {
+            status = ddl__request_report(request, NULL);
+            r = *request;
+        } else if (status == DDL_OK && !detached) {
             status = ddl__error(c, DDL_ERR_SYSTEM, "ddl_stream_wait: the device does not let its stream wait");
         }
         *request = status == DDL_OK ? NULL : r;

@@ -201,6 +201,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->op = scaled ? DDL_SUM : op->call.op;
     call->device = op->device->index + 1;
     call->stream = op->stream;
+    call->event = op->mark;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
     if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
@@ -228,6 +229,7 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
         ddl__native_on_device(op, &call);
     }
     ddl_status status = op->runner->table->native_start(op->runner->self, op->runner->set, &call, &native);
+    op->mark = status == DDL_OK ? NULL : op->mark;
     ddl__native_list(c, op, i, status, native);
     op->natives_left--;
 }

@@ -60,6 +60,7 @@ typedef struct ddl__op {
     ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
+    void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
@@ -202,8 +203,17 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     }
 }
 
+/* Of one that has ended, or did not begin. */
+static void ddl__op_unmark(ddl__op *op) {
+    if (op->mark != NULL) {
+        op->device->table->event_free(op->device->self, op->mark);
+        op->mark = NULL;
+    }
+}
+
 /* Keeps an op for the next run: one, or as many as there are persistent requests that may run at once. */
 static void ddl__op_put(ddl_context *c, ddl__cached *cached, ddl__op *op) {
+    ddl__op_unmark(op);
     if (cached->spares < DDL__MAX(cached->held, 1)) {
         op->next = cached->spare;
         cached->spare = op;

@@ -60,6 +60,8 @@ typedef struct ddl__announced {
     char call[160];
 } ddl__announced;
 
+enum { DDL__MARKS = 4 }; /* of messages that a call begins on a stream; more are marked with the lock */
+
 struct ddl_group {
     uint32_t magic;
     uint32_t id, epoch;
@@ -121,6 +123,8 @@ struct ddl_group {
     ddl__native device_native;  /* for tensors on devices */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
+    void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
+    int32_t mark_count;
 };
 
 typedef struct ddl__groups {

@@ -218,6 +218,7 @@ static ddl_status ddl__p2p_run(ddl_group *g, const ddl_transfer *transfers, int3
     ddl_context *c = g->context;
     ddl_request *own[2] = {NULL, NULL};
     ddl_status status = ddl__p2p_begin(g, transfers, count, what, out_requests != NULL ? out_requests : own);
+    ddl__marks_drop(g);
     if (status == DDL_OK && out_requests == NULL) {
         for (int32_t i = 0; i < count; i++) {
             own[i]->unseen = true;
@@ -236,7 +237,7 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
     for (int32_t i = 0; out_requests != NULL && i < count; i++) {
         out_requests[i] = NULL;
     }
-    DDL__TRY(ddl__enter_group(g, what));
+    DDL__TRY(ddl__enter_ordered(g, what, count));
     ddl_status status = ddl__p2p_run(g, transfers, count, what, out_requests, out_infos);
     ddl__unlock(g->context);
     return status;
@@ -246,7 +247,7 @@ static ddl_status ddl__p2p_call(ddl_group *g, const ddl_transfer *transfers, int
 
 DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag) {
     ddl_status status;
-    DDL__TRY(ddl__enter_group(group, "ddl_send"));
+    DDL__TRY(ddl__enter_ordered(group, "ddl_send", 1));
     uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     if (!ddl__send_quick(group, &tensor, peer, tag, &status)) {
         ddl_transfer t = {1, tensor, peer, tag};
@@ -261,7 +262,7 @@ DDL_API ddl_status ddl_send(ddl_group *group, ddl_tensor tensor, int32_t peer, i
 
 DDL_API ddl_status ddl_recv(ddl_group *group, ddl_tensor tensor, int32_t peer, int32_t tag, ddl_info *out_info) {
     ddl_status status;
-    DDL__TRY(ddl__enter_group(group, "ddl_recv"));
+    DDL__TRY(ddl__enter_ordered(group, "ddl_recv", 1));
     uint64_t from = group->context->trace != NULL ? ddl__now_ns() : 0;
     ddl_info info = {0};
     if (!ddl__recv_quick(group, &tensor, peer, tag, from != 0 ? &info : out_info, &status)) {

@@ -303,6 +303,49 @@ static ddl_status ddl__stream_check(const ddl_group *g, const char *what) {
                : DDL_OK;
 }
 
+/* Where a stream's queue is full a driver waits for room in it, and that may need the lock: whoever opens a gate on
+ * the stream does. So what a call puts on a program's stream is put there without the lock: `count` events before it
+ * begins, which what it begins takes (what is left over is dropped), and the gate behind it. */
+static void *ddl__mark_take(ddl_group *g) { return g->mark_count > 0 ? g->marks[--g->mark_count] : NULL; }
+
+static void ddl__marks_drop(ddl_group *g) {
+    const ddl__device *d = g->stream_device;
+    for (void *mark; (mark = ddl__mark_take(g)) != NULL;) {
+        d->table->event_free(d->self, mark);
+    }
+}
+
+/* The lock is held, and given away for a while. */
+static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count) {
+    void *marks[DDL__MARKS], *stream = g->stream;
+    int32_t made = 0;
+    const ddl__device *d = g->stream_device;
+    if (ddl__stream_captured(d, stream)) {
+        return DDL_OK;
+    }
+    ddl__unlock(g->context);
+    count = DDL__MIN(count, DDL__MARKS);
+    while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
+        made++; /* what is missing is recorded with the lock, and there it is told why that fails */
+    }
+    ddl_status status = ddl__enter_group(g, what);
+    bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
+    for (int32_t i = 0; i < made; i++) {
+        if (good) {
+            g->marks[g->mark_count++] = marks[i];
+        } else {
+            d->table->event_free(d->self, marks[i]);
+        }
+    }
+    return status;
+}
+
+/* ddl__enter_group, with marks on the group's stream; ddl__marks_drop follows before the lock is given away. */
+static inline ddl_status ddl__enter_ordered(ddl_group *g, const char *what, int32_t count) {
+    DDL__TRY(ddl__enter_group(g, what));
+    return g->stream_device == NULL ? DDL_OK : ddl__mark_stream(g, what, count);
+}
+
 /* Orders what a stage does on the group's stream. */
 static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, const char *what) {
     if (g->stream_device == NULL) {
@@ -311,22 +354,32 @@ static ddl_status ddl__stage_order(ddl_group *g, ddl_request *r, ddl__stage *s, 
     DDL__TRY(ddl__stream_check(g, what));
     s->stream_device = g->stream_device;
     s->stream = g->stream;
+    s->events[s->stream_device->number - 1] = ddl__mark_take(g);
     r->ordered = true;
     return DDL_OK;
 }
 
-/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to. */
+/* Nobody waits for the request any more: the group's stream does. False: the stream cannot, somebody has to, or it has
+ * ended meanwhile: the lock is given away for a while (ddl__enter_ordered). */
 static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
     const ddl_group *g = r->group;
     ddl__device *d = g->stream_device;
     if (d == NULL || r->state != DDL__REQUEST_ACTIVE) {
         return false;
     }
-    r->gate_device = d;
-    if (d->table->gate_put(d->self, g->stream, &r->gate) < 0) {
-        r->gate = NULL;
+    void *gate = NULL, *stream = g->stream;
+    ddl__unlock(c);
+    ddl_status status = d->table->gate_put(d->self, stream, &gate);
+    ddl__lock(c);
+    if (status >= 0 && r->state != DDL__REQUEST_ACTIVE) {
+        d->table->gate_open(d->self, gate);
         return false;
     }
+    if (status < 0) {
+        return false;
+    }
+    r->gate_device = d;
+    r->gate = gate;
     r->detached = true;
     r->detached_next = c->detached;
     c->detached = r;
