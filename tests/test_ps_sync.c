@@ -1,9 +1,10 @@
 /* Clocks of parameter servers: the SSP invariant at every step of every worker under random delays, what a read must see,
  * a worker's own writes, adaptive bounds, modes that change, workers that leave.
- * tests/run: variants=gcc,asan,tsan */
+ * tests/run: variants=gcc,asan,tsan libs=-lm */
 #include "faults.h"
 #include "ps.h"
 
+#include <math.h>
 #include <stdatomic.h>
 
 enum { WORKERS = 4, CLOCKS = 40, WIDE = 5 };
@@ -239,3 +240,80 @@ static void refuse(ddl_group *w, void *arg) {
 }
 
 TEST(what_cannot_work_is_refused_with_a_sentence) { world_threads(2, refuse, NULL); }
+
+/* ---- norms of whole tensors ---- */
+
+/* One step of LARS (momentum 0.9, trust 0.5) or LAMB in doubles, as api.h has the formulas. */
+static void norm_step(ddl_optimizer_kind kind, int n, int t, double *p, double *m, double *v, const double *g) {
+    double rate = 0.05, decay = 0.01, p2 = 0, r2 = 0, r[700];
+    for (int i = 0; i < n; i++) {
+        m[i] = kind == DDL_LAMB ? 0.9 * m[i] + 0.1 * g[i] : m[i];
+        v[i] = 0.999 * v[i] + 0.001 * g[i] * g[i];
+        double adam = m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.999, t))) + 1e-6) + decay * p[i];
+        r[i] = kind == DDL_LAMB ? adam : g[i];
+        p2 += p[i] * p[i];
+        r2 += r[i] * r[i];
+    }
+    double trust = kind == DDL_LAMB ? sqrt(p2) / sqrt(r2) : 0.5 * sqrt(p2) / (sqrt(r2) + decay * sqrt(p2));
+    for (int i = 0; i < n; i++) {
+        m[i] = kind == DDL_LAMB ? m[i] : 0.9 * m[i] + rate * trust * (r[i] + decay * p[i]);
+        p[i] -= kind == DDL_LAMB ? rate * trust * r[i] : m[i];
+    }
+}
+
+/* Workers push in turns, so that the order is known: each push is a step with half of its gradient, over the norms of
+ * whole tensors, though pieces may have 64 floats. */
+static void norms(ddl_group *w, void *arg) {
+    enum { PARAMS = 2, LONG = 700, ROUNDS = 8 };
+    static const int lengths[PARAMS] = {LONG, 300};
+    const ddl_ps_config *config = arg;
+    float p[PARAMS][LONG], g[LONG];
+    double model[PARAMS][3][LONG] = {{{0}}}, half[LONG];
+    ddl_tensor params[PARAMS];
+    ddl_ps *ps = NULL;
+    for (int k = 0; k < PARAMS; k++) {
+        ps_fill(p[k], lengths[k], 9, k);
+        for (int i = 0; i < lengths[k]; i++) {
+            model[k][0][i] = (double)p[k][i];
+        }
+        params[k] = ddl_tensor_1d(p[k], DDL_F32, lengths[k]);
+    }
+    OK(ddl_ps_create(w, config, params, PARAMS, &ps));
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int k = 0; k < PARAMS; k++) {
+            ps_fill(g, lengths[k], round % 2, round * PARAMS + k);
+            for (int i = 0; i < lengths[k]; i++) {
+                half[i] = (double)g[i] / 2;
+            }
+            norm_step(config->optimizer.kind, lengths[k], round + 1, model[k][0], model[k][1], model[k][2], half);
+            if (round % 2 == ddl_rank(w)) {
+                OK(ddl_ps_push(ps, k, ddl_tensor_1d(g, DDL_F32, lengths[k]), NULL));
+            }
+        }
+        OK(ddl_barrier(w)); /* it has been answered, so it is in */
+        for (int k = 0; k < PARAMS; k++) {
+            memset(p[k], 0x7f, sizeof p[k]);
+            OK(ddl_ps_pull(ps, k, params[k]));
+            for (int i = 0; i < lengths[k]; i++) {
+                CHECK(fabs((double)p[k][i] - model[k][0][i]) <= 1e-5);
+            }
+        }
+        OK(ddl_barrier(w)); /* all have read it */
+        if (round % 2 == 1) {
+            OK(ddl_ps_clock(ps));
+        }
+    }
+    OK(ddl_ps_free(&ps));
+}
+TEST(ssp_and_asp_with_norms_of_whole_tensors) {
+    for (int i = 0; i < 4; i++) {
+        ddl_ps_config config = {.servers = 2,
+                                .piece_bytes = 256,
+                                .sync = {.mode = i % 2 == 0 ? DDL_SYNC_SSP : DDL_SYNC_ASP},
+                                .optimizer = {.kind = i / 2 == 0 ? DDL_LARS : DDL_LAMB,
+                                              .trust = i / 2 == 0 ? 0.5 : 1,
+                                              .learning_rate = 0.05,
+                                              .weight_decay = 0.01}};
+        world_threads(2, norms, &config);
+    }
+}

@@ -281,25 +281,44 @@ TEST(optimizers_have_the_bits_of_all_reduce) {
 
 /* >>16 bits: servers have the f32 copy, so that steps smaller than a bit of the parameter add up */
 
+typedef struct narrow {
+    ddl_dtype dtype;
+    ddl_sync sync;
+    uint16_t one, end; /* 1, and 0.875 = 1 - 125 / 1000; bf16 has 0.004 between two numbers there */
+} narrow;
+
 static void half(ddl_group *w, void *arg) {
-    (void)arg;
-    uint16_t p[2] = {0x3f80, 0x3f80}, g[2] = {0x3f80, 0x3f80}; /* bf16: 1 */
+    const narrow *n = arg;
+    uint16_t p[2] = {n->one, n->one}, g[2] = {n->one, n->one};
     ddl_trainer *t = NULL;
-    OK(ddl_trainer_create(
-        w, &(ddl_trainer_config){.architecture = DDL_ARCHITECTURE_PS, .optimizer = {.learning_rate = 1e-3}}, &t));
+    ddl_trainer_config config = {
+        .architecture = DDL_ARCHITECTURE_PS, .sync = n->sync, .optimizer = {.learning_rate = 1e-3}};
+    OK(ddl_trainer_create(w, &config, &t));
     ddl_trainer_options slow = {.rate_factor = -1};
-    OK(ddl_trainer_add(t, "p", ddl_tensor_1d(&p[0], DDL_BF16, 1), ddl_tensor_1d(&g[0], DDL_BF16, 1), NULL, NULL));
-    OK(ddl_trainer_add(t, "still", ddl_tensor_1d(&p[1], DDL_BF16, 1), ddl_tensor_1d(&g[1], DDL_BF16, 1), &slow, NULL));
+    OK(ddl_trainer_add(t, "p", ddl_tensor_1d(&p[0], n->dtype, 1), ddl_tensor_1d(&g[0], n->dtype, 1), NULL, NULL));
+    OK(ddl_trainer_add(t, "still", ddl_tensor_1d(&p[1], n->dtype, 1), ddl_tensor_1d(&g[1], n->dtype, 1), &slow, NULL));
     OK(ddl_trainer_start(t));
-    for (int i = 0; i < 125; i++) {
+    for (int i = 0; i < 126; i++) {
+        if (i == 125 && n->sync != DDL_SYNC_BSP) { /* all pushes are in: a step of no length sees them */
+            OK(ddl_barrier(w));
+        }
+        OK(ddl_trainer_set_rate(t, i == 125 ? 0 : 1e-3));
         OK(ddl_grad_ready(t, DDL_ALL));
         OK(ddl_step(t));
     }
-    CHECK_EQ(p[0], 0x3f60); /* 0.875 = 1 - 125 / 1000; bf16 has 0.004 between two numbers there */
-    CHECK_EQ(p[1], 0x3f80);
+    CHECK_EQ(p[0], n->end);
+    CHECK_EQ(p[1], n->one);
     OK(ddl_trainer_free(&t));
 }
-TEST(sixteen_bits_with_a_copy_on_servers) { world_threads(2, half, NULL); }
+TEST(sixteen_bits_with_a_copy_on_servers) {
+    narrow all[] = {{DDL_BF16, DDL_SYNC_BSP, 0x3f80, 0x3f60},
+                    {DDL_BF16, DDL_SYNC_SSP, 0x3f80, 0x3f60},
+                    {DDL_BF16, DDL_SYNC_ASP, 0x3f80, 0x3f60},
+                    {DDL_F16, DDL_SYNC_ASP, 0x3c00, 0x3b00}};
+    for (int i = 0; i < 4; i++) {
+        world_threads(2, half, &all[i]);
+    }
+}
 
 /* >>not finite */
 
