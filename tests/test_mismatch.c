@@ -5,6 +5,8 @@
 #define TEST_TIMEOUT_S 110
 #include "coll.h"
 
+#include <stdatomic.h>
+
 typedef struct pair {
     coll_case common, deviant;
     const char *words[2]; /* of both calls, in the sentence */
@@ -169,9 +171,28 @@ TEST(arguments_on_two_ranks) { arguments(2, 100, "100 x", "101 x"); }
 TEST(arguments_on_three_ranks) { arguments(3, 7, "7 x", "8 x"); }
 TEST(arguments_on_four_ranks_large) { arguments(4, 40000, "40000 x", "40001 x"); }
 
+/* A rank that is still in ddl_init when the others differ gets their sentence from there: so they differ when all are out. */
+static _Atomic int *joined;
+
+static void run_joined(int n, ranks_fn fn, void *arg) {
+    joined = joined != NULL ? joined : ranks_shared(sizeof *joined);
+    atomic_store(joined, 0);
+    ranks_fork(n, fn, arg, 20);
+}
+
+static ddl_context *join_all(int rank, int n, const coll_job *job) {
+    ddl_context *c = coll_join(rank, n, job);
+    atomic_fetch_add(joined, 1);
+    while (c != NULL && atomic_load(joined) < n) { /* ranks_fork has the deadline */
+        ddl_progress(c);
+        usleep(1000);
+    }
+    return c;
+}
+
 /* Two calls in another order, both under way. */
 static void order(int rank, int n, void *arg) {
-    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    ddl_context *c = join_all(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     float a[10] = {0}, b[20] = {0};
     ddl_request *r[2] = {NULL, NULL};
@@ -192,13 +213,13 @@ TEST(calls_in_another_order) {
     for (int n = 2; n <= 4; n++) {
         coll_job j;
         coll_job_make(&j);
-        ranks_fork(n, order, &j, 20);
+        run_joined(n, order, &j);
     }
 }
 
 /* The root of a small broadcast has ended before anybody could object. It computes for a while; its next call says it. */
 static void root_ended(int rank, int n, void *arg) {
-    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    ddl_context *c = join_all(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     int32_t x = 5, y = 6;
     if (rank == 0) {
@@ -217,12 +238,12 @@ static void root_ended(int rank, int n, void *arg) {
 TEST(a_root_that_had_ended) {
     coll_job j;
     coll_job_make(&j);
-    ranks_fork(3, root_ended, &j, 20);
+    run_joined(3, root_ended, &j);
 }
 
 /* A rank that runs far ahead with small broadcasts: the other call is found at the first, not lost with the records. */
 static void far_ahead(int rank, int n, void *arg) {
-    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    ddl_context *c = join_all(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     char x = 1;
     ddl_status status = DDL_OK;
@@ -242,14 +263,14 @@ static void far_ahead(int rank, int n, void *arg) {
 TEST(a_rank_far_ahead) {
     coll_job j;
     coll_job_make(&j);
-    ranks_fork(2, far_ahead, &j, 20);
+    run_joined(2, far_ahead, &j);
 }
 
 /* ---- what the count of elements does not say ---- */
 
 /* The call of rank 1 differs from the others' in `which`. All get the sentence, with two calls that do not look alike. */
 static void unlike(int rank, int n, void *arg, void (*call)(ddl_group *g, bool deviates)) {
-    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    ddl_context *c = join_all(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
     call(ddl_world(c), rank == 1);
     const char *one = strstr(ddl_error(c), " called "), *two = one != NULL ? strstr(one + 8, " called ") : NULL;
@@ -361,7 +382,7 @@ static void unlike_main(int rank, int n, void *arg) {
 static void run_unlike(int which, int n) {
     unlike_job j = {.which = which};
     coll_job_make(&j.job);
-    ranks_fork(n, unlike_main, &j, 20);
+    run_joined(n, unlike_main, &j);
 }
 
 TEST(counts_of_v_forms) {
