@@ -19,8 +19,10 @@
 
 #include "memory.h"
 
-#define SHM_LINES 64 /* operations that a rank may be ahead of another, in kinds where it need not wait */
-#define SHM_SLOTS 8  /* the same, of data that no line holds */
+/* Operations that a rank may be ahead of another, in kinds where it need not wait. Not few: who must wait where ranks
+ * share cores gives its core away. */
+#define SHM_LINES 128
+#define SHM_SLOTS 8 /* the same, of data that no line holds */
 #define SHM_LINE_DATA 112
 #define SHM_SLOT_BYTES 4096
 #define SHM_PIECES 8        /* that staging is cut into; one is 64 KiB at least */
