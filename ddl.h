@@ -11851,7 +11851,8 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
 
 /* >>proof */
 
-/* The server knows now who is there and for what. False: the connection is not wanted. */
+/* The server knows now who is there and for what. False: the connection is not wanted. True: it is the peer's, and may
+ * be broken and freed already. */
 static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
     ddl__tcp_peer *p = &t->peers[c->peer];
     if (p->dead || p->lost || !p->reachable) {
@@ -11906,12 +11907,10 @@ static void ddl__tcp_channel(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     c->is_control = n == 1 && channel == 'C';
+    ddl__tcp_tune_socket(t, c->fd, t->peers[c->peer].same_host, c->is_control);
     if (n != 1 || (channel != 'C' && channel != 'D') || !ddl__tcp_adopt(t, c)) {
         ddl__tcp_stranger_drop(t, c, "was not wanted");
-        return;
     }
-    bool same_host = t->peers[c->peer].same_host;
-    ddl__tcp_tune_socket(t, c->fd, same_host, c->is_control);
 }
 
 static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
@@ -15422,8 +15421,8 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
     /* epoch: a word about the process that had the rank before says nothing of its successor */
     ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
+    c->closing_count += !l->closing; /* it may be closing since its goodbye */
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
-    c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
 }
 
@@ -22591,7 +22590,7 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     char text[DDL__SENTENCE_BYTES];
-    int32_t code = -(int32_t)ddl__get_u32(&r);
+    int32_t code = (int32_t)(0u - ddl__get_u32(&r));
     ddl__get_string(&r, text, sizeof text);
     if (r.bad || !ddl__may_break((ddl_status)code)) {
         return DDL_ERR_CORRUPT;
@@ -27231,6 +27230,17 @@ static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
     return DDL_OK;
 }
 
+static void ddl__thread_end(ddl_context *c) {
+    if (c->has_thread) {
+        c->thread_stop = true;
+        ddl__wake(c);
+        ddl__unlock(c);
+        pthread_join(c->thread, NULL);
+        ddl__lock(c);
+        c->has_thread = false;
+    }
+}
+
 static ddl_status ddl__thread_begin(ddl_context *c) {
     return c->settings.progress_thread ? ddl__thread_start(c, "ddl_init") : DDL_OK;
 }
@@ -28759,12 +28769,15 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     if (status == DDL_OK) {
         status = later || settings.restarted > 0 ? ddl__join_later(c, *deadline) : ddl__join(c);
     }
+    if (status != DDL_OK) {
+        c->finalized = true;
+        ddl__thread_end(c); /* it may have begun before what failed */
+    }
     ddl__unlock(c);
     if (status != DDL_OK) {
         if (status < 0) {
             ddl__init_failed(config, &c->base, later, settings.restarted > 0, &c->error);
         }
-        c->finalized = true;
         ddl__context_close(c);
         ddl__context_destroy(c);
         return status;
@@ -28824,17 +28837,6 @@ static void ddl__end_requests(ddl_context *c, ddl_status status, const char *tex
         }
     }
     ddl__wake(c);
-}
-
-static void ddl__thread_end(ddl_context *c) {
-    if (c->has_thread) {
-        c->thread_stop = true;
-        ddl__wake(c);
-        ddl__unlock(c);
-        pthread_join(c->thread, NULL);
-        ddl__lock(c);
-        c->has_thread = false;
-    }
 }
 
 static void ddl__context_unref(ddl_context *c) {

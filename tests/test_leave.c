@@ -123,6 +123,52 @@ TEST(an_exit_without_finalize_is_a_death) {
     }
 }
 
+/* Threads of this process. */
+static int threads(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/task");
+    for (struct dirent *e = folder != NULL ? readdir(folder) : NULL; e != NULL; e = readdir(folder)) {
+        count += e->d_name[0] != '.';
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return count;
+}
+
+/* Rank 1 ends where the others have all they need of it but for its clock: ddl_init says so at the end. */
+static void on_joined(void *user, ddl_log_level level, const char *line) {
+    (void)level;
+    if (user != NULL && strstr(line, "; measured ") != NULL) {
+        _exit(0);
+    }
+}
+
+static void join_beside_who_ends(int rank, int n, void *arg) {
+    char path[] = "/tmp/ddl-test-leave-XXXXXX", why[1024] = "";
+    int before = threads(), fd = mkstemp(path);
+    ddl_context *c = NULL;
+    (void)n;
+    REQUIRE(fd >= 0);
+    close(fd);
+    setenv("DDL_TRACE", path, 1);
+    setenv("DDL_LOG", "debug", 1);
+    ddl_config config = {.progress_thread = 1, .init_timeout_ms = (int64_t)(20000 * test_slow()), .error_text = why,
+                         .error_bytes = sizeof why, .log = on_joined, .log_user = rank == 1 ? arg : NULL};
+    unlink(path);
+    CHECK_EQ(ddl_init(&config, &c), DDL_ERR_PEER);
+    CHECK(c == NULL);
+    CHECK_STR(why, "rank 1 (pid ");
+    unlink(path);
+    double limit = test_now_s() + 20 * test_slow();
+    while (!TEST_SANITIZED && threads() > before && test_now_s() < limit) {
+        usleep(1000); /* the kernel takes a thread that has ended off the list a little later */
+    }
+    CHECK(TEST_SANITIZED || threads() == before);
+}
+
+TEST(a_failed_init_leaves_no_progress_thread) { ranks_fork(2, join_beside_who_ends, ranks_shared(1), 60); }
+
 /* Survivors do not even look at what happened: they finalize. */
 static void finalize_beside_the_dead(int rank, int n, void *arg) {
     shared *s = (shared *)arg;

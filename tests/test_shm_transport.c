@@ -368,6 +368,42 @@ TEST(recall_of_what_waits_to_be_fetched) { recall_queued(NULL, 0); }
 TEST(recall_of_lent_memory) { recall_queued(NULL, 1); }
 TEST(recall_of_a_stream) { recall_queued("SHM_CMA=0", 0); }
 
+/* There is no memory for the copy: the link is given up, but not from inside the recall, as the core is in the middle of
+ * taking back its other messages. */
+static void recall_without_memory(const char *setting) {
+    enum { LETTERS = 6, BYTES = 100000 };
+    static endpoint e[2];
+    letter l[LETTERS], late;
+    world_open_as(e, 2, setting, "SHM_RING_BYTES=16K");
+    for (int i = 0; i < LETTERS; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], BYTES), DDL_IN_PROGRESS);
+    }
+    e[0].fail_alloc = e[0].allocs + 1;
+    recalled_at = &e[0];
+    recalled_letter = &l[0];
+    recall_now();
+    CHECK_EQ(e[0].fail_alloc, e[0].allocs); /* it was asked for */
+    CHECK_EQ(e[0].lost[1], 0);
+    CHECK_EQ(e[0].returned, 0);
+    CHECK_EQ(post(&e[0], 1, &late, 8), DDL_ERR_PEER);
+    recalled_letter = &l[LETTERS - 1];
+    recall_now();
+    DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1) {}
+    CHECK_EQ(e[0].returned, LETTERS - 2);
+    for (int i = 1; i < LETTERS - 1; i++) {
+        CHECK_EQ(l[i].status, DDL_ERR_PEER);
+    }
+    CHECK_EQ(e[1].arrived[0], 0);
+    for (int i = 0; i < LETTERS; i++) {
+        letter_free(&l[i]);
+    }
+    letter_free(&late);
+    world_close(e, 2);
+}
+
+TEST(recall_without_memory_for_a_copy) { recall_without_memory(NULL); }
+TEST(recall_of_a_stream_without_memory) { recall_without_memory("SHM_CMA=0"); }
+
 /* The kernel forbids it after all: the sender lends a copy, and later ones come as streams. */
 TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
     static endpoint e[2];

@@ -68,7 +68,7 @@ typedef struct shm_link {
     shm_ring_end out, in;
     uint64_t full_at; /* what the peer was done with when there was no room for the first that waits */
     bool out_open, in_open, gone, probed;
-    bool cut; /* to be lost by the next progress: there is no memory for what comes */
+    bool cut; /* to be lost by the next progress: no memory for what comes, or for what was begun and is recalled */
     shm_queue fetched; /* in the ring, until the receiver has fetched them */
     shm_queue waiting; /* for room in the ring; of the first, part may be in it */
     bool landing;      /* between land and landed: of a stream, or of what was refused and will be lent */
@@ -339,7 +339,7 @@ static void shm_wait_for_room(shm *t, shm_link *l) {
 
 static ddl_status shm_message_send(shm *t, int32_t i, ddl_message *m) {
     shm_link *l = shm_link_of(t, i);
-    if (l->gone || l->out.broken) {
+    if (l->gone || l->out.broken || l->cut) {
         return DDL_ERR_PEER; /* progress tells of what is broken */
     }
     ddl_status status = l->out_open ? DDL_OK : shm_link_open(t, i);
@@ -424,9 +424,7 @@ static void shm_message_recall(shm *t, int32_t i, ddl_message *m) {
     } else {
         shm_queue_replace(&l->waiting, m, NULL);
     }
-    if (!kept) {
-        shm_lose(t, i, ENOMEM, "no memory was left to end a message that was begun");
-    }
+    l->cut = l->cut || !kept; /* the core, which is ending an operation, is not to hear of its other messages now */
 }
 
 /* ---- fetching ---- */
@@ -734,7 +732,7 @@ static void shm_meet(shm *t) {
 static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
     shm_link *l = shm_link_of(t, i);
     if (l->cut && !l->gone) {
-        shm_lose(t, i, ENOMEM, "no memory was left to discard what it sent");
+        shm_lose(t, i, ENOMEM, "no memory was left to discard what it sent, or to end a message that was begun");
     }
     int32_t count = l->in_open && !l->gone ? shm_receive(t, i, expected) : 0;
     if (l->in_open && !l->gone && shm_ring_untold(&l->in) > 0 &&
@@ -833,7 +831,7 @@ static ddl_status shm_messages_open(shm *t) {
 /* What peers have not fetched stays for them as a copy in the segment, which lives as long as they hold it. */
 static void shm_link_close(shm *t, int32_t i) {
     shm_link *l = shm_link_of(t, i);
-    if (!l->gone && l->out_open) {
+    if (!l->gone && !l->cut && l->out_open) {
         shm_send_on(t, i);
     }
     while (l->fetched.first != NULL) {

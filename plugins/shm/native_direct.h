@@ -145,7 +145,8 @@ static void shm_edges(const shm_set *set, const shm_op *op, uint64_t *head, uint
             behind = after > behind ? after : behind;
         }
     }
-    *tail = op->call.bytes - behind;
+    *head = *head < op->call.bytes ? *head : op->call.bytes; /* all of it may lie in one large page */
+    *tail = behind < op->call.bytes ? op->call.bytes - behind : 0;
 }
 
 /* Copies [from, from + bytes) of the result to the rings, as far as it belongs to an edge. The head has the first page

@@ -648,12 +648,15 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     if (status == DDL_OK) {
         status = later || settings.restarted > 0 ? ddl__join_later(c, *deadline) : ddl__join(c);
     }
+    if (status != DDL_OK) {
+        c->finalized = true;
+        ddl__thread_end(c); /* it may have begun before what failed */
+    }
     ddl__unlock(c);
     if (status != DDL_OK) {
         if (status < 0) {
             ddl__init_failed(config, &c->base, later, settings.restarted > 0, &c->error);
         }
-        c->finalized = true;
         ddl__context_close(c);
         ddl__context_destroy(c);
         return status;
@@ -713,17 +716,6 @@ static void ddl__end_requests(ddl_context *c, ddl_status status, const char *tex
         }
     }
     ddl__wake(c);
-}
-
-static void ddl__thread_end(ddl_context *c) {
-    if (c->has_thread) {
-        c->thread_stop = true;
-        ddl__wake(c);
-        ddl__unlock(c);
-        pthread_join(c->thread, NULL);
-        ddl__lock(c);
-        c->has_thread = false;
-    }
 }
 
 static void ddl__context_unref(ddl_context *c) {

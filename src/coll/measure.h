@@ -381,6 +381,17 @@ static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
     return DDL_OK;
 }
 
+static void ddl__thread_end(ddl_context *c) {
+    if (c->has_thread) {
+        c->thread_stop = true;
+        ddl__wake(c);
+        ddl__unlock(c);
+        pthread_join(c->thread, NULL);
+        ddl__lock(c);
+        c->has_thread = false;
+    }
+}
+
 static ddl_status ddl__thread_begin(ddl_context *c) {
     return c->settings.progress_thread ? ddl__thread_start(c, "ddl_init") : DDL_OK;
 }

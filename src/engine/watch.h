@@ -44,7 +44,7 @@ static ddl_status ddl__on_mismatch(ddl_context *c, int32_t peer, const ddl__fram
     ddl_group *g = ddl__frame_group(c, peer, f);
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     char text[DDL__SENTENCE_BYTES];
-    int32_t code = -(int32_t)ddl__get_u32(&r);
+    int32_t code = (int32_t)(0u - ddl__get_u32(&r));
     ddl__get_string(&r, text, sizeof text);
     if (r.bad || !ddl__may_break((ddl_status)code)) {
         return DDL_ERR_CORRUPT;

@@ -99,8 +99,8 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     ddl__log(&c->base, DDL_LOG_WARN, "%s", text);
     /* epoch: a word about the process that had the rank before says nothing of its successor */
     ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
+    c->closing_count += !l->closing; /* it may be closing since its goodbye */
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
-    c->closing_count++;
     ddl__groups_rank_dead(c, rank, text);
 }
 

@@ -228,7 +228,8 @@ static void ddl__tcp_ready(ddl__tcp *t, ddl__tcp_conn *c) {
 
 /* >>proof */
 
-/* The server knows now who is there and for what. False: the connection is not wanted. */
+/* The server knows now who is there and for what. False: the connection is not wanted. True: it is the peer's, and may
+ * be broken and freed already. */
 static bool ddl__tcp_adopt(ddl__tcp *t, ddl__tcp_conn *c) {
     ddl__tcp_peer *p = &t->peers[c->peer];
     if (p->dead || p->lost || !p->reachable) {
@@ -283,12 +284,10 @@ static void ddl__tcp_channel(ddl__tcp *t, ddl__tcp_conn *c) {
         return;
     }
     c->is_control = n == 1 && channel == 'C';
+    ddl__tcp_tune_socket(t, c->fd, t->peers[c->peer].same_host, c->is_control);
     if (n != 1 || (channel != 'C' && channel != 'D') || !ddl__tcp_adopt(t, c)) {
         ddl__tcp_stranger_drop(t, c, "was not wanted");
-        return;
     }
-    bool same_host = t->peers[c->peer].same_host;
-    ddl__tcp_tune_socket(t, c->fd, same_host, c->is_control);
 }
 
 static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {

@@ -1,0 +1,132 @@
+/* The TCP transport on a host of its own: a peer that ends between two steps of making a connection.
+ * tests/run: variants=gcc,asan timeout=60 */
+#define DDL_IMPLEMENTATION
+#include "test.h"
+
+#include "ddl.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+/* The host: counts, and scribbles over what is freed. */
+typedef struct mini {
+    ddl_host host; /* first */
+    int blocks, lost, lost_rank, returned;
+    ddl_status status; /* of the message that came back last */
+} mini;
+
+static mini *of(const ddl_host *host) { return (mini *)(uintptr_t)host; }
+
+static void *mini_alloc(const ddl_host *host, size_t bytes) {
+    size_t *p = (size_t *)calloc(1, bytes + 16);
+    p[0] = bytes;
+    of(host)->blocks++;
+    return p + 2;
+}
+
+static void mini_free(const ddl_host *host, void *memory) {
+    if (memory != NULL) {
+        size_t *p = (size_t *)memory - 2;
+        memset(memory, 0x7d, p[0]);
+        free(p);
+        of(host)->blocks--;
+    }
+}
+
+static void mini_log(const ddl_host *host, ddl_log_level level, const char *line) {
+    (void)host;
+    (void)level;
+    (void)line;
+}
+
+static uint64_t mini_now(const ddl_host *host) {
+    (void)host;
+    return ddl__now_ns();
+}
+
+/* One byte proves that somebody is rank 1. */
+static ddl_status mini_prove(const ddl_host *host, void **state, int32_t is_client, int32_t peer, const uint8_t *in,
+                             size_t in_bytes, size_t *out_used, uint8_t *out, size_t *out_bytes, int32_t *out_peer) {
+    (void)host;
+    (void)state;
+    (void)is_client;
+    (void)peer;
+    if (out == NULL || in_bytes == 0) {
+        return out == NULL ? DDL_OK : DDL_IN_PROGRESS;
+    }
+    CHECK_EQ(in[0], 'p');
+    *out_used = 1;
+    *out_bytes = 0;
+    *out_peer = 1;
+    return DDL_OK;
+}
+
+static void mini_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    (void)message;
+    of(host)->returned++;
+    of(host)->status = status;
+}
+
+static void mini_lost(const ddl_host *host, int32_t peer, int32_t error, const char *what) {
+    (void)error;
+    (void)what;
+    of(host)->lost++;
+    of(host)->lost_rank = peer;
+}
+
+/* A socket that is connected to where the endpoint listens. */
+static int connect_to(const ddl_transport *tcp, void *self) {
+    uint8_t address[256];
+    struct sockaddr_un at;
+    size_t bytes = sizeof address;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memset(&at, 0, sizeof at);
+    if (tcp->address(self, address, &bytes) == DDL_OK && address[0] <= sizeof at) {
+        memcpy(&at, address + 1, address[0]);
+    }
+    CHECK_EQ(connect(fd, (struct sockaddr *)&at, address[0]), 0);
+    return fd;
+}
+
+/* Where nobody listens, in the form that ranks tell each other. */
+static size_t nowhere(uint8_t *out) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int n = snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "ddl-test-nobody-%d", (int)getpid());
+    size_t bytes = offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n;
+    out[0] = (uint8_t)bytes;
+    memcpy(out + 1, &at, bytes);
+    out[bytes + 1] = 0;
+    return bytes + 2;
+}
+
+/* Rank 1 connects while messages wait for it here, and ends before it hears that it is welcome: what waits is written at
+ * once, and finds out. The connection is gone by then. */
+TEST(a_peer_that_ends_while_it_is_welcomed) {
+    const ddl_transport *tcp = &ddl__tcp_transport;
+    mini m = {.host = {.size = sizeof m.host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
+                       .log = mini_log, .now_ns = mini_now, .prove = mini_prove, .sent = mini_sent, .lost = mini_lost}};
+    ddl_transport_params params = {.size = sizeof params, .world_size = 2, .local_ranks = 2, .cores = 1,
+                                   .host_id = "here"};
+    uint8_t address[256];
+    uint64_t latency, bandwidth;
+    ddl_message message;
+    void *self = NULL;
+    memset(&message, 0, sizeof message);
+    REQUIRE(tcp->open(&m.host, &params, &self) == DDL_OK);
+    CHECK_EQ(tcp->add_peer(self, 1, address, nowhere(address), "here", &latency, &bandwidth), DDL_OK);
+    CHECK_EQ(tcp->send(self, 1, &message), DDL_IN_PROGRESS); /* its own attempt finds nobody, and is to come again */
+    int fd = connect_to(tcp, self);
+    CHECK_EQ(send(fd, "pD", 2, MSG_NOSIGNAL), 2); /* its proof, and what for */
+    close(fd);
+    for (int i = 0; i < 20 && m.lost == 0; i++) {
+        tcp->progress(self, -1);
+    }
+    CHECK_EQ(m.lost, 1);
+    CHECK_EQ(m.lost_rank, 1);
+    CHECK_EQ(m.returned, 0); /* until the core says that the rank is dead */
+    tcp->peer_dead(self, 1);
+    CHECK_EQ(m.returned, 1);
+    CHECK_EQ(m.status, DDL_ERR_PEER);
+    tcp->close(self);
+    CHECK_EQ(m.blocks, 0);
+}
