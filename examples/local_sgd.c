@@ -14,11 +14,10 @@
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
-#include <math.h>
-#include <stdio.h>
+#include "curve.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { WEIGHTS = 20000, STEPS = 100, WAYS = 3 };
@@ -33,41 +32,12 @@ static const double target = 0.03; /* of the loss, which begins at 1 */
         }                                                                                                              \
     } while (0)
 
-typedef struct curve {
-    const char *name;
-    double seconds[STEPS], loss[STEPS]; /* of rank 0's parameters, when all ranks have them */
-    int points;
-    double reached_s; /* negative: never */
-} curve;
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double uniform(uint64_t *state) { /* splitmix64, -1 to 1 */
-    uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return (double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1;
-}
-
-static double wanted(int i) { return i % 2 == 0 ? 1 : -1; }
 static double curvature(int i) { return i % 3 == 0 ? 1 : 0.4; }
 
 static void gradient(const float *w, float *grad, uint64_t *random) {
     for (int i = 0; i < WEIGHTS; i++) {
-        grad[i] = (float)(curvature(i) * ((double)w[i] - wanted(i)) + 0.5 * uniform(random));
+        grad[i] = (float)(curvature(i) * ((double)w[i] - (double)wanted(i)) + 0.5 * uniform(random));
     }
-}
-
-static double loss_of(const float *w) {
-    double sum = 0;
-    for (int i = 0; i < WEIGHTS; i++) {
-        sum += ((double)w[i] - wanted(i)) * ((double)w[i] - wanted(i));
-    }
-    return sum / WEIGHTS;
 }
 
 /* One training run; w and grad lie in memory of WEIGHTS floats each. */
@@ -82,10 +52,8 @@ static int run(ddl_context *context, const ddl_trainer_config *config, float *w,
     TRY(ddl_trainer_start(trainer));
     TRY(ddl_barrier(world));
     double start = now_s();
-    out->reached_s = -1;
-    out->seconds[0] = 0;
-    out->loss[0] = loss_of(w);
-    out->points = 1;
+    curve_begin(out);
+    curve_add(out, 0, loss_of(w, WEIGHTS), target);
     for (int step = 1; step < STEPS; step++) {
         gradient(w, grad, &random);
         usleep(2000);
@@ -95,46 +63,10 @@ static int run(ddl_context *context, const ddl_trainer_config *config, float *w,
         if (stats.local_steps > 0) {
             continue; /* each rank is elsewhere */
         }
-        out->seconds[out->points] = now_s() - start;
-        out->loss[out->points] = loss_of(w);
-        if (out->loss[out->points] <= target && out->reached_s < 0) {
-            out->reached_s = out->seconds[out->points];
-        }
-        out->points++;
+        curve_add(out, now_s() - start, loss_of(w, WEIGHTS), target);
     }
     TRY(ddl_trainer_free(&trainer));
     return 0;
-}
-
-/* Loss on a logarithmic scale over time, one line for each way. */
-static int draw(const curve *curves, const char *path) {
-    static const char *const colours[WAYS] = {"#c0392b", "#2471a3", "#1e8449"};
-    FILE *f = fopen(path, "w");
-    double most = 0;
-    for (int m = 0; m < WAYS; m++) {
-        most = fmax(most, curves[m].seconds[curves[m].points - 1]);
-    }
-    if (f == NULL) {
-        return 1;
-    }
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='640' height='400' font-family='sans-serif' "
-               "font-size='12'>\n<rect width='640' height='400' fill='white'/>\n"
-               "<path d='M60 20 V350 H620' fill='none' stroke='black'/>\n"
-               "<text x='300' y='385'>seconds, 0 to %.2f</text>\n<text x='8' y='16'>loss</text>\n", most);
-    for (int decade = 0; decade <= 3; decade++) {
-        fprintf(f, "<text x='8' y='%d'>%g</text>\n", 24 + decade * 110, pow(10, -decade));
-    }
-    for (int m = 0; m < WAYS; m++) {
-        fprintf(f, "<text x='480' y='%d' fill='%s'>%s</text>\n<polyline fill='none' stroke='%s' points='", 40 + 18 * m,
-                colours[m], curves[m].name, colours[m]);
-        for (int i = 0; i < curves[m].points; i++) {
-            fprintf(f, "%.1f,%.1f ", 60 + 560 * curves[m].seconds[i] / most,
-                    20 - 110 * log10(fmax(curves[m].loss[i], 1e-3)));
-        }
-        fprintf(f, "'/>\n");
-    }
-    fprintf(f, "</svg>\n");
-    return fclose(f);
 }
 
 int main(void) {
@@ -163,7 +95,7 @@ int main(void) {
         }
     }
     if (ddl_rank(ddl_world(context)) == 0 && !failed) {
-        failed = draw(curves, "local_sgd.svg");
+        failed = curve_draw(curves, WAYS, "local_sgd.svg");
         printf("drawn into local_sgd.svg\n");
     }
     ddl_finalize(&context);

@@ -14,13 +14,12 @@
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
-#include <math.h>
-#include <stdio.h>
+#include "curve.h"
+
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { WEIGHTS = 200, BATCH = 32, STEPS = 150, MODES = 3 };
+enum { WEIGHTS = 200, BATCH = 32, STEPS = POINTS_MAX, MODES = 3 };
 static const double target = 0.02; /* of the loss, which begins at 1 */
 
 #define TRY(call)                                                                                                      \
@@ -31,28 +30,6 @@ static const double target = 0.02; /* of the loss, which begins at 1 */
             return 1;                                                                                                  \
         }                                                                                                              \
     } while (0)
-
-typedef struct curve {
-    const char *name;
-    double seconds[STEPS], loss[STEPS]; /* as worker 0 sees them */
-    int points;
-    double reached_s; /* negative: never */
-} curve;
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double uniform(uint64_t *state) { /* splitmix64, -1 to 1 */
-    uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return (double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1;
-}
-
-static float wanted(int i) { return i % 2 == 0 ? 1.0f : -1.0f; }
 
 /* Gradient of the mean of (x . (w - wanted))^2 / 2 over a batch of random x, whose components have variance 1. */
 static void gradient(const float *w, float *grad, uint64_t *random) {
@@ -72,14 +49,6 @@ static void gradient(const float *w, float *grad, uint64_t *random) {
     }
 }
 
-static double loss_of(const float *w) {
-    double sum = 0;
-    for (int i = 0; i < WEIGHTS; i++) {
-        sum += (double)((w[i] - wanted(i)) * (w[i] - wanted(i)));
-    }
-    return sum / WEIGHTS;
-}
-
 static int run(ddl_context *context, ddl_group *world, ddl_sync_config sync, curve *out) {
     float w[WEIGHTS] = {0}, grad[WEIGHTS];
     ddl_ps *ps = NULL;
@@ -89,15 +58,10 @@ static int run(ddl_context *context, ddl_group *world, ddl_sync_config sync, cur
     TRY(ddl_ps_create(world, &config, &param, 1, &ps));
     TRY(ddl_barrier(world));
     double start = now_s();
-    out->reached_s = -1;
+    curve_begin(out);
     for (int step = 0; step < STEPS; step++) {
         TRY(ddl_ps_pull(ps, 0, param));
-        out->seconds[step] = now_s() - start;
-        out->loss[step] = loss_of(w);
-        out->points = step + 1;
-        if (out->loss[step] <= target && out->reached_s < 0) {
-            out->reached_s = out->seconds[step];
-        }
+        curve_add(out, now_s() - start, loss_of(w, WEIGHTS), target);
         gradient(w, grad, &random);
         usleep(uniform(&random) < -2.0 / 3 ? 12000 : 2000);
         TRY(ddl_ps_push(ps, 0, DDL_ARRAY(grad), NULL));
@@ -105,37 +69,6 @@ static int run(ddl_context *context, ddl_group *world, ddl_sync_config sync, cur
     }
     TRY(ddl_ps_free(&ps));
     return 0;
-}
-
-/* Loss on a logarithmic scale over time, one line for each mode. */
-static int draw(const curve *curves, const char *path) {
-    static const char *const colours[MODES] = {"#c0392b", "#2471a3", "#1e8449"};
-    FILE *f = fopen(path, "w");
-    double most = 0;
-    for (int m = 0; m < MODES; m++) {
-        most = fmax(most, curves[m].seconds[curves[m].points - 1]);
-    }
-    if (f == NULL) {
-        return 1;
-    }
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='640' height='400' font-family='sans-serif' "
-               "font-size='12'>\n<rect width='640' height='400' fill='white'/>\n"
-               "<path d='M60 20 V350 H620' fill='none' stroke='black'/>\n"
-               "<text x='300' y='385'>seconds, 0 to %.2f</text>\n<text x='8' y='16'>loss</text>\n", most);
-    for (int decade = 0; decade <= 3; decade++) {
-        fprintf(f, "<text x='8' y='%d'>%g</text>\n", 24 + decade * 110, pow(10, -decade));
-    }
-    for (int m = 0; m < MODES; m++) {
-        fprintf(f, "<text x='480' y='%d' fill='%s'>%s</text>\n<polyline fill='none' stroke='%s' points='", 40 + 18 * m,
-                colours[m], curves[m].name, colours[m]);
-        for (int i = 0; i < curves[m].points; i++) {
-            fprintf(f, "%.1f,%.1f ", 60 + 560 * curves[m].seconds[i] / most,
-                    20 - 110 * log10(fmax(curves[m].loss[i], 1e-3)));
-        }
-        fprintf(f, "'/>\n");
-    }
-    fprintf(f, "</svg>\n");
-    return fclose(f);
 }
 
 int main(void) {
@@ -161,7 +94,7 @@ int main(void) {
         }
     }
     if (ddl_rank(world) == 0 && !failed) {
-        failed = draw(curves, "ssp.svg");
+        failed = curve_draw(curves, MODES, "ssp.svg");
         printf("drawn into ssp.svg\n");
     }
     ddl_finalize(&context);
