@@ -35197,13 +35197,20 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sente
 static uint64_t ddl__ps_signature(const ddl_ps *ps) {
     const ddl_ps_config *o = &ps->config;
     uint64_t h = ddl__mix_bytes(0x7073, ps->lengths, (size_t)ps->params * sizeof *ps->lengths);
-    const uint64_t words[] = {
-        (uint64_t)o->servers,        (uint64_t)o->dedicated,          (uint64_t)o->sync.mode,
-        (uint64_t)o->sync.staleness, (uint64_t)o->sync.staleness_max, (uint64_t)o->op,
-        (uint64_t)o->piece_bytes,    (uint64_t)o->memory_bytes,       (uint64_t)o->optimizer.kind};
+    const uint64_t words[] = {(uint64_t)o->servers,
+                              (uint64_t)o->dedicated,
+                              (uint64_t)o->sync.mode,
+                              (uint64_t)o->sync.staleness,
+                              (uint64_t)o->sync.staleness_max,
+                              (uint64_t)o->op,
+                              (uint64_t)o->piece_bytes,
+                              (uint64_t)o->memory_bytes,
+                              (uint64_t)o->optimizer.kind,
+                              (uint64_t)o->optimizer.state_slots};
     h = ddl__mix_bytes(h, words, sizeof words);
     const double numbers[] = {o->optimizer.learning_rate, o->optimizer.momentum, o->optimizer.beta1,
-                              o->optimizer.beta2,         o->optimizer.epsilon,  o->optimizer.weight_decay};
+                              o->optimizer.beta2,         o->optimizer.epsilon,  o->optimizer.weight_decay,
+                              o->optimizer.trust};
     return ddl__mix_bytes(h, numbers, sizeof numbers);
 }
 
@@ -35699,11 +35706,12 @@ DDL_API ddl_status ddl_ps_info_get(ddl_ps *ps, ddl_ps_info *out_info) {
 /* >>tables */
 
 static ddl_status ddl__ps_check_table(ddl_ps *ps, const ddl_ps_table_config *t) {
-    if (t->width < 1 || t->width > 1 << 20 || t->rows < 0 || t->rows > INT32_MAX || !(t->uniform >= 0)) {
+    if (t->width < 1 || t->width > 1 << 20 || t->rows < 0 || t->rows > INT32_MAX ||
+        !(t->uniform >= 0 && t->uniform - t->uniform == 0)) {
         return ddl__error(
             ps->c, DDL_ERR_ARG,
             "ddl_ps_table_create: width %d, rows %lld, uniform %g; a width of 1 to 2^20, 0 to 2^31 - 1 rows "
-            "and a uniform of at least 0 are possible",
+            "and a finite uniform of at least 0 are possible",
             t->width, (long long)t->rows, (double)t->uniform);
     }
     if (ddl__optim_needs_sums(&ps->config.optimizer)) {
@@ -39985,8 +39993,14 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
     }
+    ddl_trainer_config before = t->config;
     t->config = settled;
-    DDL__TRY(ddl__served_switch(t));
+    ddl_status status = ddl__served_switch(t);
+    if (status < 0) {
+        t->config = before;
+        t->served.alone = ddl__served_alone(&before);
+        return status;
+    }
     return ddl__switch_rebuild(t);
 }
 

@@ -207,6 +207,9 @@ static void refuse_work(ddl_group *w, ddl_ps *ps, void *arg) {
     CHECK(again == ps);
     OK(ddl_wait(&r, NULL));
     CHECK_EQ(ddl_ps_push(NULL, 0, DDL_ARRAY(five), NULL), DDL_ERR_ARG);
+    int32_t table;
+    FAILS(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 1, .uniform = HUGE_VALF}, &table), DDL_ERR_ARG,
+          "a finite uniform");
 }
 
 static void refuse(ddl_group *w, void *arg) {
@@ -236,6 +239,8 @@ static void refuse(ddl_group *w, void *arg) {
     param = ddl_tensor_1d(three, DDL_F32, ddl_rank(w) + 1);
     FAILS(ddl_ps_create(w, &good, &param, 1, &ps), DDL_ERR_MISMATCH, "passed other parameters");
     param = DDL_ARRAY(three);
+    ddl_ps_config lars = {.servers = 2, .optimizer = {.kind = DDL_LARS, .trust = 0.001 * (1 + ddl_rank(w))}};
+    FAILS(ddl_ps_create(w, &lars, &param, 1, &ps), DDL_ERR_MISMATCH, "another config");
     ps_run(w, &good, &param, 1, refuse_work, NULL);
 }
 

@@ -94,8 +94,14 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
     }
+    ddl_trainer_config before = t->config;
     t->config = settled;
-    DDL__TRY(ddl__served_switch(t));
+    ddl_status status = ddl__served_switch(t);
+    if (status < 0) {
+        t->config = before;
+        t->served.alone = ddl__served_alone(&before);
+        return status;
+    }
     return ddl__switch_rebuild(t);
 }
 
