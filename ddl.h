@@ -11335,6 +11335,7 @@ typedef struct ddl__tcp {
     ddl__tcp_conn *strangers;
     int32_t stranger_count, retry_count, backlog_count, misses;
     int32_t *backlog; /* peers with messages that wait for the socket */
+    uint64_t deaf_ns; /* until when nobody is accepted, for want of descriptors; 0: all are */
     struct sockaddr_storage bound;
     socklen_t bound_bytes;
     char congestion[32]; /* the system's congestion control */
@@ -11646,6 +11647,7 @@ enum {
     DDL__TCP_EPOLL_EVERY = 8 /* polls of the expected peer for each look at all the others */
 };
 #define DDL__TCP_PROOF_NS (5 * DDL__NS_PER_S)
+#define DDL__TCP_DEAF_NS (100 * DDL__NS_PER_MS)
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
 #define DDL__TCP_ENDING_MS 400u                /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
@@ -12011,12 +12013,24 @@ static void ddl__tcp_connected(ddl__tcp *t, ddl__tcp_conn *c) {
     ddl__tcp_prove(t, c);
 }
 
+/* Whether the set of descriptors tells of connections to our port. */
+static void ddl__tcp_hear(ddl__tcp *t, bool on) {
+    struct epoll_event event = {.events = on ? EPOLLIN : 0, .data = {.ptr = NULL}};
+    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_MOD, t->listen_fd, &event);
+    t->deaf_ns = on ? 0 : t->host->now_ns(t->host) + DDL__TCP_DEAF_NS;
+}
+
 static void ddl__tcp_accept(ddl__tcp *t) {
     for (;;) {
         int fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EINTR || errno == ECONNABORTED) {
                 continue;
+            }
+            if (errno != EAGAIN) { /* they wait, and would wake every sleep meanwhile */
+                ddl__tcp_log(t, DDL_LOG_WARN, "tcp: cannot accept a connection, it waits: %s; see `ulimit -n`",
+                             strerror(errno));
+                ddl__tcp_hear(t, false);
             }
             return;
         }
@@ -12135,6 +12149,9 @@ static int ddl__tcp_poll_all(ddl__tcp *t) {
     }
     if (t->retry_count > 0) {
         ddl__tcp_retries(t);
+    }
+    if (t->deaf_ns != 0 && t->host->now_ns(t->host) >= t->deaf_ns) {
+        ddl__tcp_hear(t, true);
     }
     return events;
 }
@@ -12271,7 +12288,7 @@ static void ddl__tcp_linger(ddl__tcp *t, ddl__tcp_conn *c, uint64_t deadline) {
         struct timespec pause = {0, 1000000};
         nanosleep(&pause, NULL);
     }
-    while (recv(c->fd, t->stage, sizeof t->stage, MSG_DONTWAIT) > 0) {
+    while (recv(c->fd, t->stage, sizeof t->stage, MSG_DONTWAIT) > 0 && ddl__now_ns() < deadline) {
     }
 }
 

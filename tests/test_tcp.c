@@ -5,6 +5,7 @@
 
 #include "ddl.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -99,20 +100,29 @@ static size_t nowhere(uint8_t *out) {
     return bytes + 2;
 }
 
+/* A host, and the endpoint of rank 0 of 2. */
+static void *mini_open(mini *m) {
+    *m = (mini){.host = {.size = sizeof m->host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
+                         .log = mini_log, .now_ns = mini_now, .prove = mini_prove, .sent = mini_sent,
+                         .lost = mini_lost}};
+    ddl_transport_params params = {.size = sizeof params, .world_size = 2, .local_ranks = 2, .cores = 1,
+                                   .host_id = "here"};
+    void *self = NULL;
+    CHECK_EQ(ddl__tcp_transport.open(&m->host, &params, &self), DDL_OK);
+    return self;
+}
+
 /* Rank 1 connects while messages wait for it here, and ends before it hears that it is welcome: what waits is written at
  * once, and finds out. The connection is gone by then. */
 TEST(a_peer_that_ends_while_it_is_welcomed) {
     const ddl_transport *tcp = &ddl__tcp_transport;
-    mini m = {.host = {.size = sizeof m.host, .abi = DDL_PLUGIN_ABI, .alloc = mini_alloc, .free = mini_free,
-                       .log = mini_log, .now_ns = mini_now, .prove = mini_prove, .sent = mini_sent, .lost = mini_lost}};
-    ddl_transport_params params = {.size = sizeof params, .world_size = 2, .local_ranks = 2, .cores = 1,
-                                   .host_id = "here"};
+    mini m;
     uint8_t address[256];
     uint64_t latency, bandwidth;
     ddl_message message;
-    void *self = NULL;
+    void *self = mini_open(&m);
+    REQUIRE(self != NULL);
     memset(&message, 0, sizeof message);
-    REQUIRE(tcp->open(&m.host, &params, &self) == DDL_OK);
     CHECK_EQ(tcp->add_peer(self, 1, address, nowhere(address), "here", &latency, &bandwidth), DDL_OK);
     CHECK_EQ(tcp->send(self, 1, &message), DDL_IN_PROGRESS); /* its own attempt finds nobody, and is to come again */
     int fd = connect_to(tcp, self);
@@ -127,6 +137,33 @@ TEST(a_peer_that_ends_while_it_is_welcomed) {
     tcp->peer_dead(self, 1);
     CHECK_EQ(m.returned, 1);
     CHECK_EQ(m.status, DDL_ERR_PEER);
+    tcp->close(self);
+    CHECK_EQ(m.blocks, 0);
+}
+
+/* Out of descriptors: who connects waits, and wakes nobody; when there are some again, it is taken. */
+TEST(a_connection_waits_for_a_descriptor) {
+    const ddl_transport *tcp = &ddl__tcp_transport;
+    mini m;
+    void *self = mini_open(&m);
+    REQUIRE(self != NULL);
+    int fd = connect_to(tcp, self), set = ((ddl__tcp *)self)->epoll_fd;
+    struct rlimit had, none;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &had), 0);
+    none = had;
+    none.rlim_cur = 0;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    tcp->progress(self, -1);
+    struct epoll_event event;
+    CHECK_EQ(epoll_wait(set, &event, 1, 20), 0);
+    CHECK_EQ(((ddl__tcp *)self)->stranger_count, 0);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &had), 0);
+    for (int i = 0; i < 2000 && ((ddl__tcp *)self)->stranger_count == 0; i++) {
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+        tcp->progress(self, -1);
+    }
+    CHECK_EQ(((ddl__tcp *)self)->stranger_count, 1);
+    close(fd);
     tcp->close(self);
     CHECK_EQ(m.blocks, 0);
 }

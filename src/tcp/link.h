@@ -71,6 +71,7 @@ typedef struct ddl__tcp {
     ddl__tcp_conn *strangers;
     int32_t stranger_count, retry_count, backlog_count, misses;
     int32_t *backlog; /* peers with messages that wait for the socket */
+    uint64_t deaf_ns; /* until when nobody is accepted, for want of descriptors; 0: all are */
     struct sockaddr_storage bound;
     socklen_t bound_bytes;
     char congestion[32]; /* the system's congestion control */
