@@ -123,7 +123,7 @@ static int pending[GPUS]; /* works on the streams of a GPU */
 static int places; /* in the queue of each stream; 0: as many as one likes */
 static size_t device_bytes = (size_t)1 << 32, device_used[GPUS];
 static struct CUstream_st null_stream[GPUS];
-static struct { int allocations, handles, reservations, streams, events, pinned, modules, registered, imports; } live;
+static struct { int allocations, handles, reservations, streams, events, pinned, modules, imports; } live;
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
@@ -155,13 +155,13 @@ int standin_live(char *text, size_t bytes) {
         contexts_held += retained[i];
     }
     int sum = live.allocations + live.handles + live.reservations + live.streams + live.events + live.pinned +
-              live.modules + live.registered + live.imports + contexts_held;
+              live.modules + live.imports + contexts_held;
     snprintf(
         text, bytes,
         "%d contexts, %d allocations, %d handles, %d reservations, %d streams, %d events, %d pinned, %d modules, %d "
-        "registered, %d imports",
+        "imports",
         contexts_held, live.allocations, live.handles, live.reservations, live.streams, live.events, live.pinned,
-        live.modules, live.registered, live.imports);
+        live.modules, live.imports);
     pthread_mutex_unlock(&lock);
     return sum;
 }
@@ -259,7 +259,6 @@ CUresult cuGetErrorName(CUresult error, const char **text) {
                                                 : "CUDA_ERROR_STANDIN";
     return CUDA_SUCCESS;
 }
-CUresult cuGetErrorString(CUresult error, const char **text) { return cuGetErrorName(error, text); }
 CUresult cuDeviceGetCount(int *count) {
     ENTER(cuDeviceGetCount)
     *count = gpus;
@@ -289,12 +288,6 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     ENTER(cuDeviceGetUuid_v2)
     memset(uuid, 0x5a, sizeof *uuid);
     uuid->bytes[0] = (char)device; /* the same in all processes */
-    return CUDA_SUCCESS;
-}
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    ENTER(cuDeviceTotalMem_v2)
-    (void)device;
-    *bytes = device_bytes;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
@@ -419,13 +412,6 @@ static void take(range *r) {
     r->access = 0;
 }
 
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    ENTER(cuMemGetInfo_v2)
-    NEED_CONTEXT
-    *free_bytes = device_bytes - device_used[here()];
-    *total_bytes = device_bytes;
-    return CUDA_SUCCESS;
-}
 CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER(cuMemAlloc_v2)
     NOT_IN_A_CAPTURE
@@ -473,26 +459,24 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
     *bytes = r->bytes;
     return unlocked(CUDA_SUCCESS);
 }
-static CUresult pin(void *at, size_t bytes, int counts) {
+static CUresult pin(void *at, size_t bytes) {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof pinned / sizeof pinned[0]; i++) {
         if (pinned[i].at == NULL) {
             pinned[i].at = at;
             pinned[i].bytes = bytes;
-            live.pinned += counts;
-            live.registered += !counts;
+            live.pinned++;
             return unlocked(CUDA_SUCCESS);
         }
     }
     return unlocked(CUDA_ERROR_OUT_OF_MEMORY);
 }
-static CUresult unpin(void *at, int counts) {
+static CUresult unpin(void *at) {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof pinned / sizeof pinned[0]; i++) {
         if (at != NULL && pinned[i].at == at) {
             pinned[i].at = NULL;
-            live.pinned -= counts;
-            live.registered -= !counts;
+            live.pinned--;
             return unlocked(CUDA_SUCCESS);
         }
     }
@@ -503,26 +487,16 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     NOT_IN_A_CAPTURE
     NEED_CONTEXT(void) flags;
     *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    return pin(*out, bytes, 1);
+    return pin(*out, bytes);
 }
 CUresult cuMemFreeHost(void *at) {
     ENTER(cuMemFreeHost)
     NEED_CONTEXT
-    CUresult result = unpin(at, 1);
+    CUresult result = unpin(at);
     if (result == CUDA_SUCCESS) {
         free(at);
     }
     return result;
-}
-CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags) {
-    ENTER(cuMemHostRegister_v2)
-    NEED_CONTEXT(void) flags;
-    return pin(at, bytes, 0);
-}
-CUresult cuMemHostUnregister(void *at) {
-    ENTER(cuMemHostUnregister)
-    NEED_CONTEXT
-    return unpin(at, 0);
 }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned int flags) {
     ENTER(cuMemHostGetDevicePointer_v2)
@@ -577,11 +551,6 @@ CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data
     }
     return unlocked(CUDA_SUCCESS);
 }
-CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at) {
-    ENTER(cuPointerSetAttribute)
-    (void)value, (void)attribute, (void)at;
-    return CUDA_SUCCESS;
-}
 
 /* ---- virtual memory ---- */
 
@@ -600,7 +569,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUme
     if (no_vmm) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (f != 0 || bytes == 0 || bytes % UNIT != 0 || p->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
+    if (f != 0 || bytes == 0 || bytes % UNIT != 0 || p->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        p->allocFlags.gpuDirectRDMACapable != 1) { /* as all of these GPUs can */
         return CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_lock(&lock);
@@ -688,7 +658,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *ad
 }
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type, unsigned long long f) {
     ENTER(cuMemExportToShareableHandle)
-    int fd = fcntl(of_handle(handle)->fd, F_DUPFD_CLOEXEC, 0);
+    int fd = fcntl(of_handle(handle)->fd, F_DUPFD, 0);
     memcpy(out, &fd, sizeof fd);
     return type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || f != 0 || fd < 0 ? CUDA_ERROR_INVALID_VALUE
                                                                                 : CUDA_SUCCESS;

@@ -387,6 +387,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags) {
 }
 CUresult cuEventDestroy_v2(CUevent event) {
     ENTER(cuEventDestroy_v2)
+    NEED_CONTEXT
     pthread_mutex_lock(&lock);
     live.events--;
     event->ended = true;
@@ -466,17 +467,6 @@ CUresult cuFuncLoad(CUfunction function) {
     }
     function->loaded = true;
     return unlocked(CUDA_SUCCESS);
-}
-CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
-    ENTER(cuFuncSetAttribute)
-    (void)function, (void)attribute, (void)value;
-    return CUDA_SUCCESS;
-}
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
-    ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor)
-    (void)f, (void)threads, (void)shared;
-    *blocks = 2;
-    return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream s, void **params, void **extra) {

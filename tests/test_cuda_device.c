@@ -386,6 +386,10 @@ static void forked_rank(int rank, int n, void *arg) {
     small_host *h = (small_host *)((cuda_gpu *)arg)->host->core;
     CHECK_EQ(device()->alloc(arg, 100, &memory), DDL_ERR_SYSTEM);
     CHECK_STR(h->said, "a process that was forked from one that used CUDA cannot use it");
+    h->said[0] = 0;
+    CHECK(ddl_plugin_cuda_v1(&h->host) == NULL);
+    CHECK_STR(h->said, "the NVIDIA driver does not start: ");
+    CHECK_STR(h->said, "a process that was forked from one that used CUDA cannot use it");
 }
 
 TEST(a_forked_process_is_told) {

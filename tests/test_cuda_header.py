@@ -28,7 +28,7 @@ def printed(header, folders):
     """All constants and sizes, as a program that includes this header prints them."""
     constants = sorted(set(re.findall(r"\b(CU(?:DA_(?:SUCCESS|ERROR)|_)\w+) = ", DRIVER)) | {"CUDA_SUCCESS"})
     types = sorted(set(re.findall(r"^(?:typedef .*\b|\} )(CU\w+);", DRIVER, re.M)))
-    check(len(constants) > 60 and len(types) > 10, f"driver.h is not read right: {constants} {types}")
+    check(len(constants) > 50 and len(types) > 10, f"driver.h is not read right: {constants} {types}")
     lines = [f'printf("{c} %lld\\n", (long long){c});' for c in constants]
     lines += [f'printf("{t} %zu\\n", sizeof({t}));' for t in types]
     lines += [f'printf("{m} %zu\\n", offsetof({m}));' for m in MEMBERS]

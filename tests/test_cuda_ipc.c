@@ -293,6 +293,10 @@ static void owner_serves(rank_world *w, const setting *s) {
     paint(w, memory, BYTES, 1);
     say_key(w, 1, memory, BYTES, &handle);
     await(w, 1, SAYS_DONE, &l);
+    for (int i = 0; i < CUDA_EXPORTS; i++) { /* programs that a rank starts hold no memory of a GPU */
+        int fd = w->t->shares->own[i].fd;
+        CHECK(fd < 0 || (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    }
     if (!s->broken || !s->gpu_of_one) {
         CHECK_EQ(wrong(w, memory, 1000, 0, 1), 0);
         CHECK_EQ(wrong(w, (char *)memory + 1000, 777, 50, 2), 0); /* what was put */

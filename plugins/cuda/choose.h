@@ -251,6 +251,9 @@ static int32_t cuda_strided_word(const cuda_strided_args *a) {
 static ddl_status cuda_put_strided(const cuda_sink *sink, const ddl_tensor *t, void *packed, int32_t unpack) {
     cuda_strided_args a;
     int64_t size = cuda_dtype_bytes((int32_t)t->dtype), bytes = size;
+    if (t->ndim < 0 || t->ndim > DDL_MAX_DIMS) {
+        return DDL_ERR_ARG;
+    }
     memset(&a, 0, sizeof a);
     a.packed = packed;
     a.data = t->data;
@@ -259,7 +262,7 @@ static ddl_status cuda_put_strided(const cuda_sink *sink, const ddl_tensor *t, v
         bytes *= t->shape[d];
         cuda_dimension(&a, t->shape[d], t->strides[d] * size);
     }
-    if (bytes <= 0 || t->ndim > DDL_MAX_DIMS) {
+    if (bytes <= 0) {
         return bytes == 0 ? DDL_OK : DDL_ERR_ARG;
     }
     if (a.ndim > 0 && a.stride[a.ndim - 1] == size) {

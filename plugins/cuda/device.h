@@ -190,8 +190,10 @@ static void cuda_event_give(cuda_gpu *gpu, CUevent event) {
         gpu->spare[gpu->spare_count++] = event;
     }
     pthread_mutex_unlock(&gpu->lock);
-    if (!kept) {
+    cuda_guard guard;
+    if (!kept && cuda_enter(gpu, &guard) == DDL_OK) {
         gpu->cu.cuEventDestroy(event);
+        cuda_leave(&guard);
     }
 }
 
@@ -229,7 +231,7 @@ static ddl_status cuda_device_event_test(void *self, void *event) {
 
 static void cuda_device_event_free(void *self, void *event) {
     if (event != NULL) {
-        cuda_event_give(self, (CUevent)event); /* needs no context */
+        cuda_event_give(self, (CUevent)event);
     }
 }
 

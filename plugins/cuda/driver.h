@@ -58,7 +58,6 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
-    CUDA_ERROR_STUB_LIBRARY = 34,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -73,31 +72,30 @@ enum {
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+    CUDA_ERROR_TOO_MANY_PEERS = 711,
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
     CUDA_ERROR_CAPTURED_EVENT = 907,
     CUDA_ERROR_UNKNOWN = 999
 };
 enum {
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-    CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY = 19,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
-    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
-    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
     CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98,
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
-    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110
 };
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2, CU_MEMORYTYPE_UNIFIED = 4 };
 enum {
-    CU_POINTER_ATTRIBUTE_CONTEXT = 1,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
-    CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
     CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
     CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
@@ -107,9 +105,8 @@ enum {
 enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WAIT_VALUE_EQ = 1, CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30 };
-enum { CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4 };
+enum { CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
-enum { CU_MEMHOSTREGISTER_PORTABLE = 1, CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
@@ -123,13 +120,11 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuInit, cuInit, (unsigned int flags))                                                                            \
     F(cuDriverGetVersion, cuDriverGetVersion, (int *version))                                                          \
     F(cuGetErrorName, cuGetErrorName, (CUresult error, const char **text))                                             \
-    F(cuGetErrorString, cuGetErrorString, (CUresult error, const char **text))                                         \
     F(cuDeviceGetCount, cuDeviceGetCount, (int *count))                                                                \
     F(cuDeviceGet, cuDeviceGet, (CUdevice * device, int ordinal))                                                      \
     F(cuDeviceGetName, cuDeviceGetName, (char *name, int bytes, CUdevice device))                                      \
     F(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                        \
     F(cuDeviceGetUuid, cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device))                                           \
-    F(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                                        \
     F(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, CUdevice device, CUdevice peer))                        \
     F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                      \
     F(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                      \
@@ -141,22 +136,16 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void *image))                                      \
     F(cuModuleUnload, cuModuleUnload, (CUmodule module))                                                               \
     F(cuModuleGetFunction, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))            \
-    F(cuFuncSetAttribute, cuFuncSetAttribute, (CUfunction function, int attribute, int value))                         \
-    F(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,                        \
-      (int *blocks, CUfunction function, int block_threads, size_t shared_bytes))                                      \
     F(cuLaunchKernel, cuLaunchKernel,                                                                                  \
       (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,       \
        unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **params,          \
        void **extra))                                                                                                  \
     F(cuLaunchHostFunc, cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *user))                            \
-    F(cuMemGetInfo, cuMemGetInfo_v2, (size_t * free_bytes, size_t * total_bytes))                                      \
     F(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr * memory, size_t bytes))                                                 \
     F(cuMemFree, cuMemFree_v2, (CUdeviceptr memory))                                                                   \
     F(cuMemGetAddressRange, cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * bytes, CUdeviceptr pointer))        \
     F(cuMemHostAlloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))                               \
     F(cuMemFreeHost, cuMemFreeHost, (void *memory))                                                                    \
-    F(cuMemHostRegister, cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned int flags))                       \
-    F(cuMemHostUnregister, cuMemHostUnregister, (void *memory))                                                        \
     F(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2,                                                         \
       (CUdeviceptr * pointer, void *memory, unsigned int flags))                                                       \
     F(cuMemcpyAsync, cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream))                 \
@@ -164,7 +153,6 @@ enum { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
     F(cuPointerGetAttribute, cuPointerGetAttribute, (void *data, int attribute, CUdeviceptr pointer))                  \
     F(cuPointerGetAttributes, cuPointerGetAttributes,                                                                  \
       (unsigned int count, int *attributes, void **data, CUdeviceptr pointer))                                         \
-    F(cuPointerSetAttribute, cuPointerSetAttribute, (const void *value, int attribute, CUdeviceptr pointer))           \
     F(cuStreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream * stream, unsigned int flags, int priority))   \
     F(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                                          \
     F(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream))                                                     \

@@ -39,6 +39,7 @@ typedef struct cuda_gpu {
     CUuuid uuid;
     int32_t multiprocessors, capability; /* capability: 10 * major + minor */
     bool vmm;                            /* memory can be exported as a file descriptor */
+    bool rdma;                           /* and such memory can be made for adapters to read (GPUDirect RDMA) */
     unsigned int flush;                  /* flag of a wait for a word that a peer writes after data: capture.h */
 
     pthread_mutex_t lock;             /* of what follows */
@@ -90,7 +91,9 @@ static ddl_status cuda_status(CUresult result) {
         return DDL_ERR_ARG;
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
+    case CUDA_ERROR_TOO_MANY_PEERS:
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
     case CUDA_ERROR_CAPTURED_EVENT:
         return DDL_ERR_UNSUPPORTED;
@@ -123,6 +126,10 @@ static const char *cuda_advice(CUresult result) {
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
     case CUDA_ERROR_CAPTURED_EVENT:
         return "; this cannot be captured into a graph";
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+        return "; an earlier call that cannot be captured has spoiled the graph: end the capture and begin anew";
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        return "; the program has reset this GPU (cudaDeviceReset), and what was on it is gone";
     default:
         return "";
     }
@@ -266,7 +273,7 @@ static const char *cuda_driver_open(cuda_driver *cu, char *text, size_t bytes) {
         snprintf(text, bytes, "the NVIDIA driver does not start: %s%s", cuda_error_name(cu, result),
                  result == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
                      ? "; its kernel module and libcuda.so.1 are of different versions: reboot, or reload the module"
-                     : "");
+                     : cuda_advice(result));
         return text;
     }
     if (version < CUDA_DRIVER_OLDEST) {
@@ -307,6 +314,7 @@ static ddl_status cuda_gpu_open(const ddl_host *host, int32_t ordinal, cuda_gpu 
                       cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     gpu->vmm = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0 &&
                cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
+    gpu->rdma = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
     gpu->flush = cuda_attribute(gpu, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
     pthread_mutex_init(&gpu->lock, NULL);
     *out = gpu;

@@ -664,6 +664,15 @@ static ddl_status cuda_native_test(void *self, void *set_, void *op_, int32_t lo
     return DDL_OK;
 }
 
+/* Waits for the set's own work, which waits for nobody. Neither cuStreamDestroy nor cuMemUnmap does. */
+static void cuda_native_drain(cuda_native *set) {
+    cuda_guard guard;
+    if (set->stream_gpu != NULL && cuda_enter(set->stream_gpu, &guard) == DDL_OK) {
+        set->stream_gpu->cu.cuStreamSynchronize(set->stream);
+        cuda_leave(&guard);
+    }
+}
+
 /* Waits until no GPU touches the buffers of an operation any more: this rank's own work, then that of ranks that
  * launched before they saw that it is given up. A launch takes as long as its bytes, and no rank begins another. */
 static void cuda_native_settle(cuda_native *set, cuda_op *op) {
@@ -674,6 +683,10 @@ static void cuda_native_settle(cuda_native *set, cuda_op *op) {
     ddl_status status = op->step != cuda_ready_step ? cuda_op_marked(op) : DDL_OK;
     for (; status == DDL_IN_PROGRESS && t->host->now_ns(t->host) < until; status = cuda_op_marked(op)) {
         nanosleep(&nap, NULL);
+    }
+    if (status == DDL_IN_PROGRESS) { /* it stands behind a long kernel, and what it uses must not be unmapped */
+        cuda_native_drain(set);
+        status = cuda_op_marked(op);
     }
     if (op->step == cuda_running_step && status == DDL_OK && op->failure == DDL_OK) {
         cuda_tell(set->own, CUDA_STATE, CUDA_DONE, sequence); /* others may wait here for this rank */
@@ -735,6 +748,7 @@ static void cuda_native_free(cuda_native *set) {
         set->spare = op->next;
         set->t->host->free(set->t->host, op);
     }
+    cuda_native_drain(set);
     if (set->stream_gpu != NULL && cuda_enter(set->stream_gpu, &guard) == DDL_OK) {
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
         cuda_leave(&guard);

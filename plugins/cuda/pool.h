@@ -9,6 +9,8 @@
 
 #include "gpu.h"
 
+#include <fcntl.h>
+
 #define CUDA_POOL_ALIGN ((size_t)512)       /* of what alloc gives, as cuMemAlloc does at least 256 */
 #define CUDA_POOL_SHARED ((size_t)32 << 20) /* a block of small ones ... */
 #define CUDA_POOL_SMALL ((size_t)1 << 20)   /* ... of at most this */
@@ -43,6 +45,16 @@ static void cuda_block_properties(const cuda_gpu *gpu, CUmemAllocationProp *out)
     out->type = CU_MEM_ALLOCATION_TYPE_PINNED;
     out->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     out->location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, gpu->device};
+    out->allocFlags.gpuDirectRDMACapable = gpu->rdma; /* without it an adapter cannot register such memory */
+}
+
+/* A descriptor of an allocation, for other ranks and not for programs that this one starts: each holder keeps the memory. */
+static CUresult cuda_export_fd(const cuda_gpu *gpu, CUmemGenericAllocationHandle handle, int *out_fd) {
+    CUresult result = gpu->cu.cuMemExportToShareableHandle(out_fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result == CUDA_SUCCESS) {
+        fcntl(*out_fd, F_SETFD, FD_CLOEXEC);
+    }
+    return result;
 }
 
 /* Maps an allocation where there is room, for this GPU and, if `others`, all that reach it: threads of this process may
@@ -83,6 +95,7 @@ static CUresult cuda_map(cuda_gpu *gpu, CUmemGenericAllocationHandle handle, siz
     return result;
 }
 
+/* Nothing that uses it may be under way: cuMemUnmap waits for no kernel. */
 static void cuda_unmap(cuda_gpu *gpu, CUdeviceptr base, size_t bytes) {
     gpu->cu.cuMemUnmap(base, bytes);
     gpu->cu.cuMemAddressFree(base, bytes);

@@ -71,9 +71,7 @@ static CUresult cuda_probe_fill(cuda_gpu *gpu, cuda_probe_memory *m) {
     }
     gpu->host->free(gpu->host, pattern);
     int fd = -1;
-    result = result == CUDA_SUCCESS
-                 ? gpu->cu.cuMemExportToShareableHandle(&fd, m->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                 : result;
+    result = result == CUDA_SUCCESS ? cuda_export_fd(gpu, m->handle, &fd) : result;
     if (result != CUDA_SUCCESS || pattern == NULL) {
         if (m->base != 0) {
             cuda_unmap(gpu, m->base, m->bytes);

@@ -100,8 +100,7 @@ static ddl_status cuda_shared_export(cuda_ipc *t, cuda_gpu *gpu, cuda_shared *s,
         return DDL_OK;
     }
     if (gpu->cu.cuMemRetainAllocationHandle(&s->handle, (void *)(uintptr_t)s->base) == CUDA_SUCCESS) {
-        CUresult result =
-            gpu->cu.cuMemExportToShareableHandle(&s->fd, s->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        CUresult result = cuda_export_fd(gpu, s->handle, &s->fd);
         if (result != CUDA_SUCCESS) {
             gpu->cu.cuMemRelease(s->handle);
             s->fd = -1;
