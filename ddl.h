@@ -11784,8 +11784,10 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        /* When the peer ends, so does the data connection, and its last words are read first. */
-        if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
+        /* When the peer ends, so does the data connection, and its last words are read first. An attempt that nobody
+         * answers is a cut like any other; one that is refused is repeated. */
+        bool ended = error == ECONNRESET || error == EPIPE;
+        if (error == ETIMEDOUT || (was_ready && error > 0 && !ended)) {
             t->host->lost(t->host, peer, error, "its control connection ended");
         } else if (was_ready && p->data != NULL) {
             p->ending = true;
@@ -15358,7 +15360,7 @@ static void ddl__places_open(ddl_context *c) {
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text, bool link_lost);
 
 /* >>process */
 
@@ -15440,7 +15442,7 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
     c->closing_count += !l->closing; /* it may be closing since its goodbye */
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
-    ddl__groups_rank_dead(c, rank, text);
+    ddl__groups_rank_dead(c, rank, text, (flags & DDL__DEAD_LINK) != 0);
 }
 
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
@@ -15503,16 +15505,24 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     }
 }
 
+/* Ranks of this host do not cry all at once, each for a rank of its own, so that one cause goes round. */
+static uint64_t ddl__turn_ns(const ddl_context *c) {
+    uint64_t before_me = 0;
+    for (int32_t i = 0; i < c->rank; i++) {
+        before_me += c->links[i].same_host && c->links[i].life == DDL__ALIVE;
+    }
+    return DDL__MIN(before_me * 20, 200u) * DDL__NS_PER_MS;
+}
+
 /* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
- * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
+ * may be computing. */
 static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
-    uint64_t mates = 0, before_me = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
+    uint64_t mates = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
         mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
-        before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
-    return mates == 0 ? least : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS + least;
+    return mates == 0 ? least : DDL__PATIENCE_MS * DDL__NS_PER_MS + ddl__turn_ns(c) + least;
 }
 
 /* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
@@ -15545,7 +15555,9 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (!l->same_host && l->missed_how == ddl__how_cut) {
         ddl__dead_host(c, l->host, ddl__how_cut);
     } else if (told) {
-        ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
+        if (l->same_host || missed >= ddl__turn_ns(c)) {
+            ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
+        }
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
         ddl__dead_rank(c, rank, "its process lives but closed its link", 0);
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
@@ -15605,6 +15617,14 @@ static void ddl__reap(ddl_context *c) {
 
 /* >>frames */
 
+/* Whether a teller on another host, which has only lost its link to that rank, knows less of it than we: it is this
+ * rank, or of this host, where one sees whether its process lives. */
+static bool ddl__knows_better(const ddl_context *c, int32_t rank, int32_t teller, bool link_lost) {
+    const ddl__link *l = &c->links[rank];
+    return link_lost && l->host == c->links[c->rank].host && l->host != c->links[teller].host &&
+           (rank == c->rank || ddl__has_process(c, l));
+}
+
 static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     char text[256];
@@ -15617,9 +15637,8 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     if (f->epoch != l->incarnation) {
         return DDL_OK;
     }
-    if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
-        ddl__has_process(c, l)) {
-        c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */
+    if (ddl__knows_better(c, (int32_t)rank, peer, (f->flags & DDL__DEAD_LINK) != 0)) {
+        c->next_look_ns = 0;
         return DDL_OK;
     }
     ddl__dead(c, (int32_t)rank, text, f->flags & DDL__DEAD_LINK, peer);
@@ -16090,7 +16109,7 @@ static void ddl__link_end(ddl_context *c, int32_t rank, const char *text) {
         ddl__settle(c, l, DDL__DEAD);
         c->closing_count += !l->closing;
         l->closing = true;
-        ddl__groups_rank_dead(c, rank, text);
+        ddl__groups_rank_dead(c, rank, text, false);
     }
     ddl__reap(c);
 }
@@ -17922,6 +17941,8 @@ struct ddl_group {
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
+    int32_t cause_rank; /* of the world: whose death */
+    bool cause_link;    /* only a link to it was lost: DDL__DEAD_LINK */
 
     ddl__native device_native;  /* for tensors on devices */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
@@ -18159,12 +18180,14 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 
 /* A rank died: collectives of its groups cannot end any more, messages with it neither. Each group reports the first
  * death among its ranks: those that follow are mostly its ripples. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text, bool link_lost) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
             g->deaths++;
             if (g->cause[0] == 0) {
                 snprintf(g->cause, sizeof g->cause, "%s", text);
+                g->cause_rank = rank;
+                g->cause_link = link_lost;
             }
             ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
             ddl__p2p_rank_dead(g, g->rank_of[rank]);
@@ -25243,14 +25266,17 @@ static void ddl__agree_heard(ddl_group *g, int32_t from, uint32_t sequence, uint
 /* Tells everybody that this rank, which knows of a death, has left the group's operations for an agreement on who is
  * left. Of its messages some may have met the dead rank alone, so that others have not noticed, and wait for it. This
  * is MPI's revoke (ULFM: MPI_Comm_revoke), without a call of its own.
- *     kind u8, cause string; `sequence` is the agreement's */
+ *     kind u8, whose death u32 (rank of the world), link u8 (only a link to it was lost), cause string; `sequence` is
+ *     the agreement's */
 static void ddl__agree_go_on(ddl_group *g) {
-    uint8_t payload[1 + 2 + sizeof g->cause];
+    uint8_t payload[1 + 4 + 1 + 2 + sizeof g->cause];
     if (g->cause[0] == 0) {
         return;
     }
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u8(&w, DDL__AGREE_GO_ON);
+    ddl__put_u32(&w, (uint32_t)g->cause_rank);
+    ddl__put_u8(&w, g->cause_link);
     ddl__put_string(&w, g->cause);
     for (int32_t i = 0; i < g->size; i++) {
         if (i != g->rank && !ddl__is_gone(g, i)) {
@@ -25261,19 +25287,29 @@ static void ddl__agree_go_on(ddl_group *g) {
     }
 }
 
-/* The first death that this rank hears of may be this one. */
+/* The first death that this rank hears of may be this one. Who has been cut off does not take the word of the other
+ * side, which calls this one dead: it finds out itself, and says the same as its host. */
 static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, ddl__reader *r) {
+    ddl_context *c = g->context;
     char cause[sizeof g->cause];
+    uint32_t rank = ddl__get_u32(r);
+    bool link_lost = ddl__get_u8(r) != 0;
     ddl__get_string(r, cause, sizeof cause);
-    if (r->bad || cause[0] == 0) {
+    if (r->bad || cause[0] == 0 || rank >= (uint32_t)c->world_size) {
         return DDL_ERR_CORRUPT;
+    }
+    if (ddl__knows_better(c, (int32_t)rank, g->ranks[from], link_lost)) {
+        c->next_look_ns = 0;
+        return DDL_OK;
     }
     g->flows[from].gone_on = sequence;
     if (g->cause[0] == 0) {
         memcpy(g->cause, cause, sizeof cause);
+        g->cause_rank = (int32_t)rank;
+        g->cause_link = link_lost;
     }
     ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
-    ddl__changed(g->context);
+    ddl__changed(c);
     return DDL_OK;
 }
 

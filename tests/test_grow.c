@@ -740,6 +740,65 @@ TEST(who_was_cut_off_does_not_come_back_beside_its_successor) {
     CHECK_EQ(ranks_wait(&successor, 60), 0);
 }
 
+/* ---- whose word counts ---- */
+
+/* What `from` would say when it goes on to shrink because of whose death. */
+static ddl_status hear_go_on(ddl_group *g, int32_t from, int32_t whose, bool link_lost) {
+    uint8_t payload[64];
+    ddl__writer w = ddl__writer_of(payload, sizeof payload);
+    ddl__put_u8(&w, DDL__AGREE_GO_ON);
+    ddl__put_u32(&w, (uint32_t)whose);
+    ddl__put_u8(&w, link_lost);
+    ddl__put_string(&w, "the cause");
+    ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch,
+                    .sequence = g->agree_sequence + 1, .bytes = (uint32_t)w.at};
+    ddl__lock(g->context);
+    ddl_status status = ddl__on_agree(g->context, from, &f, payload);
+    ddl__unlock(g->context);
+    return status;
+}
+
+/* Ranks 0 and 1 are on one host, 2 and 3 on another, which has lost its links to the first. */
+static void hear_the_other_side(int rank, int n, void *arg) {
+    (void)n;
+    setenv("DDL_HOST_ID", rank < 2 ? "a" : "b", 1);
+    setenv("MASTER_ADDR", (char *)arg, 1);
+    ddl_context *c = member();
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c), *g[3] = {NULL};
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(ddl_group_duplicate(w, &g[i]) == DDL_OK);
+    }
+    if (rank == 1) {
+        CHECK_EQ(hear_go_on(g[0], 2, 0, true), DDL_OK); /* rank 0 lives: it is here */
+        CHECK_EQ(hear_go_on(g[0], 2, 1, true), DDL_OK); /* so do we */
+        CHECK_EQ(g[0]->broken, DDL_OK);
+        CHECK_EQ(g[0]->flows[2].gone_on, 0);
+        CHECK_EQ(hear_go_on(g[1], 2, 3, true), DDL_OK); /* of its own host it knows more than we */
+        CHECK_EQ(g[1]->broken, DDL_ERR_PEER);
+        CHECK_STR(g[1]->cause, "the cause");
+        CHECK(g[1]->cause_rank == 3 && g[1]->cause_link); /* as it is passed on */
+        CHECK_EQ(hear_go_on(g[2], 2, 0, false), DDL_OK); /* not the link: what rank 0 sent was damaged, say */
+        CHECK_EQ(g[2]->broken, DDL_ERR_PEER);
+        CHECK_EQ(hear_go_on(g[0], 2, 4, true), DDL_ERR_CORRUPT);
+    }
+    CHECK_EQ(ddl_barrier(w), DDL_OK);
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(ddl_group_free(&g[i]), DDL_OK);
+    }
+}
+
+TEST(who_is_cut_off_does_not_take_the_other_sides_word_for_it) {
+    char address[INET_ADDRSTRLEN];
+    if (!ranks_own_address(address)) {
+        SKIP("this machine has no network but loopback");
+    }
+    ranks r;
+    ranks_start(&r, RANKS, hear_the_other_side, address);
+    all_well(&r);
+}
+
 /* ---- kills all the time ---- */
 
 enum { CROWD = 5 };

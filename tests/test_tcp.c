@@ -12,7 +12,7 @@
 /* The host: counts, and scribbles over what is freed. */
 typedef struct mini {
     ddl_host host; /* first */
-    int blocks, lost, lost_rank, returned;
+    int blocks, lost, lost_rank, lost_error, returned;
     ddl_status status; /* of the message that came back last */
 } mini;
 
@@ -69,8 +69,8 @@ static void mini_sent(const ddl_host *host, ddl_message *message, ddl_status sta
 }
 
 static void mini_lost(const ddl_host *host, int32_t peer, int32_t error, const char *what) {
-    (void)error;
     (void)what;
+    of(host)->lost_error = error;
     of(host)->lost++;
     of(host)->lost_rank = peer;
 }
@@ -165,5 +165,32 @@ TEST(a_connection_waits_for_a_descriptor) {
     CHECK_EQ(((ddl__tcp *)self)->stranger_count, 1);
     close(fd);
     tcp->close(self);
+    CHECK_EQ(m.blocks, 0);
+}
+
+/* The second connection of a pair of hosts is under way when nothing gets through any more: no answer to it for 3.5 s is
+ * a cut, while the first one may look alive for as long again. */
+TEST(a_second_connection_that_nobody_answers_is_a_cut) {
+    const ddl_transport *tcp = &ddl__tcp_transport;
+    mini m;
+    uint8_t address[256];
+    uint64_t latency, bandwidth;
+    ddl__tcp *t = (ddl__tcp *)mini_open(&m);
+    REQUIRE(t != NULL);
+    CHECK_EQ(tcp->add_peer(t, 1, address, nowhere(address), "here", &latency, &bandwidth), DDL_OK);
+    ddl__tcp_peer *p = &t->peers[1];
+    p->same_host = false;
+    p->data = ddl__tcp_conn_new(t, socket(AF_UNIX, SOCK_STREAM, 0), 1, true);
+    p->data->state = DDL__TCP_READY;
+    const int errors[] = {ECONNREFUSED, EHOSTUNREACH, ECONNRESET, ETIMEDOUT};
+    for (int i = 0; i < 4; i++) {
+        p->control = ddl__tcp_conn_new(t, socket(AF_UNIX, SOCK_STREAM, 0), 1, true);
+        p->control->state = DDL__TCP_CONNECTING;
+        ddl__tcp_broken(t, p->control, errors[i]);
+        CHECK(p->control == NULL && p->retry_ns != 0); /* it comes again */
+        CHECK_EQ(m.lost, errors[i] == ETIMEDOUT);
+    }
+    CHECK_EQ(m.lost_error, ETIMEDOUT);
+    tcp->close(t);
     CHECK_EQ(m.blocks, 0);
 }

@@ -248,14 +248,17 @@ static void ddl__agree_heard(ddl_group *g, int32_t from, uint32_t sequence, uint
 /* Tells everybody that this rank, which knows of a death, has left the group's operations for an agreement on who is
  * left. Of its messages some may have met the dead rank alone, so that others have not noticed, and wait for it. This
  * is MPI's revoke (ULFM: MPI_Comm_revoke), without a call of its own.
- *     kind u8, cause string; `sequence` is the agreement's */
+ *     kind u8, whose death u32 (rank of the world), link u8 (only a link to it was lost), cause string; `sequence` is
+ *     the agreement's */
 static void ddl__agree_go_on(ddl_group *g) {
-    uint8_t payload[1 + 2 + sizeof g->cause];
+    uint8_t payload[1 + 4 + 1 + 2 + sizeof g->cause];
     if (g->cause[0] == 0) {
         return;
     }
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u8(&w, DDL__AGREE_GO_ON);
+    ddl__put_u32(&w, (uint32_t)g->cause_rank);
+    ddl__put_u8(&w, g->cause_link);
     ddl__put_string(&w, g->cause);
     for (int32_t i = 0; i < g->size; i++) {
         if (i != g->rank && !ddl__is_gone(g, i)) {
@@ -266,19 +269,29 @@ static void ddl__agree_go_on(ddl_group *g) {
     }
 }
 
-/* The first death that this rank hears of may be this one. */
+/* The first death that this rank hears of may be this one. Who has been cut off does not take the word of the other
+ * side, which calls this one dead: it finds out itself, and says the same as its host. */
 static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, ddl__reader *r) {
+    ddl_context *c = g->context;
     char cause[sizeof g->cause];
+    uint32_t rank = ddl__get_u32(r);
+    bool link_lost = ddl__get_u8(r) != 0;
     ddl__get_string(r, cause, sizeof cause);
-    if (r->bad || cause[0] == 0) {
+    if (r->bad || cause[0] == 0 || rank >= (uint32_t)c->world_size) {
         return DDL_ERR_CORRUPT;
+    }
+    if (ddl__knows_better(c, (int32_t)rank, g->ranks[from], link_lost)) {
+        c->next_look_ns = 0;
+        return DDL_OK;
     }
     g->flows[from].gone_on = sequence;
     if (g->cause[0] == 0) {
         memcpy(g->cause, cause, sizeof cause);
+        g->cause_rank = (int32_t)rank;
+        g->cause_link = link_lost;
     }
     ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
-    ddl__changed(g->context);
+    ddl__changed(c);
     return DDL_OK;
 }
 

@@ -119,6 +119,8 @@ struct ddl_group {
 
     int32_t deaths, deaths_probed; /* among its ranks; of which probes of any rank were told */
     char cause[256]; /* the first death among its ranks: what all errors that come of it say; "" for none */
+    int32_t cause_rank; /* of the world: whose death */
+    bool cause_link;    /* only a link to it was lost: DDL__DEAD_LINK */
 
     ddl__native device_native;  /* for tensors on devices */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
@@ -356,12 +358,14 @@ static ddl_group *ddl__frame_group(ddl_context *c, int32_t peer, const ddl__fram
 
 /* A rank died: collectives of its groups cannot end any more, messages with it neither. Each group reports the first
  * death among its ranks: those that follow are mostly its ripples. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text) {
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text, bool link_lost) {
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
             g->deaths++;
             if (g->cause[0] == 0) {
                 snprintf(g->cause, sizeof g->cause, "%s", text);
+                g->cause_rank = rank;
+                g->cause_link = link_lost;
             }
             ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
             ddl__p2p_rank_dead(g, g->rank_of[rank]);

@@ -17,7 +17,7 @@ static void ddl__link_end(ddl_context *c, int32_t rank, const char *text) {
         ddl__settle(c, l, DDL__DEAD);
         c->closing_count += !l->closing;
         l->closing = true;
-        ddl__groups_rank_dead(c, rank, text);
+        ddl__groups_rank_dead(c, rank, text, false);
     }
     ddl__reap(c);
 }

@@ -19,7 +19,7 @@
 #define DDL__PATIENCE_MS 300u /* for the other ranks of a host to say how one of them ended */
 
 /* Group room: fails what needs the rank. */
-static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text);
+static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text, bool link_lost);
 
 /* >>process */
 
@@ -101,7 +101,7 @@ static void ddl__dead(ddl_context *c, int32_t rank, const char *text, uint16_t f
     ddl__flood(c, (ddl__frame){.type = DDL__FRAME_DEAD, .flags = flags, .epoch = l->incarnation}, rank, text, but);
     c->closing_count += !l->closing; /* it may be closing since its goodbye */
     l->closing = true; /* from inside the transport's own calls it cannot be closed: see ddl__reap */
-    ddl__groups_rank_dead(c, rank, text);
+    ddl__groups_rank_dead(c, rank, text, (flags & DDL__DEAD_LINK) != 0);
 }
 
 /* Its process or its link is gone; what that means is decided by ddl__look. After a goodbye it is as it should be. */
@@ -164,16 +164,24 @@ static void ddl__dead_host(ddl_context *c, int32_t host, const char *how) {
     }
 }
 
+/* Ranks of this host do not cry all at once, each for a rank of its own, so that one cause goes round. */
+static uint64_t ddl__turn_ns(const ddl_context *c) {
+    uint64_t before_me = 0;
+    for (int32_t i = 0; i < c->rank; i++) {
+        before_me += c->links[i].same_host && c->links[i].life == DDL__ALIVE;
+    }
+    return DDL__MIN(before_me * 20, 200u) * DDL__NS_PER_MS;
+}
+
 /* How long to wait for a word of those who know better: the other ranks of its host see whether its process ended. They
- * may be computing. Ranks of this host do not cry all at once, so that one cause goes round. */
+ * may be computing. */
 static uint64_t ddl__patience(const ddl_context *c, const ddl__link *l) {
-    uint64_t mates = 0, before_me = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
+    uint64_t mates = 0, least = l->watch != NULL ? DDL__LAST_WORDS_MS * DDL__NS_PER_MS : 0;
     for (int32_t i = 0; i < c->world_size; i++) {
         const ddl__link *o = &c->links[i];
         mates += o != l && o->host == l->host && o->life <= DDL__MISSED;
-        before_me += i < c->rank && o->same_host && o->life == DDL__ALIVE;
     }
-    return mates == 0 ? least : (DDL__PATIENCE_MS + DDL__MIN(before_me * 20, 200u)) * DDL__NS_PER_MS + least;
+    return mates == 0 ? least : DDL__PATIENCE_MS * DDL__NS_PER_MS + ddl__turn_ns(c) + least;
 }
 
 /* The verdict on a process of this host that is gone. All that it sent is in our sockets: that is read first. */
@@ -206,7 +214,9 @@ static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
     } else if (!l->same_host && l->missed_how == ddl__how_cut) {
         ddl__dead_host(c, l->host, ddl__how_cut);
     } else if (told) {
-        ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
+        if (l->same_host || missed >= ddl__turn_ns(c)) {
+            ddl__dead_rank(c, rank, l->missed_how, (uint16_t)(ddl__did_wrong(l) ? 0 : DDL__DEAD_LINK));
+        }
     } else if (ddl__has_process(c, l) && missed > DDL__GRACE_NS) {
         ddl__dead_rank(c, rank, "its process lives but closed its link", 0);
     } else if (!ddl__has_process(c, l) && missed >= ddl__patience(c, l)) {
@@ -266,6 +276,14 @@ static void ddl__reap(ddl_context *c) {
 
 /* >>frames */
 
+/* Whether a teller on another host, which has only lost its link to that rank, knows less of it than we: it is this
+ * rank, or of this host, where one sees whether its process lives. */
+static bool ddl__knows_better(const ddl_context *c, int32_t rank, int32_t teller, bool link_lost) {
+    const ddl__link *l = &c->links[rank];
+    return link_lost && l->host == c->links[c->rank].host && l->host != c->links[teller].host &&
+           (rank == c->rank || ddl__has_process(c, l));
+}
+
 static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader r = ddl__reader_of(payload, f->bytes);
     char text[256];
@@ -278,9 +296,8 @@ static ddl_status ddl__on_dead(ddl_context *c, int32_t peer, const ddl__frame *f
     if (f->epoch != l->incarnation) {
         return DDL_OK;
     }
-    if ((f->flags & DDL__DEAD_LINK) != 0 && l->host == c->links[c->rank].host && l->host != c->links[peer].host &&
-        ddl__has_process(c, l)) {
-        c->next_look_ns = 0; /* who sits elsewhere has only lost the cable; here one sees whether it lives */
+    if (ddl__knows_better(c, (int32_t)rank, peer, (f->flags & DDL__DEAD_LINK) != 0)) {
+        c->next_look_ns = 0;
         return DDL_OK;
     }
     ddl__dead(c, (int32_t)rank, text, f->flags & DDL__DEAD_LINK, peer);

@@ -160,8 +160,10 @@ static void ddl__tcp_broken(ddl__tcp *t, ddl__tcp_conn *c, int error) {
     if (p->control == c) {
         p->control = NULL;
         ddl__tcp_conn_free(t, c);
-        /* When the peer ends, so does the data connection, and its last words are read first. */
-        if (was_ready && error > 0 && error != ECONNRESET && error != EPIPE) {
+        /* When the peer ends, so does the data connection, and its last words are read first. An attempt that nobody
+         * answers is a cut like any other; one that is refused is repeated. */
+        bool ended = error == ECONNRESET || error == EPIPE;
+        if (error == ETIMEDOUT || (was_ready && error > 0 && !ended)) {
             t->host->lost(t->host, peer, error, "its control connection ended");
         } else if (was_ready && p->data != NULL) {
             p->ending = true;
