@@ -1,6 +1,6 @@
 /* gpu_trainer: the trainer with parameters and gradients on a GPU gives the bits of the trainer in ordinary memory: all
- * optimizers, types, schedules, sync modes, codes, servers, shards, checkpoints, with a stream and without. Two ranks,
- * threads; gradients are poisoned as soon as the trainer has them. tests/gpu runs it on GPUs, test_cuda_suite.py over
+ * optimizers and one of its own, types, schedules, sync modes and from one to another, ranks whose data ends, codes, servers,
+ * shards, checkpoints, with a stream and without. Two ranks that train, threads; gradients are poisoned as soon as the trainer has them. tests/gpu runs it on GPUs, test_cuda_suite.py over
  * the stand-in for the driver. */
 #define TEST_TIMEOUT_S 240
 #include "coll.h"
@@ -18,6 +18,8 @@ typedef struct job {
     bool streamed;
     int bad_step; /* a gradient is NaN in this one; 0: none */
     const char *folder; /* saved after half of the steps, and loaded by a second trainer */
+    const ddl_trainer_config *then; /* switched to after half of the steps; NULL: not */
+    bool leaves;        /* rank 1 has data for half of the steps */
     unsigned char *result[2][RANKS]; /* on the host, on the GPU; all parameters */
     ddl_trainer_stats stats[2][RANKS];
     char text[256];
@@ -225,14 +227,60 @@ static void step(ddl_context *c, const job *j, ddl_trainer *t, net *m, int numbe
     }
 }
 
-static void train(ddl_context *c, job *j, int rank, bool gpu) {
+/* An optimizer of the program's own: momentum, by the host. What it is given is on the GPU where this thread has a stream for it. */
+static _Thread_local void *own_stream;
+static _Thread_local int own_calls;
+
+static float *own_down(const float *from, size_t bytes) {
+    if (own_stream == NULL) {
+        return (float *)(uintptr_t)from;
+    }
+    float *to = malloc(bytes);
+    CHECK_EQ(cu.copy((uintptr_t)to, (uintptr_t)from, bytes, own_stream), 0);
+    CHECK_EQ(cu.wait(own_stream), 0);
+    return to;
+}
+static void own_up(float *to, float *from, size_t bytes, bool changed) {
+    if (own_stream != NULL) {
+        CHECK_EQ(changed ? cu.copy((uintptr_t)to, (uintptr_t)from, bytes, own_stream) : 0, 0);
+        CHECK_EQ(cu.wait(own_stream), 0);
+        free(from);
+    }
+}
+static void own_optimizer(void *user, const ddl_optimizer_part *part) {
+    size_t bytes = (size_t)part->count * sizeof(float);
+    CHECK(user == NULL);
+    own_calls++;
+    if (part->count == 0) {
+        return;
+    }
+    float *w = own_down(part->param, bytes), *g = own_down(part->grad, bytes), *m = own_down(part->state, bytes);
+    for (int64_t i = 0; i < part->count; i++) {
+        m[i] = 0.5f * m[i] + g[i];
+        w[i] -= (float)part->learning_rate * m[i];
+    }
+    own_up((float *)(uintptr_t)part->grad, g, bytes, false);
+    own_up(part->state, m, bytes, true);
+    own_up(part->param, w, bytes, true);
+}
+
+static void train(ddl_context *c, job *given, int rank, bool gpu) {
     net m = {0};
+    job now = *given, *j = &now; /* its config may be switched */
     void *stream = gpu && j->streamed ? stream_of(0) : NULL;
+    own_stream = gpu && j->config.optimizer.kind == DDL_OPTIMIZER_FN ? stream_of(0) : NULL;
+    own_calls = 0;
     net_make(c, j, &m, gpu, rank);
     ddl_trainer *t = trainer_make(c, j, &m, stream);
     char folder[300] = "";
-    for (int s = 1; s <= STEPS && failures() == 0; s++) {
+    for (int s = 1; s <= (j->leaves && rank == 1 ? STEPS / 2 : STEPS) && failures() == 0; s++) {
         step(c, j, t, &m, s, stream);
+        if (j->then != NULL && s == STEPS / 2) {
+            if (ddl_trainer_switch(t, j->then) != DDL_OK) {
+                test__fail(__FILE__, __LINE__, "switch of %s: %s", j->text, ddl_error(c));
+            }
+            j->config = *j->then;
+        }
         if (j->folder != NULL && s == STEPS / 2) {
             snprintf(folder, sizeof folder, "%s/%d", j->folder, gpu);
             CHECK_EQ(rank == 0 ? mkdir(folder, 0700) : 0, 0);
@@ -246,8 +294,10 @@ static void train(ddl_context *c, job *j, int rank, bool gpu) {
             }
         }
     }
+    CHECK_EQ(j->leaves ? ddl_trainer_join_out(t) : DDL_OK, DDL_OK);
     CHECK_EQ(j->config.sync == DDL_SYNC_LOCAL ? ddl_trainer_sync(t) : DDL_OK, DDL_OK);
-    CHECK_EQ(ddl_trainer_stats_get(t, &j->stats[gpu][rank]), DDL_OK);
+    CHECK(own_calls >= STEPS || j->config.optimizer.kind != DDL_OPTIMIZER_FN);
+    CHECK_EQ(ddl_trainer_stats_get(t, &given->stats[gpu][rank]), DDL_OK);
     size_t at = 0;
     for (int i = 0; i < TENSORS; i++) {
         size_t bytes = (size_t)count_of(i) * ddl_dtype_bytes(j->dtype);
@@ -268,6 +318,28 @@ static void train(ddl_context *c, job *j, int rank, bool gpu) {
     if (stream != NULL) {
         CHECK_EQ(cu.end(stream), 0);
     }
+    if (own_stream != NULL) {
+        CHECK_EQ(cu.end(own_stream), 0);
+    }
+}
+
+/* A rank that only serves; its tensors are where the workers' are, as one broadcast fills them all. */
+static void serve(ddl_context *c, const job *given, bool gpu) {
+    net m = {0};
+    job plain = *given, *j = &plain; /* its host's memory is not pinned */
+    j->streamed = false;
+    net_make(c, j, &m, gpu, 1);
+    ddl_trainer *t = trainer_make(c, j, &m, NULL);
+    if (ddl_trainer_serve(t) != DDL_OK) {
+        test__fail(__FILE__, __LINE__, "%s: %s", j->text, ddl_error(c));
+    }
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    for (int i = 0; i < TENSORS; i++) {
+        CHECK_EQ(gpu ? ddl_tensor_free(c, &m.param[i]) : DDL_OK, DDL_OK);
+        CHECK_EQ(gpu ? ddl_tensor_free(c, &m.grad[i]) : DDL_OK, DDL_OK);
+        free(m.host_param[i]);
+        free(m.host_grad[i]);
+    }
 }
 
 /* ---- configurations ---- */
@@ -283,9 +355,12 @@ static void each(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, &all->coll);
     REQUIRE(c != NULL);
     REQUIRE(ddl_device_count(c) > 0);
-    for (int i = 0; i < all->count && failures() == 0; i++) {
-        train(c, &all->jobs[i], rank, false);
-        train(c, &all->jobs[i], rank, true);
+    for (int i = 0; i < 2 * all->count && failures() == 0; i++) {
+        if (rank < RANKS) {
+            train(c, &all->jobs[i / 2], rank, i % 2 != 0);
+        } else {
+            serve(c, &all->jobs[i / 2], i % 2 != 0);
+        }
     }
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
 }
@@ -341,7 +416,7 @@ static void same_bits(job *jobs, int count) {
             memset(j->result[k / RANKS][k % RANKS], 0x5a + k, all_bytes(j));
         }
     }
-    ranks_threads(RANKS, each, &all);
+    ranks_threads(RANKS + jobs[0].config.servers * jobs[0].config.dedicated, each, &all);
     for (int i = 0; i < count; i++) {
         if (failures() == 0) {
             compare(&jobs[i]);
@@ -452,6 +527,45 @@ TEST(servers) {
         o->seconds_per_byte = 1e-9;
     }
     same_bits(jobs, 6);
+}
+
+TEST(dedicated_servers) {
+    ddl_trainer_config config = {.architecture = DDL_ARCHITECTURE_PS, .dedicated = 1, .servers = 1, .latency_s = 1e-5,
+                                 .seconds_per_byte = 1e-9};
+    job jobs[] = {{.text = "Adam, dedicated", .config = config, .streamed = true},
+                  {.text = "momentum of bf16, dedicated", .config = config, .dtype = DDL_BF16},
+                  {.text = "SSP, dedicated", .config = config}};
+    jobs[0].config.optimizer = rated(DDL_ADAM);
+    jobs[1].config.optimizer = rated(DDL_MOMENTUM);
+    jobs[2].config.optimizer = rated(DDL_SGD);
+    jobs[2].config.sync = DDL_SYNC_SSP;
+    same_bits(jobs, 3);
+}
+
+TEST(an_optimizer_of_its_own) {
+    ddl_optimizer own = {.kind = DDL_OPTIMIZER_FN, .learning_rate = 0.05, .fn = own_optimizer, .state_slots = 1};
+    job jobs[] = {{.text = "its own", .config = {.optimizer = own}},
+                  {.text = "its own, on a stream", .config = {.optimizer = own, .shard = 1}, .streamed = true}};
+    same_bits(jobs, 2);
+}
+
+TEST(switches) {
+    ddl_trainer_config bsp = {.optimizer = rated(DDL_MOMENTUM)}, local = bsp, other = bsp;
+    local.sync = DDL_SYNC_LOCAL;
+    local.local_steps = 2;
+    other.schedule = DDL_SCHEDULE_WAIT_FREE;
+    other.clip_norm = 0.5;
+    job jobs[] = {{.text = "to local SGD", .config = bsp, .then = &local, .streamed = true},
+                  {.text = "from local SGD", .config = local, .then = &other, .dtype = DDL_BF16},
+                  {.text = "to another schedule", .config = bsp, .then = &other}};
+    same_bits(jobs, 3);
+}
+
+TEST(data_that_ends) {
+    job jobs[] = {{.text = "fewer steps", .config = {.optimizer = rated(DDL_ADAM), .uneven = 1}, .leaves = true},
+                  {.text = "fewer, on a stream", .config = {.optimizer = rated(DDL_LAMB), .uneven = 1}, .leaves = true,
+                   .dtype = DDL_BF16, .streamed = true}};
+    same_bits(jobs, 2);
 }
 
 TEST(not_finite) {
