@@ -1440,12 +1440,14 @@ extern "C" {
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
 #define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
+#define DDL_MESSAGE_URGENT 1u /* it is small and lets the peer send: it may overtake messages that are not urgent */
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
     const void *payload;
     uint64_t payload_bytes; /* <= the transport's max_payload_bytes */
     struct ddl_message *next;
     uint64_t priv[4];
+    uint64_t flags; /* DDL_MESSAGE_URGENT: a transport need not look at it */
 } ddl_message;
 
 /* >>host
@@ -1587,7 +1589,8 @@ typedef struct ddl_transport {
     ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
                            uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
     /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS:
-     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order,
+     * but for urgent ones. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
      * Returns how many events there were, negative on a failure of the whole transport: all its links are lost. */
@@ -11370,6 +11373,20 @@ static void ddl__tcp_want_write(ddl__tcp *t, ddl__tcp_conn *c, bool want) {
 
 static uint64_t ddl__tcp_message_bytes(const ddl_message *m) { return DDL_MESSAGE_HEADER_BYTES + m->payload_bytes; }
 
+/* Puts a message at the end of the queue, an urgent one behind those before it and what is partly sent. */
+static void ddl__tcp_enqueue(ddl__tcp_peer *p, ddl_message *m) {
+    ddl_message **at = p->first == NULL ? &p->first : &p->last->next;
+    if (p->first != NULL && (m->flags & DDL_MESSAGE_URGENT) != 0) {
+        at = p->first_sent > 0 ? &p->first->next : &p->first;
+        while (*at != NULL && ((*at)->flags & DDL_MESSAGE_URGENT) != 0) {
+            at = &(*at)->next;
+        }
+    }
+    m->next = *at;
+    *at = m;
+    p->last = m->next == NULL ? m : p->last;
+}
+
 /* The unsent bytes of up to DDL__TCP_BATCH messages from the queue as an iovec; returns its length. */
 static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
     int n = 0;
@@ -12219,12 +12236,7 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
         /* An error shows again when the queue is flushed, where a broken connection is dealt with. */
         p->first_sent = n > 0 ? (uint64_t)n : 0;
     }
-    if (p->first == NULL) {
-        p->first = m;
-    } else {
-        p->last->next = m;
-    }
-    p->last = m;
+    ddl__tcp_enqueue(p, m);
     if (p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     } else if (p->data != NULL && p->data->state == DDL__TCP_READY) {
@@ -14562,6 +14574,7 @@ static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message
     memcpy(n->out.message.header, message->header, sizeof message->header);
     n->out.message.payload = n->payload;
     n->out.message.payload_bytes = message->payload_bytes;
+    n->out.message.flags = message->flags;
     if (message->payload_bytes > 0) {
         memcpy(n->payload, message->payload, message->payload_bytes);
     }
@@ -14591,6 +14604,8 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     }
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
+    /* A CTS behind megabytes of data would make both sides send in turns. Its cookies order it; a MAC counts frames. */
+    out->message.flags = f->type == DDL__FRAME_CTS && !c->settings.mac ? DDL_MESSAGE_URGENT : 0;
     ddl__link_used(c, peer);
     ddl__count_sent(c, peer, f->bytes);
     bool copy = out->done != ddl__note_done && !DDL_HAS(l->endpoint->table, recall);

@@ -24,12 +24,14 @@ extern "C" {
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
 #define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
+#define DDL_MESSAGE_URGENT 1u /* it is small and lets the peer send: it may overtake messages that are not urgent */
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
     const void *payload;
     uint64_t payload_bytes; /* <= the transport's max_payload_bytes */
     struct ddl_message *next;
     uint64_t priv[4];
+    uint64_t flags; /* DDL_MESSAGE_URGENT: a transport need not look at it */
 } ddl_message;
 
 /* >>host
@@ -171,7 +173,8 @@ typedef struct ddl_transport {
     ddl_status (*add_peer)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
                            uint64_t *out_latency_ns, uint64_t *out_bytes_per_s);
     /* Sends a message. DDL_OK: taken, all memory may be used again, sent() will not be called. DDL_IN_PROGRESS:
-     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order. */
+     * borrowed until sent(). Anything else: not sent. Never blocks. Messages to one peer leave in order,
+     * but for urgent ones. */
     ddl_status (*send)(void *self, int32_t peer, ddl_message *message);
     /* Moves things along without blocking. expect is a rank that the core would most like to hear from, or -1.
      * Returns how many events there were, negative on a failure of the whole transport: all its links are lost. */

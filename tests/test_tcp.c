@@ -1,4 +1,5 @@
-/* The TCP transport on a host of its own: a peer that ends between two steps of making a connection.
+/* The TCP transport on a host of its own: a peer that ends between two steps of making a connection,
+ * and the order of what waits to be sent.
  * tests/run: variants=gcc,asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "test.h"
@@ -193,4 +194,57 @@ TEST(a_second_connection_that_nobody_answers_is_a_cut) {
     CHECK_EQ(m.lost_error, ETIMEDOUT);
     tcp->close(t);
     CHECK_EQ(m.blocks, 0);
+}
+
+/* What lets the peer send overtakes what waits, but not the message that is partly sent, nor another of its kind. */
+TEST(urgent_messages_go_first) {
+    enum { BULK = 3, ALL = 5, BYTES = 1 << 20, TOTAL = 1 + ALL * DDL_MESSAGE_HEADER_BYTES + BULK * BYTES };
+    static const uint8_t order[ALL] = {0, 3, 4, 1, 2};
+    const ddl_transport *tcp = &ddl__tcp_transport;
+    mini m;
+    uint8_t address[256], *in = (uint8_t *)malloc(TOTAL), *payload = (uint8_t *)malloc(BYTES);
+    uint64_t latency, bandwidth;
+    ddl_message messages[ALL];
+    void *self = mini_open(&m);
+    REQUIRE(self != NULL && in != NULL && payload != NULL);
+    memset(in, 0x7d, TOTAL);
+    memset(payload, 0x5a, BYTES);
+    memset(messages, 0, sizeof messages);
+    CHECK_EQ(tcp->add_peer(self, 1, address, nowhere(address), "here", &latency, &bandwidth), DDL_OK);
+    int fd = connect_to(tcp, self);
+    CHECK_EQ(send(fd, "pD", 2, MSG_NOSIGNAL), 2);
+    for (int i = 0; i < 20; i++) {
+        tcp->progress(self, -1);
+    }
+    for (int i = 0; i < ALL; i++) { /* the socket takes a part of the first */
+        memset(messages[i].header, i, sizeof messages[i].header);
+        messages[i].payload = i < BULK ? payload : NULL;
+        messages[i].payload_bytes = i < BULK ? BYTES : 0;
+        messages[i].flags = i < BULK ? 0 : DDL_MESSAGE_URGENT;
+        CHECK_EQ(tcp->send(self, 1, &messages[i]), DDL_IN_PROGRESS);
+    }
+    size_t got = 0;
+    for (int i = 0; i < 20000 && got < TOTAL; i++) {
+        ssize_t n = recv(fd, in + got, TOTAL - got, MSG_DONTWAIT);
+        got += n > 0 ? (size_t)n : 0;
+        if (n <= 0) {
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        }
+        tcp->progress(self, -1);
+    }
+    CHECK_EQ(got, (size_t)TOTAL);
+    CHECK_EQ(in[0], 'G');
+    for (size_t i = 0, at = 1; i < ALL; i++) {
+        CHECK(memcmp(in + at, messages[order[i]].header, DDL_MESSAGE_HEADER_BYTES) == 0);
+        at += DDL_MESSAGE_HEADER_BYTES;
+        CHECK(order[i] >= BULK || memcmp(in + at, payload, BYTES) == 0);
+        at += order[i] < BULK ? BYTES : 0;
+    }
+    CHECK_EQ(m.returned, ALL);
+    CHECK_EQ(m.status, DDL_OK);
+    close(fd);
+    tcp->close(self);
+    CHECK_EQ(m.blocks, 0);
+    free(in);
+    free(payload);
 }

@@ -217,6 +217,7 @@ static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message
     memcpy(n->out.message.header, message->header, sizeof message->header);
     n->out.message.payload = n->payload;
     n->out.message.payload_bytes = message->payload_bytes;
+    n->out.message.flags = message->flags;
     if (message->payload_bytes > 0) {
         memcpy(n->payload, message->payload, message->payload_bytes);
     }
@@ -246,6 +247,8 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
     }
     out->message.payload = payload;
     out->message.payload_bytes = f->bytes;
+    /* A CTS behind megabytes of data would make both sides send in turns. Its cookies order it; a MAC counts frames. */
+    out->message.flags = f->type == DDL__FRAME_CTS && !c->settings.mac ? DDL_MESSAGE_URGENT : 0;
     ddl__link_used(c, peer);
     ddl__count_sent(c, peer, f->bytes);
     bool copy = out->done != ddl__note_done && !DDL_HAS(l->endpoint->table, recall);

@@ -595,12 +595,7 @@ static ddl_status ddl__tcp_send(void *self, int32_t peer, ddl_message *m) {
         /* An error shows again when the queue is flushed, where a broken connection is dealt with. */
         p->first_sent = n > 0 ? (uint64_t)n : 0;
     }
-    if (p->first == NULL) {
-        p->first = m;
-    } else {
-        p->last->next = m;
-    }
-    p->last = m;
+    ddl__tcp_enqueue(p, m);
     if (p->data == NULL && p->retry_ns == 0 && !p->lost) {
         ddl__tcp_start(t, peer);
     } else if (p->data != NULL && p->data->state == DDL__TCP_READY) {

@@ -106,6 +106,20 @@ static void ddl__tcp_want_write(ddl__tcp *t, ddl__tcp_conn *c, bool want) {
 
 static uint64_t ddl__tcp_message_bytes(const ddl_message *m) { return DDL_MESSAGE_HEADER_BYTES + m->payload_bytes; }
 
+/* Puts a message at the end of the queue, an urgent one behind those before it and what is partly sent. */
+static void ddl__tcp_enqueue(ddl__tcp_peer *p, ddl_message *m) {
+    ddl_message **at = p->first == NULL ? &p->first : &p->last->next;
+    if (p->first != NULL && (m->flags & DDL_MESSAGE_URGENT) != 0) {
+        at = p->first_sent > 0 ? &p->first->next : &p->first;
+        while (*at != NULL && ((*at)->flags & DDL_MESSAGE_URGENT) != 0) {
+            at = &(*at)->next;
+        }
+    }
+    m->next = *at;
+    *at = m;
+    p->last = m->next == NULL ? m : p->last;
+}
+
 /* The unsent bytes of up to DDL__TCP_BATCH messages from the queue as an iovec; returns its length. */
 static int ddl__tcp_gather(const ddl__tcp_peer *p, struct iovec *iov) {
     int n = 0;
