@@ -1,20 +1,11 @@
 /* Whole jobs of threads with the plugin cuda over the stand-in for its driver (cuda_driver.c): what a stream holds back,
  * what cannot be captured or ordered, GPUs that do not reach each other. Built and run by test_cuda_suite.py. */
 #include "coll.h"
+#include "cuda_symbol.h"
 
-#include <dlfcn.h>
 #include <stdatomic.h>
 
 enum { COUNT = 1 << 16, SUCCESS = 0, NON_BLOCKING = 1 };
-
-static void *symbol(const char *name) {
-    static void *library;
-    library = library != NULL ? library : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    void *found = library != NULL ? dlsym(library, name) : NULL;
-    CHECK(found != NULL);
-    return found;
-}
-#define DRIVER(type, name) ((type)symbol(name))
 
 static void enter(int device) {
     void *context = NULL;

@@ -4,23 +4,12 @@
  * ddl_stats. Built and run by test_cuda_suite.py. */
 #define TEST_TIMEOUT_S 200
 #include "coll.h"
+#include "cuda_symbol.h"
 
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { SUCCESS = 0, NON_BLOCKING = 1 };
-
-static void *symbol(const char *name) {
-    static _Atomic(void *) library;
-    if (library == NULL) {
-        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    }
-    void *found = library != NULL ? dlsym(library, name) : NULL;
-    CHECK(found != NULL);
-    return found;
-}
-#define DRIVER(type, name) ((type)symbol(name))
 
 static void *enter(int device) {
     void *context = NULL;

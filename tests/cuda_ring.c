@@ -2,19 +2,9 @@
  * collectives the GPUs run, what they give, replays of graphs. Built and run by test_cuda_suite.py with STANDIN_RING. */
 #define TEST_TIMEOUT_S 240
 #include "coll.h"
-
-#include <dlfcn.h>
+#include "cuda_symbol.h"
 
 enum { PART = 3001, PIECE = 4 << 20 };
-
-static void *driver(const char *name) {
-    static void *library;
-    library = library != NULL ? library : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    void *found = library != NULL ? dlsym(library, name) : NULL;
-    CHECK(found != NULL);
-    return found;
-}
-#define DRIVER(name, ...) ((int (*)(__VA_ARGS__))driver(name))
 
 static uint64_t natives(ddl_context *c) {
     ddl_stats stats;
@@ -130,41 +120,41 @@ static void captured(int rank, int n, void *arg) {
     REQUIRE(c != NULL);
     int32_t gpu = rank % ddl_device_count(c) + 1;
     void *context = NULL, *stream = NULL, *graph = NULL, *exec = NULL;
-    CHECK_EQ(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
-    CHECK_EQ(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
-    CHECK_EQ(DRIVER("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
     tensor in[4], out[4];
     for (int k = 0; k < 4; k++) {
         in[k] = make(c, rank, in_count(kinds[k], n), true);
         out[k] = make(c, rank, out_count(kinds[k], n), true);
     }
     CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, stream), DDL_OK);
-    CHECK_EQ(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, 2), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamBeginCapture_v2", void *, int)(stream, 2), 0);
     for (int k = 0; k < 4; k++) {
         CHECK_EQ(call(ddl_world(c), kinds[k], in[k].on_gpu, out[k].on_gpu, n), DDL_OK);
     }
-    CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
     CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, NULL), DDL_OK);
-    REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    REQUIRE(DRIVER_CALL("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
     for (int turn = 0; turn < 3; turn++) {
         for (int k = 0; k < 4; k++) {
             fill(c, &in[k], rank, false);
             fill(c, &out[k], rank, true);
         }
-        CHECK_EQ(DRIVER("cuGraphLaunch", void *, void *)(exec, stream), 0);
-        CHECK_EQ(DRIVER("cuStreamSynchronize", void *)(stream), 0);
+        CHECK_EQ(DRIVER_CALL("cuGraphLaunch", void *, void *)(exec, stream), 0);
+        CHECK_EQ(DRIVER_CALL("cuStreamSynchronize", void *)(stream), 0);
         for (int k = 0; k < 4; k++) {
             check(c, kinds[k] == DDL_BROADCAST ? &in[k] : &out[k], kinds[k], rank, n);
         }
     }
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
-    CHECK_EQ(DRIVER("cuGraphExecDestroy", void *)(exec), 0);
-    CHECK_EQ(DRIVER("cuGraphDestroy", void *)(graph), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphExecDestroy", void *)(exec), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphDestroy", void *)(graph), 0);
     for (int k = 0; k < 4; k++) {
         drop(c, &in[k]);
         drop(c, &out[k]);
     }
-    CHECK_EQ(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamDestroy_v2", void *)(stream), 0);
     coll_leave(c);
 }
 

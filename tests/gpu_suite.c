@@ -6,8 +6,8 @@
  * Over the stand-in for the driver (LD_LIBRARY_PATH) it shows that the suite and the plugin fit each other, no more. */
 #define TEST_TIMEOUT_S 240
 #include "coll.h"
+#include "cuda_symbol.h"
 
-#include <dlfcn.h>
 #include <sys/wait.h>
 
 static int cases_of_each_kind(void) {
@@ -357,15 +357,6 @@ TEST(a_killed_rank_is_told) {
 
 enum { GRAPH_COUNT = 20011, GRAPH_OPS = 7, GRAPH_REPLAYS = 4 };
 
-static void *driver(const char *name) {
-    static void *library;
-    library = library != NULL ? library : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    void *found = library != NULL ? dlsym(library, name) : NULL;
-    CHECK(found != NULL);
-    return found;
-}
-#define DRIVER(name, ...) ((int (*)(__VA_ARGS__))driver(name))
-
 /* What is captured: each collective with an input and an output of its own. */
 typedef struct graph_op {
     ddl_kind kind;
@@ -434,8 +425,8 @@ static void graph_turn(ddl_context *c, int rank, int n, int turn, void *exec, vo
         }
         CHECK_EQ(ddl_tensor_copy(c, in[k], ddl_tensor_1d(host, DDL_I32, count)), DDL_OK);
     }
-    CHECK_EQ(DRIVER("cuGraphLaunch", void *, void *)(exec, stream), 0);
-    CHECK_EQ(DRIVER("cuStreamSynchronize", void *)(stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphLaunch", void *, void *)(exec, stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamSynchronize", void *)(stream), 0);
     for (int k = 0; k < GRAPH_OPS; k++) {
         ddl_tensor got = graph_ops[k].in_place ? in[k] : out[k];
         int64_t count = ddl_tensor_count(&got), wrong = 0;
@@ -463,19 +454,19 @@ static void graph_rank(int rank, int n, void *arg, int mode) {
         REQUIRE(graph_ops[k].in_place || ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &counts[1], &out[k]) == DDL_OK);
         out[k] = graph_ops[k].in_place ? in[k] : out[k];
     }
-    CHECK_EQ(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
-    CHECK_EQ(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
-    CHECK_EQ(DRIVER("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
     CHECK_EQ(ddl_group_stream(g, gpu, stream), DDL_OK);
-    CHECK_EQ(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, mode), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamBeginCapture_v2", void *, int)(stream, mode), 0);
     for (int k = 0; k < GRAPH_OPS; k++) {
         CHECK_EQ(graph_call(g, k, in[k], out[k], n), DDL_OK);
     }
     CHECK_EQ(ddl_send(g, in[0], (rank + 1) % n, 5), DDL_ERR_UNSUPPORTED); /* the host carries it */
     CHECK_STR(ddl_error(c), "captured into a graph");
-    CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
     CHECK_EQ(ddl_group_stream(g, gpu, NULL), DDL_OK);
-    REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    REQUIRE(DRIVER_CALL("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
     for (int turn = 0; turn < GRAPH_REPLAYS; turn++) {
         graph_turn(c, rank, n, turn, exec, stream, in, out, host);
         if (turn == 1) {
@@ -483,9 +474,9 @@ static void graph_rank(int rank, int n, void *arg, int mode) {
         }
     }
     CHECK_EQ(ddl_barrier(g), DDL_OK);
-    CHECK_EQ(DRIVER("cuGraphExecDestroy", void *)(exec), 0);
-    CHECK_EQ(DRIVER("cuGraphDestroy", void *)(graph), 0);
-    CHECK_EQ(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphExecDestroy", void *)(exec), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphDestroy", void *)(graph), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamDestroy_v2", void *)(stream), 0);
     for (int k = 0; k < GRAPH_OPS; k++) {
         CHECK_EQ(ddl_tensor_free(c, &in[k]), DDL_OK);
         CHECK_EQ(graph_ops[k].in_place ? DDL_OK : ddl_tensor_free(c, &out[k]), DDL_OK);
@@ -508,28 +499,28 @@ static void graph_until_killed(int rank, int n, void *arg) {
     ddl_tensor t = {0};
     void *context = NULL, *stream = NULL, *graph = NULL, *exec = NULL;
     REQUIRE(ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &count, &t) == DDL_OK);
-    CHECK_EQ(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
-    CHECK_EQ(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
-    CHECK_EQ(DRIVER("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
     CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, stream), DDL_OK);
-    CHECK_EQ(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, 0), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamBeginCapture_v2", void *, int)(stream, 0), 0);
     CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_OK);
-    CHECK_EQ(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
-    REQUIRE(DRIVER("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+    REQUIRE(DRIVER_CALL("cuGraphInstantiateWithFlags", void **, void *, unsigned long long)(&exec, graph, 0) == 0);
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK); /* all have captured */
     if (rank == 1) {
         raise(SIGKILL);
     }
     for (int turn = 0; turn < 3; turn++) {
-        CHECK_EQ(DRIVER("cuGraphLaunch", void *, void *)(exec, stream), 0);
+        CHECK_EQ(DRIVER_CALL("cuGraphLaunch", void *, void *)(exec, stream), 0);
     }
-    CHECK_EQ(DRIVER("cuStreamSynchronize", void *)(stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamSynchronize", void *)(stream), 0);
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_ERR_PEER);
     CHECK_STR(ddl_error(c), "rank 1");
-    CHECK_EQ(DRIVER("cuGraphExecDestroy", void *)(exec), 0);
-    CHECK_EQ(DRIVER("cuGraphDestroy", void *)(graph), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphExecDestroy", void *)(exec), 0);
+    CHECK_EQ(DRIVER_CALL("cuGraphDestroy", void *)(graph), 0);
     CHECK_EQ(ddl_group_stream(ddl_world(c), gpu, NULL), DDL_OK);
-    CHECK_EQ(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+    CHECK_EQ(DRIVER_CALL("cuStreamDestroy_v2", void *)(stream), 0);
     CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
     coll_leave(c);
 }

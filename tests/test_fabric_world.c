@@ -1,5 +1,5 @@
-/* One job of many ranks over the libfabric plugin and its tcp: it comes up, barriers and sums are right, connections are made to
- * those that a rank talks to and to no others, and memory stays within what docs/operations.md states for as many peers.
+/* One job of many ranks over the libfabric plugin and its tcp: it comes up, barriers and sums are right, and memory stays
+ * within what docs/operations.md states for the peers that a rank talks to.
  * 32 ranks; 64 with TEST_TORTURE=1.
  * tests/run: variants=gcc timeout=120 */
 #include "coll.h"

@@ -7,10 +7,10 @@
 
 enum { DDL__CACHED_MAX = 64 };
 
-/* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
 /* What a program's own op is: two that have the same number on two ranks must be alike in this too. */
 typedef enum ddl__nature { DDL__OF_OURS, DDL__SCALED_SUM, DDL__FUNCTION, DDL__FUNCTION_IN_ORDER } ddl__nature;
 
+/* A call after its arguments were checked: what a plan is made from, and what the sentence of an error says. */
 typedef struct ddl__call {
     ddl_kind kind;
     ddl_op op;
