@@ -20243,7 +20243,7 @@ static void ddl__p2p_group_free(ddl_group *g) {
  * to make and to end a request would be the larger part of it. So what can leave at once leaves without a request, and
  * what has come is taken without one. All else goes the long way, which finds everything as it was. */
 
-/* A view of which the long way would find nothing to say, in one piece. */
+/* A view of which the long way would find nothing to say, in one piece: of one dimension a stride of 0 or 1 says so. */
 static bool ddl__is_plain(const ddl_tensor *t) {
     return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
            t->shape[0] > 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
