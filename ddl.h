@@ -33386,7 +33386,8 @@ enum { DDL__PS_HEAD_WORDS = 7, DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 6
 typedef struct ddl__ps_file {
     FILE *file;
     uint32_t crc;
-    bool bad; /* sticky: a write failed, or the file ended too early */
+    bool bad;  /* sticky: a write failed, or the file ended too early */
+    int error; /* of the first write that failed */
 } ddl__ps_file;
 
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
@@ -33396,9 +33397,14 @@ static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation 
 
 /* >>writing */
 
+static void ddl__ps_write_check(ddl__ps_file *f, bool good) {
+    f->error = f->bad || good ? f->error : errno;
+    f->bad = f->bad || !good;
+}
+
 static void ddl__ps_write(ddl__ps_file *f, const void *data, size_t bytes) {
     f->crc = ddl__crc32c(f->crc, data, bytes);
-    f->bad = f->bad || (bytes > 0 && fwrite(data, 1, bytes, f->file) != bytes);
+    ddl__ps_write_check(f, f->bad || bytes == 0 || fwrite(data, 1, bytes, f->file) == bytes);
 }
 
 static void ddl__ps_write_u32(ddl__ps_file *f, uint32_t value) {
@@ -33506,14 +33512,15 @@ static ddl_status ddl__ps_save(const ddl__ps_server *s, const char *folder, cons
         ddl__ps_write_table(&f, s, s->tables[i]);
     }
     ddl__ps_write_u32(&f, f.crc);
-    errno = 0;
-    f.bad = fflush(f.file) != 0 || f.bad;
-    f.bad = fsync(fileno(f.file)) != 0 || f.bad;
-    f.bad = fclose(f.file) != 0 || f.bad;
-    if (f.bad || rename(temporary, path) != 0 || !ddl__ps_sync_folder(folder)) {
-        int error = errno;
+    ddl__ps_write_check(&f, fflush(f.file) == 0);
+    ddl__ps_write_check(&f, fsync(fileno(f.file)) == 0);
+    ddl__ps_write_check(&f, fclose(f.file) == 0);
+    ddl__ps_write_check(&f, f.bad || rename(temporary, path) == 0);
+    ddl__ps_write_check(&f, f.bad || ddl__ps_sync_folder(folder));
+    if (f.bad) {
         unlink(temporary);
-        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d could not write %s: %s", s->number, path, strerror(error));
+        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d could not write %s: %s; earlier checkpoints still stand",
+                         s->number, path, strerror(f.error));
     }
     return DDL_OK;
 }
@@ -39699,7 +39706,10 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
         }
         ddl__text_add(text, t->config.architecture == DDL_ARCHITECTURE_AUTO ? " over all-reduce and" : " over");
         ddl__text_add(text, " %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
-                      o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
+                      o->servers == 1 ? "" : "s",
+                      !t->served.sums     ? ""
+                      : o->servers == 1 ? " that averages"
+                                        : " that average");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {
@@ -40112,9 +40122,13 @@ static void __attribute__((format(printf, 2, 3))) ddl__archive_fail(ddl__archive
     }
 }
 
+static void ddl__archive_cannot(ddl__archive *a, const char *what) {
+    ddl__archive_fail(a, "%s failed: %s; earlier checkpoints still stand", what, strerror(errno));
+}
+
 static void ddl__archive_put(ddl__archive *a, const void *data, size_t bytes) {
     if (!a->failed && bytes > 0 && fwrite(data, 1, bytes, a->file) != bytes) {
-        ddl__archive_fail(a, "writing failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "writing it");
     }
     a->crc = bytes > 0 ? ddl__crc32c(a->crc, data, bytes) : a->crc;
 }
@@ -40415,16 +40429,16 @@ static void ddl__save_finish(ddl__archive *a, const char *folder, const char *te
         return;
     }
     if (!a->failed && (fflush(a->file) != 0 || fsync(fileno(a->file)) != 0)) {
-        ddl__archive_fail(a, "making it durable failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "making it durable");
     }
     if (fclose(a->file) != 0) {
-        ddl__archive_fail(a, "closing it failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "closing it");
     }
     if (!a->failed && rename(temporary, path) != 0) {
-        ddl__archive_fail(a, "renaming it failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "renaming it");
     }
     if (!a->failed && !ddl__sync_path(folder, O_RDONLY | O_DIRECTORY)) {
-        ddl__archive_fail(a, "making its name durable failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "making its name durable");
     }
     if (a->failed) {
         unlink(temporary);

@@ -495,8 +495,11 @@ static bool run(struct trainer *t) {
     }
     if (t->rank == 0) {
         char line[512];
+        ddl_trainer_stats stats = {0};
         ddl_trainer_describe(t->sync, line, sizeof line);
-        printf("strategy %s: %s\n", t->options.strategy, line);
+        ddl_trainer_stats_get(t->sync, &stats);
+        printf("strategy %s: %s; it sent %lld bytes for gradients of %zu\n", t->options.strategy, line,
+               (long long)stats.bytes, t->model.count * sizeof(float));
     }
     if (t->rank == 0 && t->curve.count > 0) {
         const struct point *last = &t->curve.at[t->curve.count - 1];

@@ -27,7 +27,8 @@ enum { DDL__PS_HEAD_WORDS = 7, DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 6
 typedef struct ddl__ps_file {
     FILE *file;
     uint32_t crc;
-    bool bad; /* sticky: a write failed, or the file ended too early */
+    bool bad;  /* sticky: a write failed, or the file ended too early */
+    int error; /* of the first write that failed */
 } ddl__ps_file;
 
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
@@ -37,9 +38,14 @@ static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation 
 
 /* >>writing */
 
+static void ddl__ps_write_check(ddl__ps_file *f, bool good) {
+    f->error = f->bad || good ? f->error : errno;
+    f->bad = f->bad || !good;
+}
+
 static void ddl__ps_write(ddl__ps_file *f, const void *data, size_t bytes) {
     f->crc = ddl__crc32c(f->crc, data, bytes);
-    f->bad = f->bad || (bytes > 0 && fwrite(data, 1, bytes, f->file) != bytes);
+    ddl__ps_write_check(f, f->bad || bytes == 0 || fwrite(data, 1, bytes, f->file) == bytes);
 }
 
 static void ddl__ps_write_u32(ddl__ps_file *f, uint32_t value) {
@@ -147,14 +153,15 @@ static ddl_status ddl__ps_save(const ddl__ps_server *s, const char *folder, cons
         ddl__ps_write_table(&f, s, s->tables[i]);
     }
     ddl__ps_write_u32(&f, f.crc);
-    errno = 0;
-    f.bad = fflush(f.file) != 0 || f.bad;
-    f.bad = fsync(fileno(f.file)) != 0 || f.bad;
-    f.bad = fclose(f.file) != 0 || f.bad;
-    if (f.bad || rename(temporary, path) != 0 || !ddl__ps_sync_folder(folder)) {
-        int error = errno;
+    ddl__ps_write_check(&f, fflush(f.file) == 0);
+    ddl__ps_write_check(&f, fsync(fileno(f.file)) == 0);
+    ddl__ps_write_check(&f, fclose(f.file) == 0);
+    ddl__ps_write_check(&f, f.bad || rename(temporary, path) == 0);
+    ddl__ps_write_check(&f, f.bad || ddl__ps_sync_folder(folder));
+    if (f.bad) {
         unlink(temporary);
-        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d could not write %s: %s", s->number, path, strerror(error));
+        return ddl__fail(why, DDL_ERR_SYSTEM, "server %d could not write %s: %s; earlier checkpoints still stand",
+                         s->number, path, strerror(f.error));
     }
     return DDL_OK;
 }

@@ -44,9 +44,13 @@ static void __attribute__((format(printf, 2, 3))) ddl__archive_fail(ddl__archive
     }
 }
 
+static void ddl__archive_cannot(ddl__archive *a, const char *what) {
+    ddl__archive_fail(a, "%s failed: %s; earlier checkpoints still stand", what, strerror(errno));
+}
+
 static void ddl__archive_put(ddl__archive *a, const void *data, size_t bytes) {
     if (!a->failed && bytes > 0 && fwrite(data, 1, bytes, a->file) != bytes) {
-        ddl__archive_fail(a, "writing failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "writing it");
     }
     a->crc = bytes > 0 ? ddl__crc32c(a->crc, data, bytes) : a->crc;
 }
@@ -347,16 +351,16 @@ static void ddl__save_finish(ddl__archive *a, const char *folder, const char *te
         return;
     }
     if (!a->failed && (fflush(a->file) != 0 || fsync(fileno(a->file)) != 0)) {
-        ddl__archive_fail(a, "making it durable failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "making it durable");
     }
     if (fclose(a->file) != 0) {
-        ddl__archive_fail(a, "closing it failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "closing it");
     }
     if (!a->failed && rename(temporary, path) != 0) {
-        ddl__archive_fail(a, "renaming it failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "renaming it");
     }
     if (!a->failed && !ddl__sync_path(folder, O_RDONLY | O_DIRECTORY)) {
-        ddl__archive_fail(a, "making its name durable failed: %s", strerror(errno));
+        ddl__archive_cannot(a, "making its name durable");
     }
     if (a->failed) {
         unlink(temporary);

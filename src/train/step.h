@@ -677,7 +677,10 @@ static void ddl__trainer_tell_sync(const ddl_trainer *t, ddl__text *text) {
         }
         ddl__text_add(text, t->config.architecture == DDL_ARCHITECTURE_AUTO ? " over all-reduce and" : " over");
         ddl__text_add(text, " %d %s server%s%s", o->servers, o->dedicated ? "dedicated" : "colocated",
-                      o->servers == 1 ? "" : "s", t->served.sums ? " that average" : "");
+                      o->servers == 1 ? "" : "s",
+                      !t->served.sums     ? ""
+                      : o->servers == 1 ? " that averages"
+                                        : " that average");
     } else if (o->sync == DDL_SYNC_BSP) {
         ddl__text_add(text, "BSP over all-reduce%s", o->shard ? " in shards (ZeRO-1)" : "");
     } else {
