@@ -11668,6 +11668,7 @@ enum {
 #define DDL__TCP_RETRY_NS (50 * DDL__NS_PER_MS)
 #define DDL__TCP_ENDING_MS 400u                /* from the end of a control connection to that of its data connection */
 #define DDL__TCP_REFUSED_NS (1 * DDL__NS_PER_S) /* nobody has listened at its port for so long: it is gone */
+#define DDL__TCP_UNSENT_BYTES (256 << 10)       /* of data that the kernel holds beyond the window, between hosts */
 #define DDL__TCP_SILENT_MS 3500u                /* its host has not answered: at the fourth probe, one a second */
 
 static void ddl__tcp_start(ddl__tcp *t, int32_t peer);
@@ -11703,6 +11704,11 @@ static void ddl__tcp_tune_socket(ddl__tcp *t, int fd, bool same_host, bool is_co
      * system's choice. */
     const char *control = same_host ? "reno" : t->congestion;
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, (socklen_t)strlen(control));
+    /* What the kernel took cannot be overtaken: between hosts it holds the window and little more, so that control
+     * messages do not wait behind megabytes. The window itself is not limited by it. */
+    if (!same_host) {
+        ddl__tcp_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, DDL__TCP_UNSENT_BYTES);
+    }
 }
 
 /* Without a secret, the uid of the other end is the proof. */
