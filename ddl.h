@@ -1629,9 +1629,10 @@ typedef struct ddl_transport {
     uint64_t (*native_cost_ns)(void *self, void *set, int32_t kind, uint64_t bytes);
     /* Begins the next operation of a set; never blocks. *call is copied. Operations of a set end in order. */
     ddl_status (*native_start)(void *self, void *set, const ddl_native_call *call, void **out_op);
-    /* Looks at an operation up to `looks` times, without giving the core away: DDL_OK when it has ended and is gone,
-     * DDL_IN_PROGRESS while it waits for rank *out_rank of the set (-1: for several), or DDL_ERR_MISMATCH when that
-     * rank has begun it with another signature; then nothing was written to out, and it waits for native_cancel. */
+    /* Looks at an operation up to `looks` times, without giving the core away; fewer, where ranks share cores and one
+     * that has not come needs this one. DDL_OK when it has ended and is gone, DDL_IN_PROGRESS while it waits for rank
+     * *out_rank of the set (-1: for several), or DDL_ERR_MISMATCH when that rank has begun it with another signature;
+     * then nothing was written to out, and it waits for native_cancel. */
     ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
     /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
      * touched any more, by no rank. The set serves no further operation. */
@@ -23595,8 +23596,7 @@ static ddl_status ddl__coll_begin(ddl_group *g, const ddl__asked *d, const char 
  * nothing is different from then on: deadline, stall report, death and mismatch are found by the long way. */
 
 enum {
-    DDL__FAST_LOOKS = 400,       /* in one go, while every rank can have a core: a microsecond or two */
-    DDL__FAST_LOOKS_CROWDED = 24, /* while ranks share cores: the missing one may need this one */
+    DDL__FAST_LOOKS = 400, /* in one go: a microsecond or two, which is what it costs to give the core away */
     DDL__FAST_YIELDS = 64
 };
 
@@ -23729,12 +23729,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
 /* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
-    bool crowded = c->local_ranks > c->cores;
-    int32_t looks = crowded ? DDL__FAST_LOOKS_CROWDED : DDL__FAST_LOOKS, rank = -1;
+    int32_t rank = -1;
     *out_last = -1;
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
-        ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, looks, &rank);
+        ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;

@@ -587,6 +587,79 @@ TEST(late_writers_meet_nobody) {
 
 TEST(late_readers_believe_nothing) { stop_in(DDL_REDUCE_SCATTER); }
 
+/* ---- whose core is it ---- */
+
+typedef struct corners {
+    int core[2]; /* ranks 0 and 1 stay on the first, rank 2 on the second */
+    int let;     /* may begin their second operation: rank 1 at 1, rank 2 at 2 */
+} corners;
+
+static void stay_on(int core) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)core, &one);
+    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+static void barrier_start(void *set, uint64_t sequence, void **op) {
+    ddl_native_call call = {.size = sizeof call, .kind = DDL_BARRIER, .sequence = sequence, .signature = sequence};
+    CHECK_EQ(shm_transport.native_start(NULL, set, &call, op), DDL_OK);
+}
+
+static void cornered_rank(shm *t, int rank, int n, void *arg) {
+    corners *s = arg;
+    int32_t ranks[3] = {0, 1, 2}, other = -1;
+    void *set = NULL, *op = NULL;
+    unsigned seed = (unsigned)rank;
+    t->crowded = true;
+    stay_on(s->core[rank == 2]);
+    CHECK_EQ(shm_transport.native_open(t, 7, ranks, n, rank, &set), DDL_OK);
+    barrier_start(set, 1, &op);
+    CHECK_EQ(test_until(t, set, op, &seed, &other), DDL_OK);
+    wait_for(&s->let, rank);
+    if (rank == 2) {
+        usleep(100000); /* rank 0 looks meanwhile */
+    }
+    barrier_start(set, 2, &op);
+    if (rank == 0) {
+        double begin = test_now_s();
+        CHECK_EQ(shm_transport.native_test(t, set, op, INT32_MAX, &other), DDL_IN_PROGRESS); /* rank 1 needs the core */
+        CHECK(test_now_s() - begin < 2 * test_slow()); /* all the looks take longer */
+        s->let = 1;
+        do {
+            sched_yield();
+            ddl_status status = shm_transport.native_test(t, set, op, 1, &other);
+            CHECK_EQ(status, DDL_IN_PROGRESS);
+        } while (other == 1);
+        CHECK_EQ(other, 2);
+        s->let = 2;
+        CHECK_EQ(shm_transport.native_test(t, set, op, INT32_MAX, &other), DDL_OK); /* in one go */
+    } else {
+        CHECK_EQ(test_until(t, set, op, &seed, &other), DDL_OK);
+    }
+    shm_transport.native_close(t, set);
+}
+
+/* A core is kept while only ranks on other cores are missing, and given away at once for one that needs it. */
+TEST(the_core_goes_to_who_needs_it) {
+    cpu_set_t all;
+    corners *s = ranks_shared(sizeof *s);
+    int found = 0;
+    CHECK_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+    for (int i = 0; i < CPU_SETSIZE && found < 2; i++) {
+        if (CPU_ISSET((size_t)i, &all)) {
+            s->core[found++] = i;
+        }
+    }
+    if (found < 2) {
+        SKIP("needs two cores");
+    }
+    native_world w = {.fn = cornered_rank, .arg = s};
+    native_world_make(&w, 3);
+    ranks_fork(3, native_fork_rank, &w, 60);
+    native_world_free(&w);
+}
+
 /* ---- sets come and go ---- */
 
 static void coming_and_going(shm *t, int rank, int n, void *arg) {

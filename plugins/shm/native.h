@@ -10,6 +10,7 @@
 /* What progress does for one set before it turns to the next. */
 #define SHM_STEPS 8
 
+#define SHM_LOOKS_CROWDED 4  /* before it is asked whether a rank that is missing needs this core */
 #define SHM_FAR_NS 120       /* a first look that takes longer has fetched the line from far: other cache, other socket */
 #define SHM_FAR_PAUSES 2     /* about 50 ns on x86 */
 #define SHM_LOOKS_MEASURED 64 /* one of so many */
@@ -189,12 +190,12 @@ static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t loo
     if (!op->looked && op == set->head) {
         shm_look_first(set, op);
     }
-    while (!op->ended) {
+    for (int32_t k = 1; !op->ended; k++) {
         if (shm_advance(set) == SHM_STUCK && (op->differs >= 0 || op->failure != DDL_OK)) {
             *out_rank = op->differs;
             return op->differs >= 0 ? DDL_ERR_MISMATCH : op->failure;
         }
-        if (--looks <= 0 && !op->ended) {
+        if (!op->ended && (k >= looks || (k == SHM_LOOKS_CROWDED && set->t->crowded && shm_core_is_wanted(set, op)))) {
             *out_rank = op->awaited < op->until ? op->awaited : -1;
             return DDL_IN_PROGRESS;
         }

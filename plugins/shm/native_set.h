@@ -4,7 +4,7 @@
  *
  *     ended, posted, reduced, taken   counters that only grow, a cache line pair each; a reader waits for "at least"
  *     cancelled                       this rank has given an operation up: what it showed may not be believed any more
- *     lines                           arrivals, by sequence modulo SHM_LINES; up to 112 bytes of data with them
+ *     lines                           arrivals, by sequence modulo SHM_LINES; up to 104 bytes of data with them
  *     slots                           up to 4 KiB of data that came with a line, by sequence modulo SHM_SLOTS
  *     ring                            larger data, by position modulo its size (native_bulk.h)
  *
@@ -23,7 +23,7 @@
  * share cores gives its core away. */
 #define SHM_LINES 128
 #define SHM_SLOTS 8 /* the same, of data that no line holds */
-#define SHM_LINE_DATA 112
+#define SHM_LINE_DATA 104
 #define SHM_SLOT_BYTES 4096
 #define SHM_PIECES 8        /* that staging is cut into; one is 64 KiB at least */
 #define SHM_PIECE_LEAST (64u << 10)
@@ -37,6 +37,7 @@ typedef struct shm_count {
 typedef struct shm_line {
     _Alignas(SHM_PAIR) _Atomic uint64_t sequence; /* written last */
     uint64_t signature;
+    _Atomic int64_t core; /* on which the rank was when it wrote this line; said while ranks share cores */
     uint8_t data[SHM_LINE_DATA];
 } shm_line;
 

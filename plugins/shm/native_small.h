@@ -9,6 +9,8 @@
 
 #include "native_set.h"
 
+#include <sched.h>
+
 enum { SHM_NOBODY, SHM_EVERYBODY, SHM_THE_ROOT };                             /* who gives */
 enum { SHM_ALL, SHM_FROM_ROOT, SHM_TO_ROOT, SHM_UP_TO_SELF, SHM_BELOW_SELF }; /* whose arrivals are needed */
 enum { SHM_NOTHING, SHM_REDUCED, SHM_EACH, SHM_FROM_THE_ROOT };               /* what is taken */
@@ -167,6 +169,9 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     shm_line *line = &set->own->lines[sequence % SHM_LINES];
     const uint8_t *slot = set->own->slots[(sequence + 1) % SHM_SLOTS];
     line->signature = op->call.signature;
+    if (set->t->crowded) {
+        atomic_store_explicit(&line->core, sched_getcpu(), memory_order_relaxed);
+    }
     atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
     shm_wake_others(set);
     shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
@@ -191,6 +196,25 @@ static inline bool shm_arrived(shm_set *set, shm_op *op) {
         }
     }
     return true;
+}
+
+/* Of ranks that share cores: is one that has not come yet on this rank's own core, as far as its last arrival tells? Then
+ * nothing will come until this core is given away; else giving it away costs more than the arrival is likely to take. */
+static bool shm_core_is_wanted(const shm_set *set, const shm_op *op) {
+    uint64_t sequence = op->call.sequence;
+    int64_t here = sched_getcpu();
+    if (op->awaited == op->until) {
+        return true; /* all have come, and share the work of a larger one */
+    }
+    for (int32_t j = op->awaited; j < op->until; j++) {
+        const shm_line *lines = shm_face_of(set, j)->lines;
+        bool came = atomic_load_explicit(&lines[sequence % SHM_LINES].sequence, memory_order_relaxed) == sequence;
+        if (j != set->rank && !came &&
+            atomic_load_explicit(&lines[(sequence - 1) % SHM_LINES].core, memory_order_relaxed) == here) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* What the others may conclude from the end of an operation. Where all wait for all, the next arrival says it. */

@@ -7,8 +7,7 @@
 #include "call.h"
 
 enum {
-    DDL__FAST_LOOKS = 400,       /* in one go, while every rank can have a core: a microsecond or two */
-    DDL__FAST_LOOKS_CROWDED = 24, /* while ranks share cores: the missing one may need this one */
+    DDL__FAST_LOOKS = 400, /* in one go: a microsecond or two, which is what it costs to give the core away */
     DDL__FAST_YIELDS = 64
 };
 
@@ -141,12 +140,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
 /* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
-    bool crowded = c->local_ranks > c->cores;
-    int32_t looks = crowded ? DDL__FAST_LOOKS_CROWDED : DDL__FAST_LOOKS, rank = -1;
+    int32_t rank = -1;
     *out_last = -1;
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
-        ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, looks, &rank);
+        ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;
