@@ -36402,10 +36402,11 @@ typedef struct ddl__weight {
     bool served;                   /* goes over servers */
     ddl__ps_trait *coded;          /* servers take it as a code; else NULL */
     float *residual;               /* what its codes have missed; NULL without error feedback */
+    float *before;                 /* the residual before this step's codes, for a step that is refused */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
-    void *squeezed;                /* its memory */
+    void *squeezed;                /* its memory, and behind it what it kept before this step's codes */
     ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
     double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
@@ -37004,6 +37005,9 @@ static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
 static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
     const ddl_ps *ps = t->served.ps;
     int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));
+    if (w->residual != NULL && !t->config.unchecked) {
+        memcpy(w->before, w->residual, (size_t)w->count * sizeof(float));
+    }
     for (int64_t i = ps->first[number]; w->coded != NULL && i < ps->first[number + 1]; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
         ddl__code_key key = {t->coded + 1, (int32_t)i, t->rank};
@@ -37012,12 +37016,17 @@ static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad
     }
 }
 
-/* A unit has ended: notes which tensors were passed over. The lock is held. */
+/* A unit has ended: notes which tensors were passed over; codes that no step was made of were not sent. The lock is
+ * held. */
 static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
     const ddl__ps_call *call = u->request->kept;
     for (int32_t i = 0; i < call->part_count; i++) {
-        int32_t param = t->served.ps->pieces[u->grain_first + i].param;
-        t->weights[ddl__served_number(t, param)].skipped |= call->parts[i].skipped;
+        const ddl__ps_piece *piece = &t->served.ps->pieces[u->grain_first + i];
+        ddl__weight *w = &t->weights[ddl__served_number(t, piece->param)];
+        w->skipped |= call->parts[i].skipped;
+        if (call->parts[i].skipped && w->residual != NULL) {
+            memcpy(w->residual + piece->begin, w->before + piece->begin, (size_t)piece->count * sizeof(float));
+        }
     }
 }
 
@@ -37100,8 +37109,10 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
         trait->code.k = 0;
     }
     if (status == DDL_OK && trait->code.error_feedback && !t->served.only) {
-        w->residual = ddl__alloc_array(&c->base, (size_t)w->count + 1, sizeof *w->residual);
-        status = w->residual != NULL
+        size_t n = (size_t)w->count + 1;
+        w->residual = ddl__alloc_array(&c->base, n, sizeof *w->residual);
+        w->before = ddl__alloc_array(&c->base, n, sizeof *w->before);
+        status = w->residual != NULL && w->before != NULL
                      ? DDL_OK
                      : ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_start: no memory to compress \"%s\"", w->name);
     }
@@ -37233,7 +37244,8 @@ static void ddl__served_free(ddl_trainer *t) {
     ddl__free(&t->context->base, s->code_at);
     for (int32_t i = 0; i < t->count; i++) {
         ddl__free(&t->context->base, t->weights[i].residual);
-        t->weights[i].residual = NULL;
+        ddl__free(&t->context->base, t->weights[i].before);
+        t->weights[i].residual = t->weights[i].before = NULL;
         t->weights[i].coded = NULL;
     }
     ddl__unlock(t->context);
@@ -37753,10 +37765,34 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
  * collectives, each after the one before has ended: codes are started in backward's order as gradients become ready,
  * and what follows is done tensor by tensor in the step, so that the order is the same on all ranks. */
 
+static char *ddl__squeezer_memory(const ddl__weight *w) {
+    return (char *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63);
+}
+
 /* Forgets what error feedback and PowerSGD have kept. */
 static void ddl__squeezer_reset(ddl__weight *w) {
     ddl__lane_zero(w->squeezer->lane, w->squeezed, w->squeezer->bytes + 64);
-    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+    ddl__compressor_place(w->squeezer, ddl__squeezer_memory(w));
+}
+
+/* Bytes of what a code changes and a refused step gives back: residual and q, which lie first. */
+static size_t ddl__squeezer_kept(const ddl__compressor *c) {
+    return ddl__round_64((size_t)c->residual_count * sizeof(float)) + (size_t)c->q_count * sizeof(float);
+}
+
+/* A step is refused: what compression keeps is again that of before it. The lock is not held. */
+static void ddl__squeeze_undo(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->squeezer != NULL) {
+            char *memory = ddl__squeezer_memory(w);
+            ddl__lane_copy(w->squeezer->lane, memory, memory + w->squeezer->bytes, ddl__squeezer_kept(w->squeezer));
+        }
+        if (w->residual != NULL) {
+            memcpy(w->residual, w->before, (size_t)w->count * sizeof(float));
+        }
+    }
+    t->coded--; /* as many random numbers as without it */
 }
 
 /* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
@@ -37773,8 +37809,8 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
         return ddl__said(c, status);
     }
     w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
-    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, w->squeezer->bytes + 64, 1)
-                                            : ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    size_t bytes = w->squeezer->bytes + 64 + ddl__squeezer_kept(w->squeezer);
+    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, bytes, 1) : ddl__alloc(&c->base, bytes);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -37827,6 +37863,10 @@ static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
 
 static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
     uint64_t start = ddl__now_ns();
+    char *memory = ddl__squeezer_memory(w);
+    if (!t->config.unchecked) {
+        ddl__lane_copy(w->squeezer->lane, memory + w->squeezer->bytes, memory, ddl__squeezer_kept(w->squeezer));
+    }
     ddl_status status =
         ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
     if (status >= 0) {
@@ -39272,6 +39312,24 @@ static ddl_status ddl__step_not_finite(ddl_trainer *t) {
                       t->weights[(int64_t)first / t->size].name, step, (int)((int64_t)first % t->size));
 }
 
+/* Random-k may not send what is not finite: only its rank knows, and tells the others. Of other codes the average shows
+ * it. */
+static ddl_status ddl__step_hidden(ddl_trainer *t, bool *finite) {
+    bool hides = false;
+    double bad = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        const ddl__weight *w = &t->weights[i];
+        bool random = w->squeezer != NULL && w->squeezer->config.kind == DDL_COMPRESS_RANDOM_K;
+        hides = hides || random;
+        bad = random && w->bad ? 1 : bad;
+    }
+    if (hides && !t->config.unchecked) {
+        DDL__TRY(ddl__trainer_number(t, &bad, DDL_MAX));
+        *finite = *finite && bad == 0;
+    }
+    return DDL_OK;
+}
+
 /* Norm of all averaged gradients, on all ranks from the same bits; checks and clips. */
 static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     double sum = 0;
@@ -39294,6 +39352,7 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
         DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
     }
     *out_finite = sum - sum == 0;
+    DDL__TRY(ddl__step_hidden(t, out_finite));
     t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
     if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
         for (int32_t i = 0; i < t->count; i++) {
@@ -39465,6 +39524,9 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     ddl__step_divide(t);
     DDL__TRY(ddl__step_norm(t, &finite));
     if (!finite && !o->unchecked) {
+        ddl__unlock(t->context);
+        ddl__squeeze_undo(t);
+        ddl__lock(t->context);
         return ddl__step_not_finite(t);
     }
     ddl_status outcome = ddl__step_update(t);
@@ -40187,16 +40249,28 @@ typedef struct ddl__saves {
     char names[DDL__SAVE_LIST][DDL__SAVE_NAME]; /* newest first */
 } ddl__saves;
 
-static int ddl__saves_order(const void *a, const void *b) { return strcmp(b, a); }
-
 static bool ddl__save_name(const char *name, unsigned *epoch, long long *step) {
     int end = 0;
     return sscanf(name, "ddl-%8x-%12lld.ckpt%n", epoch, step, &end) == 2 && end > 0 && name[end] == '\0' &&
            strlen(name) < DDL__SAVE_NAME;
 }
 
-/* The checkpoints of a folder. Of more than the list holds, only some. */
-static bool ddl__saves_read(const char *folder, ddl__saves *out) {
+/* Puts a name in its place. Of more than the list holds the newest stay. */
+static void ddl__saves_add(ddl__saves *list, const char *name) {
+    int32_t at = list->count, kept = DDL__MIN(list->count, DDL__SAVE_LIST - 1);
+    while (at > 0 && strcmp(list->names[at - 1], name) < 0) {
+        at--;
+    }
+    if (at < DDL__SAVE_LIST) {
+        memmove(list->names[at + 1], list->names[at], (size_t)(kept - at) * DDL__SAVE_NAME);
+        snprintf(list->names[at], DDL__SAVE_NAME, "%.*s", DDL__SAVE_NAME - 1, name);
+        list->count = kept + 1;
+    }
+}
+
+/* The newest checkpoints of a folder that are older than `before` (NULL: of all). Those that the list has no room for
+ * come with the last of it as `before`. */
+static bool ddl__saves_read(const char *folder, const char *before, ddl__saves *out) {
     unsigned epoch;
     long long step;
     DIR *dir = opendir(folder);
@@ -40205,12 +40279,11 @@ static bool ddl__saves_read(const char *folder, ddl__saves *out) {
         return false;
     }
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        if (ddl__save_name(e->d_name, &epoch, &step) && out->count < DDL__SAVE_LIST) {
-            snprintf(out->names[out->count++], DDL__SAVE_NAME, "%.*s", DDL__SAVE_NAME - 1, e->d_name);
+        if (ddl__save_name(e->d_name, &epoch, &step) && (before == NULL || strcmp(e->d_name, before) < 0)) {
+            ddl__saves_add(out, e->d_name);
         }
     }
     closedir(dir);
-    qsort(out->names, (size_t)out->count, DDL__SAVE_NAME, ddl__saves_order);
     return true;
 }
 
@@ -40390,7 +40463,7 @@ static bool ddl__save_allowed(const ddl_trainer *t, const char *folder, char *wh
     ddl__saves list;
     unsigned epoch;
     long long step;
-    if (!ddl__saves_read(folder, &list)) {
+    if (!ddl__saves_read(folder, NULL, &list)) {
         snprintf(why, bytes, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
         return false;
     }
@@ -40412,20 +40485,23 @@ static bool ddl__save_allowed(const ddl_trainer *t, const char *folder, char *wh
 
 /* What is left of attempts that died, and all but the newest few of this run. */
 static void ddl__save_prune(const ddl_trainer *t, const char *folder) {
-    ddl__saves list;
-    char path[4096];
+    ddl__saves list = {0};
+    char path[4096], last[DDL__SAVE_NAME];
     unsigned epoch;
     long long step;
     int32_t kept = 0;
-    ddl__saves_read(folder, &list);
-    for (int32_t i = 0; i < list.count; i++) {
-        bool future = ddl__save_name(list.names[i], &epoch, &step) && step > t->stats.steps;
-        kept += !future;
-        if (future || kept > DDL__SAVE_KEEP) {
-            snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
-            unlink(path);
+    do {
+        snprintf(last, sizeof last, "%s", list.count > 0 ? list.names[list.count - 1] : "");
+        ddl__saves_read(folder, list.count > 0 ? last : NULL, &list);
+        for (int32_t i = 0; i < list.count; i++) {
+            bool future = ddl__save_name(list.names[i], &epoch, &step) && step > t->stats.steps;
+            kept += !future;
+            if (future || kept > DDL__SAVE_KEEP) {
+                snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+                unlink(path);
+            }
         }
-    }
+    } while (list.count == DDL__SAVE_LIST);
 }
 
 /* Durable under its name, or not there. */
@@ -40619,44 +40695,49 @@ static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *oth
     return a->failed ? -1 : steps;
 }
 
+/* A file that cannot be used: why it is said, and logged. */
+static void ddl__load_pass_over(ddl_trainer *t, ddl__archive *a, const char *path, const char *name) {
+    char why[256];
+    if (a->file != NULL) {
+        fclose(a->file);
+        a->file = NULL;
+    }
+    ddl__lock(t->context);
+    ddl__log(&t->context->base, DDL_LOG_WARN, "checkpoint %s is not used: %s", path, a->why);
+    ddl__unlock(t->context);
+    snprintf(why, sizeof why, "%s: %.180s", name, a->why);
+    snprintf(a->why, sizeof a->why, "%s", why);
+}
+
 /* The newest sound file, open at its beginning; file NULL: there is none, and why says what was found. */
 static int64_t ddl__load_choose(ddl_trainer *t, const char *folder, ddl__archive *a, ddl_status *out_status) {
-    ddl__saves list;
-    char path[4096];
-    bool other;
+    ddl__saves list = {0};
+    char path[4096], last[DDL__SAVE_NAME];
+    bool other = false;
     *out_status = DDL_OK;
-    if (!ddl__saves_read(folder, &list)) {
-        *out_status = DDL_ERR_SYSTEM;
-        ddl__archive_fail(a, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
-        return -1;
-    }
-    for (int32_t i = 0; i < list.count; i++) {
-        *a = (ddl__archive){0};
-        snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
-        a->file = fopen(path, "rbe");
-        if (a->file == NULL) {
-            ddl__archive_fail(a, "it cannot be opened: %s", strerror(errno));
+    do {
+        snprintf(last, sizeof last, "%s", list.count > 0 ? list.names[list.count - 1] : "");
+        if (!ddl__saves_read(folder, list.count > 0 ? last : NULL, &list)) {
+            *out_status = DDL_ERR_SYSTEM;
+            ddl__archive_fail(a, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
+            return -1;
         }
-        int64_t steps = a->file != NULL ? ddl__load_verify(a, t, &other) : -1;
-        if (steps >= 0) {
-            rewind(a->file);
-            return steps;
+        for (int32_t i = 0; i < list.count && !other; i++) { /* another model's: an older one would be no better */
+            *a = (ddl__archive){0};
+            snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+            a->file = fopen(path, "rbe");
+            if (a->file == NULL) {
+                ddl__archive_fail(a, "it cannot be opened: %s", strerror(errno));
+            }
+            int64_t steps = a->file != NULL ? ddl__load_verify(a, t, &other) : -1;
+            if (steps >= 0) {
+                rewind(a->file);
+                return steps;
+            }
+            *out_status = other ? DDL_ERR_MISMATCH : DDL_ERR_CORRUPT;
+            ddl__load_pass_over(t, a, path, list.names[i]);
         }
-        if (a->file != NULL) {
-            fclose(a->file);
-            a->file = NULL;
-        }
-        *out_status = other ? DDL_ERR_MISMATCH : DDL_ERR_CORRUPT;
-        ddl__lock(t->context);
-        ddl__log(&t->context->base, DDL_LOG_WARN, "checkpoint %s is not used: %s", path, a->why);
-        ddl__unlock(t->context);
-        char why[256];
-        snprintf(why, sizeof why, "%s: %.180s", list.names[i], a->why);
-        snprintf(a->why, sizeof a->why, "%s", why);
-        if (other) {
-            return -1; /* an older one would be no better */
-        }
-    }
+    } while (list.count == DDL__SAVE_LIST && !other);
     return -1;
 }
 

@@ -504,3 +504,50 @@ static void drift(ddl_group *w, void *arg) {
     free(all);
 }
 TEST(ranks_that_drifted_are_one_after_a_switch) { world_threads(2, drift, NULL); }
+
+/* >>folders with very many files */
+
+/* Files of steps first ... end - 1 that are no checkpoints. */
+static void make_rubbish(const char *folder, int first, int end) {
+    char path[128];
+    for (int step = first; step < end; step++) {
+        snprintf(path, sizeof path, "%s/ddl-00000000-%012d.ckpt", folder, step);
+        FILE *f = fopen(path, "w");
+        REQUIRE(f != NULL);
+        fputs("rubbish", f);
+        fclose(f);
+    }
+}
+
+static void many_files(ddl_group *w, void *arg) {
+    const char *folder = arg;
+    net *m = calloc(1, sizeof *m);
+    int64_t found = -7;
+    ddl_trainer *t = make(w, &(ddl_trainer_config){ADAM}, m);
+    OK(ddl_trainer_load(t, folder, &found)); /* beyond all the rubbish, which is newer */
+    CHECK_EQ(found, 3);
+    step_once(w, t, m, 3);
+    OK(ddl_trainer_save(t, folder));
+    OK(ddl_trainer_free(&t));
+    t = make(w, &(ddl_trainer_config){ADAM}, m);
+    FAILS(ddl_trainer_save(t, folder), DDL_ERR_SYSTEM, "holds a checkpoint of epoch 0 and step 4, later than");
+    OK(ddl_trainer_free(&t));
+    free(m);
+}
+
+TEST(of_very_many_files_none_is_forgotten) {
+    char folder[64], names[8][80];
+    int warnings = 0;
+    make_folder(folder);
+    first = (run){.folder = folder, .config = {ADAM}, .to = 3, .save_at = 3};
+    world_threads(1, train, &first);
+    make_rubbish(folder, 4, 200);
+    make_rubbish(folder, 1, 3);
+    world_config = &(ddl_config){.log = no_log, .log_user = &warnings};
+    world_threads(2, many_files, folder);
+    world_config = NULL;
+    CHECK_EQ(warnings, 196);
+    CHECK_EQ(files_of(folder, names, 8), 2); /* the newest of this run, and nothing later or older */
+    CHECK(strstr(names[1], "000000000004.ckpt") != NULL);
+    remove_folder(folder);
+}

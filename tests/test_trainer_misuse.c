@@ -452,3 +452,68 @@ TEST(presets_by_name) {
     CHECK_EQ(ddl_trainer_preset("no such thing", &config), DDL_ERR_ARG);
     CHECK_EQ(ddl_trainer_preset(NULL, &config), DDL_ERR_ARG);
 }
+
+/* >>a refused step and error feedback */
+
+enum { WIDE = 40, BAD_STEP = 5, FED_STEPS = 12 };
+
+/* Steps with compressed gradients, of which one more is not finite on rank 1: no parameter shows that it was there, on
+ * any rank, then or later. */
+static void refused_step(ddl_group *w, const ddl_trainer_config *config, bool bad, float out[WIDE * WIDE]) {
+    static _Thread_local float g[WIDE * WIDE];
+    int64_t shape[2] = {WIDE, WIDE};
+    ddl_trainer *t = NULL;
+    memset(out, 0, WIDE * WIDE * sizeof *out);
+    OK(ddl_trainer_create(w, config, &t));
+    OK(ddl_trainer_add(t, "fed", ddl_tensor_nd(out, DDL_F32, 2, shape), ddl_tensor_nd(g, DDL_F32, 2, shape), NULL,
+                       NULL));
+    OK(ddl_trainer_start(t));
+    for (int step = 0, turn = 0; step < FED_STEPS; step++, turn = 0) {
+        do {
+            bool odd = bad && step == BAD_STEP && turn == 0;
+            for (int i = 0; i < WIDE * WIDE; i++) {
+                g[i] = (float)((i * 7 + step * 13 + ddl_rank(w) * 5) % 23 - 11) / 8;
+                g[i] *= odd ? 50 : 1;
+            }
+        g[WIDE + 3] = odd && ddl_rank(w) == 1 ? NAN : g[WIDE + 3];
+            OK(ddl_grad_ready(t, DDL_ALL));
+            if (odd) {
+                FAILS(ddl_step(t), DDL_ERR_ARG, "gradient \"fed\" of step 6 is not finite");
+            } else {
+                OK(ddl_step(t));
+            }
+        } while (bad && step == BAD_STEP && turn++ == 0);
+    }
+    OK(ddl_trainer_free(&t));
+}
+
+static void fed(ddl_group *w, void *arg) {
+    const ddl_trainer_config *config = arg;
+    float *plain = malloc(2 * WIDE * WIDE * sizeof *plain), *other = plain + WIDE * WIDE;
+    refused_step(w, config, false, plain);
+    refused_step(w, config, true, other);
+    CHECK(plain[0] != 0);
+    if (memcmp(plain, other, WIDE * WIDE * sizeof *plain) != 0) {
+        test__fail(__FILE__, __LINE__, "compression %d, architecture %d: a refused step has left something behind",
+                   (int)config->compression.kind, (int)config->architecture);
+    }
+    free(plain);
+}
+
+TEST(a_refused_step_leaves_error_feedback_as_it_was) {
+    const ddl_compression codes[] = {
+        {.kind = DDL_COMPRESS_F16, .error_feedback = 1},  {.kind = DDL_COMPRESS_INT8, .error_feedback = 1},
+        {.kind = DDL_COMPRESS_QSGD, .error_feedback = 1}, {.kind = DDL_COMPRESS_SIGN},
+        {.kind = DDL_COMPRESS_TOP_K, .ratio = 0.05},      {.kind = DDL_COMPRESS_GTOP_K, .ratio = 0.05},
+        {.kind = DDL_COMPRESS_RANDOM_K, .ratio = 0.1},    {.kind = DDL_COMPRESS_POWER, .rank = 2}};
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        ddl_trainer_config config = {.optimizer = {.learning_rate = 0.5}, .compression = codes[i]};
+        world_threads(2, fed, &config);
+    }
+    for (int i = 0; i < 5; i++) { /* those that servers take; QSGD's random numbers are of the step, which counts there */
+        ddl_trainer_config config = {.optimizer = {.learning_rate = 0.5}, SERVED, .compression = codes[i]};
+        if (config.compression.kind != DDL_COMPRESS_QSGD) {
+            world_threads(2, fed, &config);
+        }
+    }
+}

@@ -104,16 +104,28 @@ typedef struct ddl__saves {
     char names[DDL__SAVE_LIST][DDL__SAVE_NAME]; /* newest first */
 } ddl__saves;
 
-static int ddl__saves_order(const void *a, const void *b) { return strcmp(b, a); }
-
 static bool ddl__save_name(const char *name, unsigned *epoch, long long *step) {
     int end = 0;
     return sscanf(name, "ddl-%8x-%12lld.ckpt%n", epoch, step, &end) == 2 && end > 0 && name[end] == '\0' &&
            strlen(name) < DDL__SAVE_NAME;
 }
 
-/* The checkpoints of a folder. Of more than the list holds, only some. */
-static bool ddl__saves_read(const char *folder, ddl__saves *out) {
+/* Puts a name in its place. Of more than the list holds the newest stay. */
+static void ddl__saves_add(ddl__saves *list, const char *name) {
+    int32_t at = list->count, kept = DDL__MIN(list->count, DDL__SAVE_LIST - 1);
+    while (at > 0 && strcmp(list->names[at - 1], name) < 0) {
+        at--;
+    }
+    if (at < DDL__SAVE_LIST) {
+        memmove(list->names[at + 1], list->names[at], (size_t)(kept - at) * DDL__SAVE_NAME);
+        snprintf(list->names[at], DDL__SAVE_NAME, "%.*s", DDL__SAVE_NAME - 1, name);
+        list->count = kept + 1;
+    }
+}
+
+/* The newest checkpoints of a folder that are older than `before` (NULL: of all). Those that the list has no room for
+ * come with the last of it as `before`. */
+static bool ddl__saves_read(const char *folder, const char *before, ddl__saves *out) {
     unsigned epoch;
     long long step;
     DIR *dir = opendir(folder);
@@ -122,12 +134,11 @@ static bool ddl__saves_read(const char *folder, ddl__saves *out) {
         return false;
     }
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        if (ddl__save_name(e->d_name, &epoch, &step) && out->count < DDL__SAVE_LIST) {
-            snprintf(out->names[out->count++], DDL__SAVE_NAME, "%.*s", DDL__SAVE_NAME - 1, e->d_name);
+        if (ddl__save_name(e->d_name, &epoch, &step) && (before == NULL || strcmp(e->d_name, before) < 0)) {
+            ddl__saves_add(out, e->d_name);
         }
     }
     closedir(dir);
-    qsort(out->names, (size_t)out->count, DDL__SAVE_NAME, ddl__saves_order);
     return true;
 }
 
@@ -307,7 +318,7 @@ static bool ddl__save_allowed(const ddl_trainer *t, const char *folder, char *wh
     ddl__saves list;
     unsigned epoch;
     long long step;
-    if (!ddl__saves_read(folder, &list)) {
+    if (!ddl__saves_read(folder, NULL, &list)) {
         snprintf(why, bytes, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
         return false;
     }
@@ -329,20 +340,23 @@ static bool ddl__save_allowed(const ddl_trainer *t, const char *folder, char *wh
 
 /* What is left of attempts that died, and all but the newest few of this run. */
 static void ddl__save_prune(const ddl_trainer *t, const char *folder) {
-    ddl__saves list;
-    char path[4096];
+    ddl__saves list = {0};
+    char path[4096], last[DDL__SAVE_NAME];
     unsigned epoch;
     long long step;
     int32_t kept = 0;
-    ddl__saves_read(folder, &list);
-    for (int32_t i = 0; i < list.count; i++) {
-        bool future = ddl__save_name(list.names[i], &epoch, &step) && step > t->stats.steps;
-        kept += !future;
-        if (future || kept > DDL__SAVE_KEEP) {
-            snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
-            unlink(path);
+    do {
+        snprintf(last, sizeof last, "%s", list.count > 0 ? list.names[list.count - 1] : "");
+        ddl__saves_read(folder, list.count > 0 ? last : NULL, &list);
+        for (int32_t i = 0; i < list.count; i++) {
+            bool future = ddl__save_name(list.names[i], &epoch, &step) && step > t->stats.steps;
+            kept += !future;
+            if (future || kept > DDL__SAVE_KEEP) {
+                snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+                unlink(path);
+            }
         }
-    }
+    } while (list.count == DDL__SAVE_LIST);
 }
 
 /* Durable under its name, or not there. */
@@ -536,44 +550,49 @@ static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *oth
     return a->failed ? -1 : steps;
 }
 
+/* A file that cannot be used: why it is said, and logged. */
+static void ddl__load_pass_over(ddl_trainer *t, ddl__archive *a, const char *path, const char *name) {
+    char why[256];
+    if (a->file != NULL) {
+        fclose(a->file);
+        a->file = NULL;
+    }
+    ddl__lock(t->context);
+    ddl__log(&t->context->base, DDL_LOG_WARN, "checkpoint %s is not used: %s", path, a->why);
+    ddl__unlock(t->context);
+    snprintf(why, sizeof why, "%s: %.180s", name, a->why);
+    snprintf(a->why, sizeof a->why, "%s", why);
+}
+
 /* The newest sound file, open at its beginning; file NULL: there is none, and why says what was found. */
 static int64_t ddl__load_choose(ddl_trainer *t, const char *folder, ddl__archive *a, ddl_status *out_status) {
-    ddl__saves list;
-    char path[4096];
-    bool other;
+    ddl__saves list = {0};
+    char path[4096], last[DDL__SAVE_NAME];
+    bool other = false;
     *out_status = DDL_OK;
-    if (!ddl__saves_read(folder, &list)) {
-        *out_status = DDL_ERR_SYSTEM;
-        ddl__archive_fail(a, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
-        return -1;
-    }
-    for (int32_t i = 0; i < list.count; i++) {
-        *a = (ddl__archive){0};
-        snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
-        a->file = fopen(path, "rbe");
-        if (a->file == NULL) {
-            ddl__archive_fail(a, "it cannot be opened: %s", strerror(errno));
+    do {
+        snprintf(last, sizeof last, "%s", list.count > 0 ? list.names[list.count - 1] : "");
+        if (!ddl__saves_read(folder, list.count > 0 ? last : NULL, &list)) {
+            *out_status = DDL_ERR_SYSTEM;
+            ddl__archive_fail(a, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
+            return -1;
         }
-        int64_t steps = a->file != NULL ? ddl__load_verify(a, t, &other) : -1;
-        if (steps >= 0) {
-            rewind(a->file);
-            return steps;
+        for (int32_t i = 0; i < list.count && !other; i++) { /* another model's: an older one would be no better */
+            *a = (ddl__archive){0};
+            snprintf(path, sizeof path, "%s/%s", folder, list.names[i]);
+            a->file = fopen(path, "rbe");
+            if (a->file == NULL) {
+                ddl__archive_fail(a, "it cannot be opened: %s", strerror(errno));
+            }
+            int64_t steps = a->file != NULL ? ddl__load_verify(a, t, &other) : -1;
+            if (steps >= 0) {
+                rewind(a->file);
+                return steps;
+            }
+            *out_status = other ? DDL_ERR_MISMATCH : DDL_ERR_CORRUPT;
+            ddl__load_pass_over(t, a, path, list.names[i]);
         }
-        if (a->file != NULL) {
-            fclose(a->file);
-            a->file = NULL;
-        }
-        *out_status = other ? DDL_ERR_MISMATCH : DDL_ERR_CORRUPT;
-        ddl__lock(t->context);
-        ddl__log(&t->context->base, DDL_LOG_WARN, "checkpoint %s is not used: %s", path, a->why);
-        ddl__unlock(t->context);
-        char why[256];
-        snprintf(why, sizeof why, "%s: %.180s", list.names[i], a->why);
-        snprintf(a->why, sizeof a->why, "%s", why);
-        if (other) {
-            return -1; /* an older one would be no better */
-        }
-    }
+    } while (list.count == DDL__SAVE_LIST && !other);
     return -1;
 }
 

@@ -38,6 +38,9 @@ static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
 static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad) {
     const ddl_ps *ps = t->served.ps;
     int32_t number = ddl__served_number(t, (int32_t)(w - t->weights));
+    if (w->residual != NULL && !t->config.unchecked) {
+        memcpy(w->before, w->residual, (size_t)w->count * sizeof(float));
+    }
     for (int64_t i = ps->first[number]; w->coded != NULL && i < ps->first[number + 1]; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
         ddl__code_key key = {t->coded + 1, (int32_t)i, t->rank};
@@ -46,12 +49,17 @@ static void ddl__served_encode(ddl_trainer *t, ddl__weight *w, const float *grad
     }
 }
 
-/* A unit has ended: notes which tensors were passed over. The lock is held. */
+/* A unit has ended: notes which tensors were passed over; codes that no step was made of were not sent. The lock is
+ * held. */
 static void ddl__served_note(ddl_trainer *t, const ddl__unit *u) {
     const ddl__ps_call *call = u->request->kept;
     for (int32_t i = 0; i < call->part_count; i++) {
-        int32_t param = t->served.ps->pieces[u->grain_first + i].param;
-        t->weights[ddl__served_number(t, param)].skipped |= call->parts[i].skipped;
+        const ddl__ps_piece *piece = &t->served.ps->pieces[u->grain_first + i];
+        ddl__weight *w = &t->weights[ddl__served_number(t, piece->param)];
+        w->skipped |= call->parts[i].skipped;
+        if (call->parts[i].skipped && w->residual != NULL) {
+            memcpy(w->residual + piece->begin, w->before + piece->begin, (size_t)piece->count * sizeof(float));
+        }
     }
 }
 
@@ -134,8 +142,10 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
         trait->code.k = 0;
     }
     if (status == DDL_OK && trait->code.error_feedback && !t->served.only) {
-        w->residual = ddl__alloc_array(&c->base, (size_t)w->count + 1, sizeof *w->residual);
-        status = w->residual != NULL
+        size_t n = (size_t)w->count + 1;
+        w->residual = ddl__alloc_array(&c->base, n, sizeof *w->residual);
+        w->before = ddl__alloc_array(&c->base, n, sizeof *w->before);
+        status = w->residual != NULL && w->before != NULL
                      ? DDL_OK
                      : ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_start: no memory to compress \"%s\"", w->name);
     }
@@ -267,7 +277,8 @@ static void ddl__served_free(ddl_trainer *t) {
     ddl__free(&t->context->base, s->code_at);
     for (int32_t i = 0; i < t->count; i++) {
         ddl__free(&t->context->base, t->weights[i].residual);
-        t->weights[i].residual = NULL;
+        ddl__free(&t->context->base, t->weights[i].before);
+        t->weights[i].residual = t->weights[i].before = NULL;
         t->weights[i].coded = NULL;
     }
     ddl__unlock(t->context);

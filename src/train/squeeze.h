@@ -6,10 +6,34 @@
 
 #include "arena.h"
 
+static char *ddl__squeezer_memory(const ddl__weight *w) {
+    return (char *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63);
+}
+
 /* Forgets what error feedback and PowerSGD have kept. */
 static void ddl__squeezer_reset(ddl__weight *w) {
     ddl__lane_zero(w->squeezer->lane, w->squeezed, w->squeezer->bytes + 64);
-    ddl__compressor_place(w->squeezer, (void *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63));
+    ddl__compressor_place(w->squeezer, ddl__squeezer_memory(w));
+}
+
+/* Bytes of what a code changes and a refused step gives back: residual and q, which lie first. */
+static size_t ddl__squeezer_kept(const ddl__compressor *c) {
+    return ddl__round_64((size_t)c->residual_count * sizeof(float)) + (size_t)c->q_count * sizeof(float);
+}
+
+/* A step is refused: what compression keeps is again that of before it. The lock is not held. */
+static void ddl__squeeze_undo(ddl_trainer *t) {
+    for (int32_t i = 0; i < t->count; i++) {
+        ddl__weight *w = &t->weights[i];
+        if (w->squeezer != NULL) {
+            char *memory = ddl__squeezer_memory(w);
+            ddl__lane_copy(w->squeezer->lane, memory, memory + w->squeezer->bytes, ddl__squeezer_kept(w->squeezer));
+        }
+        if (w->residual != NULL) {
+            memcpy(w->residual, w->before, (size_t)w->count * sizeof(float));
+        }
+    }
+    t->coded--; /* as many random numbers as without it */
 }
 
 /* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
@@ -26,8 +50,8 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
         return ddl__said(c, status);
     }
     w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
-    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, w->squeezer->bytes + 64, 1)
-                                            : ddl__alloc(&c->base, w->squeezer->bytes + 64);
+    size_t bytes = w->squeezer->bytes + 64 + ddl__squeezer_kept(w->squeezer);
+    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, bytes, 1) : ddl__alloc(&c->base, bytes);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -80,6 +104,10 @@ static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
 
 static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
     uint64_t start = ddl__now_ns();
+    char *memory = ddl__squeezer_memory(w);
+    if (!t->config.unchecked) {
+        ddl__lane_copy(w->squeezer->lane, memory + w->squeezer->bytes, memory, ddl__squeezer_kept(w->squeezer));
+    }
     ddl_status status =
         ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
     if (status >= 0) {

@@ -238,6 +238,24 @@ static ddl_status ddl__step_not_finite(ddl_trainer *t) {
                       t->weights[(int64_t)first / t->size].name, step, (int)((int64_t)first % t->size));
 }
 
+/* Random-k may not send what is not finite: only its rank knows, and tells the others. Of other codes the average shows
+ * it. */
+static ddl_status ddl__step_hidden(ddl_trainer *t, bool *finite) {
+    bool hides = false;
+    double bad = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        const ddl__weight *w = &t->weights[i];
+        bool random = w->squeezer != NULL && w->squeezer->config.kind == DDL_COMPRESS_RANDOM_K;
+        hides = hides || random;
+        bad = random && w->bad ? 1 : bad;
+    }
+    if (hides && !t->config.unchecked) {
+        DDL__TRY(ddl__trainer_number(t, &bad, DDL_MAX));
+        *finite = *finite && bad == 0;
+    }
+    return DDL_OK;
+}
+
 /* Norm of all averaged gradients, on all ranks from the same bits; checks and clips. */
 static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
     double sum = 0;
@@ -260,6 +278,7 @@ static ddl_status ddl__step_norm(ddl_trainer *t, bool *out_finite) {
         DDL__TRY(ddl__trainer_number(t, &sum, DDL_SUM));
     }
     *out_finite = sum - sum == 0;
+    DDL__TRY(ddl__step_hidden(t, out_finite));
     t->stats.norm = *out_finite ? ddl__sqrt(sum) : sum;
     if (*out_finite && t->config.clip_norm > 0 && t->stats.norm > t->config.clip_norm) {
         for (int32_t i = 0; i < t->count; i++) {
@@ -431,6 +450,9 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     ddl__step_divide(t);
     DDL__TRY(ddl__step_norm(t, &finite));
     if (!finite && !o->unchecked) {
+        ddl__unlock(t->context);
+        ddl__squeeze_undo(t);
+        ddl__lock(t->context);
         return ddl__step_not_finite(t);
     }
     ddl_status outcome = ddl__step_update(t);

@@ -46,10 +46,11 @@ typedef struct ddl__weight {
     bool served;                   /* goes over servers */
     ddl__ps_trait *coded;          /* servers take it as a code; else NULL */
     float *residual;               /* what its codes have missed; NULL without error feedback */
+    float *before;                 /* the residual before this step's codes, for a step that is refused */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
     ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
-    void *squeezed;                /* its memory */
+    void *squeezed;                /* its memory, and behind it what it kept before this step's codes */
     ddl_request *squeezing;        /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
     double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
