@@ -1714,7 +1714,9 @@ typedef enum ddl_kernel {
     DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
     DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
     DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
-    DDL_KERNEL_SIGNS       /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
+    DDL_KERNEL_SIGNS,      /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
+    DDL_KERNEL_MERGE,      /* ddl_kernel_merge: of two codes of gTop-k */
+    DDL_KERNEL_POWER       /* ddl_kernel_power: of PowerSGD */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -1768,6 +1770,35 @@ typedef struct ddl_kernel_code {
     void *code, *scratch;
     uint64_t *odd;
 } ddl_kernel_code;
+
+/* Two sparse arrays of k places in ascending order and k floats: own = the k largest magnitudes of their sum, of equal
+ * ones the first; rest[place] += the others that are finite. both: room for 4 k numbers; scratch:
+ * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own means nothing,
+ * but nothing else was written to. */
+typedef struct ddl_kernel_merge {
+    int32_t *own;
+    const int32_t *theirs;
+    void *both;
+    float *rest; /* count elements */
+    int64_t count, k;
+    void *scratch;
+    uint64_t *wrong;
+} ddl_kernel_merge;
+
+/* Parts of PowerSGD on one rank: m is rows x cols, p and q are `rank` columns of rows and of cols elements. */
+enum {
+    DDL_POWER_BEGIN = 1,   /* q = the first one, drawn from stream */
+    DDL_POWER_LEFT = 2,    /* m = g + m; p = m q */
+    DDL_POWER_RIGHT = 3,   /* p = orthonormal columns, with the bits of the host; q = m' p */
+    DDL_POWER_REBUILD = 4  /* out = p q', with the bits of the host; m = m - out */
+};
+typedef struct ddl_kernel_power {
+    int32_t part, rank;
+    int64_t rows, cols;
+    const float *g;
+    float *m, *p, *q, *out;
+    uint64_t stream;
+} ddl_kernel_power;
 
 /* >>plugin */
 typedef struct ddl_plugin {
@@ -29872,10 +29903,8 @@ static bool ddl__lane_room(ddl__lane *lane, int64_t numbers, int64_t most) {
     size_t n = (size_t)numbers + 1, floats = (size_t)most + 1;
     lane->numbers = ddl__lane_alloc(lane, n, sizeof *lane->numbers);
     lane->told = ddl__lane_is_host(lane) ? lane->numbers : ddl__lane_alloc_pinned(lane, n * sizeof *lane->told);
-    if (ddl__lane_is_host(lane)) {
-        return lane->numbers != NULL;
-    }
-    lane->partial = ddl__lane_alloc(lane, DDL_KERNEL_SCRATCH_BYTES(floats), 1);
+    size_t partial = ddl__lane_is_host(lane) ? 1 : DDL_KERNEL_SCRATCH_BYTES(2 * floats); /* two codes of gTop-k */
+    lane->partial = ddl__lane_alloc(lane, partial, 1);
     for (int32_t i = 0; i < 2; i++) {
         lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(float));
     }
@@ -29888,12 +29917,12 @@ static void ddl__lane_close(ddl__lane *lane) {
     ddl_context *c = lane->context;
     if (!ddl__lane_is_host(lane)) {
         ddl__lane_free_pinned(lane, lane->told);
-        ddl__lane_free(lane, lane->partial);
-        ddl__lane_free(lane, lane->scratch[0]);
-        ddl__lane_free(lane, lane->scratch[1]);
     }
     if (c != NULL) {
         ddl__lane_free(lane, lane->numbers);
+        ddl__lane_free(lane, lane->partial);
+        ddl__lane_free(lane, lane->scratch[0]);
+        ddl__lane_free(lane, lane->scratch[1]);
     }
     if (lane->device != NULL && !c->finalized) {
         ddl__stage_leave(c, &lane->pause);
@@ -31364,6 +31393,25 @@ static inline bool ddl__row_is_odd(const ddl__matrix *a, int64_t row) {
     return false;
 }
 
+/* The sum of x[i] * y[i] where x[i] is finite, in double: lane l adds those at l, l + 256, ..., then halves are added.
+ * It is the order of kernels of devices too. */
+static inline double ddl__power_dot(const float *x, const float *y, int64_t n) {
+    enum { LANES = 256 };
+    double lanes[LANES] = {0};
+    for (int64_t i = 0; i < n; i += LANES) {
+        int64_t some = DDL__MIN(n - i, (int64_t)LANES);
+        for (int64_t l = 0; l < some; l++) {
+            lanes[l] += ddl__is_finite(x[i + l]) ? (double)x[i + l] * (double)y[i + l] : 0;
+        }
+    }
+    for (int64_t half = LANES / 2; half > 0; half /= 2) {
+        for (int64_t l = 0; l < half; l++) {
+            lanes[l] += lanes[l + half];
+        }
+    }
+    return lanes[0];
+}
+
 /* Makes the columns of P orthonormal: modified Gram-Schmidt in double, in an order that is the same everywhere. Odd
  * rows are marked with NaN in all columns and count as zero. A column that depends on those before it becomes zero. */
 static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
@@ -31376,26 +31424,17 @@ static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
     }
     for (int32_t c = 0; c < a->rank; c++) {
         float *column = a->p + c * n;
-        double before = 0, norm = 0;
-        for (int64_t i = 0; i < n; i++) {
-            before += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
-        }
+        double before = ddl__power_dot(column, column, n);
         for (int32_t d = 0; d < c; d++) {
             const float *other = a->p + d * n;
-            double dot = 0;
-            for (int64_t i = 0; i < n; i++) {
-                dot += ddl__is_finite(column[i]) ? (double)column[i] * (double)other[i] : 0;
-            }
-            float factor = (float)dot;
+            float factor = (float)ddl__power_dot(column, other, n);
             for (int64_t i = 0; i < n; i++) {
                 float t = factor * other[i];
                 DDL__ROUNDED(t);
                 column[i] -= t;
             }
         }
-        for (int64_t i = 0; i < n; i++) {
-            norm += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
-        }
+        double norm = ddl__power_dot(column, column, n);
         float inverse = norm > 1e-12 * before && norm > 1e-70 ? (float)(1 / ddl__sqrt(norm)) : 0;
         for (int64_t i = 0; i < n; i++) {
             column[i] *= inverse;
@@ -31465,7 +31504,7 @@ typedef struct ddl__compressor {
     int64_t rows, cols, count, kept;
     bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
     bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
-    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory. Not of gTop-k, PowerSGD */
+    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory */
     size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
@@ -31504,6 +31543,31 @@ static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
 }
 
 static inline size_t ddl__round_64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+/* Makes one of the parts of PowerSGD (DDL_POWER_...). */
+static inline void ddl__lane_power(ddl__compressor *c, int32_t part) {
+    ddl__cpu level = ddl__cpu_level();
+    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+    ddl_kernel_power k = {.part = part, .rank = a.rank, .rows = a.rows, .cols = a.cols, .g = c->grad, .m = a.m,
+                          .p = a.p, .q = a.q, .out = c->grad,
+                          .stream = ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0})};
+    if (!ddl__lane_is_host(c->lane)) {
+        ddl__lane_kernel(c->lane, DDL_KERNEL_POWER, &k);
+        return;
+    }
+    switch (part) {
+    case DDL_POWER_BEGIN: ddl__power_begin(&a, k.stream); break;
+    case DDL_POWER_LEFT:
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
+        ddl__power_left(level, &a);
+        break;
+    case DDL_POWER_RIGHT:
+        ddl__power_orthonormalize(&a);
+        ddl__power_right(level, &a);
+        break;
+    default: ddl__power_rebuild(level, &a, c->grad);
+    }
+}
 
 static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__compressor *out,
                                               const ddl_compression *config, int32_t tensor, int64_t rows,
@@ -31546,8 +31610,7 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
     at += ddl__round_64(ddl__compressor_gathered(c));
     c->p = (float *)(void *)at;
     if (c->q_count > 0) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
+        ddl__lane_power(c, DDL_POWER_BEGIN);
     }
 }
 
@@ -31658,36 +31721,58 @@ static inline ddl_status ddl__gtop_k_round(ddl__compressor *c, ddl_request **out
     for (; (1 << c->round) < c->size; c->round++) {
         int32_t distance = 1 << c->round;
         if (c->rank % (2 * distance) != 0) {
-            ddl_tensor own = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+            ddl_tensor own = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
             c->round = DDL__GTOP_K_SENT;
             return ddl_isend(c->group, own, c->rank - distance, tag, out_request);
         }
         if (c->rank + distance < c->size) {
-            ddl_tensor theirs = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes);
+            ddl_tensor theirs = ddl__lane_tensor(c->lane, c->gathered, DDL_U8, (int64_t)c->code_bytes);
             return ddl_irecv(c->group, theirs, c->rank + distance, tag, out_request);
         }
     }
     c->phase = 2;
-    ddl_tensor result = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor result = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
     return ddl_ibroadcast(c->group, result, 0, out_request);
+}
+
+/* By the device, which also counts places that are none; the host waits for that, as the code is sent next. The count
+ * is kept in a number of the lane that the optimizer needs later. */
+static inline ddl_status ddl__gtop_k_merge_there(ddl__compressor *c, int32_t *own, const int32_t *theirs, void *both) {
+    double *wrong = c->lane->numbers + c->tensor, *told = c->lane->told + c->tensor;
+    ddl_kernel_merge k = {own, theirs, both, c->residual, c->count, c->kept, c->lane->partial,
+                          (uint64_t *)(void *)wrong};
+    ddl__lane_zero(c->lane, wrong, sizeof *wrong);
+    ddl__lane_kernel(c->lane, DDL_KERNEL_MERGE, &k);
+    ddl__lane_copy(c->lane, told, wrong, sizeof *told);
+    DDL__TRY(ddl__lane_wait(c->lane, "merging codes of gTop-k"));
+    uint64_t count;
+    memcpy(&count, told, sizeof count);
+    return count == 0 ? DDL_OK : DDL_ERR_CORRUPT;
 }
 
 /* The union has room for 2k places and 2k values behind the partner's code. What a merge drops stays in the residual of
  * the rank that merged, so that nothing is lost. (In the paper each rank takes back its own entries that are not in the
  * result; that loses what one branch of the tree drops at a place that another branch keeps.) */
-static inline void ddl__gtop_k_merge(ddl__compressor *c) {
+static inline ddl_status ddl__gtop_k_merge(ddl__compressor *c) {
     int64_t k = c->kept;
     int32_t *own = (int32_t *)(void *)c->code, *theirs = (int32_t *)(void *)c->gathered, *both = theirs + 2 * k;
     float *values = (float *)both + 2 * k;
+    if (!ddl__lane_is_host(c->lane)) {
+        return ddl__gtop_k_merge_there(c, own, theirs, both);
+    }
+    if (!ddl__places_ascend(theirs, k, c->count)) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl__top_k_merge(own, (float *)own + k, theirs, (float *)theirs + k, k, both, values, c->residual);
     memcpy(own, both, (size_t)k * 4);
     memcpy(own + k, values, (size_t)k * 4);
+    return DDL_OK;
 }
 
 static inline void ddl__gtop_k_finish(ddl__compressor *c) {
-    memset(c->grad, 0, (size_t)c->count * sizeof(float));
-    ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
-    ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+    ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+    ddl__lane_decode_add(c, ddl__compressor_key(c), c->code);
+    ddl__lane_average(c->lane, c->grad, c->count, DDL_F32, c->size);
 }
 
 static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_request) {
@@ -31697,10 +31782,7 @@ static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_
         return DDL_OK;
     }
     if (c->round < DDL__GTOP_K_SENT) {
-        if (!ddl__places_ascend((const int32_t *)(const void *)c->gathered, c->kept, c->count)) {
-            return DDL_ERR_CORRUPT;
-        }
-        ddl__gtop_k_merge(c);
+        DDL__TRY(ddl__gtop_k_merge(c));
         c->round++;
     }
     return ddl__gtop_k_round(c, out_request);
@@ -31709,15 +31791,13 @@ static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_
 /* ---- PowerSGD ---- */
 
 static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_request) {
-    ddl__cpu level = ddl__cpu_level();
-    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
     if (c->phase == 2) {
-        ddl__power_rebuild(level, &a, c->grad);
+        ddl__lane_power(c, DDL_POWER_REBUILD);
         c->phase = 0;
         return DDL_OK;
     }
-    ddl__power_orthonormalize(&a);
-    ddl__power_right(level, &a);
+    ddl__lane_power(c, DDL_POWER_RIGHT);
+    DDL__TRY(ddl__lane_wait(c->lane, "compressing"));
     c->phase = 2;
     return ddl__average_floats(c, c->q, c->q_count, DDL_F32, out_request);
 }
@@ -31727,7 +31807,6 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 /* Codes grad. Errors: DDL_ERR_STATE when the last run has not ended, DDL_ERR_ARG when the group has another size than
  * the compressor was made for. */
 static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
-    ddl__cpu level = ddl__cpu_level();
     if (c->phase != 0) {
         return DDL_ERR_STATE;
     }
@@ -31742,14 +31821,12 @@ static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *gro
     c->round = 0;
     if (c->dense) {
         if (c->residual != NULL) {
-            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
-            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+            ddl__lane_add(c->lane, c->grad, c->residual, c->count, DDL_F32);
+            ddl__lane_zero(c->lane, c->residual, (size_t)c->count * sizeof(float));
         }
-        c->odd = ddl__count_odd(c->grad, c->count);
+        c->odd = ddl__lane_is_host(c->lane) ? ddl__count_odd(c->grad, c->count) : 0;
     } else if (c->config.kind == DDL_COMPRESS_POWER) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
-        ddl__power_left(level, &a);
+        ddl__lane_power(c, DDL_POWER_LEFT);
     } else {
         c->odd = ddl__lane_encode(c);
     }
@@ -36370,6 +36447,7 @@ enum {
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
+    DDL__ADAPT_SAMPLE = 65536,  /* elements of a tensor that its errors are measured on */
     DDL__LATEST = 16            /* steps whose times auto keeps, to see whether they drift */
 };
 
@@ -36844,13 +36922,6 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
 
 static bool ddl__weight_is_squeezed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
-}
-
-/* Compressed by the host, wherever its gradient is: plugins have no kernels for these. */
-static bool ddl__weight_is_coded_here(const ddl__weight *w) {
-    ddl_compression_kind kind = w->options.compression.kind;
-    return ddl__weight_is_squeezed(w) &&
-           (kind == DDL_COMPRESS_GTOP_K || kind == DDL_COMPRESS_POWER || kind == DDL_COMPRESS_ADAPTIVE);
 }
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
@@ -37546,7 +37617,7 @@ static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
-    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL || ddl__weight_is_coded_here(w));
+    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
 }
 
 /* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
@@ -37716,19 +37787,15 @@ static void ddl__arenas_free(ddl_trainer *t) {
     ddl__unlock(t->context);
 }
 
-/* Where a device's gradients are also in ordinary memory: for servers, and for codes that the host makes. */
+/* Where a device's gradients are also in ordinary memory: for servers. */
 static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
-    bool needed = t->served.ps != NULL;
-    for (int32_t i = 0; i < t->count; i++) {
-        needed = needed || ddl__weight_is_coded_here(&t->weights[i]);
-    }
-    if (!needed || ddl__lane_is_host(&t->lane)) {
+    if (t->served.ps == NULL || ddl__lane_is_host(&t->lane)) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(t->context));
     t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
     ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
-                                                                "gradients that the host sends");
+                                                                "gradients that go to servers");
     ddl__unlock(t->context);
     return status;
 }
@@ -37808,9 +37875,9 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     if (status < 0) {
         return ddl__said(c, status);
     }
-    w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
+    w->squeezer->lane = &t->lane;
     size_t bytes = w->squeezer->bytes + 64 + ddl__squeezer_kept(w->squeezer);
-    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, bytes, 1) : ddl__alloc(&c->base, bytes);
+    w->squeezed = ddl__lane_alloc(&t->lane, bytes, 1);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -37819,10 +37886,8 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
-    if (w->squeezer != NULL && w->squeezer->lane != NULL) {
+    if (w->squeezed != NULL) {
         ddl__lane_free(&t->lane, w->squeezed);
-    } else {
-        ddl__free(&t->context->base, w->squeezed);
     }
     ddl__free(&t->context->base, w->squeezer);
     w->squeezer = NULL;
@@ -37856,11 +37921,6 @@ static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decode
     ddl__unlock(t->context);
 }
 
-/* The gradient that is coded, and where its average goes: with a host's code of a device's tensor, its mirror. */
-static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
-    return ddl__weight_is_mirrored(t, w) ? ddl__weight_mirror(t, w) : (float *)(void *)ddl__weight_wire(t, w);
-}
-
 static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
     uint64_t start = ddl__now_ns();
     char *memory = ddl__squeezer_memory(w);
@@ -37868,7 +37928,7 @@ static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
         ddl__lane_copy(w->squeezer->lane, memory + w->squeezer->bytes, memory, ddl__squeezer_kept(w->squeezer));
     }
     ddl_status status =
-        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
+        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, (float *)(void *)ddl__weight_wire(t, w));
     if (status >= 0) {
         ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
     }
@@ -37877,7 +37937,7 @@ static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
 
 /* A device codes a gradient behind its copy, whenever it comes there. */
 static void ddl__squeeze_early(ddl_trainer *t, ddl__weight *w) {
-    ddl_status status = w->squeezer->lane != NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+    ddl_status status = ddl__lane_is_host(&t->lane) ? DDL_OK : ddl__squeeze_code(t, w);
     if (status < 0) {
         ddl__squeeze_failed(t, w, status);
     }
@@ -37911,7 +37971,7 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
         }
         t->squeeze_next--;
         if (w->squeezer != NULL) {
-            ddl_status status = w->squeezer->lane == NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+            ddl_status status = ddl__lane_is_host(&t->lane) ? ddl__squeeze_code(t, w) : DDL_OK;
             status = status < 0 ? status : ddl__compressed_send(w->squeezer, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
@@ -37941,10 +38001,6 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);
             }
-        }
-        if (w->squeezer != NULL && ddl__weight_is_mirrored(t, w)) {
-            ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__weight_mirror(t, w),
-                           (size_t)w->count * sizeof(float));
         }
     }
     t->exposed_ns += ddl__now_ns() - start;
@@ -38631,9 +38687,10 @@ static void ddl__weight_adopt(ddl_trainer *t, const ddl__weight *w) {
 
 /* The lane of the tensors, with room for work on the largest. The lock is not held. */
 static ddl_status ddl__trainer_lane(ddl_trainer *t) {
-    int64_t most = 0;
+    bool device = t->count > 0 && t->weights[0].param.device != DDL_HOST;
+    int64_t most = t->adaptive > 0 ? DDL__ADAPT_SAMPLE : 0;
     size_t n = (size_t)t->count + 1;
-    for (int32_t i = 0; i < t->count; i++) {
+    for (int32_t i = 0; i < t->count && device; i++) {
         most = DDL__MAX(most, t->weights[i].count);
     }
     DDL__TRY(ddl__enter(t->context));
@@ -38641,7 +38698,7 @@ static ddl_status ddl__trainer_lane(ddl_trainer *t) {
                                        "ddl_trainer_start");
     t->lane.user = t->stream;
     if (status == DDL_OK) {
-        bool there = ddl__lane_room(&t->lane, 2 * t->count, most);
+        bool there = ddl__lane_room(&t->lane, (int64_t)DDL__OFFERS * t->count, most);
         t->odds = ddl__lane_alloc(&t->lane, n, sizeof *t->odds);
         t->odds_told = ddl__lane_is_host(&t->lane) ? t->odds
                                                    : ddl__lane_alloc_pinned(&t->lane, n * sizeof *t->odds_told);
@@ -38832,8 +38889,6 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
  * errors that they measure on the last averaged gradient, and the times of the agreed line, go through plan.h's
  * search. */
 
-enum { DDL__ADAPT_SAMPLE = 65536 }; /* elements of a tensor that its errors are measured on */
-
 /* Seconds that coding and adding one code take for an element: docs/training.md, Compression. They matter on fast links
  * only, so that figures of one machine do. */
 static const double ddl__offer_code_s[DDL__OFFERS] = {0, 0.8e-9, 0.8e-9, 0.8e-9, 1.2e-9};
@@ -38849,20 +38904,42 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
            (double)n * (ddl__offer_code_s[offer] + t->size * ddl__offer_add_s[offer]);
 }
 
-/* Sums of squares of what each code loses of the last average; more than a sample is taken to be like the sample.
- * scratch: twice the sample in floats. */
-static void ddl__offer_errors(const ddl_trainer *t, const ddl__weight *w, float *scratch, double *out_errors) {
-    int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
-    const float *grad = ddl__weight_mirror(t, w) + (w->count - n) / 2;
+/* Sums of squares of what each code loses of a sample of the last average, in numbers of the lane. */
+static void ddl__offer_errors(ddl_trainer *t, const ddl__weight *w) {
+    ddl__lane *lane = &t->lane;
+    int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE), number = (w - t->weights) * DDL__OFFERS;
     for (int32_t o = 0; o < DDL__OFFERS; o++) {
         ddl_compression code = ddl__compress_offer(o);
-        out_errors[o] = 0;
+        ddl__compressor c = {.config = code, .count = n, .lane = lane, .code = (unsigned char *)lane->scratch[1]};
         if (code.kind != DDL_COMPRESS_NONE) {
-            memset(scratch, 0, (size_t)n * sizeof(float));
-            ddl__encode(&code, (ddl__code_key){0, 0, 0}, grad, scratch, n, scratch + DDL__ADAPT_SAMPLE);
-            out_errors[o] = ddl__sum_squares(scratch, n) * (double)w->count / (double)n;
+            c.grad = (float *)(void *)ddl__weight_wire(t, w) + (w->count - n) / 2;
+            c.residual = lane->scratch[0];
+            ddl__lane_zero(lane, c.residual, (size_t)n * sizeof(float));
+            ddl__lane_encode(&c);
+            ddl__lane_squares(lane, c.residual, DDL_F32, n, number + o);
         }
     }
+}
+
+/* Of all tensors, by tensor in backward's order and offer; the whole is taken to be like the sample. On a device the
+ * host waits once. */
+static ddl_status ddl__offers_errors(ddl_trainer *t, double *errors) {
+    for (int32_t i = 0; i < t->count; i++) {
+        if (t->weights[i].squeezer != NULL && t->weights[i].squeezer->adaptive) {
+            ddl__offer_errors(t, &t->weights[i]);
+        }
+    }
+    DDL__TRY(ddl__lane_tell(&t->lane, (int64_t)t->count * DDL__OFFERS, "ddl_step"));
+    for (int32_t i = 0; i < t->count; i++) {
+        const ddl__weight *w = &t->weights[i];
+        bool open = w->squeezer != NULL && w->squeezer->adaptive;
+        double all = (double)w->count / (double)DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
+        for (int32_t o = 0; o < DDL__OFFERS; o++) {
+            bool loses = open && ddl__compress_offer(o).kind != DDL_COMPRESS_NONE;
+            errors[(t->count - 1 - i) * DDL__OFFERS + o] = loses ? t->lane.told[i * DDL__OFFERS + o] * all : 0;
+        }
+    }
+    return DDL_OK;
 }
 
 /* Arrays of one allocation. By tensor in backward's order, offers by tensor and number. */
@@ -38871,14 +38948,13 @@ typedef struct ddl__adapt {
     ddl__bid *offers;
     double *ready_s, *errors;
     int32_t *made, *chosen;
-    float *scratch;
 } ddl__adapt;
 
 static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
     size_t n = (size_t)count + 1, all = n * DDL__OFFERS;
     char *memory =
         malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
-               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) + 2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
+               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t));
     if (memory != NULL) { /* the widest types first */
         a->fronts = (ddl__front *)(void *)memory;
         a->offers = (ddl__bid *)(void *)(a->fronts + (n + DDL__OFFERS) * DDL__FRONT);
@@ -38886,7 +38962,6 @@ static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
         a->errors = a->ready_s + n;
         a->made = (int32_t *)(void *)(a->errors + all);
         a->chosen = a->made + n;
-        a->scratch = (float *)(void *)(a->chosen + n);
     }
     return memory;
 }
@@ -38915,14 +38990,8 @@ static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
     if (memory == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to choose compression anew");
     }
-    for (int32_t k = 0; k < t->count; k++) {
-        const ddl__weight *w = &t->weights[t->count - 1 - k];
-        memset(a.errors + k * DDL__OFFERS, 0, DDL__OFFERS * sizeof(double));
-        if (w->squeezer != NULL && w->squeezer->adaptive) {
-            ddl__offer_errors(t, w, a.scratch, a.errors + k * DDL__OFFERS);
-        }
-    }
-    ddl_status status = ddl__figures_share(t, DDL_VIEW(a.errors, (int64_t)t->count * DDL__OFFERS), DDL_MAX);
+    ddl_status status = ddl__offers_errors(t, a.errors);
+    status = status < 0 ? status : ddl__figures_share(t, DDL_VIEW(a.errors, (int64_t)t->count * DDL__OFFERS), DDL_MAX);
     if (status == DDL_OK) {
         ddl__adapt_offer(t, &a);
         double limit_s = (t->count > 0 ? a.ready_s[t->count - 1] : 0) + t->config.exposed_s;
@@ -40362,7 +40431,8 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     ddl_status status = DDL_OK;
     size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
-        ddl__archive_put(a, w->squeezer->q, (size_t)kept.q * sizeof(float));
+        size_t q_bytes = (size_t)kept.q * sizeof(float);
+        ddl__archive_put(a, ddl__save_bytes(t, w->squeezer->q, q_bytes, temporary, &status), q_bytes);
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
         const float *residual = w->squeezer->residual;
@@ -40373,7 +40443,7 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(temporary, DDL_F32, w->count), r, 0, NULL));
         }
-        if (a != NULL && r == 0 && lane != NULL) {
+        if (a != NULL && r == 0) {
             residual = ddl__save_bytes(t, residual, bytes, temporary, &status);
         }
         if (a != NULL) {
@@ -40761,9 +40831,11 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     }
     if (mine.q > 0) {
         if (a != NULL) {
-            ddl__archive_get(a, w->squeezer->q, mine.q * sizeof(float));
+            ddl__archive_get(a, room, mine.q * sizeof(float));
+            ddl__lane_copy(&t->lane, w->squeezer->q, room, mine.q * sizeof(float));
+            DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
+        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {

@@ -298,7 +298,9 @@ typedef enum ddl_kernel {
     DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
     DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
     DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
-    DDL_KERNEL_SIGNS       /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
+    DDL_KERNEL_SIGNS,      /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
+    DDL_KERNEL_MERGE,      /* ddl_kernel_merge: of two codes of gTop-k */
+    DDL_KERNEL_POWER       /* ddl_kernel_power: of PowerSGD */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -352,6 +354,35 @@ typedef struct ddl_kernel_code {
     void *code, *scratch;
     uint64_t *odd;
 } ddl_kernel_code;
+
+/* Two sparse arrays of k places in ascending order and k floats: own = the k largest magnitudes of their sum, of equal
+ * ones the first; rest[place] += the others that are finite. both: room for 4 k numbers; scratch:
+ * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own means nothing,
+ * but nothing else was written to. */
+typedef struct ddl_kernel_merge {
+    int32_t *own;
+    const int32_t *theirs;
+    void *both;
+    float *rest; /* count elements */
+    int64_t count, k;
+    void *scratch;
+    uint64_t *wrong;
+} ddl_kernel_merge;
+
+/* Parts of PowerSGD on one rank: m is rows x cols, p and q are `rank` columns of rows and of cols elements. */
+enum {
+    DDL_POWER_BEGIN = 1,   /* q = the first one, drawn from stream */
+    DDL_POWER_LEFT = 2,    /* m = g + m; p = m q */
+    DDL_POWER_RIGHT = 3,   /* p = orthonormal columns, with the bits of the host; q = m' p */
+    DDL_POWER_REBUILD = 4  /* out = p q', with the bits of the host; m = m - out */
+};
+typedef struct ddl_kernel_power {
+    int32_t part, rank;
+    int64_t rows, cols;
+    const float *g;
+    float *m, *p, *q, *out;
+    uint64_t stream;
+} ddl_kernel_power;
 
 /* >>plugin */
 typedef struct ddl_plugin {

@@ -545,6 +545,175 @@ TEST(top_k) {
     check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 9000}, CODE_COUNT, true, 0, 0); /* nothing but ties */
     check_code((ddl_compression){.kind = DDL_COMPRESS_GTOP_K, .ratio = 1}, 5000, true, 0, 1);
 }
+
+/* ---- gTop-k ---- */
+
+/* k places of 0 .. count - 1 in ascending order, and values. */
+static void random_code(int32_t *code, int64_t k, int64_t count, int kind) {
+    float *values = (float *)(code + k);
+    for (int64_t i = 0, place = 0; i < k; i++) {
+        int64_t room = (count - (k - i) - place) / (k - i);
+        place += (int64_t)(random_bits() % (uint64_t)(2 * room + 1) % (uint64_t)(count - (k - i) - place + 1));
+        code[i] = (int32_t)place++;
+        int v = (int)(random_bits() % 7) - 3; /* many ties, zeros, and sums that are 0 */
+        values[i] = kind == 0 ? 0 : kind == 1 ? (float)v : (float)v + (float)(random_bits() >> 40) * 0x1p-24f;
+    }
+    values[k / 2] = kind == 3 ? INFINITY : kind == 4 ? NAN : values[k / 2];
+}
+
+static void check_merge(int64_t k, int64_t count, int kind) {
+    size_t code = (size_t)k * 8, array = (size_t)count * sizeof(float);
+    buffer own = buffer_make(code, 4), theirs = buffer_make(code, 8), both = buffer_make(2 * code, 0);
+    int32_t *mine = (int32_t *)(void *)own.at, *others = (int32_t *)(void *)theirs.at, *places = malloc(2 * code + 8);
+    float *rest[2] = {malloc(array), malloc(array)}, *values = (float *)(places + 2 * k);
+    uint64_t wrong = 7;
+    random_code(mine, k, count, kind);
+    random_code(others, k, count, kind < 3 ? kind : 2);
+    random_floats(rest[0], count, 1);
+    memcpy(rest[1], rest[0], array);
+    ddl__top_k_merge(mine, (float *)mine + k, others, (float *)others + k, k, places, values, rest[0]);
+    ddl_kernel_merge p = {mine, others, both.at, rest[1], count, k, malloc((size_t)DDL_KERNEL_SCRATCH_BYTES(2 * k)),
+                          &wrong};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_MERGE, &p), DDL_OK);
+    CHECK_EQ(wrong, 7);
+    CHECK(buffer_guarded(&own) && buffer_guarded(&theirs) && buffer_guarded(&both));
+    if (memcmp(mine, places, code / 2) != 0 || memcmp(mine + k, values, code / 2) != 0 ||
+        memcmp(rest[0], rest[1], array) != 0) {
+        test__fail(__FILE__, __LINE__, "%lld of %lld places, values of kind %d: not what the host merges",
+                   (long long)k, (long long)count, kind);
+    }
+    others[k / 2] = (int32_t)count; /* from the wire: beyond the array, and not ascending behind it */
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_MERGE, &p), DDL_OK);
+    CHECK(wrong > 7 && buffer_guarded(&own) && buffer_guarded(&both));
+    for (int i = 0; i < 2; i++) {
+        free(rest[i]);
+    }
+    free(p.scratch);
+    free(places);
+    free(own.base);
+    free(theirs.base);
+    free(both.base);
+}
+
+TEST(merges_of_gtop_k) {
+    static const int64_t sizes[][2] = {{1, 1}, {1, 9}, {5, 5}, {7, 20}, {100, 150}, {3000, 70001}, {5000, 5001}};
+    for (size_t i = 0; i < DDL__COUNT_OF(sizes); i++) {
+        for (int kind = 0; kind < 5; kind++) {
+            check_merge(sizes[i][0], sizes[i][1], kind);
+        }
+    }
+}
+
+/* ---- PowerSGD ---- */
+
+/* How far an array is from sums that were made by plain loops in double, relative to the sums of magnitudes. */
+static double worst(const float *x, const double *want, const double *size, int64_t count) {
+    double most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double error = fabs((double)x[i] - want[i]) / (size[i] + 1e-30);
+        most = error > most || isnan(error) ? error : most;
+    }
+    return most;
+}
+
+typedef struct matrices {
+    int64_t rows, cols;
+    int32_t rank;
+    float *g, *m, *p, *q, *out;
+} matrices;
+
+static ddl_status power_part(const matrices *a, int32_t part) {
+    ddl_kernel_power k = {part, a->rank, a->rows, a->cols, a->g, a->m, a->p, a->q, a->out, 77};
+    return cuda_put_kernel(&sink, DDL_KERNEL_POWER, &k);
+}
+
+/* x[c * n + i] = the sum over j of a[i, j] y[c * m + j], and of the magnitudes; flipped: of a[j, i]. NaN rows of p are
+ * passed over when flipped. */
+static void plain_product(const matrices *a, bool flipped, double *x, double *size) {
+    int64_t n = flipped ? a->cols : a->rows, m = flipped ? a->rows : a->cols;
+    const float *y = flipped ? a->p : a->q;
+    for (int64_t c = 0; c < a->rank; c++) {
+        for (int64_t i = 0; i < n; i++) {
+            double *sum = &x[c * n + i], *all = &size[c * n + i];
+            *sum = *all = 0;
+            for (int64_t j = 0; j < m; j++) {
+                double term = (double)a->m[flipped ? j * a->cols + i : i * a->cols + j] * (double)y[c * m + j];
+                *sum += flipped && isnan(y[j]) ? 0 : term;
+                *all += flipped && isnan(y[j]) ? 0 : fabs(term);
+            }
+        }
+    }
+}
+
+/* Columns of length 1, at right angles, over the rows that are not NaN; zero columns stay. */
+static void check_orthonormal(const matrices *a) {
+    for (int32_t c = 0; c < a->rank; c++) {
+        for (int32_t d = 0; d <= c; d++) {
+            double dot = 0;
+            for (int64_t i = 0; i < a->rows; i++) {
+                double term = (double)a->p[c * a->rows + i] * (double)a->p[d * a->rows + i];
+                dot += isnan(term) ? 0 : term;
+            }
+            CHECK(fabs(dot - (c == d)) < 1e-5 || (c == d && dot == 0));
+        }
+    }
+}
+
+/* All parts on a matrix; odd: a row that is not finite in M, and one in the averaged P. */
+static void check_power(int64_t rows, int64_t cols, int32_t rank, bool odd) {
+    size_t whole = (size_t)(rows * cols), tall = (size_t)(rows * rank), wide = (size_t)(cols * rank);
+    float *memory = malloc((4 * whole + 2 * tall + 2 * wide + 8) * sizeof(float));
+    double *want = malloc((tall + wide) * sizeof *want), *size = malloc((tall + wide) * sizeof *size);
+    matrices a = {rows, cols, rank, memory, memory + whole, memory + 2 * whole, memory + 2 * whole + tall, NULL};
+    a.out = a.q + wide;
+    float *first = a.out + whole, *p = first + whole, *q = p + tall;
+    ddl__matrix host = {rows, cols, rank, first, p, q};
+    random_floats(memory, (int64_t)(2 * whole + tall + wide), 1);
+    memset(a.p, 0xff, tall * sizeof(float));
+    memset(a.out, 0xff, whole * sizeof(float));
+    for (size_t i = 0; i < whole; i++) {
+        first[i] = a.g[i] + a.m[i];
+    }
+    CHECK_EQ(power_part(&a, DDL_POWER_BEGIN), DDL_OK);
+    ddl__power_begin(&host, 77);
+    CHECK(memcmp(a.q, q, wide * sizeof(float)) == 0);
+    CHECK_EQ(power_part(&a, DDL_POWER_LEFT), DDL_OK);
+    CHECK(memcmp(a.m, first, whole * sizeof(float)) == 0);
+    plain_product(&a, false, want, size);
+    CHECK(worst(a.p, want, size, (int64_t)tall) < 1e-5);
+    if (odd) {
+        a.m[cols * (rows / 2)] = first[cols * (rows / 2)] = INFINITY;
+        a.p[rows / 2] = NAN;
+        a.p[(rank - 1) * rows + rows / 3] = INFINITY;
+    }
+    memcpy(p, a.p, tall * sizeof(float));
+    CHECK_EQ(power_part(&a, DDL_POWER_RIGHT), DDL_OK);
+    ddl__power_orthonormalize(&host);
+    CHECK(memcmp(a.p, p, tall * sizeof(float)) == 0);
+    check_orthonormal(&a);
+    plain_product(&a, true, want, size);
+    CHECK(worst(a.q, want, size, (int64_t)wide) < 1e-5);
+    memcpy(q, a.q, wide * sizeof(float));
+    CHECK_EQ(power_part(&a, DDL_POWER_REBUILD), DDL_OK);
+    ddl__power_rebuild(DDL__CPU_PORTABLE, &host, a.g);
+    CHECK(memcmp(a.out, a.g, whole * sizeof(float)) == 0);
+    CHECK(memcmp(a.m, first, whole * sizeof(float)) == 0);
+    free(memory);
+    free(want);
+    free(size);
+}
+
+TEST(power_sgd) {
+    check_power(70, 11, 2, false);
+    check_power(700, 19, 1, true);
+    check_power(65, 300, 4, true);
+    check_power(33, 40, 7, false);
+    check_power(3, 5, 5, false); /* two columns depend on the others */
+    check_power(1, 1, 1, false);
+    ddl_kernel_power none = {.part = 9, .rank = 1, .rows = 1, .cols = 1};
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_POWER, &none), DDL_ERR_UNSUPPORTED);
+}
+
 TEST(random_k) {
     check_codes((ddl_compression){.kind = DDL_COMPRESS_RANDOM_K, .ratio = 0.1}, true);
 }

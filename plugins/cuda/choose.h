@@ -384,17 +384,14 @@ static int64_t cuda_code_kept(const ddl_compression *c, int64_t n) {
     return k < n ? k : n;
 }
 
-static ddl_status cuda_put_top(const cuda_sink *sink, const ddl_kernel_code *p) {
-    if (p->e == NULL) { /* the residual is where they work */
-        return DDL_ERR_UNSUPPORTED;
-    }
-    int64_t k = cuda_code_kept(p->config, p->count), tiles = (p->count + CUDA_TILE - 1) / CUDA_TILE;
-    cuda_top_args a = {.g = p->g, .e = p->e, .places = p->code, .values = (float *)p->code + k,
-                       .odd = (unsigned long long *)p->odd, .state = p->scratch,
-                       .tiles = (long long *)((char *)p->scratch + 16384), .count = p->count, .k = k, .shift = 20};
-    uint32_t few = cuda_blocks_for(p->count, 8 * CUDA_THREADS), most = 8u * (uint32_t)sink->multiprocessors;
+/* The k largest of a.count elements. a.e and what it is for are set; scratch: DDL_KERNEL_SCRATCH_BYTES(a.count). */
+static ddl_status cuda_put_select(const cuda_sink *sink, cuda_top_args a, void *scratch) {
+    uint32_t few = cuda_blocks_for(a.count, 8 * CUDA_THREADS), most = 8u * (uint32_t)sink->multiprocessors;
+    uint32_t each = cuda_blocks_for((a.count + CUDA_TILE - 1) / CUDA_TILE, 1);
     few = few < most || most == 0 ? few : most;
-    uint32_t each = cuda_blocks_for(tiles, 1);
+    a.state = scratch;
+    a.tiles = (long long *)((char *)scratch + 16384);
+    a.shift = 20;
     ddl_status status = sink->put(sink, CUDA_K_top_clear, 1, 1, &a);
     status = status == DDL_OK ? sink->put(sink, CUDA_K_top_correct, few, 1, &a) : status;
     status = status == DDL_OK ? sink->put(sink, CUDA_K_top_pick, 1, 1, &a) : status;
@@ -407,6 +404,31 @@ static ddl_status cuda_put_top(const cuda_sink *sink, const ddl_kernel_code *p) 
     return status == DDL_OK ? sink->put(sink, CUDA_K_top_write, each, 1, &a) : status;
 }
 
+static ddl_status cuda_put_top(const cuda_sink *sink, const ddl_kernel_code *p) {
+    if (p->e == NULL) { /* the residual is where they work */
+        return DDL_ERR_UNSUPPORTED;
+    }
+    int64_t k = cuda_code_kept(p->config, p->count);
+    cuda_top_args a = {.g = p->g, .e = p->e, .places = p->code, .values = (float *)p->code + k,
+                       .odd = (unsigned long long *)p->odd, .count = p->count, .k = k};
+    return cuda_put_select(sink, a, p->scratch);
+}
+
+static ddl_status cuda_put_merge(const cuda_sink *sink, const ddl_kernel_merge *p) {
+    if (p->k <= 0) {
+        return DDL_OK;
+    }
+    float *e = (float *)p->both + 2 * p->k;
+    cuda_merge_args m = {.own = p->own, .theirs = p->theirs, .labels = p->both, .e = e, .rest = p->rest,
+                         .wrong = (unsigned long long *)p->wrong, .count = p->count, .k = p->k};
+    cuda_top_args a = {.e = e, .labels = p->both, .places = p->own, .values = (float *)p->own + p->k,
+                       .count = 2 * p->k, .k = p->k};
+    uint32_t blocks = cuda_blocks_for(2 * p->k, CUDA_THREADS);
+    ddl_status status = sink->put(sink, CUDA_K_top_union, blocks, 1, &m);
+    status = status == DDL_OK ? cuda_put_select(sink, a, p->scratch) : status;
+    return status == DDL_OK ? sink->put(sink, CUDA_K_top_rest, blocks, 1, &m) : status;
+}
+
 static ddl_status cuda_put_random(const cuda_sink *sink, const ddl_kernel_code *p) {
     if (p->e == NULL) { /* the residual is where they work */
         return DDL_ERR_UNSUPPORTED;
@@ -416,6 +438,29 @@ static ddl_status cuda_put_random(const cuda_sink *sink, const ddl_kernel_code *
     cuda_sparse_args a = {.values = p->code, .e = p->e, .count = p->count, .k = k, .stream = p->stream};
     ddl_status status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(p->count, 8 * CUDA_THREADS), 1, &correct);
     return status == DDL_OK ? sink->put(sink, CUDA_K_random_take, cuda_blocks_for(k, CUDA_THREADS), 1, &a) : status;
+}
+
+static ddl_status cuda_put_power(const cuda_sink *sink, const ddl_kernel_power *p) {
+    cuda_power_args a = {.m = p->m, .p = p->p, .q = p->q, .out = p->out, .rows = p->rows, .cols = p->cols,
+                         .stream = p->stream, .rank = p->rank};
+    cuda_top_args correct = {.g = p->g, .e = p->m, .count = p->rows * p->cols};
+    uint32_t rows = cuda_blocks_for(p->rows, CUDA_THREADS / 32);
+    ddl_status status;
+    if (correct.count <= 0 || p->rank <= 0) {
+        return DDL_ERR_ARG;
+    }
+    switch (p->part) {
+    case DDL_POWER_BEGIN:
+        return sink->put(sink, CUDA_K_power_begin, cuda_blocks_for(p->cols * p->rank, CUDA_THREADS), 1, &a);
+    case DDL_POWER_LEFT:
+        status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(correct.count, 8 * CUDA_THREADS), 1, &correct);
+        return status == DDL_OK ? sink->put(sink, CUDA_K_power_left, rows, 1, &a) : status;
+    case DDL_POWER_RIGHT:
+        status = sink->put(sink, CUDA_K_power_orthonormalize, 1, 1, &a);
+        return status == DDL_OK ? sink->put(sink, CUDA_K_power_right, cuda_blocks_for(p->cols, 8), 1, &a) : status;
+    case DDL_POWER_REBUILD: return sink->put(sink, CUDA_K_power_rebuild, rows, 1, &a);
+    default: return DDL_ERR_UNSUPPORTED;
+    }
 }
 
 static ddl_status cuda_put_sparse_add(const cuda_sink *sink, const ddl_kernel_code *p) {
@@ -454,6 +499,8 @@ static ddl_status cuda_put_kernel(const cuda_sink *sink, int32_t which, const vo
     case DDL_KERNEL_DECODE_ADD: return cuda_put_code(sink, params, 1);
     case DDL_KERNEL_CONVERT: return cuda_put_convert(sink, params);
     case DDL_KERNEL_SIGNS: return cuda_put_signs(sink, params);
+    case DDL_KERNEL_MERGE: return cuda_put_merge(sink, params);
+    case DDL_KERNEL_POWER: return cuda_put_power(sink, params);
     default: return DDL_ERR_UNSUPPORTED;
     }
 }

@@ -7,6 +7,8 @@
  *     top_count(10), top_pick(10), top_count(0), top_pick(0)         the same for the next two digits of 10 bits
  *     top_tiles, top_scan, top_write          per tile how many are above and equal; where each tile's begin; the list
  *
+ * Two such lists are merged (gTop-k) by top_union, the same kernels over the union, and top_rest.
+ *
  * It must not know configs. */
 #ifndef CUDA_KERNEL_TOP_H
 #define CUDA_KERNEL_TOP_H
@@ -36,14 +38,14 @@ CUDA_INLINE void cuda_top_clear(const cuda_top_args &a) {
     }
 }
 
-/* state NULL in the arguments: e = g + e alone (random-k). */
+/* state NULL in the arguments: e = g + e alone (random-k, PowerSGD); g NULL: the counts alone. */
 CUDA_INLINE void cuda_top_correct(const cuda_top_args &a) {
     __shared__ uint32_t bins[CUDA_BINS];
     uint32_t odd = 0;
     cuda_bins_clear(bins);
 #pragma unroll 4
     for (int64_t i = cuda_thread(); i < a.count; i += cuda_threads()) {
-        float x = CUDA_ADD(a.g[i], a.e[i]);
+        float x = a.g != 0 ? CUDA_ADD(a.g[i], a.e[i]) : a.e[i];
         a.e[i] = x;
         odd += !cuda_finite(x);
         if (a.state != 0) {
@@ -117,15 +119,21 @@ CUDA_INLINE int64_t cuda_block_before(int64_t mine, int64_t *all) {
     return sums[t] - mine;
 }
 
+/* Where an element belongs; below 0: it is none. */
+CUDA_INLINE int32_t cuda_top_place(const cuda_top_args &a, int64_t i) {
+    return a.labels != 0 ? a.labels[i] : (int32_t)i;
+}
+
 /* What a thread counts in its part of a tile: 16 elements in a row. */
 #define CUDA_TILE_EACH (CUDA_TILE / CUDA_THREADS)
 CUDA_INLINE void cuda_tile_count(const cuda_top_args &a, int64_t first, int64_t *above, int64_t *equal) {
     const uint32_t least = a.state->prefix;
     *above = *equal = 0;
-    for (int i = 0; i < CUDA_TILE_EACH; i++) {
-        uint32_t bits = first + i < a.count ? cuda_magnitude(a.e[first + i]) : 0;
-        *above += first + i < a.count && bits > least;
-        *equal += first + i < a.count && bits == least;
+    for (int64_t i = first; i < first + CUDA_TILE_EACH && i < a.count; i++) {
+        uint32_t bits = cuda_magnitude(a.e[i]);
+        bool is = cuda_top_place(a, i) >= 0;
+        *above += is && bits > least;
+        *equal += is && bits == least;
     }
 }
 
@@ -171,27 +179,77 @@ CUDA_INLINE void cuda_top_write(const cuda_top_args &a) {
         for (int64_t i = first; i < first + CUDA_TILE_EACH && i < a.count; i++) {
             float x = a.e[i];
             uint32_t bits = cuda_magnitude(x);
-            if (bits > least || (bits == least && same < ties)) {
+            int32_t place = cuda_top_place(a, i);
+            if (place >= 0 && (bits > least || (bits == least && same < ties))) {
                 int64_t at = larger + (same < ties ? same : ties);
-                a.places[at] = (int32_t)i;
+                a.places[at] = place;
                 a.values[at] = x;
                 a.e[i] = 0;
             }
-            larger += bits > least;
-            same += bits == least;
+            larger += place >= 0 && bits > least;
+            same += place >= 0 && bits == least;
         }
     }
 }
 
 /* ---- sparse arrays ---- */
 
-/* The j-th of k places that random-k draws in n: splitmix64 of (stream, j) in the j-th of k strata. */
-CUDA_INLINE int64_t cuda_random_place(uint64_t stream, int64_t n, int64_t k, int64_t j) {
-    int64_t from = j * n / k, to = (j + 1) * n / k;
-    uint64_t z = (stream ^ (uint64_t)j) + 0x9E3779B97F4A7C15ull;
+/* How many of k places in ascending order are below `place`; with same: or equal to it. */
+CUDA_INLINE int64_t cuda_places_below(const int32_t *places, int64_t k, int32_t place, bool same) {
+    int64_t low = 0, high = k;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        bool below = places[middle] < place || (same && places[middle] == place);
+        low = below ? middle + 1 : low;
+        high = below ? high : middle;
+    }
+    return low;
+}
+
+/* An element's place in the union is its own number and how many of the others come before it; own ones stand before
+ * equal ones of theirs. Places that do not ascend make a wrong union, but nothing is written beyond it. */
+CUDA_INLINE void cuda_top_union(const cuda_merge_args &a) {
+    for (int64_t t = cuda_thread(); t < 2 * a.k; t += cuda_threads()) {
+        const bool mine = t < a.k;
+        const int32_t *places = mine ? a.own : a.theirs, *others = mine ? a.theirs : a.own;
+        int64_t j = mine ? t : t - a.k;
+        int32_t place = places[j];
+        int64_t before = cuda_places_below(others, a.k, place, !mine), twin = mine ? before : before - 1;
+        bool both = twin >= 0 && twin < a.k && others[twin] == place;
+        float x = ((const float *)places)[a.k + j];
+        if (both) {
+            x = mine ? CUDA_ADD(x, ((const float *)others)[a.k + twin]) : 0.0f;
+        }
+        a.labels[j + before] = both && !mine ? -1 : place;
+        a.e[j + before] = x;
+        if (!mine && (place < 0 || place >= a.count || (j > 0 && places[j - 1] >= place))) {
+            atomicAdd(a.wrong, 1ull);
+        }
+    }
+}
+
+CUDA_INLINE void cuda_top_rest(const cuda_merge_args &a) {
+    for (int64_t i = cuda_thread(); i < 2 * a.k; i += cuda_threads()) {
+        float x = a.e[i];
+        int32_t place = a.labels[i];
+        if (place >= 0 && place < a.count && cuda_finite(x) && x != 0) { /* those that were taken are 0 */
+            a.rest[place] = CUDA_ADD(a.rest[place], x);
+        }
+    }
+}
+
+/* splitmix64 of (stream, number) */
+CUDA_INLINE uint64_t cuda_mix(uint64_t stream, uint64_t number) {
+    uint64_t z = (stream ^ number) + 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return from + (int64_t)(((z ^ (z >> 31)) >> 32) * (uint64_t)(to - from) >> 32);
+    return z ^ (z >> 31);
+}
+
+/* The j-th of k places that random-k draws in n: in the j-th of k strata. */
+CUDA_INLINE int64_t cuda_random_place(uint64_t stream, int64_t n, int64_t k, int64_t j) {
+    int64_t from = j * n / k, to = (j + 1) * n / k;
+    return from + (int64_t)((cuda_mix(stream, (uint64_t)j) >> 32) * (uint64_t)(to - from) >> 32);
 }
 
 CUDA_INLINE void cuda_sparse_add(const cuda_sparse_args &a) {

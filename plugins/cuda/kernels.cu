@@ -4,7 +4,7 @@
  *
  * Each takes its arguments as one struct by value, and is called through the driver by its name (kernels.h). */
 #include "kernel_convert.h"
-#include "kernel_top.h"
+#include "kernel_power.h"
 
 #define CUDA_KERNEL extern "C" __global__ void __launch_bounds__(CUDA_THREADS)
 #define CUDA_ARGS(type) const __grid_constant__ type a
@@ -94,8 +94,16 @@ CUDA_KERNEL ddl_k_top_pick(CUDA_ARGS(cuda_top_args)) { cuda_top_pick(a); }
 CUDA_KERNEL ddl_k_top_tiles(CUDA_ARGS(cuda_top_args)) { cuda_top_tiles(a); }
 CUDA_KERNEL ddl_k_top_scan(CUDA_ARGS(cuda_top_args)) { cuda_top_scan(a); }
 CUDA_KERNEL ddl_k_top_write(CUDA_ARGS(cuda_top_args)) { cuda_top_write(a); }
+CUDA_KERNEL ddl_k_top_union(CUDA_ARGS(cuda_merge_args)) { cuda_top_union(a); }
+CUDA_KERNEL ddl_k_top_rest(CUDA_ARGS(cuda_merge_args)) { cuda_top_rest(a); }
 CUDA_KERNEL ddl_k_sparse_add(CUDA_ARGS(cuda_sparse_args)) { cuda_sparse_add(a); }
 CUDA_KERNEL ddl_k_random_take(CUDA_ARGS(cuda_sparse_args)) { cuda_random_take(a); }
+
+CUDA_KERNEL ddl_k_power_begin(CUDA_ARGS(cuda_power_args)) { cuda_power_begin(a); }
+CUDA_KERNEL ddl_k_power_left(CUDA_ARGS(cuda_power_args)) { cuda_power_left(a); }
+CUDA_KERNEL ddl_k_power_orthonormalize(CUDA_ARGS(cuda_power_args)) { cuda_power_orthonormalize(a); }
+CUDA_KERNEL ddl_k_power_right(CUDA_ARGS(cuda_power_args)) { cuda_power_right(a); }
+CUDA_KERNEL ddl_k_power_rebuild(CUDA_ARGS(cuda_power_args)) { cuda_power_rebuild(a); }
 
 /* f16_f32: to f16 from f32. */
 #define CUDA_CONVERT(TO, FROM)                                                                                         \

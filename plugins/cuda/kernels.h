@@ -125,10 +125,21 @@ typedef struct cuda_top_args {
     unsigned long long *odd; /* or NULL */
     cuda_top_state *state;
     long long *tiles; /* two for each CUDA_TILE elements begun: magnitudes above the threshold, and equal to it */
+    const int32_t *labels; /* of a merge: the place of each element, below 0: there is none; NULL: its own number */
     int64_t count, k;
     int32_t shift; /* of the digit: 20, 10, 0 */
     int32_t reserved;
 } cuda_top_args;
+
+/* Two sparse arrays of k places in ascending order and k floats become one of 2 k elements: of a place in both, the sum
+ * stands where the own one is, and there is none where theirs is. Then rest += what is left of it in e, by its label. */
+typedef struct cuda_merge_args {
+    const int32_t *own, *theirs;
+    int32_t *labels;
+    float *e, *rest;
+    unsigned long long *wrong; /* wrong[0] += places of theirs that do not ascend within count */
+    int64_t count, k;
+} cuda_merge_args;
 
 /* sum[places[j]] += values[j] where the place is in 0 .. count - 1; with stream and no places: the places that
  * random-k draws. Of random-k's encoder: values = e there, and e = 0. */
@@ -138,6 +149,16 @@ typedef struct cuda_sparse_args {
     int64_t count, k;
     uint64_t stream;
 } cuda_sparse_args;
+
+/* ---- PowerSGD ---- */
+
+/* m: rows x cols, row by row; p and q: `rank` columns of rows and of cols elements, one after the other. */
+typedef struct cuda_power_args {
+    float *m, *p, *q, *out; /* out: as m, of the last kernel */
+    int64_t rows, cols;
+    uint64_t stream; /* of the first q */
+    int32_t rank, reserved;
+} cuda_power_args;
 
 /* ---- the list: X(name, argument) ---- */
 
@@ -174,7 +195,11 @@ typedef struct cuda_sparse_args {
 #define CUDA_TOP_KERNELS(X)                                                                                            \
     X(top_clear, cuda_top_args) X(top_correct, cuda_top_args) X(top_count, cuda_top_args) X(top_pick, cuda_top_args)   \
     X(top_tiles, cuda_top_args) X(top_scan, cuda_top_args) X(top_write, cuda_top_args)                                 \
+    X(top_union, cuda_merge_args) X(top_rest, cuda_merge_args)                                                         \
     X(sparse_add, cuda_sparse_args) X(random_take, cuda_sparse_args)
+#define CUDA_POWER_KERNELS(X)                                                                                          \
+    X(power_begin, cuda_power_args) X(power_left, cuda_power_args) X(power_orthonormalize, cuda_power_args)            \
+    X(power_right, cuda_power_args) X(power_rebuild, cuda_power_args)
 #define CUDA_CONVERT_KERNELS(X)                                                                                        \
     X(f16_f16, cuda_convert_args) X(f16_bf16, cuda_convert_args) X(f16_f32, cuda_convert_args)                         \
     X(bf16_f16, cuda_convert_args) X(bf16_bf16, cuda_convert_args) X(bf16_f32, cuda_convert_args)                      \
@@ -183,7 +208,7 @@ typedef struct cuda_sparse_args {
 #define CUDA_KERNELS(X)                                                                                                \
     X(exchange, cuda_exchange_args) X(strided, cuda_strided_args) CUDA_REDUCE_KERNELS(X) CUDA_SCALED_KERNELS(X)        \
     CUDA_OPTIM_KERNELS(X) X(squares, cuda_squares_args) X(squares_total, cuda_squares_args) CUDA_CODE_KERNELS(X)       \
-    CUDA_TOP_KERNELS(X) CUDA_CONVERT_KERNELS(X)
+    CUDA_TOP_KERNELS(X) CUDA_POWER_KERNELS(X) CUDA_CONVERT_KERNELS(X)
 
 /* Numbers of the kernels, CUDA_K_f32_sum and so on. No reduction has number 0. */
 #define CUDA_KERNEL_NUMBER(name, args) CUDA_K_##name,

@@ -93,6 +93,25 @@ static inline bool ddl__row_is_odd(const ddl__matrix *a, int64_t row) {
     return false;
 }
 
+/* The sum of x[i] * y[i] where x[i] is finite, in double: lane l adds those at l, l + 256, ..., then halves are added.
+ * It is the order of kernels of devices too. */
+static inline double ddl__power_dot(const float *x, const float *y, int64_t n) {
+    enum { LANES = 256 };
+    double lanes[LANES] = {0};
+    for (int64_t i = 0; i < n; i += LANES) {
+        int64_t some = DDL__MIN(n - i, (int64_t)LANES);
+        for (int64_t l = 0; l < some; l++) {
+            lanes[l] += ddl__is_finite(x[i + l]) ? (double)x[i + l] * (double)y[i + l] : 0;
+        }
+    }
+    for (int64_t half = LANES / 2; half > 0; half /= 2) {
+        for (int64_t l = 0; l < half; l++) {
+            lanes[l] += lanes[l + half];
+        }
+    }
+    return lanes[0];
+}
+
 /* Makes the columns of P orthonormal: modified Gram-Schmidt in double, in an order that is the same everywhere. Odd
  * rows are marked with NaN in all columns and count as zero. A column that depends on those before it becomes zero. */
 static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
@@ -105,26 +124,17 @@ static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
     }
     for (int32_t c = 0; c < a->rank; c++) {
         float *column = a->p + c * n;
-        double before = 0, norm = 0;
-        for (int64_t i = 0; i < n; i++) {
-            before += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
-        }
+        double before = ddl__power_dot(column, column, n);
         for (int32_t d = 0; d < c; d++) {
             const float *other = a->p + d * n;
-            double dot = 0;
-            for (int64_t i = 0; i < n; i++) {
-                dot += ddl__is_finite(column[i]) ? (double)column[i] * (double)other[i] : 0;
-            }
-            float factor = (float)dot;
+            float factor = (float)ddl__power_dot(column, other, n);
             for (int64_t i = 0; i < n; i++) {
                 float t = factor * other[i];
                 DDL__ROUNDED(t);
                 column[i] -= t;
             }
         }
-        for (int64_t i = 0; i < n; i++) {
-            norm += ddl__is_finite(column[i]) ? (double)column[i] * (double)column[i] : 0;
-        }
+        double norm = ddl__power_dot(column, column, n);
         float inverse = norm > 1e-12 * before && norm > 1e-70 ? (float)(1 / ddl__sqrt(norm)) : 0;
         for (int64_t i = 0; i < n; i++) {
             column[i] *= inverse;

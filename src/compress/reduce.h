@@ -33,7 +33,7 @@ typedef struct ddl__compressor {
     int64_t rows, cols, count, kept;
     bool dense;    /* goes as it is: no compression, or PowerSGD that does not pay */
     bool adaptive; /* the trainer changes config: see ddl__compressor_choose */
-    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory. Not of gTop-k, PowerSGD */
+    ddl__lane *lane; /* of all arrays and of grad, set before place; NULL: ordinary memory */
     size_t code_bytes, code_room; /* of config's code; the room for it */
     size_t bytes; /* of the memory it needs */
     float *residual; /* residual_count floats, NULL without error feedback */
@@ -72,6 +72,31 @@ static inline size_t ddl__compressor_gathered(const ddl__compressor *c) {
 }
 
 static inline size_t ddl__round_64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+/* Makes one of the parts of PowerSGD (DDL_POWER_...). */
+static inline void ddl__lane_power(ddl__compressor *c, int32_t part) {
+    ddl__cpu level = ddl__cpu_level();
+    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
+    ddl_kernel_power k = {.part = part, .rank = a.rank, .rows = a.rows, .cols = a.cols, .g = c->grad, .m = a.m,
+                          .p = a.p, .q = a.q, .out = c->grad,
+                          .stream = ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0})};
+    if (!ddl__lane_is_host(c->lane)) {
+        ddl__lane_kernel(c->lane, DDL_KERNEL_POWER, &k);
+        return;
+    }
+    switch (part) {
+    case DDL_POWER_BEGIN: ddl__power_begin(&a, k.stream); break;
+    case DDL_POWER_LEFT:
+        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
+        ddl__power_left(level, &a);
+        break;
+    case DDL_POWER_RIGHT:
+        ddl__power_orthonormalize(&a);
+        ddl__power_right(level, &a);
+        break;
+    default: ddl__power_rebuild(level, &a, c->grad);
+    }
+}
 
 static inline ddl_status ddl__compressor_init(ddl__sentence *sentence, ddl__compressor *out,
                                               const ddl_compression *config, int32_t tensor, int64_t rows,
@@ -114,8 +139,7 @@ static inline void ddl__compressor_place(ddl__compressor *c, void *memory) {
     at += ddl__round_64(ddl__compressor_gathered(c));
     c->p = (float *)(void *)at;
     if (c->q_count > 0) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        ddl__power_begin(&a, ddl__code_stream(&c->config, (ddl__code_key){0, c->tensor, 0}));
+        ddl__lane_power(c, DDL_POWER_BEGIN);
     }
 }
 
@@ -226,36 +250,58 @@ static inline ddl_status ddl__gtop_k_round(ddl__compressor *c, ddl_request **out
     for (; (1 << c->round) < c->size; c->round++) {
         int32_t distance = 1 << c->round;
         if (c->rank % (2 * distance) != 0) {
-            ddl_tensor own = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+            ddl_tensor own = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
             c->round = DDL__GTOP_K_SENT;
             return ddl_isend(c->group, own, c->rank - distance, tag, out_request);
         }
         if (c->rank + distance < c->size) {
-            ddl_tensor theirs = ddl_tensor_1d(c->gathered, DDL_U8, (int64_t)c->code_bytes);
+            ddl_tensor theirs = ddl__lane_tensor(c->lane, c->gathered, DDL_U8, (int64_t)c->code_bytes);
             return ddl_irecv(c->group, theirs, c->rank + distance, tag, out_request);
         }
     }
     c->phase = 2;
-    ddl_tensor result = ddl_tensor_1d(c->code, DDL_U8, (int64_t)c->code_bytes);
+    ddl_tensor result = ddl__lane_tensor(c->lane, c->code, DDL_U8, (int64_t)c->code_bytes);
     return ddl_ibroadcast(c->group, result, 0, out_request);
+}
+
+/* By the device, which also counts places that are none; the host waits for that, as the code is sent next. The count
+ * is kept in a number of the lane that the optimizer needs later. */
+static inline ddl_status ddl__gtop_k_merge_there(ddl__compressor *c, int32_t *own, const int32_t *theirs, void *both) {
+    double *wrong = c->lane->numbers + c->tensor, *told = c->lane->told + c->tensor;
+    ddl_kernel_merge k = {own, theirs, both, c->residual, c->count, c->kept, c->lane->partial,
+                          (uint64_t *)(void *)wrong};
+    ddl__lane_zero(c->lane, wrong, sizeof *wrong);
+    ddl__lane_kernel(c->lane, DDL_KERNEL_MERGE, &k);
+    ddl__lane_copy(c->lane, told, wrong, sizeof *told);
+    DDL__TRY(ddl__lane_wait(c->lane, "merging codes of gTop-k"));
+    uint64_t count;
+    memcpy(&count, told, sizeof count);
+    return count == 0 ? DDL_OK : DDL_ERR_CORRUPT;
 }
 
 /* The union has room for 2k places and 2k values behind the partner's code. What a merge drops stays in the residual of
  * the rank that merged, so that nothing is lost. (In the paper each rank takes back its own entries that are not in the
  * result; that loses what one branch of the tree drops at a place that another branch keeps.) */
-static inline void ddl__gtop_k_merge(ddl__compressor *c) {
+static inline ddl_status ddl__gtop_k_merge(ddl__compressor *c) {
     int64_t k = c->kept;
     int32_t *own = (int32_t *)(void *)c->code, *theirs = (int32_t *)(void *)c->gathered, *both = theirs + 2 * k;
     float *values = (float *)both + 2 * k;
+    if (!ddl__lane_is_host(c->lane)) {
+        return ddl__gtop_k_merge_there(c, own, theirs, both);
+    }
+    if (!ddl__places_ascend(theirs, k, c->count)) {
+        return DDL_ERR_CORRUPT;
+    }
     ddl__top_k_merge(own, (float *)own + k, theirs, (float *)theirs + k, k, both, values, c->residual);
     memcpy(own, both, (size_t)k * 4);
     memcpy(own + k, values, (size_t)k * 4);
+    return DDL_OK;
 }
 
 static inline void ddl__gtop_k_finish(ddl__compressor *c) {
-    memset(c->grad, 0, (size_t)c->count * sizeof(float));
-    ddl__decode_add(&c->config, ddl__compressor_key(c), c->code, c->count, c->grad);
-    ddl__average(c->grad, (size_t)c->count, DDL_F32, c->size);
+    ddl__lane_zero(c->lane, c->grad, (size_t)c->count * sizeof(float));
+    ddl__lane_decode_add(c, ddl__compressor_key(c), c->code);
+    ddl__lane_average(c->lane, c->grad, c->count, DDL_F32, c->size);
 }
 
 static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_request) {
@@ -265,10 +311,7 @@ static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_
         return DDL_OK;
     }
     if (c->round < DDL__GTOP_K_SENT) {
-        if (!ddl__places_ascend((const int32_t *)(const void *)c->gathered, c->kept, c->count)) {
-            return DDL_ERR_CORRUPT;
-        }
-        ddl__gtop_k_merge(c);
+        DDL__TRY(ddl__gtop_k_merge(c));
         c->round++;
     }
     return ddl__gtop_k_round(c, out_request);
@@ -277,15 +320,13 @@ static inline ddl_status ddl__gtop_k_next(ddl__compressor *c, ddl_request **out_
 /* ---- PowerSGD ---- */
 
 static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_request) {
-    ddl__cpu level = ddl__cpu_level();
-    ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
     if (c->phase == 2) {
-        ddl__power_rebuild(level, &a, c->grad);
+        ddl__lane_power(c, DDL_POWER_REBUILD);
         c->phase = 0;
         return DDL_OK;
     }
-    ddl__power_orthonormalize(&a);
-    ddl__power_right(level, &a);
+    ddl__lane_power(c, DDL_POWER_RIGHT);
+    DDL__TRY(ddl__lane_wait(c->lane, "compressing"));
     c->phase = 2;
     return ddl__average_floats(c, c->q, c->q_count, DDL_F32, out_request);
 }
@@ -295,7 +336,6 @@ static inline ddl_status ddl__power_next(ddl__compressor *c, ddl_request **out_r
 /* Codes grad. Errors: DDL_ERR_STATE when the last run has not ended, DDL_ERR_ARG when the group has another size than
  * the compressor was made for. */
 static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *group, int64_t step, float *grad) {
-    ddl__cpu level = ddl__cpu_level();
     if (c->phase != 0) {
         return DDL_ERR_STATE;
     }
@@ -310,14 +350,12 @@ static inline ddl_status ddl__compressed_code(ddl__compressor *c, ddl_group *gro
     c->round = 0;
     if (c->dense) {
         if (c->residual != NULL) {
-            ddl__reduce_kernel_at(level, DDL_F32, DDL_SUM)(c->grad, c->grad, c->residual, (size_t)c->count);
-            memset(c->residual, 0, (size_t)c->count * sizeof(float));
+            ddl__lane_add(c->lane, c->grad, c->residual, c->count, DDL_F32);
+            ddl__lane_zero(c->lane, c->residual, (size_t)c->count * sizeof(float));
         }
-        c->odd = ddl__count_odd(c->grad, c->count);
+        c->odd = ddl__lane_is_host(c->lane) ? ddl__count_odd(c->grad, c->count) : 0;
     } else if (c->config.kind == DDL_COMPRESS_POWER) {
-        ddl__matrix a = {c->rows, c->cols, c->config.rank, c->residual, c->p, c->q};
-        c->odd = ddl__sparse_correct(level, c->grad, c->residual, c->count);
-        ddl__power_left(level, &a);
+        ddl__lane_power(c, DDL_POWER_LEFT);
     } else {
         c->odd = ddl__lane_encode(c);
     }

@@ -225,10 +225,8 @@ static bool ddl__lane_room(ddl__lane *lane, int64_t numbers, int64_t most) {
     size_t n = (size_t)numbers + 1, floats = (size_t)most + 1;
     lane->numbers = ddl__lane_alloc(lane, n, sizeof *lane->numbers);
     lane->told = ddl__lane_is_host(lane) ? lane->numbers : ddl__lane_alloc_pinned(lane, n * sizeof *lane->told);
-    if (ddl__lane_is_host(lane)) {
-        return lane->numbers != NULL;
-    }
-    lane->partial = ddl__lane_alloc(lane, DDL_KERNEL_SCRATCH_BYTES(floats), 1);
+    size_t partial = ddl__lane_is_host(lane) ? 1 : DDL_KERNEL_SCRATCH_BYTES(2 * floats); /* two codes of gTop-k */
+    lane->partial = ddl__lane_alloc(lane, partial, 1);
     for (int32_t i = 0; i < 2; i++) {
         lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(float));
     }
@@ -241,12 +239,12 @@ static void ddl__lane_close(ddl__lane *lane) {
     ddl_context *c = lane->context;
     if (!ddl__lane_is_host(lane)) {
         ddl__lane_free_pinned(lane, lane->told);
-        ddl__lane_free(lane, lane->partial);
-        ddl__lane_free(lane, lane->scratch[0]);
-        ddl__lane_free(lane, lane->scratch[1]);
     }
     if (c != NULL) {
         ddl__lane_free(lane, lane->numbers);
+        ddl__lane_free(lane, lane->partial);
+        ddl__lane_free(lane, lane->scratch[0]);
+        ddl__lane_free(lane, lane->scratch[1]);
     }
     if (lane->device != NULL && !c->finalized) {
         ddl__stage_leave(c, &lane->pause);

@@ -6,8 +6,6 @@
 
 #include "agree.h"
 
-enum { DDL__ADAPT_SAMPLE = 65536 }; /* elements of a tensor that its errors are measured on */
-
 /* Seconds that coding and adding one code take for an element: docs/training.md, Compression. They matter on fast links
  * only, so that figures of one machine do. */
 static const double ddl__offer_code_s[DDL__OFFERS] = {0, 0.8e-9, 0.8e-9, 0.8e-9, 1.2e-9};
@@ -23,20 +21,42 @@ static double ddl__offer_time(const ddl_trainer *t, int32_t offer, int64_t n) {
            (double)n * (ddl__offer_code_s[offer] + t->size * ddl__offer_add_s[offer]);
 }
 
-/* Sums of squares of what each code loses of the last average; more than a sample is taken to be like the sample.
- * scratch: twice the sample in floats. */
-static void ddl__offer_errors(const ddl_trainer *t, const ddl__weight *w, float *scratch, double *out_errors) {
-    int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
-    const float *grad = ddl__weight_mirror(t, w) + (w->count - n) / 2;
+/* Sums of squares of what each code loses of a sample of the last average, in numbers of the lane. */
+static void ddl__offer_errors(ddl_trainer *t, const ddl__weight *w) {
+    ddl__lane *lane = &t->lane;
+    int64_t n = DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE), number = (w - t->weights) * DDL__OFFERS;
     for (int32_t o = 0; o < DDL__OFFERS; o++) {
         ddl_compression code = ddl__compress_offer(o);
-        out_errors[o] = 0;
+        ddl__compressor c = {.config = code, .count = n, .lane = lane, .code = (unsigned char *)lane->scratch[1]};
         if (code.kind != DDL_COMPRESS_NONE) {
-            memset(scratch, 0, (size_t)n * sizeof(float));
-            ddl__encode(&code, (ddl__code_key){0, 0, 0}, grad, scratch, n, scratch + DDL__ADAPT_SAMPLE);
-            out_errors[o] = ddl__sum_squares(scratch, n) * (double)w->count / (double)n;
+            c.grad = (float *)(void *)ddl__weight_wire(t, w) + (w->count - n) / 2;
+            c.residual = lane->scratch[0];
+            ddl__lane_zero(lane, c.residual, (size_t)n * sizeof(float));
+            ddl__lane_encode(&c);
+            ddl__lane_squares(lane, c.residual, DDL_F32, n, number + o);
         }
     }
+}
+
+/* Of all tensors, by tensor in backward's order and offer; the whole is taken to be like the sample. On a device the
+ * host waits once. */
+static ddl_status ddl__offers_errors(ddl_trainer *t, double *errors) {
+    for (int32_t i = 0; i < t->count; i++) {
+        if (t->weights[i].squeezer != NULL && t->weights[i].squeezer->adaptive) {
+            ddl__offer_errors(t, &t->weights[i]);
+        }
+    }
+    DDL__TRY(ddl__lane_tell(&t->lane, (int64_t)t->count * DDL__OFFERS, "ddl_step"));
+    for (int32_t i = 0; i < t->count; i++) {
+        const ddl__weight *w = &t->weights[i];
+        bool open = w->squeezer != NULL && w->squeezer->adaptive;
+        double all = (double)w->count / (double)DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
+        for (int32_t o = 0; o < DDL__OFFERS; o++) {
+            bool loses = open && ddl__compress_offer(o).kind != DDL_COMPRESS_NONE;
+            errors[(t->count - 1 - i) * DDL__OFFERS + o] = loses ? t->lane.told[i * DDL__OFFERS + o] * all : 0;
+        }
+    }
+    return DDL_OK;
 }
 
 /* Arrays of one allocation. By tensor in backward's order, offers by tensor and number. */
@@ -45,14 +65,13 @@ typedef struct ddl__adapt {
     ddl__bid *offers;
     double *ready_s, *errors;
     int32_t *made, *chosen;
-    float *scratch;
 } ddl__adapt;
 
 static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
     size_t n = (size_t)count + 1, all = n * DDL__OFFERS;
     char *memory =
         malloc((n + DDL__OFFERS) * DDL__FRONT * sizeof *a->fronts + all * sizeof *a->offers +
-               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t) + 2 * DDL__ADAPT_SAMPLE * sizeof(float) + 4096);
+               (n + all) * sizeof(double) + 2 * n * sizeof(int32_t));
     if (memory != NULL) { /* the widest types first */
         a->fronts = (ddl__front *)(void *)memory;
         a->offers = (ddl__bid *)(void *)(a->fronts + (n + DDL__OFFERS) * DDL__FRONT);
@@ -60,7 +79,6 @@ static void *ddl__adapt_make(ddl__adapt *a, int32_t count) {
         a->errors = a->ready_s + n;
         a->made = (int32_t *)(void *)(a->errors + all);
         a->chosen = a->made + n;
-        a->scratch = (float *)(void *)(a->chosen + n);
     }
     return memory;
 }
@@ -89,14 +107,8 @@ static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
     if (memory == NULL) {
         return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_step: no memory to choose compression anew");
     }
-    for (int32_t k = 0; k < t->count; k++) {
-        const ddl__weight *w = &t->weights[t->count - 1 - k];
-        memset(a.errors + k * DDL__OFFERS, 0, DDL__OFFERS * sizeof(double));
-        if (w->squeezer != NULL && w->squeezer->adaptive) {
-            ddl__offer_errors(t, w, a.scratch, a.errors + k * DDL__OFFERS);
-        }
-    }
-    ddl_status status = ddl__figures_share(t, DDL_VIEW(a.errors, (int64_t)t->count * DDL__OFFERS), DDL_MAX);
+    ddl_status status = ddl__offers_errors(t, a.errors);
+    status = status < 0 ? status : ddl__figures_share(t, DDL_VIEW(a.errors, (int64_t)t->count * DDL__OFFERS), DDL_MAX);
     if (status == DDL_OK) {
         ddl__adapt_offer(t, &a);
         double limit_s = (t->count > 0 ? a.ready_s[t->count - 1] : 0) + t->config.exposed_s;

@@ -681,9 +681,10 @@ static void ddl__weight_adopt(ddl_trainer *t, const ddl__weight *w) {
 
 /* The lane of the tensors, with room for work on the largest. The lock is not held. */
 static ddl_status ddl__trainer_lane(ddl_trainer *t) {
-    int64_t most = 0;
+    bool device = t->count > 0 && t->weights[0].param.device != DDL_HOST;
+    int64_t most = t->adaptive > 0 ? DDL__ADAPT_SAMPLE : 0;
     size_t n = (size_t)t->count + 1;
-    for (int32_t i = 0; i < t->count; i++) {
+    for (int32_t i = 0; i < t->count && device; i++) {
         most = DDL__MAX(most, t->weights[i].count);
     }
     DDL__TRY(ddl__enter(t->context));
@@ -691,7 +692,7 @@ static ddl_status ddl__trainer_lane(ddl_trainer *t) {
                                        "ddl_trainer_start");
     t->lane.user = t->stream;
     if (status == DDL_OK) {
-        bool there = ddl__lane_room(&t->lane, 2 * t->count, most);
+        bool there = ddl__lane_room(&t->lane, (int64_t)DDL__OFFERS * t->count, most);
         t->odds = ddl__lane_alloc(&t->lane, n, sizeof *t->odds);
         t->odds_told = ddl__lane_is_host(&t->lane) ? t->odds
                                                    : ddl__lane_alloc_pinned(&t->lane, n * sizeof *t->odds_told);

@@ -18,7 +18,7 @@ static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
 }
 
 static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
-    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL || ddl__weight_is_coded_here(w));
+    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
 }
 
 /* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
@@ -188,19 +188,15 @@ static void ddl__arenas_free(ddl_trainer *t) {
     ddl__unlock(t->context);
 }
 
-/* Where a device's gradients are also in ordinary memory: for servers, and for codes that the host makes. */
+/* Where a device's gradients are also in ordinary memory: for servers. */
 static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
-    bool needed = t->served.ps != NULL;
-    for (int32_t i = 0; i < t->count; i++) {
-        needed = needed || ddl__weight_is_coded_here(&t->weights[i]);
-    }
-    if (!needed || ddl__lane_is_host(&t->lane)) {
+    if (t->served.ps == NULL || ddl__lane_is_host(&t->lane)) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(t->context));
     t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
     ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
-                                                                "gradients that the host sends");
+                                                                "gradients that go to servers");
     ddl__unlock(t->context);
     return status;
 }

@@ -217,7 +217,8 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     ddl_status status = DDL_OK;
     size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
-        ddl__archive_put(a, w->squeezer->q, (size_t)kept.q * sizeof(float));
+        size_t q_bytes = (size_t)kept.q * sizeof(float);
+        ddl__archive_put(a, ddl__save_bytes(t, w->squeezer->q, q_bytes, temporary, &status), q_bytes);
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
         const float *residual = w->squeezer->residual;
@@ -228,7 +229,7 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_recv(t->group, ddl_tensor_1d(temporary, DDL_F32, w->count), r, 0, NULL));
         }
-        if (a != NULL && r == 0 && lane != NULL) {
+        if (a != NULL && r == 0) {
             residual = ddl__save_bytes(t, residual, bytes, temporary, &status);
         }
         if (a != NULL) {
@@ -616,9 +617,11 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     }
     if (mine.q > 0) {
         if (a != NULL) {
-            ddl__archive_get(a, w->squeezer->q, mine.q * sizeof(float));
+            ddl__archive_get(a, room, mine.q * sizeof(float));
+            ddl__lane_copy(&t->lane, w->squeezer->q, room, mine.q * sizeof(float));
+            DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
+        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {

@@ -49,9 +49,9 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
     if (status < 0) {
         return ddl__said(c, status);
     }
-    w->squeezer->lane = ddl__weight_is_coded_here(w) || ddl__lane_is_host(&t->lane) ? NULL : &t->lane;
+    w->squeezer->lane = &t->lane;
     size_t bytes = w->squeezer->bytes + 64 + ddl__squeezer_kept(w->squeezer);
-    w->squeezed = w->squeezer->lane != NULL ? ddl__lane_alloc(&t->lane, bytes, 1) : ddl__alloc(&c->base, bytes);
+    w->squeezed = ddl__lane_alloc(&t->lane, bytes, 1);
     if (w->squeezed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
@@ -60,10 +60,8 @@ static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
 }
 
 static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
-    if (w->squeezer != NULL && w->squeezer->lane != NULL) {
+    if (w->squeezed != NULL) {
         ddl__lane_free(&t->lane, w->squeezed);
-    } else {
-        ddl__free(&t->context->base, w->squeezed);
     }
     ddl__free(&t->context->base, w->squeezer);
     w->squeezer = NULL;
@@ -97,11 +95,6 @@ static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decode
     ddl__unlock(t->context);
 }
 
-/* The gradient that is coded, and where its average goes: with a host's code of a device's tensor, its mirror. */
-static float *ddl__squeeze_grad(const ddl_trainer *t, const ddl__weight *w) {
-    return ddl__weight_is_mirrored(t, w) ? ddl__weight_mirror(t, w) : (float *)(void *)ddl__weight_wire(t, w);
-}
-
 static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
     uint64_t start = ddl__now_ns();
     char *memory = ddl__squeezer_memory(w);
@@ -109,7 +102,7 @@ static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
         ddl__lane_copy(w->squeezer->lane, memory + w->squeezer->bytes, memory, ddl__squeezer_kept(w->squeezer));
     }
     ddl_status status =
-        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, ddl__squeeze_grad(t, w));
+        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, (float *)(void *)ddl__weight_wire(t, w));
     if (status >= 0) {
         ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
     }
@@ -118,7 +111,7 @@ static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
 
 /* A device codes a gradient behind its copy, whenever it comes there. */
 static void ddl__squeeze_early(ddl_trainer *t, ddl__weight *w) {
-    ddl_status status = w->squeezer->lane != NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+    ddl_status status = ddl__lane_is_host(&t->lane) ? DDL_OK : ddl__squeeze_code(t, w);
     if (status < 0) {
         ddl__squeeze_failed(t, w, status);
     }
@@ -152,7 +145,7 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
         }
         t->squeeze_next--;
         if (w->squeezer != NULL) {
-            ddl_status status = w->squeezer->lane == NULL ? ddl__squeeze_code(t, w) : DDL_OK;
+            ddl_status status = ddl__lane_is_host(&t->lane) ? ddl__squeeze_code(t, w) : DDL_OK;
             status = status < 0 ? status : ddl__compressed_send(w->squeezer, &w->squeezing);
             if (status < 0) {
                 return ddl__squeeze_failed(t, w, status);
@@ -182,10 +175,6 @@ static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
                 ddl__compressed_drop(w->squeezer);
                 return ddl__squeeze_failed(t, w, status);
             }
-        }
-        if (w->squeezer != NULL && ddl__weight_is_mirrored(t, w)) {
-            ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__weight_mirror(t, w),
-                           (size_t)w->count * sizeof(float));
         }
     }
     t->exposed_ns += ddl__now_ns() - start;

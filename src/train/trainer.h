@@ -14,6 +14,7 @@ enum {
     DDL__ARENAS = DDL_F64 + 1,  /* by type */
     DDL__PIECE_UNIT = 64,       /* pieces are cut at multiples of it, in bytes */
     DDL__ADAPTIVE_LEAST = 4096, /* elements of a tensor that adaptive compression does not leave as it is */
+    DDL__ADAPT_SAMPLE = 65536,  /* elements of a tensor that its errors are measured on */
     DDL__LATEST = 16            /* steps whose times auto keeps, to see whether they drift */
 };
 
@@ -488,13 +489,6 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
 
 static bool ddl__weight_is_squeezed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
-}
-
-/* Compressed by the host, wherever its gradient is: plugins have no kernels for these. */
-static bool ddl__weight_is_coded_here(const ddl__weight *w) {
-    ddl_compression_kind kind = w->options.compression.kind;
-    return ddl__weight_is_squeezed(w) &&
-           (kind == DDL_COMPRESS_GTOP_K || kind == DDL_COMPRESS_POWER || kind == DDL_COMPRESS_ADAPTIVE);
 }
 
 static ddl_status ddl__weights_grow(ddl_trainer *t) {
