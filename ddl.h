@@ -1453,6 +1453,12 @@ typedef struct ddl_message {
 /* >>host
  * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
  * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
+/* Memory that was allocated as one; its number is never given again, not 0: of ordinary memory, or of that device. */
+typedef struct ddl_allocation {
+    void *base;
+    uint64_t bytes, id;
+} ddl_allocation;
+
 typedef struct ddl_host {
     uint32_t size;
     uint32_t abi; /* DDL_PLUGIN_ABI of the program */
@@ -1506,6 +1512,12 @@ typedef struct ddl_host {
     /* Bytes of memory that the control groups of this process (a container's limit) still allow; UINT64_MAX: no limit.
      * Who takes more is killed, and not refused. Reads files. */
     uint64_t (*memory_left)(const struct ddl_host *host);
+    /* The allocation that [memory, memory + bytes) lies in, for who keeps registrations: as long as its number is the
+     * same, so is the memory behind the address. device NULL: ordinary memory of the library's own, whose end is told
+     * (memory_forget); else of that device plugin's device `index`, from 0. DDL_ERR_UNSUPPORTED: nobody knows when
+     * that memory ends; keep nothing of it. */
+    ddl_status (*allocation)(const struct ddl_host *host, const char *device, int32_t index, const void *memory,
+                             uint64_t bytes, ddl_allocation *out);
 } ddl_host;
 
 /* >>transport */
@@ -1664,6 +1676,10 @@ typedef struct ddl_transport {
      * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
     ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
                                      void **out_handle, ddl_memory_key *out_key);
+    /* For transports that keep registrations (host->allocation): this memory is freed after the call, or a peer that
+     * has its key may not read it any more. What is kept of it is closed on return; what a message uses, when that
+     * ends. */
+    void (*memory_forget)(void *self, void *memory, size_t bytes);
 } ddl_transport;
 
 /* >>device
@@ -1703,6 +1719,9 @@ typedef struct ddl_device {
     int32_t (*capturing)(void *self, void *stream);
     /* One of the kernels of the training layer, by its number below; params is the struct that stands beside it. */
     ddl_status (*kernel)(void *self, int32_t which, const void *params, void *stream);
+    /* The allocation around a pointer: see host->allocation. DDL_ERR_UNSUPPORTED: it has no number that is never given
+     * again, so adapters register it anew for each message. */
+    ddl_status (*allocation)(void *self, const void *pointer, ddl_allocation *out);
 } ddl_device;
 
 /* What kernel is asked for. All pointers but `config` are the device's, all results have the bits of the host's.
@@ -13556,6 +13575,12 @@ enum {
     DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
 };
 
+/* Memory whose end is told to transports: see lasting.h. id 0: none. */
+typedef struct ddl__lasting {
+    struct ddl__lasting *next;
+    ddl_allocation is;
+} ddl__lasting;
+
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
 typedef struct ddl__outgoing {
     ddl_message message; /* first: the transport knows only this */
@@ -13740,6 +13765,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__lasting *lasting; /* the last asked for first */
+    uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
     uint32_t polls;
@@ -14019,6 +14046,77 @@ static void ddl__landing_put(ddl_context *c, ddl__landing *l) {
     l->scratch = NULL;
     l->next = c->landings;
     c->landings = l;
+}
+
+/* >>mesh/lasting */
+/* mesh: lasting memory, the library's own, of which it knows when it ends: what ddl_tensor_alloc gives, scratch of
+ * plans, pinned memory. Transports may keep it registered from message to message: each allocation has a number that is
+ * never given twice, and its end is told (memory_forget). It must not know what the memory is for. */
+
+#define DDL__LASTING_LEAST ((uint64_t)32 << 10) /* what is smaller is copied, as a rule */
+
+/* Device room: the allocation around memory of a device. */
+static ddl_status ddl__device_allocation(ddl_context *c, const char *device, int32_t index, const void *memory,
+                                         uint64_t bytes, ddl_allocation *out);
+
+static bool ddl__allocation_holds(const ddl_allocation *a, const void *memory, uint64_t bytes) {
+    uint64_t at = (uint64_t)(uintptr_t)memory - (uint64_t)(uintptr_t)a->base;
+    return at <= a->bytes && bytes <= a->bytes - at;
+}
+
+/* The record is the caller's, beside the memory, until ddl__lasting_drop. */
+static void ddl__lasting_add(ddl_context *c, ddl__lasting *m, void *base, uint64_t bytes) {
+    if (bytes >= DDL__LASTING_LEAST && base != NULL) {
+        m->is = (ddl_allocation){.base = base, .bytes = bytes, .id = ++c->lasting_count};
+        m->next = c->lasting;
+        c->lasting = m;
+    }
+}
+
+/* No transport keeps anything of it on return. */
+static void ddl__memory_forget(ddl_context *c, void *memory, uint64_t bytes) {
+    for (int32_t i = 0; i < c->endpoint_count; i++) {
+        const ddl__endpoint *e = &c->endpoints[i];
+        if (DDL_HAS(e->table, memory_forget)) {
+            e->table->memory_forget(e->self, memory, (size_t)bytes);
+        }
+    }
+}
+
+/* Before the memory is freed. */
+static void ddl__lasting_drop(ddl_context *c, ddl__lasting *m) {
+    if (m->is.id == 0) {
+        return;
+    }
+    ddl__lasting **at = &c->lasting;
+    while (*at != m) {
+        at = &(*at)->next;
+    }
+    *at = m->next;
+    ddl__memory_forget(c, m->is.base, m->is.bytes);
+    *m = (ddl__lasting){0};
+}
+
+/* The record that was asked for goes to the front, as it will be again. */
+static ddl_status ddl__host_allocation(const ddl_host *host, const char *device, int32_t index, const void *memory,
+                                       uint64_t bytes, ddl_allocation *out) {
+    ddl_context *c = host->core;
+    if (device != NULL) {
+        return ddl__device_allocation(c, device, index, memory, bytes, out);
+    }
+    ddl__lasting **at = &c->lasting;
+    while (*at != NULL && !ddl__allocation_holds(&(*at)->is, memory, bytes)) {
+        at = &(*at)->next;
+    }
+    ddl__lasting *m = *at;
+    if (m == NULL) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    *at = m->next;
+    m->next = c->lasting;
+    c->lasting = m;
+    *out = m->is;
+    return DDL_OK;
 }
 
 /* >>mesh/page */
@@ -14863,6 +14961,7 @@ static ddl_host ddl__host_table(ddl_context *c) {
         .measure = ddl__host_measure,
         .derive = ddl__host_derive,
         .memory_left = ddl__host_memory_left,
+        .allocation = ddl__host_allocation,
     };
 }
 
@@ -16646,6 +16745,7 @@ typedef struct ddl__pinned {
     struct ddl__pinned *next;
     struct ddl__device *device;
     char *data;
+    ddl__lasting lasting;
     int32_t size_class; /* log2 of the bytes */
     bool own;  /* of host_alloc; else it follows this record */
     bool there; /* in the device's memory, of alloc */
@@ -16730,6 +16830,20 @@ static ddl_status ddl__device_get(ddl_context *c, int32_t number, const char *wh
     }
     *out = d;
     return DDL_OK;
+}
+
+/* By the plugin's name and its own number. One that nobody has opened has no memory yet. */
+static ddl_status ddl__device_allocation(ddl_context *c, const char *device, int32_t index, const void *memory,
+                                         uint64_t bytes, ddl_allocation *out) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (d->opened && !d->stuck && d->index == index && strcmp(d->plugin->name, device) == 0 &&
+            DDL_HAS(d->table, allocation) && d->table->allocation(d->self, memory, out) == DDL_OK &&
+            ddl__allocation_holds(out, memory, bytes)) {
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
 }
 
 /* Whose a pointer is, by those devices of its plugin that are open: a number, DDL_HOST, or negative: nobody's. */
@@ -16819,11 +16933,13 @@ static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, bool there, 
         ddl__free(&c->base, p);
         return NULL;
     }
+    ddl__lasting_add(c, &p->lasting, there ? NULL : p->data, size);
     return p;
 }
 
 static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
     const ddl__device *d = p->device;
+    ddl__lasting_drop(c, &p->lasting);
     if (p->there && !d->stuck) { /* these calls may wait for the device */
         d->table->free(d->self, p->data);
     } else if (p->own && !d->stuck) {
@@ -17435,6 +17551,7 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    ddl__lasting lasting;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
     ddl__device *device;
@@ -17476,6 +17593,7 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     if (lent != NULL) {
         lent->next = c->lent;
         c->lent = lent;
+        ddl__lasting_add(c, &lent->lasting, lent->data, bytes);
     }
     return lent;
 }
@@ -17519,6 +17637,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    ddl__lasting_drop(c, &lent->lasting);
     if (lent->device != NULL && !lent->device->stuck) {
         lent->device->freed_ns = ddl__now_ns();
         lent->device->table->free(lent->device->self, lent->data);
@@ -19367,12 +19486,16 @@ static void ddl__fetch_forgotten(ddl_context *c, ddl__outgoing *out, ddl_status 
     c->device_natives--;
 }
 
-/* An end before its time. */
+/* An end before its time. A peer may still have the key, and may not read what comes to lie there. */
 static void ddl__fetch_leave(ddl_request *r) {
+    bool keyed = r->memory != NULL && !r->is_recv;
     if (r->getting) {
         r->out.done = ddl__fetch_forgotten;
     }
     ddl__fetch_release(r);
+    if (keyed) {
+        ddl__memory_forget(r->context, r->tensor.data, r->bytes);
+    }
     r->fetching = false;
 }
 
@@ -20970,6 +21093,7 @@ typedef struct ddl__op {
     bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
+    ddl__lasting lasting; /* of tmp */
     ddl__reduction reduction;
     ddl__user_op *user;
     ddl__step_state *steps;
@@ -21103,6 +21227,7 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     if (op != NULL) {
         ddl__free(&c->base, op->steps);
         ddl__free(&c->base, op->ready);
+        ddl__lasting_drop(c, &op->lasting);
         ddl__free(&c->base, op->tmp);
         ddl__free(&c->base, op->answers);
         ddl__free(&c->base, op);
@@ -21142,6 +21267,7 @@ static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
         ddl__op_free(c, op);
         return NULL;
     }
+    ddl__lasting_add(c, &op->lasting, op->tmp, cached->on_device ? 0 : (uint64_t)cached->plan.tmp_bytes);
     return op;
 }
 

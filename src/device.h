@@ -21,6 +21,7 @@ typedef struct ddl__pinned {
     struct ddl__pinned *next;
     struct ddl__device *device;
     char *data;
+    ddl__lasting lasting;
     int32_t size_class; /* log2 of the bytes */
     bool own;  /* of host_alloc; else it follows this record */
     bool there; /* in the device's memory, of alloc */
@@ -105,6 +106,20 @@ static ddl_status ddl__device_get(ddl_context *c, int32_t number, const char *wh
     }
     *out = d;
     return DDL_OK;
+}
+
+/* By the plugin's name and its own number. One that nobody has opened has no memory yet. */
+static ddl_status ddl__device_allocation(ddl_context *c, const char *device, int32_t index, const void *memory,
+                                         uint64_t bytes, ddl_allocation *out) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (d->opened && !d->stuck && d->index == index && strcmp(d->plugin->name, device) == 0 &&
+            DDL_HAS(d->table, allocation) && d->table->allocation(d->self, memory, out) == DDL_OK &&
+            ddl__allocation_holds(out, memory, bytes)) {
+            return DDL_OK;
+        }
+    }
+    return DDL_ERR_UNSUPPORTED;
 }
 
 /* Whose a pointer is, by those devices of its plugin that are open: a number, DDL_HOST, or negative: nobody's. */
@@ -194,11 +209,13 @@ static ddl__pinned *ddl__pinned_get(ddl_context *c, ddl__device *d, bool there, 
         ddl__free(&c->base, p);
         return NULL;
     }
+    ddl__lasting_add(c, &p->lasting, there ? NULL : p->data, size);
     return p;
 }
 
 static void ddl__pinned_free(ddl_context *c, ddl__pinned *p) {
     const ddl__device *d = p->device;
+    ddl__lasting_drop(c, &p->lasting);
     if (p->there && !d->stuck) { /* these calls may wait for the device */
         d->table->free(d->self, p->data);
     } else if (p->own && !d->stuck) {

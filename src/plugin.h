@@ -37,6 +37,12 @@ typedef struct ddl_message {
 /* >>host
  * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
  * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
+/* Memory that was allocated as one; its number is never given again, not 0: of ordinary memory, or of that device. */
+typedef struct ddl_allocation {
+    void *base;
+    uint64_t bytes, id;
+} ddl_allocation;
+
 typedef struct ddl_host {
     uint32_t size;
     uint32_t abi; /* DDL_PLUGIN_ABI of the program */
@@ -90,6 +96,12 @@ typedef struct ddl_host {
     /* Bytes of memory that the control groups of this process (a container's limit) still allow; UINT64_MAX: no limit.
      * Who takes more is killed, and not refused. Reads files. */
     uint64_t (*memory_left)(const struct ddl_host *host);
+    /* The allocation that [memory, memory + bytes) lies in, for who keeps registrations: as long as its number is the
+     * same, so is the memory behind the address. device NULL: ordinary memory of the library's own, whose end is told
+     * (memory_forget); else of that device plugin's device `index`, from 0. DDL_ERR_UNSUPPORTED: nobody knows when
+     * that memory ends; keep nothing of it. */
+    ddl_status (*allocation)(const struct ddl_host *host, const char *device, int32_t index, const void *memory,
+                             uint64_t bytes, ddl_allocation *out);
 } ddl_host;
 
 /* >>transport */
@@ -248,6 +260,10 @@ typedef struct ddl_transport {
      * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
     ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
                                      void **out_handle, ddl_memory_key *out_key);
+    /* For transports that keep registrations (host->allocation): this memory is freed after the call, or a peer that
+     * has its key may not read it any more. What is kept of it is closed on return; what a message uses, when that
+     * ends. */
+    void (*memory_forget)(void *self, void *memory, size_t bytes);
 } ddl_transport;
 
 /* >>device
@@ -287,6 +303,9 @@ typedef struct ddl_device {
     int32_t (*capturing)(void *self, void *stream);
     /* One of the kernels of the training layer, by its number below; params is the struct that stands beside it. */
     ddl_status (*kernel)(void *self, int32_t which, const void *params, void *stream);
+    /* The allocation around a pointer: see host->allocation. DDL_ERR_UNSUPPORTED: it has no number that is never given
+     * again, so adapters register it anew for each message. */
+    ddl_status (*allocation)(void *self, const void *pointer, ddl_allocation *out);
 } ddl_device;
 
 /* What kernel is asked for. All pointers but `config` are the device's, all results have the bits of the host's.

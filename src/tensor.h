@@ -239,6 +239,7 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    ddl__lasting lasting;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
     ddl__device *device;
@@ -280,6 +281,7 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
     if (lent != NULL) {
         lent->next = c->lent;
         c->lent = lent;
+        ddl__lasting_add(c, &lent->lasting, lent->data, bytes);
     }
     return lent;
 }
@@ -323,6 +325,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
 }
 
 static void ddl__lent_free(ddl_context *c, ddl__lent *lent) {
+    ddl__lasting_drop(c, &lent->lasting);
     if (lent->device != NULL && !lent->device->stuck) {
         lent->device->freed_ns = ddl__now_ns();
         lent->device->table->free(lent->device->self, lent->data);

@@ -132,6 +132,54 @@ TEST(pointers_are_told_apart) {
     CHECK_NOTHING_LEFT(&h);
 }
 
+/* Who keeps registrations asks which allocation memory is of: never the same number for other memory. */
+TEST(allocations_are_known_apart) {
+    small_host h;
+    void *self = NULL, *a = NULL, *b = NULL, *big = NULL;
+    ddl_allocation is, other;
+    CUdeviceptr plain = 0, again = 0, mapped = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    size_t bytes = 2u << 20;
+    small_host_make(&h);
+    REQUIRE(standin_need(0));
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK);
+    cuda_gpu *gpu = self;
+    CHECK(device()->alloc(self, 5000, &a) == DDL_OK && device()->alloc(self, 5000, &b) == DDL_OK);
+    CHECK_EQ(device()->alloc(self, 3 * bytes, &big), DDL_OK);
+    CHECK_EQ(device()->allocation(self, a, &is), DDL_OK);
+    CHECK((char *)is.base <= (char *)a && (char *)a + 5000 <= (char *)is.base + is.bytes && is.id != 0);
+    CHECK_EQ(device()->allocation(self, (char *)b + 4999, &other), DDL_OK);
+    CHECK(other.id == is.id && other.base == is.base && other.bytes == is.bytes); /* they share a block */
+    CHECK_EQ(device()->allocation(self, big, &other), DDL_OK);
+    CHECK(other.id != is.id && other.base == big);
+    /* a program's own */
+    cuda_guard guard;
+    REQUIRE(cuda_enter(gpu, &guard) == DDL_OK);
+    CHECK_EQ(gpu->cu.cuMemAlloc(&plain, bytes), CUDA_SUCCESS);
+    CHECK_EQ(device()->allocation(self, (void *)(uintptr_t)(plain + 77), &is), DDL_OK);
+    CHECK(is.base == (void *)(uintptr_t)plain && is.bytes == bytes && is.id != 0 && is.id != other.id);
+    gpu->cu.cuMemFree(plain);
+    CHECK_EQ(device()->allocation(self, (void *)(uintptr_t)plain, &other), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(gpu->cu.cuMemAlloc(&again, bytes), CUDA_SUCCESS);
+    CHECK_EQ(device()->allocation(self, (void *)(uintptr_t)again, &other), DDL_OK);
+    CHECK(again == plain && other.id != is.id); /* at the same address */
+    gpu->cu.cuMemFree(again);
+    CUmemAllocationProp properties;
+    cuda_block_properties(gpu, &properties);
+    CHECK_EQ(gpu->cu.cuMemCreate(&handle, bytes, &properties, 0), CUDA_SUCCESS);
+    CHECK_EQ(cuda_map(gpu, handle, bytes, false, &mapped), CUDA_SUCCESS);
+    CHECK_EQ(device()->allocation(self, (void *)(uintptr_t)mapped, &other), DDL_ERR_UNSUPPORTED);
+    cuda_unmap(gpu, mapped, bytes);
+    gpu->cu.cuMemRelease(handle);
+    cuda_leave(&guard);
+    CHECK_EQ(device()->allocation(self, &h, &other), DDL_ERR_UNSUPPORTED);
+    device()->free(self, a);
+    device()->free(self, b);
+    device()->free(self, big);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
 /* Any order of allocations and ends: no two overlap, contents stay, and at the end there are few blocks. */
 TEST(pool_gives_and_takes) {
     enum { SLOTS = 40, TURNS = 1500 };

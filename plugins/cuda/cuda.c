@@ -68,6 +68,7 @@ static const ddl_device cuda_device = {
     .reduce = cuda_device_reduce,
     .strided = cuda_device_strided,
     .kernel = cuda_device_kernel,
+    .allocation = cuda_device_allocation,
 };
 
 static const ddl_plugin cuda_plugin = {

@@ -65,7 +65,7 @@ static ddl_status cuda_device_alloc(void *self, size_t bytes, void **out_memory)
     }
     pthread_mutex_lock(&gpu->lock);
     if (gpu->pool == NULL && (gpu->pool = gpu->host->alloc(gpu->host, sizeof *gpu->pool)) != NULL) {
-        *gpu->pool = (cuda_pool){NULL, 0};
+        *gpu->pool = (cuda_pool){NULL, 0, 0};
     }
     status = gpu->pool != NULL ? cuda_pool_alloc(gpu, bytes, &at) : DDL_ERR_NOMEM;
     pthread_mutex_unlock(&gpu->lock);
@@ -92,6 +92,39 @@ static void cuda_device_free(void *self, void *memory) {
                  "allocated there",
                  gpu->ordinal, gpu->name, memory);
     }
+}
+
+/* Blocks of ours have numbers of ours, odd ones; memory of cuMemAlloc and its kin has a buffer ID, "guaranteed unique within
+ * the process" (cuda.h). That is not said of what a program maps by cuMemMap: PyTorch's expandable segments put other
+ * memory at an address that stays. */
+static ddl_status cuda_device_allocation(void *self, const void *pointer, ddl_allocation *out) {
+    cuda_gpu *gpu = self;
+    cuda_guard guard;
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)pointer, base = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    uint64_t id = 0;
+    size_t bytes = 0;
+    ddl_status status = cuda_enter(gpu, &guard);
+    if (status != DDL_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&gpu->lock);
+    const cuda_block *b = cuda_pool_block(gpu, at);
+    if (b != NULL) {
+        *out = (ddl_allocation){(void *)(uintptr_t)b->base, b->bytes, 2 * b->serial + 1};
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    if (b == NULL && gpu->cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)at) == CUDA_SUCCESS) {
+        gpu->cu.cuMemRelease(handle);
+        status = DDL_ERR_UNSUPPORTED;
+    } else if (b == NULL) {
+        bool known = gpu->cu.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS && id != 0 &&
+                     gpu->cu.cuMemGetAddressRange(&base, &bytes, at) == CUDA_SUCCESS;
+        *out = (ddl_allocation){(void *)(uintptr_t)base, bytes, 2 * id};
+        status = known ? DDL_OK : DDL_ERR_UNSUPPORTED;
+    }
+    cuda_leave(&guard);
+    return status;
 }
 
 static ddl_status cuda_device_host_alloc(void *self, size_t bytes, void **out_memory) {

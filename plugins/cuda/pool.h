@@ -29,6 +29,7 @@ typedef struct cuda_block {
     size_t bytes;
     size_t used; /* bytes of parts in use */
     bool vmm, small;
+    uint64_t serial; /* of this GPU's blocks: 1, 2, ... */
     CUmemGenericAllocationHandle handle; /* of vmm */
     cuda_part *parts;
 } cuda_block;
@@ -36,6 +37,7 @@ typedef struct cuda_block {
 typedef struct cuda_pool {
     cuda_block *blocks;
     size_t kept; /* bytes of blocks without a used part */
+    uint64_t made; /* blocks so far */
 } cuda_pool;
 
 /* All functions here are called with the GPU's lock held and its context current. */
@@ -166,6 +168,7 @@ static ddl_status cuda_block_make(cuda_gpu *gpu, size_t bytes, bool small, cuda_
         return status;
     }
     p->bytes = b->bytes;
+    b->serial = ++gpu->pool->made;
     b->next = gpu->pool->blocks;
     gpu->pool->blocks = b;
     gpu->pool->kept += b->bytes;

@@ -1,9 +1,9 @@
 /* device: messages between tensors on devices, where the provider has FI_HMEM. The core offers them and tells the key; here
- * memory is registered, for one message at a time, and read from a peer's straight into a device's.
+ * memory is registered, and read from a peer's straight into a device's.
  *
- * Only adapters do that (not fabric_bounces). A read that begins after the owner has closed its region fails, unless the
- * provider has kept the registration for the next message (memory.h: verbs does): then it may see what the owner has
- * written there since. That takes a sender that gave a matched message up while its receiver was about to read it. */
+ * Only adapters do that (not fabric_bounces). A sender that gives a matched message up while its receiver is about to read
+ * has the region closed (memory_forget), so that the read fails; unless another message uses the region just then, or the
+ * provider keeps it below us (verbs does): then the read may see what the owner has written there since. */
 #ifndef FABRIC_DEVICE_H
 #define FABRIC_DEVICE_H
 
@@ -12,7 +12,7 @@
 typedef struct fabric_memory {
     uint8_t *at;
     uint64_t bytes;
-    struct fid_mr *mr[FABRIC_RAILS_MAX];
+    fabric_region *region;
 } fabric_memory;
 
 /* What peers are told of it, in ddl_memory_key.bytes. */
@@ -22,13 +22,6 @@ typedef struct fabric_key {
 #define FABRIC_KEY_MARK 0x6662726963686d31u /* another transport's key is none of ours */
 
 /* >>registered */
-
-static void fabric_memory_free(fabric_self *s, fabric_memory *m) {
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        fabric_mr_close(&m->mr[i]);
-    }
-    s->host->free(s->host, m);
-}
 
 /* For reads by peers, and for our own into it: the core does not say which. */
 static ddl_status fabric_memory_register_on(void *self, const char *device, int32_t index, void *memory, size_t bytes,
@@ -44,15 +37,14 @@ static ddl_status fabric_memory_register_on(void *self, const char *device, int3
     }
     m->at = memory;
     m->bytes = bytes;
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        if (fabric_mr_open(s, i, memory, bytes, FI_READ | FI_REMOTE_READ, index, &m->mr[i]) != 0) {
-            fabric_memory_free(s, m);
-            return DDL_ERR_SYSTEM;
-        }
-        key.key[i] = fi_mr_key(m->mr[i]);
+    m->region = fabric_region_get(s, memory, bytes, FI_READ | FI_REMOTE_READ, index);
+    if (m->region == NULL) {
+        s->host->free(s->host, m);
+        return DDL_ERR_SYSTEM;
     }
+    fabric_region_keys(s, m->region, key.key);
     memset(out_key, 0, sizeof *out_key);
-    out_key->base = (s->mr_mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)memory : 0;
+    out_key->base = fabric_region_name(s, m->region, memory);
     memcpy(out_key->bytes, &key, sizeof key);
     *out_handle = m;
     return DDL_OK;
@@ -76,7 +68,7 @@ static void fabric_get_pull(fabric_self *s, fabric_get *g) {
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
         slot->get = g;
-        ssize_t result = fi_read(s->rails[rail].ep, g->to + g->asked, bytes, fi_mr_desc(g->memory->mr[rail]),
+        ssize_t result = fi_read(s->rails[rail].ep, g->to + g->asked, bytes, fi_mr_desc(g->memory->region->mr[rail]),
                                  s->peers[g->peer].at[rail], g->from + g->asked, g->key[rail], &slot->context);
         if (result != 0) {
             slot->get = NULL;
@@ -205,7 +197,8 @@ static void fabric_memory_release(void *self, void *handle) {
         }
     }
     fabric_gets_end(s, -1, m, DDL_ERR_CANCELLED);
-    fabric_memory_free(s, m);
+    fabric_region_put(s, &m->region);
+    s->host->free(s->host, m);
 }
 
 #endif /* FABRIC_DEVICE_H */

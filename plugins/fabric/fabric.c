@@ -2,7 +2,7 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
  *
- * Read library.h, state.h, memory.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
+ * Read library.h, state.h, memory.h, cache.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
  * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
@@ -16,6 +16,8 @@
  *     DDL_FABRIC_SUBNET        adapters with an address in 10.1.0.0/16
  *     DDL_FABRIC_RAILS         1; so many adapters share what is read
  *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are read by the receiver
+ *     DDL_FABRIC_CACHE         512; so many registrations are kept at most, 0: none (cache.h)
+ *     DDL_FABRIC_CACHE_BYTES   4G; and so many bytes
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
  * and for tests, what only some providers do:
  *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
@@ -48,7 +50,7 @@ static int fabric_setting_bytes(fabric_self *s, const char *name, uint64_t least
     unsigned long long value = strtoull(text, &end, 10);
     int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
     end += shift > 0;
-    value = value <= most ? value << shift : value;
+    value = value <= most >> shift ? value << shift : most + 1;
     if (text[0] < '0' || text[0] > '9' || *end != 0 || value < least || value > most) {
         fabric_log(s, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; a number from %llu to %llu is possible, K, M or G behind it",
                    name, text, (unsigned long long)least, (unsigned long long)most);
@@ -105,8 +107,12 @@ static int fabric_settings_read(fabric_self *s) {
     s->offer_bytes = FABRIC_OFFER_BYTES;
     s->read_bytes = FABRIC_READ_BYTES;
     s->max_read = 1u << 30;
+    s->cache.most = FABRIC_REGIONS;
+    s->cache.most_bytes = FABRIC_REGION_BYTES;
     uint64_t most = UINT64_MAX;
     int ok = fabric_setting_bytes(s, "FABRIC_OFFER_BYTES", 0, 1u << 30, &s->offer_bytes) &&
+             fabric_setting_bytes(s, "FABRIC_CACHE", 0, 1u << 20, &s->cache.most) &&
+             fabric_setting_bytes(s, "FABRIC_CACHE_BYTES", 0, (uint64_t)1 << 48, &s->cache.most_bytes) &&
              fabric_setting_bytes(s, "FABRIC_FORCE_FAIL_REGISTRATION", 1, 1u << 30, &s->fail_registration) &&
              fabric_setting_bytes(s, "FABRIC_FORCE_MAX_MESSAGE", 256, 1u << 30, &most);
     s->slot_bytes = most < s->slot_bytes ? most & ~(uint64_t)15 : s->slot_bytes;
@@ -341,6 +347,7 @@ static void fabric_free(fabric_self *s) {
     if (s->dangling) {
         fabric_rails_forget(s);
     }
+    fabric_cache_close(s);
     for (fabric_block *b = s->blocks; b != NULL && (s->mr_mode & FI_MR_ENDPOINT) != 0; b = b->next) {
         fabric_mr_close(&b->mr);
     }
@@ -478,6 +485,8 @@ static const ddl_transport fabric_transport = {
     .redirect = fabric_redirect,
     .memory_register_on = fabric_memory_register_on,
     .memory_release = fabric_memory_release,
+    .memory_forget = fabric_memory_forget,
+    .describe = fabric_describe,
     .get = fabric_get_begin,
 };
 

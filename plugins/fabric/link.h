@@ -2,7 +2,7 @@
 #ifndef FABRIC_LINK_H
 #define FABRIC_LINK_H
 
-#include "memory.h"
+#include "cache.h"
 
 /* >>tokens */
 
@@ -74,9 +74,7 @@ static fabric_link *fabric_link_of(fabric_self *s, int32_t peer) {
 /* >>ending */
 
 static void fabric_offer_free(fabric_self *s, fabric_offer *o) {
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        fabric_mr_close(&o->mr[i]);
-    }
+    fabric_region_put(s, &o->region);
     o->next = s->offer_free;
     s->offer_free = o;
 }
@@ -124,11 +122,7 @@ static int fabric_offers_end(fabric_self *s, fabric_link *l) {
     return events;
 }
 
-static void fabric_landing_release(fabric_self *s, fabric_link *l) {
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        fabric_mr_close(&l->landing.mr[i]);
-    }
-}
+static void fabric_landing_release(fabric_self *s, fabric_link *l) { fabric_region_put(s, &l->landing.region); }
 
 static void fabric_poll(fabric_self *s);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);

@@ -1,14 +1,5 @@
-/* memory: registration, in each mr_mode that a provider may demand.
- *
- * What is cached and what is not. A cache of registrations of foreign memory is sound only if somebody tells us when
- * pages go away: a region that was freed and mapped again has the same address and other pages, and the adapter would
- * go on reading the old ones. libfabric has monitors for that inside of verbs, which caches by itself below fi_mr_reg: for
- * memory of the host it hears of munmap, for memory of CUDA it compares the allocation's CU_POINTER_ATTRIBUTE_BUFFER_ID
- * (prov/verbs/src/verbs_mr.c, prov/util/src/cuda_mem_monitor.c of 2.1). A second cache above could not hear of it, and would
- * find what that one finds. EFA caches only for who does not ask for FI_MR_LOCAL (efa_domain.c); we do. So: memory of the
- * plugin's own, which is freed after its registration, stays registered (slots; fabric_block). Memory of the user is
- * registered when an operation begins and released when it ends: there is nothing that could be stale. Where a provider
- * has no cache a registration costs a few microseconds in software, more on an adapter, for 64 KiB to 1 MiB of payload.
+/* memory: registration, in each mr_mode that a provider may demand, and the slots of messages, which are registered for
+ * good: their memory is freed after its registration. Payloads are the matter of cache.h.
  *
  * The modes. LOCAL: buffers of our own need a descriptor. VIRT_ADDR: peers name our memory by its address, else by an
  * offset into the region. PROV_KEY: the provider chooses keys, else we do, at random, so that a stranger cannot guess
@@ -74,7 +65,16 @@ static int fabric_mr_try(const fabric_rail *r, const void *memory, size_t bytes,
     return fi_mr_regattr(r->domain, &attr, 0, out);
 }
 
-/* Returns 0 or a negative error; it has been told. */
+/* Why a registration failed, and what comes of it. */
+static void fabric_mr_tell(fabric_self *s, size_t bytes, int32_t device, int error) {
+    if (device == FABRIC_HOST) {
+        fabric_mr_failed(s, bytes, error);
+    } else {
+        fabric_mr_failed_there(s, bytes, device, error);
+    }
+}
+
+/* Returns 0 or a negative error. */
 static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size_t bytes, uint64_t access, int32_t device,
                           struct fid_mr **out) {
     fabric_rail *r = &s->rails[rail];
@@ -99,12 +99,14 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
     if (result != 0) {
         *out = NULL;
     }
-    if (result != 0 && device == FABRIC_HOST) {
-        fabric_mr_failed(s, bytes, result);
-    } else if (result != 0) {
-        fabric_mr_failed_there(s, bytes, device, result);
-    }
     return result;
+}
+
+/* An adapter answers a read whatever its process does. Where the provider is software the peer has to help, and one that
+ * is stopped or computes does not: a read would hold the memory it goes to for as long. So it goes to memory of ours,
+ * and is copied from there to where it is wanted by then. */
+static int fabric_bounces(const fabric_self *s) {
+    return (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
 }
 
 /* >>slots */
@@ -137,9 +139,12 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
     b->memory = bytes > 0 ? fabric_zalloc(s, b->memory_bytes) : NULL;
     int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
-    int local = bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0;
-    if (!failed && local && fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr) != 0) {
-        failed = 1;
+    if (!failed && bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0) {
+        int result = fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr);
+        failed = result != 0;
+        if (failed) {
+            fabric_mr_tell(s, b->memory_bytes, FABRIC_HOST, result);
+        }
     }
     if (failed) {
         fabric_block_free(s, b);
@@ -170,13 +175,6 @@ static fabric_slot *fabric_slot_take(fabric_slot **list) {
 static void fabric_slot_give(fabric_slot **list, fabric_slot *slot) {
     slot->next = *list;
     *list = slot;
-}
-
-/* An adapter answers a read whatever its process does. Where the provider is software the peer has to help, and one that
- * is stopped or computes does not: a read would hold the memory it goes to for as long. So it goes to memory of ours,
- * and is copied from there to where it is wanted by then. */
-static int fabric_bounces(const fabric_self *s) {
-    return (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
 }
 
 /* A read's slot; more are made when all are under way. */

@@ -121,20 +121,16 @@ static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
         return FABRIC_LATER;
     }
     fabric_offer *o = fabric_offer_new(s, m);
-    fabric_offer_body body = {.bytes = m->payload_bytes,
-                              .address = (s->mr_mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)m->payload : 0};
-    for (int32_t i = 0; o != NULL && i < s->rail_count; i++) {
-        if (fabric_mr_open(s, i, m->payload, m->payload_bytes, FI_REMOTE_READ, FABRIC_HOST, &o->mr[i]) != 0) {
+    void *payload = (void *)(uintptr_t)m->payload; /* peers read it */
+    if (o == NULL || (o->region = fabric_region_get(s, payload, m->payload_bytes, FI_REMOTE_READ, FABRIC_HOST)) == NULL) {
+        if (o != NULL) {
             fabric_offer_free(s, o);
-            o = NULL;
-            break;
         }
-        body.key[i] = fi_mr_key(o->mr[i]);
-    }
-    if (o == NULL) {
         m->priv[FABRIC_NO_OFFER] = 1;
         return FABRIC_LATER;
     }
+    fabric_offer_body body = {.bytes = m->payload_bytes, .address = fabric_region_name(s, o->region, payload)};
+    fabric_region_keys(s, o->region, body.key);
     if (fabric_put_ordered(s, l, FABRIC_OFFER, m->header, DDL_MESSAGE_HEADER_BYTES, &body, sizeof body, 0) !=
         FABRIC_GONE) {
         fabric_offer_free(s, o);

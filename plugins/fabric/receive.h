@@ -266,7 +266,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
         slot->at = in->asked;
-        void *desc = in->mr[rail] != NULL ? fi_mr_desc(in->mr[rail]) : NULL;
+        void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
         ssize_t result = fi_read(s->rails[rail].ep, slot->bytes != NULL ? slot->bytes : in->to + in->asked, bytes, desc, s->peers[l->peer].at[rail],
                                  in->offer.address + in->asked, in->offer.key[rail], &slot->context);
         if (result != 0) {
@@ -287,8 +287,9 @@ static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     in->since_ns = s->host->now_ns(s->host);
     in->failed = fabric_is_withdrawn(l);
-    for (int32_t i = 0; (s->mr_mode & FI_MR_LOCAL) != 0 && i < s->rail_count && !in->failed; i++) {
-        in->failed = fabric_mr_open(s, i, in->to, in->bytes, FI_READ, FABRIC_HOST, &in->mr[i]) != 0;
+    if (!in->failed && (s->mr_mode & FI_MR_LOCAL) != 0) {
+        in->region = fabric_region_get(s, in->to, in->bytes, FI_READ, FABRIC_HOST);
+        in->failed = in->region == NULL;
     }
     if (in->failed) {
         fabric_backlog_add(s, l);

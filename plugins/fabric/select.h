@@ -7,7 +7,7 @@
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
-#include "memory.h"
+#include "cache.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

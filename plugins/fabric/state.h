@@ -24,8 +24,10 @@ enum {
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
+    FABRIC_REGIONS = 512, /* that are kept registered, and their bytes */
     FABRIC_TURN = 64 /* completions before the core gets its turn again */
 };
+#define FABRIC_REGION_BYTES ((uint64_t)4 << 30)
 #define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
@@ -79,7 +81,6 @@ typedef struct fabric_slot {
     struct fabric_slot *next;
     uint8_t *bytes;
     void *desc;
-    struct fid_mr *mr; /* of a read: its piece of the landing, when the provider wants that */
     struct fabric_get *get; /* of a read: for which; NULL: for a landing */
 } fabric_slot;
 
@@ -106,6 +107,23 @@ typedef struct fabric_rail {
     int wait_fd; /* -1: the provider gives none */
 } fabric_rail;
 
+/* Registered memory, on each rail: see cache.h. */
+typedef struct fabric_region {
+    struct fabric_region *next; /* of those that are kept, the last used first; or of free records */
+    uint8_t *at;
+    uint64_t bytes, id; /* id: of the allocation, when it is kept */
+    int32_t device, users;
+    int kept;
+    struct fid_mr *mr[FABRIC_RAILS_MAX];
+} fabric_region;
+
+typedef struct fabric_cache {
+    fabric_region *first;
+    uint64_t count, bytes, most, most_bytes; /* most: bounds */
+    uint64_t on_devices, looked_ns;
+    uint64_t made, found, evicted, stale;
+} fabric_cache;
+
 /* A payload of ours that a peer may read, until it has. */
 typedef struct fabric_offer {
     struct fabric_offer *next;
@@ -114,7 +132,7 @@ typedef struct fabric_offer {
     int refused, valid_due;
     int withdrawn; /* 1: to be told, 2: told */
     uint64_t repaired; /* bytes that went by REPAIR */
-    struct fid_mr *mr[FABRIC_RAILS_MAX];
+    fabric_region *region;
 } fabric_offer;
 
 /* What is coming in from a peer, one message at a time, as the core wants it. */
@@ -127,7 +145,7 @@ typedef struct fabric_landing {
     uint64_t bytes, done, asked; /* asked: reads have been started up to here */
     int32_t reading;             /* reads that are under way */
     fabric_offer_body offer;
-    struct fid_mr *mr[FABRIC_RAILS_MAX];
+    fabric_region *region; /* when the provider wants that */
 } fabric_landing;
 
 /* A peer that something was sent to or has come from. */
@@ -197,6 +215,9 @@ typedef struct fabric_self {
     fabric_block *blocks;
     fabric_slot *send_free, *read_free, *unposted, *arrived, **arrived_last;
     fabric_offer *offer_free;
+    fabric_region *region_free;
+    fabric_cache cache;
+    char described[160];
     int32_t receives, receive_limit;
     int32_t *backlog;
     int32_t backlog_count;

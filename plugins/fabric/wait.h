@@ -13,6 +13,9 @@ enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
 static int32_t fabric_move(fabric_self *s) {
     int32_t events = 0;
     s->stuck = 0;
+    if (s->cache.on_devices > 0) {
+        fabric_cache_look(s);
+    }
     fabric_poll(s);
     events += fabric_dispatch(s);
     events += fabric_gets_serve(s);
@@ -100,12 +103,13 @@ static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
 /* Reads that begin from now on see the copy: the region of that key lies there now. Where the provider chooses keys or
  * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
-    for (int32_t i = 0; i < s->rail_count && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
-        uint64_t key = fi_mr_key(o->mr[i]);
-        fabric_mr_close(&o->mr[i]);
-        if (fi_mr_reg(s->rails[i].domain, copy->payload, copy->payload_bytes, FI_REMOTE_READ, 0, key, 0, &o->mr[i],
+    struct fid_mr **mr = o->region->mr;
+    for (int32_t i = 0; i < s->rail_count && !o->region->kept && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
+        uint64_t key = fi_mr_key(mr[i]);
+        fabric_mr_close(&mr[i]);
+        if (fi_mr_reg(s->rails[i].domain, copy->payload, copy->payload_bytes, FI_REMOTE_READ, 0, key, 0, &mr[i],
                       NULL) != 0) {
-            o->mr[i] = NULL; /* the peer's read fails, and it asks for pieces */
+            mr[i] = NULL; /* the peer's read fails, and it asks for pieces */
         }
     }
 }

@@ -64,6 +64,7 @@ typedef struct ddl__op {
     bool captured;       /* stream is being captured into a graph, and it goes into that */
     char *base[3]; /* of IN, OUT, TMP */
     void *packed_in, *packed_out, *tmp;
+    ddl__lasting lasting; /* of tmp */
     ddl__reduction reduction;
     ddl__user_op *user;
     ddl__step_state *steps;
@@ -197,6 +198,7 @@ static void ddl__op_free(ddl_context *c, ddl__op *op) {
     if (op != NULL) {
         ddl__free(&c->base, op->steps);
         ddl__free(&c->base, op->ready);
+        ddl__lasting_drop(c, &op->lasting);
         ddl__free(&c->base, op->tmp);
         ddl__free(&c->base, op->answers);
         ddl__free(&c->base, op);
@@ -236,6 +238,7 @@ static ddl__op *ddl__op_make(ddl_context *c, const ddl__cached *cached) {
         ddl__op_free(c, op);
         return NULL;
     }
+    ddl__lasting_add(c, &op->lasting, op->tmp, cached->on_device ? 0 : (uint64_t)cached->plan.tmp_bytes);
     return op;
 }
 

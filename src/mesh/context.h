@@ -32,6 +32,12 @@ enum {
     DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
 };
 
+/* Memory whose end is told to transports: see lasting.h. id 0: none. */
+typedef struct ddl__lasting {
+    struct ddl__lasting *next;
+    ddl_allocation is;
+} ddl__lasting;
+
 /* A message of ours: done() is called when the transport needs it no more, unless the send ended at once. */
 typedef struct ddl__outgoing {
     ddl_message message; /* first: the transport knows only this */
@@ -216,6 +222,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
+    ddl__lasting *lasting; /* the last asked for first */
+    uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
     uint32_t polls;

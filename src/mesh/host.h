@@ -3,6 +3,7 @@
 #ifndef DDL_MESH_HOST_H
 #define DDL_MESH_HOST_H
 
+#include "lasting.h"
 #include "pace.h"
 
 static void ddl__missed(ddl_context *c, int32_t peer, const char *how);
@@ -468,6 +469,7 @@ static ddl_host ddl__host_table(ddl_context *c) {
         .measure = ddl__host_measure,
         .derive = ddl__host_derive,
         .memory_left = ddl__host_memory_left,
+        .allocation = ddl__host_allocation,
     };
 }
 

@@ -228,12 +228,16 @@ static void ddl__fetch_forgotten(ddl_context *c, ddl__outgoing *out, ddl_status 
     c->device_natives--;
 }
 
-/* An end before its time. */
+/* An end before its time. A peer may still have the key, and may not read what comes to lie there. */
 static void ddl__fetch_leave(ddl_request *r) {
+    bool keyed = r->memory != NULL && !r->is_recv;
     if (r->getting) {
         r->out.done = ddl__fetch_forgotten;
     }
     ddl__fetch_release(r);
+    if (keyed) {
+        ddl__memory_forget(r->context, r->tensor.data, r->bytes);
+    }
     r->fetching = false;
 }
 
