@@ -1137,6 +1137,7 @@ typedef struct ddl_ps_config {
                                 which wait at the worker while there is no room, and are refused with
                                 DDL_ERR_NOMEM when there will never be. 0: no bound */
     int64_t piece_bytes;     /* most of one message; default 1 MiB; LARS and LAMB: parameters are not cut */
+    int32_t unchecked;       /* 1: gradients that are not finite are pushed as they are */
 } ddl_ps_config;
 
 /* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
@@ -1156,7 +1157,8 @@ DDL_API ddl_status ddl_ps_leave(ddl_ps *ps);
 /* Pushes the gradient of a parameter. It is applied exactly once: one that ended with DDL_ERR_TIMEOUT may or may not
  * have been, and is pushed again with the same *sequence, before a newer one. sequence NULL, or *sequence 0: a new
  * push, which gets the next number. While the server has no room (memory_bytes) it waits: that is the back-pressure.
- * Errors: DDL_ERR_ARG, DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP: a parameter twice in one clock). */
+ * Errors: DDL_ERR_ARG (also: it is not finite, and nothing is pushed; a sum that overflows on a server is not looked
+ * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock). */
 DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence);
 DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
                                 ddl_request **out_request);
@@ -33358,9 +33360,10 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
         ddl__ps_send(s, job, &ok, NULL, 0);
         return ddl__ps_leave_queue(s, p, job);
     }
-    if (turns && (job->ask.clock < p->clock || (p->piece != NULL && p->pushed[job->source] > job->ask.clock))) {
+    bool twice = p->piece != NULL && s->sync.mode != DDL_SYNC_ASP && p->pushed[job->source] > job->ask.clock;
+    if (twice || (turns && job->ask.clock < p->clock)) {
         ddl__ps_refuse(s, job, DDL_ERR_STATE,
-                       "worker %d has pushed it at clock %lld before; in BSP each worker pushes a "
+                       "worker %d has pushed it at clock %lld before; in BSP and SSP each worker pushes a "
                        "parameter once in a clock",
                        job->source, (long long)job->ask.clock);
         return ddl__ps_leave_queue(s, p, job);
@@ -35808,14 +35811,55 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
     }
     bool repeated = a->sequence != NULL && *a->sequence > 0;
-    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_SYNC_ASP &&
-        ps->pushed[a->param] > ps->clock) {
+    if (a->grad != NULL && !repeated && ps->sync.mode != DDL_SYNC_ASP && ps->pushed[a->param] > ps->clock) {
         return ddl__error(ps->c, DDL_ERR_STATE,
-                          "%s: parameter %d was pushed at clock %lld before; in BSP it is pushed once "
-                          "in a clock: call ddl_ps_clock",
+                          "%s: parameter %d was pushed at clock %lld before; in BSP and SSP it is pushed once in a "
+                          "clock: add gradients up, or call ddl_ps_clock",
                           a->what, a->param, (long long)ps->clock);
     }
     return DDL_OK;
+}
+
+/* The first element that is not finite, or count. */
+static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
+    int64_t i = 0;
+    while (i < count && x[i] - x[i] == 0) {
+        i++;
+    }
+    return i;
+}
+
+/* Whether a gradient may be pushed: servers would keep what is not finite for ever. ids: of rows of table `number`. The
+ * lock is not held: others must not wait for a look at all of it. */
+static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tensor *grad, int32_t number,
+                                    const uint64_t *ids) {
+    int64_t count = ddl_tensor_count(grad);
+    if (ps->config.unchecked || ddl__ps_is_finite(grad->data, count)) {
+        return DDL_OK;
+    }
+    char where[64];
+    int64_t at = ddl__ps_first_odd(grad->data, count);
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    int32_t width = ids != NULL ? ps->tables[number].width : 1;
+    if (ids != NULL) {
+        snprintf(where, sizeof where, "row %llu of table %d", (unsigned long long)ids[at / width], number);
+    } else {
+        snprintf(where, sizeof where, "parameter %d", number);
+    }
+    ddl_status status = ddl__error(ps->c, DDL_ERR_ARG,
+                                   "%s: the gradient of %s is not finite on worker %d (element %lld is %g); nothing "
+                                   "was pushed",
+                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at),
+                                   (double)((const float *)grad->data)[at]);
+    ddl__unlock(ps->c);
+    return status;
+}
+
+static ddl_status ddl__ps_push_check(ddl_ps *ps, const ddl__ps_move_args *a) {
+    DDL__TRY(ddl__ps_enter(ps, true, a->what));
+    ddl_status status = ddl__ps_param_check(ps, a);
+    ddl__unlock(ps->c);
+    return status < 0 ? status : ddl__ps_push_look(ps, a->what, a->grad, a->param, NULL);
 }
 
 /* A push, pull or both; out_request NULL: blocks. */
@@ -35823,7 +35867,8 @@ static ddl_status ddl__ps_move_param(ddl_ps *ps, const ddl__ps_move_args *a, ddl
     ddl_request *own = NULL, **r = out_request != NULL ? out_request : &own;
     uint64_t sequence = 0;
     *r = NULL;
-    DDL__TRY(ddl__ps_enter(ps, true, a->what));
+    DDL__TRY(a->grad != NULL ? ddl__ps_push_check(ps, a) : DDL_OK);
+    DDL__TRY(ddl__ps_enter(ps, true, a->what)); /* what was checked may be otherwise by now */
     ddl_status status = ddl__ps_param_check(ps, a);
     if (status == DDL_OK && a->grad != NULL && !ddl__ps_number(ps, a->sequence, &sequence)) {
         status = ddl__error(ps->c, DDL_ERR_ARG, "%s: no push has had the sequence %llu; the last was %llu", a->what,
@@ -36067,12 +36112,21 @@ static ddl_status ddl__ps_rows_check(ddl_ps *ps, int32_t table, const uint64_t *
     return ddl__ps_tensor_check(ps, t, count * ps->tables[table].width, output, what, output ? "out" : "grads");
 }
 
+static ddl_status ddl__ps_push_rows_check(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
+                                          const ddl_tensor *grads, const char *what) {
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    ddl_status status = ddl__ps_rows_check(ps, table, ids, count, grads, false, what);
+    ddl__unlock(ps->c);
+    return status < 0 ? status : ddl__ps_push_look(ps, what, grads, table, ids);
+}
+
 /* Rows are picked with the lock held: it keeps the order of calls. */
 static ddl_status ddl__ps_move_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
                                     const ddl_tensor *grads, const ddl_tensor *out, uint64_t *sequence,
                                     const char *what) {
     ddl__ps_picks picks = {0};
     uint64_t number = 0;
+    DDL__TRY(grads != NULL ? ddl__ps_push_rows_check(ps, table, ids, count, grads, what) : DDL_OK);
     DDL__TRY(ddl__ps_enter(ps, true, what));
     ddl_status status = ddl__ps_rows_check(ps, table, ids, count, out != NULL ? out : grads, out != NULL, what);
     if (status == DDL_OK) {

@@ -1,5 +1,5 @@
-/* What parameter servers promise at the edges: who leaves still counts in the clocks it was part of, tables in SSP, going
- * back to a checkpoint while running, checkpoints that fail twice, a wait for a worker that dies.
+/* What parameter servers promise at the edges: pushes that are refused, who leaves still counts in the clocks it was part
+ * of, tables in SSP, going back to a checkpoint while running, checkpoints that fail twice, a wait for a worker that dies.
  * tests/run: variants=gcc,asan timeout=60 */
 #include "ps.h"
 
@@ -17,6 +17,131 @@ static void run(ddl_group *w, const ddl_ps_config *config, ps_fn fn) {
     ps_run(w, &with, &t, 1, fn, NULL);
     free(p);
 }
+
+/* The parameter, all elements of which are alike. */
+static float value(ddl_group *w, ddl_ps *ps) {
+    enum { N = 4096 };
+    float *out = calloc(N, sizeof *out), v;
+    OK(ddl_ps_pull(ps, 0, ddl_tensor_1d(out, DDL_F32, N)));
+    v = out[0];
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(out[i], v);
+    }
+    free(out);
+    return v;
+}
+
+/* ---- pushes ---- */
+
+/* SSP: a parameter is pushed once in a clock, as its first push says that the worker has done all for that clock: others
+ * would read without the second. The same push made again, and pushes of ASP, are not refused. */
+static void once(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    enum { N = 4096 };
+    uint64_t sequence = 0;
+    float *g = calloc(2 * N, sizeof *g), *out = g + N;
+    ddl_tensor grad = ddl_tensor_1d(g, DDL_F32, N), pulled = ddl_tensor_1d(out, DDL_F32, N);
+    ddl_request *r = (ddl_request *)&r;
+    for (int i = 0; i < N; i++) {
+        g[i] = 2;
+    }
+    for (int clock = 0; clock < 3; clock++) {
+        sequence = 0;
+        OK(ddl_ps_push(ps, 0, grad, &sequence));
+        FAILS(ddl_ps_push(ps, 0, grad, NULL), DDL_ERR_STATE, "was pushed at clock");
+        FAILS(ddl_ps_ipush(ps, 0, grad, NULL, &r), DDL_ERR_STATE, "in BSP and SSP it is pushed once in a clock");
+        CHECK(r == NULL);
+        FAILS(ddl_ps_push_pull(ps, 0, grad, pulled, NULL), DDL_ERR_STATE, "add gradients up");
+        OK(ddl_ps_push(ps, 0, grad, &sequence)); /* the same: known already */
+        OK(ddl_ps_clock(ps));
+    }
+    OK(ddl_barrier(w));
+    CHECK_EQ(value(w, ps), -6);
+    OK(ddl_barrier(w));
+    OK(ddl_ps_switch(ps, &(ddl_sync_config){.mode = DDL_SYNC_ASP}));
+    OK(ddl_ps_push(ps, 0, grad, NULL));
+    OK(ddl_ps_push(ps, 0, grad, NULL));
+    OK(ddl_barrier(w));
+    CHECK_EQ(value(w, ps), -10);
+    free(g);
+}
+static void once_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){.sync = {.mode = DDL_SYNC_SSP, .staleness = 2}}, once);
+}
+TEST(in_ssp_a_parameter_is_pushed_once_in_a_clock) { world_threads(2, once_run, NULL); }
+
+/* Gradients that are not finite are refused where they are: parameters, rows, clocks and other workers see nothing. */
+static void odd(ddl_group *w, ddl_ps *ps, void *arg) {
+    const ddl_ps_config *config = arg;
+    enum { N = 4096 };
+    uint64_t sequence = 0, ids[3] = {11, 22, 33};
+    int32_t table;
+    float *g = calloc(2 * N, sizeof *g), *out = g + N, rows[6] = {1, 1, 1, 1, 1, 1}, got[6];
+    ddl_tensor grad = ddl_tensor_1d(g, DDL_F32, N), pulled = ddl_tensor_1d(out, DDL_F32, N);
+    ddl_request *r = (ddl_request *)&r;
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = 2}, &table));
+    if (ps_worker(ps) == 1) {
+        const float wrong[3] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
+        for (int i = 0; i < 3; i++) {
+            g[2048 * i - (i == 2)] = wrong[i]; /* the first, one between, the last */
+            FAILS(ddl_ps_push(ps, 0, grad, &sequence), DDL_ERR_ARG,
+                  "ddl_ps_push: the gradient of parameter 0 is not finite on worker 1 (element ");
+            FAILS(ddl_ps_ipush(ps, 0, grad, NULL, &r), DDL_ERR_ARG, "nothing was pushed");
+            FAILS(ddl_ps_push_pull(ps, 0, grad, pulled, NULL), DDL_ERR_ARG, "ddl_ps_push_pull: the gradient of");
+            CHECK(r == NULL && sequence == 0);
+            g[2048 * i - (i == 2)] = 0;
+            rows[3] = wrong[i];
+            FAILS(ddl_ps_push_rows(ps, table, ids, 3, DDL_ARRAY(rows), &sequence), DDL_ERR_ARG,
+                  "the gradient of row 22 of table 0 is not finite on worker 1 (element 1 is");
+            CHECK_EQ((int)sequence, 0);
+        }
+        rows[3] = 1;
+    }
+    for (int i = 0; i < N; i++) {
+        g[i] = 2;
+    }
+    OK(ddl_ps_push(ps, 0, grad, &sequence));
+    OK(ddl_ps_push_rows(ps, table, ids, 3, DDL_ARRAY(rows), NULL));
+    OK(ddl_ps_clock(ps));
+    OK(ddl_barrier(w));
+    CHECK_EQ(value(w, ps), -2);
+    OK(ddl_ps_pull_rows(ps, table, ids, 3, DDL_ARRAY(got)));
+    for (int i = 0; i < 6; i++) {
+        CHECK_EQ(got[i], -1);
+    }
+    CHECK(config->sync.mode != DDL_SYNC_BSP || sequence == 1);
+    free(g);
+}
+static void odd_run(ddl_group *w, void *arg) {
+    const ddl_ps_config *config = arg;
+    float p[4096] = {0};
+    ddl_tensor t = DDL_ARRAY(p);
+    ps_run(w, config, &t, 1, odd, arg);
+}
+TEST(gradients_that_are_not_finite_are_not_pushed) {
+    ddl_ps_config config = {.servers = 2, .optimizer = {.learning_rate = 1}};
+    world_threads(2, odd_run, &config);
+    config.sync.mode = DDL_SYNC_ASP;
+    world_threads(2, odd_run, &config);
+}
+
+/* unchecked: they go as they are. */
+static void unchecked(ddl_group *w, ddl_ps *ps, void *arg) {
+    enum { N = 4096 };
+    float *g = calloc(2 * N, sizeof *g), *out = g + N;
+    (void)arg;
+    g[7] = __builtin_nanf("");
+    OK(ddl_ps_push(ps, 0, ddl_tensor_1d(g, DDL_F32, N), NULL));
+    OK(ddl_ps_pull(ps, 0, ddl_tensor_1d(out, DDL_F32, N)));
+    CHECK(out[7] != out[7] && out[6] == 0 && out[8] == 0);
+    free(g);
+}
+static void unchecked_run(ddl_group *w, void *arg) {
+    (void)arg;
+    run(w, &(ddl_ps_config){.unchecked = 1}, unchecked);
+}
+TEST(unchecked_pushes_go_as_they_are) { world_threads(1, unchecked_run, NULL); }
 
 /* ---- tables ---- */
 
@@ -241,18 +366,6 @@ static void clocks_run(ddl_group *w, void *arg) {
 TEST(two_threads_do_not_end_one_iteration_twice) { world_threads(2, clocks_run, NULL); }
 
 /* ---- checkpoints ---- */
-
-static float value(ddl_group *w, ddl_ps *ps) {
-    enum { N = 4096 };
-    float *out = calloc(N, sizeof *out), v;
-    OK(ddl_ps_pull(ps, 0, ddl_tensor_1d(out, DDL_F32, N)));
-    v = out[0];
-    for (int i = 0; i < N; i++) {
-        CHECK_EQ(out[i], v);
-    }
-    free(out);
-    return v;
-}
 
 static void step(ddl_group *w, ddl_ps *ps) {
     enum { N = 4096 };

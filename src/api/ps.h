@@ -53,6 +53,7 @@ typedef struct ddl_ps_config {
                                 which wait at the worker while there is no room, and are refused with
                                 DDL_ERR_NOMEM when there will never be. 0: no bound */
     int64_t piece_bytes;     /* most of one message; default 1 MiB; LARS and LAMB: parameters are not cut */
+    int32_t unchecked;       /* 1: gradients that are not finite are pushed as they are */
 } ddl_ps_config;
 
 /* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
@@ -72,7 +73,8 @@ DDL_API ddl_status ddl_ps_leave(ddl_ps *ps);
 /* Pushes the gradient of a parameter. It is applied exactly once: one that ended with DDL_ERR_TIMEOUT may or may not
  * have been, and is pushed again with the same *sequence, before a newer one. sequence NULL, or *sequence 0: a new
  * push, which gets the next number. While the server has no room (memory_bytes) it waits: that is the back-pressure.
- * Errors: DDL_ERR_ARG, DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP: a parameter twice in one clock). */
+ * Errors: DDL_ERR_ARG (also: it is not finite, and nothing is pushed; a sum that overflows on a server is not looked
+ * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock). */
 DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence);
 DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
                                 ddl_request **out_request);

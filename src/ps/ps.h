@@ -520,14 +520,55 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
     }
     bool repeated = a->sequence != NULL && *a->sequence > 0;
-    if (a->grad != NULL && !repeated && ps->sync.staleness_max == 0 && ps->sync.mode != DDL_SYNC_ASP &&
-        ps->pushed[a->param] > ps->clock) {
+    if (a->grad != NULL && !repeated && ps->sync.mode != DDL_SYNC_ASP && ps->pushed[a->param] > ps->clock) {
         return ddl__error(ps->c, DDL_ERR_STATE,
-                          "%s: parameter %d was pushed at clock %lld before; in BSP it is pushed once "
-                          "in a clock: call ddl_ps_clock",
+                          "%s: parameter %d was pushed at clock %lld before; in BSP and SSP it is pushed once in a "
+                          "clock: add gradients up, or call ddl_ps_clock",
                           a->what, a->param, (long long)ps->clock);
     }
     return DDL_OK;
+}
+
+/* The first element that is not finite, or count. */
+static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
+    int64_t i = 0;
+    while (i < count && x[i] - x[i] == 0) {
+        i++;
+    }
+    return i;
+}
+
+/* Whether a gradient may be pushed: servers would keep what is not finite for ever. ids: of rows of table `number`. The
+ * lock is not held: others must not wait for a look at all of it. */
+static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tensor *grad, int32_t number,
+                                    const uint64_t *ids) {
+    int64_t count = ddl_tensor_count(grad);
+    if (ps->config.unchecked || ddl__ps_is_finite(grad->data, count)) {
+        return DDL_OK;
+    }
+    char where[64];
+    int64_t at = ddl__ps_first_odd(grad->data, count);
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    int32_t width = ids != NULL ? ps->tables[number].width : 1;
+    if (ids != NULL) {
+        snprintf(where, sizeof where, "row %llu of table %d", (unsigned long long)ids[at / width], number);
+    } else {
+        snprintf(where, sizeof where, "parameter %d", number);
+    }
+    ddl_status status = ddl__error(ps->c, DDL_ERR_ARG,
+                                   "%s: the gradient of %s is not finite on worker %d (element %lld is %g); nothing "
+                                   "was pushed",
+                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at),
+                                   (double)((const float *)grad->data)[at]);
+    ddl__unlock(ps->c);
+    return status;
+}
+
+static ddl_status ddl__ps_push_check(ddl_ps *ps, const ddl__ps_move_args *a) {
+    DDL__TRY(ddl__ps_enter(ps, true, a->what));
+    ddl_status status = ddl__ps_param_check(ps, a);
+    ddl__unlock(ps->c);
+    return status < 0 ? status : ddl__ps_push_look(ps, a->what, a->grad, a->param, NULL);
 }
 
 /* A push, pull or both; out_request NULL: blocks. */
@@ -535,7 +576,8 @@ static ddl_status ddl__ps_move_param(ddl_ps *ps, const ddl__ps_move_args *a, ddl
     ddl_request *own = NULL, **r = out_request != NULL ? out_request : &own;
     uint64_t sequence = 0;
     *r = NULL;
-    DDL__TRY(ddl__ps_enter(ps, true, a->what));
+    DDL__TRY(a->grad != NULL ? ddl__ps_push_check(ps, a) : DDL_OK);
+    DDL__TRY(ddl__ps_enter(ps, true, a->what)); /* what was checked may be otherwise by now */
     ddl_status status = ddl__ps_param_check(ps, a);
     if (status == DDL_OK && a->grad != NULL && !ddl__ps_number(ps, a->sequence, &sequence)) {
         status = ddl__error(ps->c, DDL_ERR_ARG, "%s: no push has had the sequence %llu; the last was %llu", a->what,
@@ -779,12 +821,21 @@ static ddl_status ddl__ps_rows_check(ddl_ps *ps, int32_t table, const uint64_t *
     return ddl__ps_tensor_check(ps, t, count * ps->tables[table].width, output, what, output ? "out" : "grads");
 }
 
+static ddl_status ddl__ps_push_rows_check(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
+                                          const ddl_tensor *grads, const char *what) {
+    DDL__TRY(ddl__ps_enter(ps, true, what));
+    ddl_status status = ddl__ps_rows_check(ps, table, ids, count, grads, false, what);
+    ddl__unlock(ps->c);
+    return status < 0 ? status : ddl__ps_push_look(ps, what, grads, table, ids);
+}
+
 /* Rows are picked with the lock held: it keeps the order of calls. */
 static ddl_status ddl__ps_move_rows(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
                                     const ddl_tensor *grads, const ddl_tensor *out, uint64_t *sequence,
                                     const char *what) {
     ddl__ps_picks picks = {0};
     uint64_t number = 0;
+    DDL__TRY(grads != NULL ? ddl__ps_push_rows_check(ps, table, ids, count, grads, what) : DDL_OK);
     DDL__TRY(ddl__ps_enter(ps, true, what));
     ddl_status status = ddl__ps_rows_check(ps, table, ids, count, out != NULL ? out : grads, out != NULL, what);
     if (status == DDL_OK) {

@@ -321,9 +321,10 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
         ddl__ps_send(s, job, &ok, NULL, 0);
         return ddl__ps_leave_queue(s, p, job);
     }
-    if (turns && (job->ask.clock < p->clock || (p->piece != NULL && p->pushed[job->source] > job->ask.clock))) {
+    bool twice = p->piece != NULL && s->sync.mode != DDL_SYNC_ASP && p->pushed[job->source] > job->ask.clock;
+    if (twice || (turns && job->ask.clock < p->clock)) {
         ddl__ps_refuse(s, job, DDL_ERR_STATE,
-                       "worker %d has pushed it at clock %lld before; in BSP each worker pushes a "
+                       "worker %d has pushed it at clock %lld before; in BSP and SSP each worker pushes a "
                        "parameter once in a clock",
                        job->source, (long long)job->ask.clock);
         return ddl__ps_leave_queue(s, p, job);
