@@ -3091,11 +3091,18 @@ typedef enum ddl__step_kind {
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
     DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
-    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where IN and OUT are a device's */
+    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
-typedef enum ddl__space { DDL__IN = 0, DDL__OUT = 1, DDL__TMP = 2 } ddl__space;
+typedef enum ddl__space {
+    DDL__IN = 0,
+    DDL__OUT = 1,
+    DDL__TMP = 2,  /* scratch */
+    DDL__THERE = 3 /* scratch on the device, where IN and OUT are on one */
+} ddl__space;
+
+enum { DDL__SPACES = 4 };
 
 /* DDL__AT_ONCE: a send that does not wait for the fence. */
 enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
@@ -3126,8 +3133,10 @@ typedef struct ddl__plan_args {
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
+    bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
+    const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
@@ -3147,7 +3156,7 @@ typedef struct ddl__plan {
     ddl__step *steps;
     uint32_t *nexts;
     uint32_t step_count, next_count;
-    int64_t tmp_bytes;
+    int64_t tmp_bytes, there_bytes;
     bool fenced;
 } ddl__plan;
 
@@ -3283,7 +3292,14 @@ typedef struct ddl__cells {
     uint32_t count, cap;
 } ddl__cells;
 
-enum { DDL__USER_MEMORY = 0, DDL__TMP_MEMORY = 1 };
+enum { DDL__USER_MEMORY = 0, DDL__TMP_MEMORY = 1, DDL__THERE_MEMORY = 2, DDL__MEMORIES = 3 };
+
+/* A part of a plan that an algorithm writes as if it were a call of its own: among which ranks, and where in scratch
+ * its IN and OUT are. */
+typedef struct ddl__scope {
+    const int32_t *ranks; /* of the group; NULL: all */
+    int64_t at[2];
+} ddl__scope;
 
 typedef struct ddl__planner {
     ddl__base *base;
@@ -3293,10 +3309,11 @@ typedef struct ddl__planner {
     ddl__edge *edges;
     ddl__cell_reader *readers;
     uint32_t step_count, step_cap, edge_count, edge_cap, reader_count, reader_cap;
-    ddl__cells cells[2];
+    ddl__cells cells[DDL__MEMORIES];
+    const ddl__scope *scope; /* NULL: none */
     bool aliased;     /* IN and OUT are the same memory ... */
     int64_t shift[2]; /* ... in which IN and OUT begin here */
-    int64_t tmp_bytes;
+    int64_t tmp_bytes, there_bytes;
     uint32_t next_slot;
     uint32_t gate; /* the step that ends the fence; steps after it wait for it */
     bool fenced;
@@ -3330,12 +3347,13 @@ static void ddl__plan_close(ddl__planner *p) {
     ddl__free(p->base, p->steps);
     ddl__free(p->base, p->edges);
     ddl__free(p->base, p->readers);
-    ddl__free(p->base, p->cells[0].at);
-    ddl__free(p->base, p->cells[1].at);
     p->steps = NULL;
     p->edges = NULL;
     p->readers = NULL;
-    p->cells[0].at = p->cells[1].at = NULL;
+    for (int i = 0; i < DDL__MEMORIES; i++) {
+        ddl__free(p->base, p->cells[i].at);
+        p->cells[i].at = NULL;
+    }
 }
 
 /* Room for one more item: returns the array, moved if it had to grow; on failure the old one, and the error sticks. */
@@ -3473,12 +3491,26 @@ static void ddl__plan_touch(ddl__planner *p, uint32_t step, uint8_t space, int64
     if (bytes <= 0 || p->status < 0 || (space == DDL__IN && !p->aliased)) {
         return;
     }
-    int64_t begin = offset + (space != DDL__TMP && p->aliased ? p->shift[space] : 0);
-    ddl__cells *cells = &p->cells[space == DDL__TMP ? DDL__TMP_MEMORY : DDL__USER_MEMORY];
+    int64_t begin = offset + (space <= DDL__OUT && p->aliased ? p->shift[space] : 0);
+    ddl__cells *cells = &p->cells[space == DDL__TMP     ? DDL__TMP_MEMORY
+                                  : space == DDL__THERE ? DDL__THERE_MEMORY
+                                                        : DDL__USER_MEMORY];
     if (write) {
         ddl__cells_write(p, cells, begin, begin + bytes, step);
     } else {
         ddl__cells_read(p, cells, begin, begin + bytes, step);
+    }
+}
+
+static void ddl__scope_apply(const ddl__scope *scope, ddl__step *step) {
+    step->peer = step->peer >= 0 && scope->ranks != NULL ? scope->ranks[step->peer] : step->peer;
+    if (step->src_space <= DDL__OUT) {
+        step->src += scope->at[step->src_space];
+        step->src_space = DDL__TMP;
+    }
+    if (step->dst_space <= DDL__OUT) {
+        step->dst += scope->at[step->dst_space];
+        step->dst_space = DDL__TMP;
     }
 }
 
@@ -3491,6 +3523,9 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
         return DDL__NO_STEP;
     }
     uint32_t index = p->step_count++;
+    if (p->scope != NULL) {
+        ddl__scope_apply(p->scope, &step);
+    }
     p->steps[index] = step;
     if (step.kind == DDL__NATIVE) {
         return index; /* see ddl__plan_native */
@@ -3593,6 +3628,13 @@ static ddl__place ddl__plan_tmp(ddl__planner *p, ddl__span span) {
     int64_t at = p->tmp_bytes;
     p->tmp_bytes += (span.bytes + 63) / 64 * 64;
     return (ddl__place){DDL__TMP, at - span.at};
+}
+
+/* The same on the device. */
+static ddl__place ddl__plan_there(ddl__planner *p, int64_t bytes) {
+    int64_t at = p->there_bytes;
+    p->there_bytes += (bytes + 63) / 64 * 64;
+    return (ddl__place){DDL__THERE, at};
 }
 
 /* count slots that no other phase of the plan uses. Every rank takes the same slots in the same order, also for
@@ -3701,6 +3743,7 @@ static ddl_status ddl__plan_finish(ddl__planner *p, ddl__plan *out) {
                        .step_count = p->step_count,
                        .next_count = p->edge_count,
                        .tmp_bytes = p->tmp_bytes,
+                       .there_bytes = p->there_bytes,
                        .fenced = p->fenced};
     p->steps = NULL;
     ddl__plan_close(p);
@@ -3743,7 +3786,7 @@ static int32_t ddl__host_count(const ddl__plan_args *args) {
     for (int32_t r = 0; args->host_of != NULL && r < args->size; r++) {
         last = DDL__MAX(last, args->host_of[r]);
     }
-    return last + 1;
+    return args->apart ? args->size : last + 1;
 }
 
 /* Bytes of all blocks, or of the vector that every rank has. The lengths in an all_to_allv are each rank's own, so
@@ -5419,19 +5462,393 @@ static double ddl__cost_native_hierarchy(const ddl__terms *t) {
     return 2 * t->native + 2 * (h - 1) * t->latency + (h - 1) / h * t->bytes * (2 * t->byte + t->reduce / t->per_host);
 }
 
-/* >>algo-device-hierarchy: the same for tensors on devices. The device's native collectives inside each host; between
- * hosts each rank's part goes by the host's memory, piece by piece:
+/* >>algo/device */
+/* algo/device: plans for tensors in the memory of devices, in groups of several hosts. What goes by the network goes by
+ * the host's memory: in pieces, of which up to three are under way, so that copies and the network overlap and pinned
+ * scratch stays small whatever the size of the tensors. It must not know of devices: a move is a step. */
+
+/* >>algo-pieces: any algorithm of ordinary memory, among all ranks or some of them, on tensors of devices. It is
+ * written once for each piece, a range of elements of every block, with IN and OUT in scratch:
+ *
+ *     piece k:  move to scratch | the algorithm, in scratch | move back
+ *
+ * The builder sees that a piece reuses the scratch of the one three before. That this rank's scratch is free says
+ * nothing of its peers': who receives in a piece tells who sends to it, else what comes early would have to be kept. */
+enum { DDL__MOVE_SLOTS = 3 };
+
+typedef struct ddl__pieces {
+    ddl__planner *p;
+    ddl__plan_args args; /* of a piece, as the algorithm sees it */
+    ddl__scope scope;
+    ddl__place in, out; /* the tensors */
+    bool many_in, many_out; /* a block for each rank; else one */
+    bool has_in, has_out;   /* this rank's are looked at */
+    bool keeps_own;         /* its own block is where it belongs without us */
+    int64_t each, number;   /* elements of a piece; pieces */
+    int64_t *counts, *at;   /* by rank: elements of its block, and its first byte in the larger tensor */
+    int64_t *part, *offset; /* of its part of a piece: elements, and where they are among the parts of all */
+    uint32_t *may, *told;   /* by rank of the group: the step after which this one may send to it; what it is told */
+    int64_t base[DDL__MOVE_SLOTS], top; /* scratch */
+    uint32_t first[DDL__MOVE_SLOTS], end[DDL__MOVE_SLOTS]; /* steps of the last piece there */
+} ddl__pieces;
+
+static bool ddl__blocks_in(ddl_kind kind) {
+    kind = ddl__kind_base(kind);
+    return kind == DDL_SCATTER || kind == DDL_REDUCE_SCATTER || kind == DDL_ALL_TO_ALL;
+}
+
+static bool ddl__blocks_out(ddl_kind kind) {
+    kind = ddl__kind_base(kind);
+    return kind == DDL_GATHER || kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL;
+}
+
+/* Elements of each block in a piece, the same on every rank. An all_to_all has two tensors in scratch, and what reduces
+ * may have parts of others there. */
+static int64_t ddl__piece_elements(const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    bool in = ddl__blocks_in(kind), out = ddl__blocks_out(kind);
+    bool twice = kind == DDL_ALL_TO_ALL || kind == DDL_REDUCE_SCATTER || kind == DDL_REDUCE ||
+                 kind == DDL_ALL_REDUCE || kind == DDL_SCAN || kind == DDL_EXSCAN;
+    int64_t blocks = (in || out ? args->size : 1) * (twice ? 2 : 1);
+    return DDL__MAX(args->move_bytes / args->element_bytes / blocks, 1);
+}
+
+/* The largest piece of a call, for who chooses the algorithm. across: among one rank of each host. */
+static ddl__plan_args ddl__piece_args(const ddl__plan_args *args, bool across) {
+    ddl__plan_args piece = *args;
+    piece.on_device = false;
+    piece.native_s = 0;
+    if (across) {
+        piece.size = ddl__host_count(args);
+        piece.root = 0;
+        piece.apart = true;
+    }
+    piece.count = DDL__MIN(args->count, ddl__piece_elements(&piece));
+    return piece;
+}
+
+/* args: of the call among those ranks, for whole tensors. Free with ddl__pieces_close, also when it fails. */
+static bool ddl__pieces_open(ddl__pieces *w, ddl__planner *p, const ddl__plan_args *args, const int32_t *ranks) {
+    int32_t n = args->size;
+    ddl_kind kind = ddl__kind_base(args->kind);
+    bool root = args->rank == args->root;
+    *w = (ddl__pieces){.p = p, .args = *args, .scope = {.ranks = ranks}, .in = ddl__in, .out = ddl__out};
+    w->many_in = ddl__blocks_in(kind);
+    w->many_out = ddl__blocks_out(kind);
+    w->has_in = root || (kind != DDL_SCATTER && kind != DDL_BROADCAST);
+    w->has_out = kind == DDL_BROADCAST ? !root
+                 : kind == DDL_EXSCAN  ? args->rank > 0
+                                       : root || (kind != DDL_REDUCE && kind != DDL_GATHER);
+    w->keeps_own = kind == DDL_ALL_GATHER && args->in_place;
+    bool both = w->has_in && w->has_out;
+    w->args.in_place = kind == DDL_BROADCAST || (kind != DDL_ALL_TO_ALL && (both || kind == DDL_EXSCAN));
+    w->args.on_device = false;
+    w->args.native_s = 0;
+    w->each = ddl__piece_elements(args);
+    w->counts = p->status < 0 ? NULL : ddl__alloc_array(p->base, 4 * (size_t)n, sizeof *w->counts);
+    w->may = p->status < 0 ? NULL : ddl__alloc_array(p->base, 2 * (size_t)p->args->size, sizeof *w->may);
+    if (w->counts == NULL || w->may == NULL) {
+        p->status = DDL_ERR_NOMEM;
+        return false;
+    }
+    w->told = w->may + p->args->size;
+    w->at = w->counts + n;
+    w->part = w->at + n;
+    w->offset = w->part + n;
+    for (int32_t r = 0; r < n; r++) {
+        w->counts[r] = ddl__kind_is_v(args->kind) ? args->counts[r] : args->count;
+        w->at[r] = ddl__block(args, r).at;
+        w->number = DDL__MAX(w->number, (w->counts[r] + w->each - 1) / w->each);
+    }
+    w->args.counts = w->part;
+    w->args.offsets = w->offset;
+    return true;
+}
+
+static void ddl__pieces_close(ddl__pieces *w) {
+    w->p->tmp_bytes = DDL__MAX(w->p->tmp_bytes, w->top);
+    ddl__free(w->p->base, w->counts);
+    ddl__free(w->p->base, w->may);
+}
+
+/* Before a piece: tells those who sent to this rank in the last one of the same scratch that it has done with that,
+ * and waits for word of those it sent to. */
+static void ddl__piece_pace(ddl__pieces *w, int32_t place) {
+    ddl__planner *p = w->p;
+    uint32_t slot = ddl__plan_slots(p, 1), end = w->end[place];
+    uint32_t done = ddl__plan_copy(p, ddl__in, ddl__out, (ddl__span){0, 0});
+    ddl__span signal = {0, 0};
+    for (int32_t r = 0; r < p->args->size; r++) {
+        w->may[r] = w->told[r] = DDL__NO_STEP;
+    }
+    for (uint32_t i = w->first[place]; i < end && p->status >= 0; i++) {
+        ddl__plan_after(p, done, i);
+    }
+    for (uint32_t i = w->first[place]; i < end && p->status >= 0; i++) {
+        const ddl__step *s = &p->steps[i];
+        int32_t peer = s->peer;
+        if (s->bytes > 0 && s->kind == DDL__SEND && w->may[peer] == DDL__NO_STEP) {
+            w->may[peer] = ddl__plan_recv(p, peer, slot, ddl__out, signal);
+        } else if (s->bytes > 0 && (s->kind == DDL__RECV || s->kind == DDL__RECV_REDUCE) &&
+                   w->told[peer] == DDL__NO_STEP) {
+            w->told[peer] = ddl__plan_send(p, peer, slot, ddl__in, signal);
+            ddl__plan_after(p, w->told[peer], done);
+        }
+    }
+}
+
+/* Moves this rank's parts of a piece: many blocks, or its own alone. skip: a block that stays. */
+static void ddl__piece_move(ddl__pieces *w, int64_t k, bool many, ddl__place there, int64_t here, bool comes,
+                            int32_t skip) {
+    int64_t size = w->args.element_bytes, begin = k * w->each * size;
+    int32_t rank = w->args.rank, end = many ? w->args.size : rank + 1;
+    for (int32_t r = many ? 0 : rank; r < end;) {
+        int64_t at = (many ? w->at[r] : 0) + begin, tmp = here + (many ? w->offset[r] * size : 0);
+        ddl__span part = {at, 0};
+        do { /* blocks that follow each other in both memories are moved together */
+            part.bytes += r == skip ? 0 : w->part[r] * size;
+            r++;
+        } while (r < end && r != skip && r - 1 != skip && w->at[r] + begin == part.at + part.bytes);
+        ddl__place scratch = {DDL__TMP, tmp - at};
+        if (part.bytes > 0) {
+            ddl__plan_local(w->p, DDL__MOVE, comes ? there : scratch, comes ? scratch : there, part, 0);
+        }
+    }
+}
+
+/* Where the piece is in scratch. In place, but for an all_to_all. */
+static void ddl__piece_place(ddl__pieces *w, int64_t k, int64_t *out_in, int64_t *out_out) {
+    ddl__planner *p = w->p;
+    int32_t place = (int32_t)(k % DDL__MOVE_SLOTS), rank = w->args.rank;
+    int64_t size = w->args.element_bytes, total = 0;
+    for (int32_t r = 0; r < w->args.size; r++) {
+        w->part[r] = DDL__MAX(DDL__MIN(w->counts[r] - k * w->each, w->each), 0);
+        w->offset[r] = total;
+        total += w->part[r];
+    }
+    bool many = (w->many_in && w->has_in) || (w->many_out && w->has_out);
+    int64_t own = many ? w->offset[rank] * size : 0;
+    w->args.count = w->part[rank];
+    w->base[place] = k < DDL__MOVE_SLOTS ? w->top : w->base[place];
+    p->tmp_bytes = w->base[place];
+    int64_t here = ddl__plan_tmp(p, (ddl__span){0, (many ? total : w->part[rank]) * size}).base;
+    *out_in = *out_out = here;
+    if (w->many_in && w->many_out) {
+        *out_out = ddl__plan_tmp(p, (ddl__span){0, total * size}).base;
+    }
+    w->scope.at[DDL__IN] = *out_in + (w->many_in ? 0 : own);
+    w->scope.at[DDL__OUT] = *out_out + (w->many_out ? 0 : own);
+}
+
+/* The next piece; they are written in order. */
+static void ddl__piece_write(ddl__pieces *w, int64_t k) {
+    ddl__planner *p = w->p;
+    const ddl__plan_args *outer = p->args;
+    int32_t place = (int32_t)(k % DDL__MOVE_SLOTS);
+    int64_t in, out;
+    if (k >= DDL__MOVE_SLOTS) {
+        ddl__piece_pace(w, place);
+    }
+    ddl__piece_place(w, k, &in, &out);
+    uint32_t first = p->step_count;
+    if (w->has_in) {
+        ddl__piece_move(w, k, w->many_in, w->in, w->many_in ? in : w->scope.at[DDL__IN], true, -1);
+    }
+    p->args = &w->args;
+    p->scope = &w->scope;
+    w->args.inner->plan(p, &w->args);
+    p->args = outer;
+    p->scope = NULL;
+    for (uint32_t i = first; k >= DDL__MOVE_SLOTS && i < p->step_count; i++) {
+        if (p->steps[i].kind == DDL__SEND) {
+            ddl__plan_after(p, i, w->may[p->steps[i].peer]);
+        }
+    }
+    if (w->has_out) {
+        ddl__piece_move(w, k, w->many_out, w->out, w->many_out ? out : w->scope.at[DDL__OUT], false,
+                        w->keeps_own ? w->args.rank : -1);
+    }
+    w->first[place] = first;
+    w->end[place] = p->step_count;
+    w->top = DDL__MAX(w->top, p->tmp_bytes);
+}
+
+static void ddl__algo_device_pieces(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__pieces w;
+    bool ok = ddl__pieces_open(&w, p, args, NULL);
+    for (int64_t k = 0; ok && k < w.number; k++) {
+        ddl__piece_write(&w, k);
+    }
+    ddl__pieces_close(&w);
+}
+
+/* >>algo-device-hierarchy: several hosts with as many ranks each, whose devices run collectives inside the host. Their
+ * native steps are in one order on all ranks of a host. */
+static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
+    return args->on_device && ddl__can_native_hierarchy(args);
+}
+
+/* Those whose native collectives take the blocks of a host as one: its ranks follow each other. */
+static bool ddl__can_device_blocks(const ddl__plan_args *args) {
+    bool follow = ddl__can_device_hierarchy(args);
+    for (int32_t r = 0, each = args->size / ddl__host_count(args); follow && r < args->size; r++) {
+        follow = args->host_of[r] == r / each;
+    }
+    return follow;
+}
+
+/* The ranks that have number `number` on their hosts, and the call among them. False: this is none of them; *out_ranks
+ * is to be freed. */
+static bool ddl__team_make(ddl__planner *p, const ddl__plan_args *args, int32_t number, int32_t **out_ranks,
+                           ddl__plan_args *out) {
+    int32_t hosts = ddl__host_count(args), mine = -1;
+    *out = *args;
+    out->size = hosts;
+    out->rank = args->host_of[args->rank];
+    out->root = args->host_of[args->root];
+    out->apart = true;
+    *out_ranks = p->status < 0 ? NULL : ddl__alloc_array(p->base, (size_t)hosts, sizeof **out_ranks);
+    if (*out_ranks == NULL) {
+        p->status = DDL_ERR_NOMEM;
+        return false;
+    }
+    for (int32_t host = 0; host < hosts; host++) {
+        for (int32_t r = 0, n = 0; r < args->size; r++) {
+            if (args->host_of[r] == host && n++ == number) {
+                (*out_ranks)[host] = r;
+                mine = r == args->rank ? r : mine;
+            }
+        }
+    }
+    return mine >= 0;
+}
+
+/* Which of the ranks of its host a rank is. */
+static int32_t ddl__number_on_host(const ddl__plan_args *args, int32_t rank) {
+    int32_t number = 0;
+    for (int32_t r = 0; r < rank; r++) {
+        number += args->host_of[r] == args->host_of[rank];
+    }
+    return number;
+}
+
+/* broadcast: between the ranks that have the root's number on their hosts, and from these inside. Each piece goes on
+ * as soon as it is on the device. */
+static void ddl__algo_broadcast_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t *ranks, number = ddl__number_on_host(args, args->root);
+    ddl__plan_args between;
+    ddl__pieces w = {.p = p};
+    bool part = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
+    int64_t each = ddl__piece_elements(&between), size = args->element_bytes;
+    uint32_t last = DDL__NO_STEP;
+    for (int64_t k = 0; p->status >= 0 && k * each < args->count; k++) {
+        ddl__span piece = {k * each * size, DDL__MIN(each, args->count - k * each) * size};
+        if (part) {
+            ddl__piece_write(&w, k);
+        }
+        uint32_t step = ddl__plan_native(p, DDL_BROADCAST, number, ddl__in, piece, ddl__in, piece);
+        ddl__plan_after(p, step, last);
+        last = step;
+    }
+    ddl__pieces_close(&w);
+    ddl__free(p->base, ranks);
+}
+
+/* reduce: inside each host to the rank that has the root's number there, in scratch on the device; between these. */
+static void ddl__algo_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t *ranks, number = ddl__number_on_host(args, args->root);
+    ddl__plan_args between;
+    ddl__pieces w = {.p = p};
+    bool part = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
+    int64_t each = ddl__piece_elements(&between), size = args->element_bytes;
+    int64_t room = (DDL__MIN(each, args->count) * size + 63) / 64 * 64;
+    ddl__place scratch = part ? ddl__plan_there(p, DDL__MOVE_SLOTS * room) : ddl__out;
+    uint32_t last = DDL__NO_STEP;
+    for (int64_t k = 0; p->status >= 0 && k * each < args->count; k++) {
+        ddl__span piece = {k * each * size, DDL__MIN(each, args->count - k * each) * size};
+        ddl__place to = ddl__out;
+        if (part) {
+            to = (ddl__place){DDL__THERE, scratch.base + k % DDL__MOVE_SLOTS * room - piece.at};
+        }
+        uint32_t step = ddl__plan_native(p, DDL_REDUCE, number, ddl__in, piece, to, piece);
+        ddl__plan_after(p, step, last);
+        last = step;
+        if (part) {
+            w.in = to;
+            ddl__piece_write(&w, k);
+        }
+    }
+    ddl__pieces_close(&w);
+    ddl__free(p->base, ranks);
+}
+
+/* The host that comes i-th after this one, and the blocks of its ranks in the larger tensor. */
+static ddl__span ddl__host_blocks(const ddl__plan_args *args, const ddl__plan_args *between, int32_t i) {
+    int64_t bytes = args->count * args->element_bytes * (args->size / between->size);
+    return (ddl__span){(between->rank + i) % between->size * bytes, bytes};
+}
+
+/* all_gather: each block between the ranks that have its owner's number on their hosts, and from these inside: host by
+ * host, once all of it is there. */
+static void ddl__algo_all_gather_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t *ranks, number = ddl__number_on_host(args, args->rank);
+    int64_t block = args->count * args->element_bytes;
+    ddl__plan_args between;
+    ddl__pieces w = {.p = p};
+    bool ok = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
+    uint32_t last = ddl__plan_native(p, DDL_ALL_GATHER, 0, ddl__in, (ddl__span){0, block}, ddl__out,
+                                     ddl__host_blocks(args, &between, 0));
+    w.keeps_own = true;
+    for (int32_t t = 0; ok && t < between.size; t++) {
+        w.at[t] = ranks[t] * block;
+    }
+    for (int64_t k = 0; ok && k < w.number; k++) {
+        ddl__piece_write(&w, k);
+    }
+    for (int32_t i = 1; i < between.size; i++) {
+        ddl__span all = ddl__host_blocks(args, &between, i), own = {all.at + number * block, block};
+        uint32_t step = ddl__plan_native(p, DDL_ALL_GATHER, 0, ddl__out, own, ddl__out, all);
+        ddl__plan_after(p, step, last);
+        last = step;
+    }
+    ddl__pieces_close(&w);
+    ddl__free(p->base, ranks);
+}
+
+/* reduce_scatter: the blocks of each host are reduced inside, each by the rank that has its owner's number, into
+ * scratch on the device; then between these. Scratch is as large as `in` divided by the ranks of a host. */
+static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t *ranks, number = ddl__number_on_host(args, args->rank);
+    int64_t block = args->count * args->element_bytes, room = (block + 63) / 64 * 64;
+    ddl__plan_args between;
+    ddl__pieces w = {.p = p};
+    bool ok = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
+    uint32_t last = DDL__NO_STEP;
+    w.in = ddl__plan_there(p, between.size * room);
+    for (int32_t i = 0; ok && i < between.size; i++) {
+        int32_t t = (between.rank + i) % between.size;
+        w.at[t] = t * room;
+        ddl__span part = {w.at[t], block};
+        uint32_t step = ddl__plan_native(p, DDL_REDUCE_SCATTER, 0, ddl__in, ddl__host_blocks(args, &between, i), w.in,
+                                         part);
+        ddl__plan_after(p, step, last);
+        last = step;
+    }
+    for (int64_t k = 0; ok && k < w.number; k++) {
+        ddl__piece_write(&w, k);
+    }
+    ddl__pieces_close(&w);
+    ddl__free(p->base, ranks);
+}
+
+/* all_reduce: natively reduced and scattered inside each host; between hosts each rank's part goes by the host's
+ * memory, piece by piece:
  *
  *     piece k:  reduce-scatter | move to the host | ring between hosts | move back | all-gather
  *
  * The native steps of a host's ranks are in one order, in which the all-gather of a piece comes after the
  * reduce-scatter of the next two: so up to three pieces are under way, one on the devices, one copied, one on the
  * network, and scratch is for three. */
-enum { DDL__MOVE_SLOTS = 3 };
-
-static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
-    return args->on_device && args->kind == DDL_ALL_REDUCE && ddl__can_native_hierarchy(args);
-}
 
 /* This rank's part of a piece, all-reduced between the hosts by way of scratch. */
 static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const ddl__ring *across, ddl__span part,
@@ -5563,9 +5980,22 @@ static const ddl__algo ddl__algos[] = {
     {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
 
-/* What tensors on devices get in a group of several hosts. Nobody asks for it by name. */
-static const ddl__algo ddl__algo_on_device = {
-    "native_device_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+/* What tensors on devices get in a group of several hosts: where devices share memory inside each host, and else.
+ * Nobody asks for them by name. */
+static const char ddl__inside_hosts[] = "native_device_hierarchical";
+static const ddl__algo ddl__algos_on_device[] = {
+    {ddl__inside_hosts, DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+     ddl__cost_native_hierarchy, ddl__peer_twice},
+    {ddl__inside_hosts, DDL_BROADCAST, DDL__FENCES | DDL__RANK_ORDER, ddl__can_device_hierarchy,
+     ddl__algo_broadcast_device, ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_reduce_device,
+     ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_ALL_GATHER, DDL__FENCES | DDL__RANK_ORDER, ddl__can_device_blocks,
+     ddl__algo_all_gather_device, ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_REDUCE_SCATTER, DDL__FENCES, ddl__can_device_blocks,
+     ddl__algo_reduce_scatter_device, ddl__cost_native_hierarchy, ddl__peer_once}};
+static const ddl__algo ddl__algo_pieces = {
+    "device_pieces", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, NULL, ddl__algo_device_pieces,
     ddl__cost_native_hierarchy, ddl__peer_twice};
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
@@ -5685,6 +6115,7 @@ typedef struct ddl__choice {
     int64_t chunk_bytes;
     bool fence;
     double seconds;
+    const ddl__algo *inner; /* of a plan on devices: what goes between hosts */
 } ddl__choice;
 
 /* Typical of shared memory and of 10 Gbit/s Ethernet; for who has not measured. */
@@ -5716,12 +6147,33 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
         ddl__terms_of(&terms, args, &tuning->model);
         double seconds = algo->cost(&terms) + (fenced ? terms.rounds * terms.latency : 0);
         if (best->algo == NULL || seconds < best->seconds) {
-            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds};
+            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds, NULL};
         }
         if (terms.bytes <= DDL__MIN_CHUNK_BYTES) {
             break;
         }
     }
+}
+
+static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args);
+
+/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
+ * is taken among all ranks, and the devices of a host do nothing by themselves. */
+static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
+    const ddl__algo *algo = &ddl__algo_pieces;
+    bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
+    for (size_t i = 0; !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+        if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
+            algo = &ddl__algos_on_device[i];
+        }
+    }
+    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces);
+    ddl__choice best = ddl__tune_choose(tuning, &piece);
+    best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
+    best.inner = best.algo;
+    best.algo = algo;
+    best.fence = true;
+    return best;
 }
 
 /* Chooses for a call; a forced algorithm that cannot serve it (an op that is not commutative, hosts of unequal size)
@@ -5733,8 +6185,9 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
     if (args->on_device && ddl__host_count(args) > 1) {
-        forced = &ddl__algo_on_device; /* whoever asks has seen that it can */
-    } else if (forced == NULL && args->native_s > 0) {
+        return ddl__tune_on_device(tuning, &common);
+    }
+    if (forced == NULL && args->native_s > 0) {
         const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
         forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
     }
@@ -21052,7 +21505,7 @@ typedef struct ddl__call {
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
     bool later; /* a stream does not wait for it by itself */
-    int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
+    int32_t on_device; /* DDL_HOST, or the one whose memory its plan works on */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -21087,13 +21540,13 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
-    ddl__stage *scratch; /* TMP of one that runs on devices: pinned memory; NULL: it has none */
+    ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
     ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
-    char *base[3]; /* of IN, OUT, TMP */
+    char *base[DDL__SPACES]; /* by ddl__space */
     void *packed_in, *packed_out, *tmp;
     ddl__lasting lasting; /* of tmp */
     ddl__reduction reduction;
@@ -21221,6 +21674,22 @@ static double ddl__average_scale(int32_t n) {
         scale /= 2;
     }
     return scale;
+}
+
+/* Its inputs are multiplied by something before they are reduced. */
+static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
+    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
+}
+
+static void ddl__op_scale(const ddl__op *op, char *at, size_t bytes) {
+    const ddl__call *call = &op->call;
+    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+    ddl__scale(at, at, bytes / ddl_dtype_bytes(call->dtype), call->dtype, factor);
+}
+
+/* Nothing but a collective that a transport runs by itself. */
+static bool ddl__op_native_alone(const ddl__op *op) {
+    return op->cached->native_count == 1 && op->cached->plan.step_count == 1;
 }
 
 /* >>memory of an op */
@@ -21367,7 +21836,8 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
-    if (n->set == NULL || ddl__kind_is_v(call->kind)) {
+    bool function = call->nature == DDL__FUNCTION || call->nature == DDL__FUNCTION_IN_ORDER;
+    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && function)) {
         return 0;
     }
     uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
@@ -21375,22 +21845,23 @@ static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
 }
 
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
-    return (ddl__plan_args){.kind = call->kind,
-                            .size = g->size,
-                            .rank = g->rank,
-                            .root = call->root,
-                            .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
-                            .count = call->count,
-                            .in_place = call->in_place,
-                            .commutative = call->commutative,
-                            .counts = call->counts,
-                            .offsets = call->offsets,
-                            .recv_counts = call->recv_counts,
-                            .recv_offsets = call->recv_offsets,
-                            .host_of = g->host_of,
-                            .native_s = ddl__native_seconds(g, call),
-                            .on_device = call->on_device != DDL_HOST,
-                            .move_bytes = (int64_t)ddl__stage_chunk((uint64_t)call->in_bytes)};
+    ddl__plan_args args = {.kind = call->kind,
+                           .size = g->size,
+                           .rank = g->rank,
+                           .root = call->root,
+                           .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
+                           .count = call->count,
+                           .in_place = call->in_place,
+                           .commutative = call->commutative,
+                           .counts = call->counts,
+                           .offsets = call->offsets,
+                           .recv_counts = call->recv_counts,
+                           .recv_offsets = call->recv_offsets,
+                           .host_of = g->host_of,
+                           .native_s = ddl__native_seconds(g, call),
+                           .on_device = call->on_device != DDL_HOST};
+    args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
+    return args;
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
@@ -21426,6 +21897,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__choice choice = ddl__tune_choose(&g->tuning, &args);
         args.chunk_bytes = choice.chunk_bytes;
         args.fence = choice.fence;
+        args.inner = choice.inner;
         e->estimate_s = choice.seconds;
         status = ddl__plan_make(&c->base, choice.algo, &args, &e->plan);
     }
@@ -21440,6 +21912,9 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    if (args.inner != NULL) {
+        e->algorithm_hash = ddl__mix_bytes(e->algorithm_hash, args.inner->name, strlen(args.inner->name));
+    }
     e->next = g->cache;
     g->cache = e;
     *out = e;
@@ -21777,7 +22252,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->event = op->mark;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
-    if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
+    if (!ddl__op_native_alone(op) && op->call.op == DDL_AVG) { /* a sum of sums, divided later: ddl__step_move */
         call->op = DDL_SUM;
         call->factor = ddl__averages_scaled(op->group, &op->call) ? ddl__average_scale(op->group->size) : 1.0;
     }
@@ -21791,7 +22266,7 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
                             .root = s->peer,
                             .element_bytes = op->cached->element_bytes,
                             .sequence = ++op->runner->sequence,
-                            .signature = op->call.signature + i,
+                            .signature = op->call.signature + op->cached->native_count - op->natives_left,
                             .in = in != NULL ? in + s->src : NULL,
                             .out = out != NULL ? out + s->dst : NULL,
                             .bytes = (uint64_t)s->bytes,
@@ -22101,8 +22576,13 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__step_state *st = s->owner;
     ddl__op *op = st->op;
+    bool comes = s->items[0].comes;
     ddl__stage_leave(c, &st->move);
     op->move_failed = status < 0 ? status : op->move_failed;
+    if (status >= 0 && comes && op->cached->native_count == 0 && ddl__is_scaled(op->group, &op->call, op->user)) {
+        const ddl__step *step = ddl__op_step(op, (uint32_t)st->out.index); /* where it is native, its kernels scale */
+        ddl__op_scale(op, ddl__dst(op, step), (size_t)step->bytes);
+    }
     if (status >= 0) {
         ddl__step_finish(op, (uint32_t)st->out.index);
     }
@@ -23400,17 +23880,6 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *o
 
 /* >>start */
 
-static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
-    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
-}
-
-static void ddl__op_scale(ddl__op *op, char *at) {
-    const ddl__call *call = &op->call;
-    size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
-    ddl__scale(at, at, count, call->dtype, factor);
-}
-
 /* What held an operation back is there. */
 static void ddl__op_release(ddl_context *c, ddl__op *op) {
     op->held = false;
@@ -23429,7 +23898,7 @@ static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     }
     if (op->call.on_device == DDL_HOST && s->count > 0 && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
-        ddl__op_scale(op, op->base[DDL__IN]);
+        ddl__op_scale(op, op->base[DDL__IN], (size_t)op->call.in_bytes);
     }
     ddl__op_release(c, op);
 }
@@ -23460,7 +23929,7 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
 /* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
 static ddl_status ddl__op_capture(ddl__op *op) {
     const ddl_group *g = op->group;
-    bool alone = op->device == g->stream_device && op->stage == NULL && op->scratch == NULL && !op->held &&
+    bool alone = op->device == g->stream_device && op->stage == NULL && ddl__op_native_alone(op) && !op->held &&
                  !op->request->persistent;
     if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
         return ddl__stream_check(g, ddl__kind_name(op->call.kind));
@@ -23482,8 +23951,7 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (ddl__stream_captured(d, g->stream)) {
         return ddl__op_capture(op);
     }
-    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later &&
-                op->scratch == NULL;
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later && ddl__op_native_alone(op);
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
@@ -23500,20 +23968,24 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
                              : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
 }
 
-/* What goes by the network while the rest is on devices. */
+/* What goes by the network while the rest is on devices, and scratch there. */
 static ddl_status ddl__op_scratch(ddl_context *c, ddl__op *op) {
     ddl_tensor t = {.device = op->call.on_device};
-    int64_t bytes = op->cached->plan.tmp_bytes;
+    const int64_t bytes[2] = {op->cached->plan.tmp_bytes, op->cached->plan.there_bytes};
     const char *what = ddl__kind_name(op->call.kind);
-    if (bytes == 0) {
+    if (bytes[0] + bytes[1] == 0) {
         return DDL_OK;
     }
-    op->scratch = ddl__stage_make(c, 1);
+    op->scratch = ddl__stage_make(c, 2);
     if (op->scratch == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
     }
-    DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes, NULL, DDL_HOST, what));
-    op->base[DDL__TMP] = op->scratch->items[0].host;
+    for (int i = 0; i < 2; i++) {
+        if (bytes[i] > 0) {
+            DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes[i], NULL, i == 0 ? DDL_HOST : t.device, what));
+            op->base[i == 0 ? DDL__TMP : DDL__THERE] = op->scratch->items[op->scratch->count - 1].host;
+        }
+    }
     return DDL_OK;
 }
 
@@ -23576,7 +24048,7 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         ddl__pack(&call->in, op->packed_in, false);
     }
     if (pack_in && scaled) {
-        ddl__op_scale(op, op->packed_in);
+        ddl__op_scale(op, op->packed_in, (size_t)call->in_bytes);
     }
     if (stage_in || stage_out) {
         DDL__TRY(ddl__op_stage(c, op, stage_in, stage_out, takes));
@@ -23589,37 +24061,29 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* In a group of several hosts: all_reduce, of what is worth two collectives of devices; not where bits must be those of
- * rank order. */
-static bool ddl__devices_of_hosts(const ddl_group *g, const ddl__call *call) {
-    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
-    return ddl__host_count(&args) == 1 ||
-           (call->kind == DDL_ALL_REDUCE && call->in_bytes >= DDL__MOVE_LEAST && !g->tuning.deterministic);
-}
-
-/* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
- * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
- * others have, and brings what else it has there. */
-static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__user_op *user) {
+/* On which device the plan of a call works; DDL_HOST: on none, its tensors are staged whole. It must be the same on all
+ * ranks whether one does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for
+ * granted that the others have, and brings what else it has there. Between hosts that is for all that is worth cutting
+ * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. */
+static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    bool function = user != NULL && user->fn != NULL;
-    if (g->size > 1 && g->device_native.set != NULL && !ddl__devices_of_hosts(g, call)) {
-        return DDL_HOST;
-    }
-    if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
-        call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
+    if (g->size == 1 || (!in && !out) || call->tensors > 0) {
         return DDL_HOST;
     }
     call->on_device = in ? call->in.device : call->out.device;
-    return ddl__native_seconds(g, call) > 0 ? call->on_device : DDL_HOST;
+    ddl__plan_args args = ddl__call_args(g, call);
+    bool there = ddl__host_count(&args) > 1
+                     ? ddl__total_bytes(&args) >= DDL__MOVE_LEAST
+                     : args.native_s > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
+    return there ? call->on_device : DDL_HOST;
 }
 
 /* Strided, scaled or staged: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
     bool in = ddl__uses_in(g, call), out = ddl__uses_out(g, call);
-    call->on_device = ddl__call_device(g, call, user);
+    call->on_device = ddl__call_device(g, call);
     bool strided = (in && !ddl__is_contiguous(&call->in)) || (out && !ddl__is_contiguous(&call->out));
     bool moved = (in && ddl__is_staged(&call->in) && call->in.device != call->on_device) ||
                  (out && ddl__is_staged(&call->out) && call->out.device != call->on_device);

@@ -12,11 +12,18 @@ typedef enum ddl__step_kind {
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
     DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
-    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where IN and OUT are a device's */
+    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
-typedef enum ddl__space { DDL__IN = 0, DDL__OUT = 1, DDL__TMP = 2 } ddl__space;
+typedef enum ddl__space {
+    DDL__IN = 0,
+    DDL__OUT = 1,
+    DDL__TMP = 2,  /* scratch */
+    DDL__THERE = 3 /* scratch on the device, where IN and OUT are on one */
+} ddl__space;
+
+enum { DDL__SPACES = 4 };
 
 /* DDL__AT_ONCE: a send that does not wait for the fence. */
 enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
@@ -47,8 +54,10 @@ typedef struct ddl__plan_args {
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
+    bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
+    const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
 /* What algorithms are told and the engine runs. All steps that wait for nothing start at once; a step that ends lets
@@ -68,7 +77,7 @@ typedef struct ddl__plan {
     ddl__step *steps;
     uint32_t *nexts;
     uint32_t step_count, next_count;
-    int64_t tmp_bytes;
+    int64_t tmp_bytes, there_bytes;
     bool fenced;
 } ddl__plan;
 
@@ -204,7 +213,14 @@ typedef struct ddl__cells {
     uint32_t count, cap;
 } ddl__cells;
 
-enum { DDL__USER_MEMORY = 0, DDL__TMP_MEMORY = 1 };
+enum { DDL__USER_MEMORY = 0, DDL__TMP_MEMORY = 1, DDL__THERE_MEMORY = 2, DDL__MEMORIES = 3 };
+
+/* A part of a plan that an algorithm writes as if it were a call of its own: among which ranks, and where in scratch
+ * its IN and OUT are. */
+typedef struct ddl__scope {
+    const int32_t *ranks; /* of the group; NULL: all */
+    int64_t at[2];
+} ddl__scope;
 
 typedef struct ddl__planner {
     ddl__base *base;
@@ -214,10 +230,11 @@ typedef struct ddl__planner {
     ddl__edge *edges;
     ddl__cell_reader *readers;
     uint32_t step_count, step_cap, edge_count, edge_cap, reader_count, reader_cap;
-    ddl__cells cells[2];
+    ddl__cells cells[DDL__MEMORIES];
+    const ddl__scope *scope; /* NULL: none */
     bool aliased;     /* IN and OUT are the same memory ... */
     int64_t shift[2]; /* ... in which IN and OUT begin here */
-    int64_t tmp_bytes;
+    int64_t tmp_bytes, there_bytes;
     uint32_t next_slot;
     uint32_t gate; /* the step that ends the fence; steps after it wait for it */
     bool fenced;
@@ -251,12 +268,13 @@ static void ddl__plan_close(ddl__planner *p) {
     ddl__free(p->base, p->steps);
     ddl__free(p->base, p->edges);
     ddl__free(p->base, p->readers);
-    ddl__free(p->base, p->cells[0].at);
-    ddl__free(p->base, p->cells[1].at);
     p->steps = NULL;
     p->edges = NULL;
     p->readers = NULL;
-    p->cells[0].at = p->cells[1].at = NULL;
+    for (int i = 0; i < DDL__MEMORIES; i++) {
+        ddl__free(p->base, p->cells[i].at);
+        p->cells[i].at = NULL;
+    }
 }
 
 /* Room for one more item: returns the array, moved if it had to grow; on failure the old one, and the error sticks. */
@@ -394,12 +412,26 @@ static void ddl__plan_touch(ddl__planner *p, uint32_t step, uint8_t space, int64
     if (bytes <= 0 || p->status < 0 || (space == DDL__IN && !p->aliased)) {
         return;
     }
-    int64_t begin = offset + (space != DDL__TMP && p->aliased ? p->shift[space] : 0);
-    ddl__cells *cells = &p->cells[space == DDL__TMP ? DDL__TMP_MEMORY : DDL__USER_MEMORY];
+    int64_t begin = offset + (space <= DDL__OUT && p->aliased ? p->shift[space] : 0);
+    ddl__cells *cells = &p->cells[space == DDL__TMP     ? DDL__TMP_MEMORY
+                                  : space == DDL__THERE ? DDL__THERE_MEMORY
+                                                        : DDL__USER_MEMORY];
     if (write) {
         ddl__cells_write(p, cells, begin, begin + bytes, step);
     } else {
         ddl__cells_read(p, cells, begin, begin + bytes, step);
+    }
+}
+
+static void ddl__scope_apply(const ddl__scope *scope, ddl__step *step) {
+    step->peer = step->peer >= 0 && scope->ranks != NULL ? scope->ranks[step->peer] : step->peer;
+    if (step->src_space <= DDL__OUT) {
+        step->src += scope->at[step->src_space];
+        step->src_space = DDL__TMP;
+    }
+    if (step->dst_space <= DDL__OUT) {
+        step->dst += scope->at[step->dst_space];
+        step->dst_space = DDL__TMP;
     }
 }
 
@@ -412,6 +444,9 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
         return DDL__NO_STEP;
     }
     uint32_t index = p->step_count++;
+    if (p->scope != NULL) {
+        ddl__scope_apply(p->scope, &step);
+    }
     p->steps[index] = step;
     if (step.kind == DDL__NATIVE) {
         return index; /* see ddl__plan_native */
@@ -514,6 +549,13 @@ static ddl__place ddl__plan_tmp(ddl__planner *p, ddl__span span) {
     int64_t at = p->tmp_bytes;
     p->tmp_bytes += (span.bytes + 63) / 64 * 64;
     return (ddl__place){DDL__TMP, at - span.at};
+}
+
+/* The same on the device. */
+static ddl__place ddl__plan_there(ddl__planner *p, int64_t bytes) {
+    int64_t at = p->there_bytes;
+    p->there_bytes += (bytes + 63) / 64 * 64;
+    return (ddl__place){DDL__THERE, at};
 }
 
 /* count slots that no other phase of the plan uses. Every rank takes the same slots in the same order, also for
@@ -622,6 +664,7 @@ static ddl_status ddl__plan_finish(ddl__planner *p, ddl__plan *out) {
                        .step_count = p->step_count,
                        .next_count = p->edge_count,
                        .tmp_bytes = p->tmp_bytes,
+                       .there_bytes = p->there_bytes,
                        .fenced = p->fenced};
     p->steps = NULL;
     ddl__plan_close(p);

@@ -25,6 +25,7 @@ typedef struct ddl__choice {
     int64_t chunk_bytes;
     bool fence;
     double seconds;
+    const ddl__algo *inner; /* of a plan on devices: what goes between hosts */
 } ddl__choice;
 
 /* Typical of shared memory and of 10 Gbit/s Ethernet; for who has not measured. */
@@ -56,12 +57,33 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
         ddl__terms_of(&terms, args, &tuning->model);
         double seconds = algo->cost(&terms) + (fenced ? terms.rounds * terms.latency : 0);
         if (best->algo == NULL || seconds < best->seconds) {
-            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds};
+            *best = (ddl__choice){algo, args->chunk_bytes, fence, seconds, NULL};
         }
         if (terms.bytes <= DDL__MIN_CHUNK_BYTES) {
             break;
         }
     }
+}
+
+static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args);
+
+/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
+ * is taken among all ranks, and the devices of a host do nothing by themselves. */
+static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
+    const ddl__algo *algo = &ddl__algo_pieces;
+    bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
+    for (size_t i = 0; !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+        if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
+            algo = &ddl__algos_on_device[i];
+        }
+    }
+    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces);
+    ddl__choice best = ddl__tune_choose(tuning, &piece);
+    best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
+    best.inner = best.algo;
+    best.algo = algo;
+    best.fence = true;
+    return best;
 }
 
 /* Chooses for a call; a forced algorithm that cannot serve it (an op that is not commutative, hosts of unequal size)
@@ -73,8 +95,9 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
     ddl__choice best = {0};
     const ddl__algo *forced = tuning->forced[ddl__kind_base(args->kind)];
     if (args->on_device && ddl__host_count(args) > 1) {
-        forced = &ddl__algo_on_device; /* whoever asks has seen that it can */
-    } else if (forced == NULL && args->native_s > 0) {
+        return ddl__tune_on_device(tuning, &common);
+    }
+    if (forced == NULL && args->native_s > 0) {
         const ddl__algo *native = ddl__algo_find(args->kind, "native"); /* no plan of messages comes near */
         forced = native != NULL && ddl__algo_can(native, &common, tuning->deterministic) ? native : NULL;
     }

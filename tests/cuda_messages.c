@@ -372,6 +372,26 @@ static uint64_t calls_of(ddl_context *c, const char *algorithm) {
     return calls;
 }
 
+/* The other kinds: those that GPUs do inside hosts, and those that go by pieces alone. */
+static void kinds_of_hosts(ddl_context *c, const message_job *j, int rank) {
+    static const ddl_kind kinds[] = {DDL_BROADCAST, DDL_REDUCE, DDL_ALL_GATHER, DDL_REDUCE_SCATTER, DDL_ALL_TO_ALL,
+                                     DDL_GATHER, DDL_SCATTER, DDL_SCAN};
+    int n = ddl_size(ddl_world(c));
+    for (int i = 0; i < 16; i++) {
+        ddl_kind kind = kinds[i % 8];
+        bool inside = i % 8 < 4, many = coll_many_in(kind) || coll_many_out(kind);
+        uint64_t before[2] = {calls_of(c, "native_device_hierarchical"), calls_of(c, "device_pieces")};
+        coll_case one = {.kind = kind, .dtype = i % 3 == 0 ? DDL_BF16 : DDL_F32,
+                         .op = !coll_reduces(kind) ? DDL_OP_NONE : i < 8 && kind != DDL_SCAN ? DDL_AVG : DDL_SUM,
+                         .root = coll_rooted(kind) ? (i * 3 + 1) % n : 0, .count = i < 8 ? 40009 : many ? 300007 : 900001,
+                         .way = (coll_way)(i % 3), .in_place = i / 8 == 1, .salt = i,
+                         .in_device = gpu_of(j, rank % 2), .out_device = gpu_of(j, rank % 2)};
+        CHECK(coll_check(ddl_world(c), &one));
+        CHECK_EQ(calls_of(c, "native_device_hierarchical") - before[0], inside);
+        CHECK_EQ(calls_of(c, "device_pieces") - before[1], !inside);
+    }
+}
+
 static void sums_of_hosts(int rank, int n, void *arg) {
     static const int64_t counts[] = {32768, 100003, 400001, 1400017}; /* the last in several pieces */
     static const struct {
@@ -391,6 +411,7 @@ static void sums_of_hosts(int rank, int n, void *arg) {
         want += large;
     }
     CHECK_EQ(calls_of(c, "native_device_hierarchical"), want);
+    kinds_of_hosts(c, j, rank);
     /* what passes the host's memory is this rank's part, there and back */
     ddl_tensor t = {0};
     int64_t count = 3 << 20; /* 6 or 4 pieces for each rank */

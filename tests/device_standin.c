@@ -423,19 +423,26 @@ static void event_free(void *self, void *made) {
 
 static ddl_status host_alloc(void *self, size_t bytes, void **out_memory) {
     (void)self;
-    *out_memory = standin_control.no_pinned ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (*out_memory == NULL) {
+    char *block = standin_control.no_pinned ? NULL : aligned_alloc(64, (bytes + 127) / 64 * 64); /* after its size */
+    if (block == NULL) {
         return DDL_ERR_NOMEM;
     }
+    memcpy(block, &bytes, sizeof bytes);
+    *out_memory = block + 64;
     memset(*out_memory, 0xC3, bytes);
     standin_control.pinned++;
+    standin_control.pinned_bytes += bytes;
+    standin_control.pinned_largest = bytes > standin_control.pinned_largest ? bytes : standin_control.pinned_largest;
     return DDL_OK;
 }
 
 static void host_free(void *self, void *memory) {
     (void)self;
+    size_t bytes;
+    memcpy(&bytes, (char *)memory - 64, sizeof bytes);
     standin_control.pinned--;
-    free(memory);
+    standin_control.pinned_bytes -= bytes;
+    free((char *)memory - 64);
 }
 
 static ddl_status stream_make(void *self, void **out_stream) {

@@ -15,6 +15,8 @@ typedef struct standin_state {
     volatile int stopped; /* no stream moves */
     int no_pinned;       /* there is no pinned memory any more */
     int pinned;          /* blocks of pinned memory that are out */
+    size_t pinned_bytes; /* of these; the core keeps free blocks */
+    size_t pinned_largest; /* of all blocks so far */
     int tasks;           /* done so far */
     int natives;         /* collectives that ran there */
     void *captured;      /* a stream that is being captured */

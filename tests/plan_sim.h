@@ -24,6 +24,9 @@ typedef struct sim_case {
     int64_t send_counts[SIM_MAX][SIM_MAX], send_offsets[SIM_MAX][SIM_MAX]; /* of all_to_allv, by rank */
     int64_t recv_counts[SIM_MAX][SIM_MAX], recv_offsets[SIM_MAX][SIM_MAX];
     int32_t host_of[SIM_MAX];
+    int64_t move_bytes;     /* tensors are on devices, and go by the host in such pieces; 0: they are not */
+    const ddl__algo *inner; /* then: what goes between hosts */
+    bool natives;           /* devices run collectives inside hosts */
     uint64_t seed;
 } sim_case;
 
@@ -32,6 +35,7 @@ typedef struct sim_node {
     uint32_t step;
     uint32_t match; /* the node of the other end of a message */
     uint32_t waits;
+    int32_t native; /* of a native step: the how many-th of its rank */
     uint64_t known; /* ranks this step has heard of, directly or not */
     int32_t depth;  /* messages one after the other until this step */
     unsigned char *message; /* data that arrived */
@@ -41,6 +45,9 @@ typedef struct sim_node {
 typedef struct sim_rank {
     ddl__plan_args args;
     ddl__plan plan;
+    int32_t natives, natives_ready;
+    int64_t kept, most_kept; /* bytes that came before their receive was let go */
+    unsigned char *there; /* scratch on the device */
     unsigned char *user, *before, *expected, *tmp; /* user: IN and OUT; before and expected: images of it */
     int64_t user_bytes, at[2], bytes[2];           /* where IN and OUT are in user */
     uint32_t first;                                /* node of step 0 */
@@ -206,7 +213,11 @@ static void sim_args(const sim_case *c, int32_t rank, ddl__plan_args *args) {
                              .offsets = all_to_allv ? c->send_offsets[rank] : c->offsets,
                              .recv_counts = c->recv_counts[rank],
                              .recv_offsets = c->recv_offsets[rank],
-                             .host_of = c->host_of};
+                             .host_of = c->host_of,
+                             .on_device = c->move_bytes > 0,
+                             .move_bytes = c->move_bytes,
+                             .inner = c->inner,
+                             .native_s = c->natives ? 1e-6 : 0};
 }
 
 static bool sim_open(sim *s, const sim_case *c) {
@@ -225,12 +236,16 @@ static bool sim_open(sim *s, const sim_case *c) {
         r->expected = malloc((size_t)r->user_bytes);
         r->tmp = malloc((size_t)r->plan.tmp_bytes + 1);
         memset(r->tmp, 0xA5, (size_t)r->plan.tmp_bytes + 1);
+        r->there = malloc((size_t)r->plan.there_bytes + 1);
+        memset(r->there, 0xA5, (size_t)r->plan.there_bytes + 1);
         sim_fill(s, r);
     }
     s->nodes = calloc(s->node_count + 1, sizeof *s->nodes);
     for (int32_t i = 0; i < c->n; i++) {
         for (uint32_t k = 0; k < s->rank[i].plan.step_count; k++) {
-            s->nodes[s->rank[i].first + k] = (sim_node){.rank = i, .step = k};
+            bool native = s->rank[i].plan.steps[k].kind == DDL__NATIVE;
+            s->nodes[s->rank[i].first + k] = (sim_node){.rank = i, .step = k, .native = s->rank[i].natives};
+            s->rank[i].natives += native;
         }
     }
     return true;
@@ -244,6 +259,7 @@ static void sim_close(sim *s) {
         free(r->before);
         free(r->expected);
         free(r->tmp);
+        free(r->there);
     }
     for (uint32_t i = 0; i < s->node_count; i++) {
         free(s->nodes[i].message);
@@ -255,12 +271,93 @@ static ddl__step *sim_step(sim *s, uint32_t node) {
     return &s->rank[s->nodes[node].rank].plan.steps[s->nodes[node].step];
 }
 
+/* ---- native steps: a collective of the ranks of a host, whose j-th native steps belong together ---- */
+
+static int32_t sim_on_host(const sim *s, int32_t rank) {
+    int32_t n = 0;
+    for (int32_t r = 0; r < s->c->n; r++) {
+        n += s->c->host_of[r] == s->c->host_of[rank];
+    }
+    return n;
+}
+
+/* What it reads and writes, in bytes; step->bytes are those of the smaller tensor. */
+static int64_t sim_reads(const sim *s, const sim_rank *r, const ddl__step *step) {
+    bool many = step->kind == DDL__NATIVE && step->slot == DDL_REDUCE_SCATTER;
+    return step->bytes * (many ? sim_on_host(s, r->args.rank) : 1);
+}
+
+static int64_t sim_writes(const sim *s, const sim_rank *r, const ddl__step *step) {
+    bool many = step->kind == DDL__NATIVE && step->slot == DDL_ALL_GATHER;
+    return step->bytes * (many ? sim_on_host(s, r->args.rank) : 1);
+}
+
+/* The nodes of the same native step on all ranks of its host, in the order of ranks. */
+static int32_t sim_partners(sim *s, uint32_t node, uint32_t *out) {
+    int32_t count = 0, host = s->c->host_of[s->nodes[node].rank];
+    for (int32_t r = 0; r < s->c->n; r++) {
+        for (uint32_t k = 0; s->c->host_of[r] == host && k < s->rank[r].plan.step_count; k++) {
+            uint32_t at = s->rank[r].first + k;
+            if (sim_step(s, at)->kind == DDL__NATIVE && s->nodes[at].native == s->nodes[node].native) {
+                out[count++] = at;
+            }
+        }
+    }
+    return count;
+}
+
+/* Native steps of a rank stand in one order. */
+static bool sim_check_natives(sim *s, const sim_rank *r) {
+    bool *after = calloc(r->plan.step_count + 1, sizeof *after), ok = true; /* the last native step so far */
+    int32_t seen = 0;
+    for (uint32_t k = 0; ok && k < r->plan.step_count; k++) {
+        const ddl__step *step = &r->plan.steps[k];
+        if (step->kind == DDL__NATIVE) {
+            ok = seen++ == 0 || after[k] || sim_fail(s, "rank %d: native step %u may begin before the last", r->args.rank, k);
+            memset(after, 0, r->plan.step_count);
+            after[k] = true;
+        }
+        for (uint32_t i = 0; i < step->next_count; i++) {
+            after[r->plan.nexts[step->first_next + i]] |= after[k];
+        }
+    }
+    free(after);
+    return ok;
+}
+
+/* All ranks of a host have the same native steps; and only these and moves touch what is on the device. */
+static bool sim_check_devices(sim *s, sim_rank *r) {
+    uint32_t partners[SIM_MAX];
+    for (uint32_t k = 0; k < r->plan.step_count; k++) {
+        const ddl__step *step = &r->plan.steps[k];
+        bool from = step->kind != DDL__RECV && step->src_space != DDL__TMP;
+        bool to = step->kind != DDL__SEND && step->dst_space != DDL__TMP;
+        if (step->kind == DDL__NATIVE) {
+            int32_t count = sim_partners(s, r->first + k, partners);
+            for (int32_t i = 0; i < count; i++) {
+                const ddl__step *other = sim_step(s, partners[i]);
+                if (other->slot != step->slot || other->bytes != step->bytes || other->peer != step->peer) {
+                    return sim_fail(s, "rank %d step %u is another native step elsewhere", r->args.rank, k);
+                }
+            }
+            if (count != sim_on_host(s, r->args.rank) || !from || !to) {
+                return sim_fail(s, "rank %d step %u is not on the device of all", r->args.rank, k);
+            }
+        } else if (step->bytes > 0 && (step->kind == DDL__MOVE ? from == to : from || to)) {
+            return sim_fail(s, "rank %d step %u of kind %d works on the device", r->args.rank, k, step->kind);
+        }
+    }
+    return true;
+}
+
 static bool sim_receives(const ddl__step *step) { return step->kind == DDL__RECV || step->kind == DDL__RECV_REDUCE; }
 
 /* ---- what can be seen without running ---- */
 
 static bool sim_check_range(sim *s, sim_rank *r, uint32_t index, uint8_t space, int64_t offset, int64_t bytes) {
-    int64_t size = space == DDL__TMP ? r->plan.tmp_bytes : r->bytes[space];
+    int64_t size = space == DDL__TMP     ? r->plan.tmp_bytes
+                   : space == DDL__THERE ? r->plan.there_bytes
+                                         : r->bytes[space];
     if (bytes == 0 || (offset >= 0 && offset + bytes <= size)) {
         return true;
     }
@@ -287,13 +384,17 @@ static bool sim_check_steps(sim *s, sim_rank *r) {
             }
             waits[next]++;
         }
-        if (step->kind != DDL__RECV && !sim_check_range(s, r, k, step->src_space, step->src, step->bytes)) {
+        if (step->kind != DDL__RECV && !sim_check_range(s, r, k, step->src_space, step->src, sim_reads(s, r, step))) {
             return false;
         }
-        if (step->kind != DDL__SEND && !sim_check_range(s, r, k, step->dst_space, step->dst, step->bytes)) {
+        bool lost = step->kind == DDL__NATIVE && step->slot == DDL_REDUCE && step->dst_space == DDL__OUT &&
+                    r->bytes[DDL__OUT] == 0; /* not its root, which has no OUT */
+        if (step->kind != DDL__SEND && !lost &&
+            !sim_check_range(s, r, k, step->dst_space, step->dst, sim_writes(s, r, step))) {
             return false;
         }
-        if (step->kind != DDL__SEND && step->dst_space == DDL__IN && step->bytes > 0) {
+        if (step->kind != DDL__SEND && step->dst_space == DDL__IN && step->bytes > 0 &&
+            s->c->kind != DDL_BROADCAST) {
             return sim_fail(s, "rank %d step %u writes IN", r->args.rank, k);
         }
     }
@@ -361,12 +462,16 @@ static int sim_compare_access(const void *a, const void *b) {
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (int)(x->step > y->step) - (int)(x->step < y->step);
 }
 
-static void sim_add_access(const sim_rank *r, sim_access *list, uint32_t *count, uint32_t k, uint8_t space,
-                           int64_t offset, bool write) {
-    /* TMP comes after user memory in one line of addresses. */
-    int64_t begin = offset + (space == DDL__TMP ? r->user_bytes : r->at[space]);
-    if (r->plan.steps[k].bytes > 0) {
-        list[(*count)++] = (sim_access){begin, begin + r->plan.steps[k].bytes, k, write};
+static void sim_add_access(const sim *s, const sim_rank *r, sim_access *list, uint32_t *count, uint32_t k, bool write) {
+    const ddl__step *step = &r->plan.steps[k];
+    uint8_t space = write ? step->dst_space : step->src_space;
+    int64_t bytes = write ? sim_writes(s, r, step) : sim_reads(s, r, step);
+    /* TMP comes after user memory in one line of addresses, then THERE. */
+    int64_t begin = (write ? step->dst : step->src) + (space == DDL__TMP     ? r->user_bytes
+                                                       : space == DDL__THERE ? r->user_bytes + r->plan.tmp_bytes
+                                                                             : r->at[space]);
+    if (bytes > 0) {
+        list[(*count)++] = (sim_access){begin, begin + bytes, k, write};
     }
 }
 
@@ -385,10 +490,10 @@ static bool sim_check_races(sim *s, sim_rank *r) {
             next[k / 64] |= 1ull << (k % 64);
         }
         if (step->kind != DDL__RECV) {
-            sim_add_access(r, list, &count, k, step->src_space, step->src, false);
+            sim_add_access(s, r, list, &count, k, false);
         }
         if (step->kind != DDL__SEND) {
-            sim_add_access(r, list, &count, k, step->dst_space, step->dst, true);
+            sim_add_access(s, r, list, &count, k, true);
         }
     }
     qsort(list, count, sizeof *list, sim_compare_access);
@@ -439,7 +544,7 @@ static bool sim_check_eager(sim *s, const sim_node *node, int64_t *eager) {
 
 /* Follows dependencies and messages in an order that respects both; a circle would be a deadlock. */
 static bool sim_check_knowledge(sim *s) {
-    uint32_t *queue = malloc((s->node_count + 1) * sizeof *queue), head = 0, tail = 0;
+    uint32_t *queue = malloc((2 * (size_t)s->node_count + 1) * sizeof *queue), head = 0, tail = 0, passed = 0;
     int64_t *eager = calloc((size_t)s->c->n * SIM_MAX, sizeof *eager);
     uint64_t must[SIM_MAX];
     for (int32_t i = 0; i < s->c->n; i++) {
@@ -449,6 +554,7 @@ static bool sim_check_knowledge(sim *s) {
         sim_node *node = &s->nodes[i];
         node->known = 1ull << node->rank;
         node->depth = 0;
+        node->posted = node->arrived = false;
         node->waits = sim_step(s, i)->waits + (sim_receives(sim_step(s, i)) ? 1 : 0);
         if (node->waits == 0) {
             queue[tail++] = i;
@@ -456,9 +562,24 @@ static bool sim_check_knowledge(sim *s) {
     }
     bool ok = true;
     while (ok && head < tail) {
-        uint32_t at = queue[head++];
+        uint32_t at = queue[head++], partners[SIM_MAX];
         sim_node *node = &s->nodes[at];
         const ddl__step *step = sim_step(s, at);
+        if (step->kind == DDL__NATIVE && !node->posted) { /* goes on when all have come to it */
+            int32_t count = sim_partners(s, at, partners), come = 0;
+            node->arrived = true;
+            for (int32_t i = 0; i < count; i++) {
+                come += s->nodes[partners[i]].arrived;
+                node->known |= s->nodes[partners[i]].arrived ? s->nodes[partners[i]].known : 0;
+            }
+            for (int32_t i = 0; come == count && i < count; i++) {
+                s->nodes[partners[i]].known = node->known;
+                s->nodes[partners[i]].posted = true;
+                queue[tail++] = partners[i];
+            }
+            passed++;
+            continue;
+        }
         ok = sim_check_eager(s, node, eager);
         if (step->kind != DDL__SEND && step->dst_space == DDL__OUT && step->bytes > 0 &&
             (node->known & must[node->rank]) != must[node->rank]) {
@@ -479,7 +600,7 @@ static bool sim_check_knowledge(sim *s) {
             }
         }
     }
-    ok = ok && (head == s->node_count || sim_fail(s, "steps wait for each other in a circle"));
+    ok = ok && (head - passed == s->node_count || sim_fail(s, "steps wait for each other in a circle"));
     free(queue);
     free(eager);
     return ok;
@@ -499,7 +620,7 @@ typedef struct sim_run {
 } sim_run;
 
 static unsigned char *sim_at(sim_rank *r, uint8_t space, int64_t offset) {
-    return space == DDL__TMP ? r->tmp + offset : r->user + r->at[space] + offset;
+    return (space == DDL__TMP ? r->tmp : space == DDL__THERE ? r->there : r->user + r->at[space]) + offset;
 }
 
 static void sim_finish(sim_run *run, uint32_t at) {
@@ -555,8 +676,48 @@ static void sim_read(sim *s, uint32_t send) {
     r->sent_bytes += step->bytes;
 }
 
+/* A native step that all ranks of its host have come to: reads everything, then writes everything. */
+static void sim_native(sim_run *run, const uint32_t *nodes, int32_t count) {
+    sim *s = run->s;
+    const ddl__step *first = sim_step(s, nodes[0]);
+    size_t bytes = (size_t)first->bytes;
+    unsigned char *sums = malloc(bytes * (size_t)count + 1), *all = malloc(bytes * (size_t)count + 1);
+    bool scatters = first->slot == DDL_REDUCE_SCATTER, gathers = first->slot == DDL_ALL_GATHER;
+    for (int32_t i = 0; i < count; i++) {
+        const ddl__step *step = sim_step(s, nodes[i]);
+        const unsigned char *src = sim_at(&s->rank[s->nodes[nodes[i]].rank], step->src_space, step->src);
+        size_t reads = scatters ? bytes * (size_t)count : bytes;
+        if (gathers) {
+            memcpy(all + bytes * (size_t)i, src, bytes);
+        } else if (first->slot == DDL_BROADCAST) {
+            memcpy(i == first->peer ? sums : all, src, bytes);
+        } else if (i == 0) {
+            memcpy(sums, src, reads);
+        } else {
+            sim_combine_all(s->c->op, sums, sums, src, (int64_t)reads);
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        const ddl__step *step = sim_step(s, nodes[i]);
+        unsigned char *dst = sim_at(&s->rank[s->nodes[nodes[i]].rank], step->dst_space, step->dst);
+        if (gathers) {
+            memcpy(dst, all, bytes * (size_t)count);
+        } else if (first->slot != DDL_REDUCE || i == first->peer) {
+            memcpy(dst, sums + (scatters ? bytes * (size_t)i : 0), bytes);
+        }
+        sim_finish(run, nodes[i]);
+    }
+    free(sums);
+    free(all);
+}
+
 static void sim_deliver(sim_run *run, uint32_t receive) {
     sim_node *node = &run->s->nodes[receive];
+    sim_rank *r = &run->s->rank[node->rank];
+    if (node->posted != node->arrived) { /* data that waits for its receive is kept */
+        r->kept += node->arrived ? sim_step(run->s, receive)->bytes : 0;
+        r->most_kept = DDL__MAX(r->most_kept, r->kept);
+    }
     if (node->posted && node->arrived) {
         sim_apply(run->s, receive, node->message);
         sim_finish(run, receive);
@@ -590,8 +751,19 @@ static void sim_go(sim_run *run, uint32_t at) {
     const ddl__step *step = sim_step(run->s, at);
     if (step->kind == DDL__SEND) {
         sim_go_send(run, at);
+    } else if (step->kind == DDL__NATIVE) {
+        uint32_t partners[SIM_MAX];
+        int32_t count = sim_partners(run->s, at, partners), come = 0;
+        node->posted = true;
+        for (int32_t i = 0; i < count; i++) {
+            come += run->s->nodes[partners[i]].posted;
+        }
+        if (come == count) {
+            sim_native(run, partners, count);
+        }
     } else if (sim_receives(step)) {
         node->posted = true;
+        run->s->rank[node->rank].kept -= node->arrived ? step->bytes : 0;
         if (run->mode == SIM_SYNC && run->s->nodes[node->match].sent) {
             run->todo[run->todo_count++] = node->match;
         }
@@ -602,13 +774,19 @@ static void sim_go(sim_run *run, uint32_t at) {
     }
 }
 
+/* The device of the last rank copies back only when nobody else has anything to do. */
+static bool sim_is_slow(sim *s, uint32_t at) {
+    return s->nodes[at].rank == s->c->n - 1 && sim_step(s, at)->kind == DDL__MOVE &&
+           sim_step(s, at)->src_space == DDL__TMP;
+}
+
 /* Runs everything in a random order. */
 static bool sim_execute(sim *s, sim_mode mode) {
     sim_run run = {.s = s, .mode = mode, .todo = malloc((2 * (size_t)s->node_count + 1) * sizeof *run.todo)};
     for (int32_t i = 0; i < s->c->n; i++) {
         sim_rank *r = &s->rank[i];
         memcpy(r->user, r->before, (size_t)r->user_bytes);
-        r->sent_bytes = 0;
+        r->sent_bytes = r->kept = r->most_kept = 0;
     }
     for (uint32_t i = 0; i < s->node_count; i++) {
         sim_node *node = &s->nodes[i];
@@ -619,7 +797,11 @@ static bool sim_execute(sim *s, sim_mode mode) {
         }
     }
     while (run.todo_count > 0) {
-        uint32_t pick = (uint32_t)(sim_random(&s->random) % run.todo_count), at = run.todo[pick];
+        uint32_t pick = (uint32_t)(sim_random(&s->random) % run.todo_count);
+        for (uint32_t i = 0; i < run.todo_count && sim_is_slow(s, run.todo[pick]); i++) {
+            pick = (pick + 1) % run.todo_count;
+        }
+        uint32_t at = run.todo[pick];
         run.todo[pick] = run.todo[--run.todo_count];
         sim_go(&run, at);
     }

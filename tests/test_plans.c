@@ -92,7 +92,9 @@ static void expect(sim *s, int32_t rank) {
 /* f32 sums depend on the brackets: exact where the algorithm promises rank order, else close. What is not a result
  * must be untouched, so whole images of memory are compared. */
 static bool same_memory(const sim *s, const sim_rank *r, int64_t *where) {
-    bool exact = s->c->op != SIM_F32 || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
+    bool by_inner = s->c->inner == NULL || ddl__algo_has(s->c->inner, DDL__RANK_ORDER);
+    bool by_algo = s->c->algo == &ddl__algo_pieces || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
+    bool exact = s->c->op != SIM_F32 || (by_inner && by_algo);
     for (int64_t i = 0; i < r->user_bytes; i += exact ? 1 : 4) {
         bool same = r->user[i] == r->expected[i];
         if (!exact && i + 4 <= r->user_bytes) {
@@ -146,6 +148,69 @@ static bool check_bound(sim *s, const sim_rank *r) {
     return true;
 }
 
+/* ---- plans on devices ---- */
+
+/* Pinned scratch: three pieces, each with what its algorithm keeps beside it, which is as much again at most; parts
+ * are rounded up to 64 bytes. */
+static int64_t pinned_bound(const sim_case *c, const sim_rank *r) {
+    int64_t piece = DDL__MAX(c->move_bytes, 2 * c->n * (int64_t)r->args.element_bytes);
+    return DDL__MOVE_SLOTS * (2 * piece + 64 * (2 + 2 * c->n));
+}
+
+static double pinned_most;
+
+/* Copies to the host overlap the network: those of the second piece and the third wait for no data of a peer. And data
+ * leaves for the network before what came with an earlier piece is back on the device. */
+static bool check_overlap(sim *s, sim_rank *r, int64_t pieces) {
+    uint32_t n = r->plan.step_count;
+    bool *data = calloc(n + 1, sizeof *data), *back = calloc(n + 1, sizeof *back);
+    int64_t free_moves = 0, moves = 0, sends = 0, free_sends = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        const ddl__step *step = &r->plan.steps[k];
+        bool comes = step->kind == DDL__MOVE && step->dst_space == DDL__TMP;
+        moves += comes;
+        free_moves += comes && !data[k];
+        sends += step->kind == DDL__SEND && step->bytes > 0;
+        free_sends += step->kind == DDL__SEND && step->bytes > 0 && !back[k];
+        for (uint32_t i = 0; i < step->next_count; i++) {
+            uint32_t next = r->plan.nexts[step->first_next + i];
+            data[next] |= data[k] || (sim_receives(step) && step->bytes > 0);
+            back[next] |= back[k] || (step->kind == DDL__MOVE && !comes);
+        }
+    }
+    free(data);
+    free(back);
+    int64_t ahead = DDL__MIN(pieces, DDL__MOVE_SLOTS);
+    if (moves > 0 && pieces > 0 && free_moves * pieces < moves * ahead) {
+        return sim_fail(s, "rank %d: %lld of %lld copies begin before any data comes, in %lld pieces", r->args.rank,
+                        (long long)free_moves, (long long)moves, (long long)pieces);
+    }
+    if (sends > 0 && free_sends * pieces < sends * ahead) {
+        return sim_fail(s, "rank %d: %lld of %lld sends begin before any result is copied back, in %lld pieces",
+                        r->args.rank, (long long)free_sends, (long long)sends, (long long)pieces);
+    }
+    return true;
+}
+
+static bool check_device(sim *s, sim_rank *r) {
+    const sim_case *c = s->c;
+    bool across = c->algo != &ddl__algo_pieces;
+    ddl__plan_args whole = r->args;
+    whole.size = across ? ddl__host_count(&whole) : c->n;
+    int64_t longest = c->count, each = ddl__piece_elements(&whole);
+    for (int32_t i = 0; ddl__kind_is_v(c->kind) && i < c->n; i++) {
+        longest = i == 0 ? c->counts[0] : DDL__MAX(longest, c->counts[i]);
+    }
+    int64_t pieces = (longest + each - 1) / each;
+    pinned_most = DDL__MAX(pinned_most, (double)r->plan.tmp_bytes / (double)pinned_bound(c, r));
+    if (r->plan.tmp_bytes > pinned_bound(c, r)) {
+        return sim_fail(s, "rank %d has %lld bytes pinned, in pieces of %lld", r->args.rank, (long long)r->plan.tmp_bytes,
+                        (long long)c->move_bytes);
+    }
+    return sim_check_devices(s, r) && sim_check_natives(s, r) &&
+           (ddl__kind_is_v(c->kind) || c->kind == DDL_ALL_REDUCE || check_overlap(s, r, pieces));
+}
+
 static bool check_plans(sim *s) {
     for (int32_t i = 0; i < s->c->n; i++) {
         if (!sim_check_steps(s, &s->rank[i])) {
@@ -156,7 +221,8 @@ static bool check_plans(sim *s) {
         return false;
     }
     for (int32_t i = 0; i < s->c->n; i++) {
-        if (!sim_check_races(s, &s->rank[i]) || !check_bound(s, &s->rank[i])) {
+        if (!sim_check_races(s, &s->rank[i]) ||
+            !(s->c->move_bytes > 0 ? check_device(s, &s->rank[i]) : check_bound(s, &s->rank[i]))) {
             return false;
         }
         expect(s, i);
@@ -174,8 +240,8 @@ static bool check_plans(sim *s) {
 
 static const char *describe(const sim_case *c, const char *error) {
     static char text[700];
-    snprintf(text, sizeof text, "%s %s n %d root %d count %lld chunk %lld fence %d op %d in place %llx seed %llx: %s",
-             ddl__kind_name(c->kind), c->algo->name, c->n, c->root, (long long)c->count, (long long)c->chunk_bytes,
+    snprintf(text, sizeof text, "%s %s (%s, pieces of %lld) n %d root %d count %lld chunk %lld fence %d op %d in place %llx seed %llx: %s",
+             ddl__kind_name(c->kind), c->algo->name, c->inner != NULL ? c->inner->name : "", (long long)c->move_bytes, c->n, c->root, (long long)c->count, (long long)c->chunk_bytes,
              c->fence, (int)c->op, (unsigned long long)c->in_place, (unsigned long long)c->seed, error);
     return text;
 }
@@ -354,6 +420,105 @@ TEST(reduce_scatter) { try_kind(DDL_REDUCE_SCATTER); }
 TEST(all_to_all) { try_kind(DDL_ALL_TO_ALL); }
 TEST(scan) { try_kind(DDL_SCAN); }
 TEST(exscan) { try_kind(DDL_EXSCAN); }
+
+/* ---- on devices, between hosts ---- */
+
+/* A call by an algorithm on devices, with one of ordinary memory between hosts: tensors of several pieces mostly. */
+static int try_device(sim_case *c, const ddl__algo *algo, const ddl__algo *inner, uint64_t *random) {
+    ddl__plan_args args;
+    int64_t element = inner->kind >= DDL_GATHER && inner->kind <= DDL_ALL_TO_ALL ? c->n : 1;
+    c->algo = inner; /* for what is drawn by its traits */
+    c->inner = inner;
+    c->count = 1 + (int64_t)(sim_random(random) % 40);
+    c->root = (int32_t)(sim_random(random) % (uint64_t)c->n);
+    c->fence = true;
+    draw_rest(c, random);
+    if (algo != &ddl__algo_pieces || sim_random(random) % 2 == 0) { /* blocks of ranks, one to each, two ... */
+        int32_t each = 1 + (int32_t)(sim_random(random) % 4);
+        for (int32_t r = 0; r < c->n; r++) {
+            c->host_of[r] = c->n % each == 0 ? r / each : r;
+        }
+    }
+    c->algo = algo;
+    c->natives = algo != &ddl__algo_pieces;
+    c->op = c->natives && c->op == SIM_AFFINE ? SIM_U32 : c->op;
+    c->move_bytes = element * sim_element_bytes(c->op) * (1 + (int64_t)(sim_random(random) % 12)) + 3;
+    sim_args(c, 0, &args);
+    if (ddl__host_count(&args) < 2 || (c->natives && !ddl__algo_can(algo, &args, false))) {
+        return 0;
+    }
+    ddl__plan_args piece = ddl__piece_args(&args, c->natives);
+    if (!ddl__algo_can(inner, &piece, false)) {
+        return 0;
+    }
+    run_case(c);
+    return 1;
+}
+
+static int try_device_kind(const ddl__algo *algo, ddl_kind kind, uint64_t *random) {
+    sim_case *c = malloc(sizeof *c);
+    int ran = 0;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
+        const ddl__algo *inner = &ddl__algos[i];
+        for (int32_t n = 2; inner->kind == kind && n <= (TEST_SANITIZED ? 6 : 12); n++) {
+            for (int turn = 0; turn < 8; turn++) {
+                bool v = turn % 4 == 3 && algo == &ddl__algo_pieces && ddl__algo_has(inner, DDL__SERVES_V);
+                *c = (sim_case){.kind = v ? v_form(kind) : kind, .n = n};
+                ran += c->kind == DDL_ALL_TO_ALLV ? 0 : try_device(c, algo, inner, random);
+            }
+        }
+    }
+    free(c);
+    return ran;
+}
+
+TEST(devices_by_pieces) {
+    uint64_t random = test_seed();
+    for (int kind = DDL_BROADCAST; kind <= DDL_EXSCAN; kind++) {
+        int ran = try_device_kind(&ddl__algo_pieces, (ddl_kind)kind, &random);
+        CHECK(ran > 40);
+        printf("     %s: %d calls\n", ddl__kind_name((ddl_kind)kind), ran);
+    }
+    printf("     at most %.2f of the bound is pinned\n", pinned_most);
+    CHECK(pinned_most > 0.3);
+}
+
+TEST(devices_inside_hosts) {
+    uint64_t random = test_seed() + 1;
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+        const ddl__algo *algo = &ddl__algos_on_device[i];
+        int ran = try_device_kind(algo, algo->kind, &random);
+        CHECK(ran > 20);
+        printf("     %s: %d calls\n", ddl__kind_name(algo->kind), ran);
+    }
+}
+
+/* A device that is slow to take its data does not let peers run ahead by more than the pieces under way: what would have
+ * to be kept meanwhile does not grow with the tensor. */
+TEST(devices_that_are_slow_are_waited_for) {
+    static const ddl_kind kinds[] = {DDL_BROADCAST, DDL_SCATTER, DDL_ALL_TO_ALL, DDL_ALL_GATHER, DDL_GATHER};
+    sim_case *c = malloc(sizeof *c);
+    sim *s = malloc(sizeof *s);
+    for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
+        int64_t most[2];
+        for (int turn = 0; turn < 2; turn++) {
+            *c = (sim_case){.algo = &ddl__algo_pieces, .kind = kinds[i], .n = 3, .fence = true, .chunk_bytes = 1 << 20,
+                            .move_bytes = kinds[i] == DDL_BROADCAST ? 64 : kinds[i] == DDL_ALL_TO_ALL ? 6 * 64 : 3 * 64,
+                            .count = turn == 0 ? 16 * 6 : 16 * 40, .host_of = {0, 1, 2}, .root = kinds[i] == DDL_GATHER ? 2 : 0};
+            c->inner = ddl__algo_find(kinds[i], kinds[i] == DDL_BROADCAST ? "chain" : "linear");
+            REQUIRE(sim_open(s, c));
+            CHECK(check_plans(s));
+            CHECK(sim_execute(s, SIM_EAGER));
+            most[turn] = s->rank[2].most_kept;
+            sim_close(s);
+        }
+        CHECK(most[0] <= 2 * DDL__MOVE_SLOTS * 64 && most[1] <= 2 * DDL__MOVE_SLOTS * 64);
+        printf("     %s keeps %lld bytes of 6 pieces, %lld of 40\n", ddl__kind_name(kinds[i]), (long long)most[0],
+               (long long)most[1]);
+    }
+    free(c);
+    free(s);
+}
 
 /* ---- bytes on the wire ---- */
 

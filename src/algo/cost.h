@@ -31,7 +31,7 @@ static int32_t ddl__host_count(const ddl__plan_args *args) {
     for (int32_t r = 0; args->host_of != NULL && r < args->size; r++) {
         last = DDL__MAX(last, args->host_of[r]);
     }
-    return last + 1;
+    return args->apart ? args->size : last + 1;
 }
 
 /* Bytes of all blocks, or of the vector that every rank has. The lengths in an all_to_allv are each rank's own, so

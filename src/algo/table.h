@@ -2,7 +2,7 @@
 #ifndef DDL_ALGO_TABLE_H
 #define DDL_ALGO_TABLE_H
 
-#include "native.h"
+#include "device.h"
 
 /* In each kind, earlier ones win ties. The names are what users write in DDL_ALGO.
  * Each kind has one that serves every call: any number of ranks, ops that do not commute, rank order, the v-form; so
@@ -90,9 +90,22 @@ static const ddl__algo ddl__algos[] = {
     {"native", DDL_EXSCAN, DDL__RANK_ORDER, ddl__can_native, ddl__algo_native, ddl__cost_native, ddl__peer_nothing},
 };
 
-/* What tensors on devices get in a group of several hosts. Nobody asks for it by name. */
-static const ddl__algo ddl__algo_on_device = {
-    "native_device_hierarchical", DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+/* What tensors on devices get in a group of several hosts: where devices share memory inside each host, and else.
+ * Nobody asks for them by name. */
+static const char ddl__inside_hosts[] = "native_device_hierarchical";
+static const ddl__algo ddl__algos_on_device[] = {
+    {ddl__inside_hosts, DDL_ALL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_all_reduce_device,
+     ddl__cost_native_hierarchy, ddl__peer_twice},
+    {ddl__inside_hosts, DDL_BROADCAST, DDL__FENCES | DDL__RANK_ORDER, ddl__can_device_hierarchy,
+     ddl__algo_broadcast_device, ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_REDUCE, DDL__FENCES, ddl__can_device_hierarchy, ddl__algo_reduce_device,
+     ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_ALL_GATHER, DDL__FENCES | DDL__RANK_ORDER, ddl__can_device_blocks,
+     ddl__algo_all_gather_device, ddl__cost_native_hierarchy, ddl__peer_once},
+    {ddl__inside_hosts, DDL_REDUCE_SCATTER, DDL__FENCES, ddl__can_device_blocks,
+     ddl__algo_reduce_scatter_device, ddl__cost_native_hierarchy, ddl__peer_once}};
+static const ddl__algo ddl__algo_pieces = {
+    "device_pieces", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, NULL, ddl__algo_device_pieces,
     ddl__cost_native_hierarchy, ddl__peer_twice};
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */

@@ -280,17 +280,6 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *o
 
 /* >>start */
 
-static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
-    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
-}
-
-static void ddl__op_scale(ddl__op *op, char *at) {
-    const ddl__call *call = &op->call;
-    size_t count = (size_t)call->in_bytes / ddl_dtype_bytes(call->dtype);
-    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
-    ddl__scale(at, at, count, call->dtype, factor);
-}
-
 /* What held an operation back is there. */
 static void ddl__op_release(ddl_context *c, ddl__op *op) {
     op->held = false;
@@ -309,7 +298,7 @@ static void ddl__op_filled(ddl_context *c, ddl__stage *s, ddl_status status) {
     }
     if (op->call.on_device == DDL_HOST && s->count > 0 && s->items[0].comes && op->base[DDL__IN] == s->items[0].host &&
         ddl__is_scaled(op->group, &op->call, op->user)) {
-        ddl__op_scale(op, op->base[DDL__IN]);
+        ddl__op_scale(op, op->base[DDL__IN], (size_t)op->call.in_bytes);
     }
     ddl__op_release(c, op);
 }
@@ -340,7 +329,7 @@ static ddl_status ddl__op_stage_add(ddl_context *c, ddl__op *op, const ddl_tenso
 /* Puts it into the graph that its group's stream is being captured into: only what devices run by themselves. */
 static ddl_status ddl__op_capture(ddl__op *op) {
     const ddl_group *g = op->group;
-    bool alone = op->device == g->stream_device && op->stage == NULL && op->scratch == NULL && !op->held &&
+    bool alone = op->device == g->stream_device && op->stage == NULL && ddl__op_native_alone(op) && !op->held &&
                  !op->request->persistent;
     if (!alone || (op->runner->table->flags & DDL_TRANSPORT_CAPTURE) == 0) {
         return ddl__stream_check(g, ddl__kind_name(op->call.kind));
@@ -362,8 +351,7 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     if (ddl__stream_captured(d, g->stream)) {
         return ddl__op_capture(op);
     }
-    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later &&
-                op->scratch == NULL;
+    bool turn = op->stage == NULL && !op->held && op->device == d && !op->call.later && ddl__op_native_alone(op);
     for (const ddl__op *o = g->ops; turn && o != NULL; o = o->next) {
         turn = o->natives_left == 0; /* those of earlier calls begin first */
     }
@@ -380,20 +368,24 @@ static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
                              : ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", ddl__kind_name(op->call.kind));
 }
 
-/* What goes by the network while the rest is on devices. */
+/* What goes by the network while the rest is on devices, and scratch there. */
 static ddl_status ddl__op_scratch(ddl_context *c, ddl__op *op) {
     ddl_tensor t = {.device = op->call.on_device};
-    int64_t bytes = op->cached->plan.tmp_bytes;
+    const int64_t bytes[2] = {op->cached->plan.tmp_bytes, op->cached->plan.there_bytes};
     const char *what = ddl__kind_name(op->call.kind);
-    if (bytes == 0) {
+    if (bytes[0] + bytes[1] == 0) {
         return DDL_OK;
     }
-    op->scratch = ddl__stage_make(c, 1);
+    op->scratch = ddl__stage_make(c, 2);
     if (op->scratch == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to stage tensors of a device", what);
     }
-    DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes, NULL, DDL_HOST, what));
-    op->base[DDL__TMP] = op->scratch->items[0].host;
+    for (int i = 0; i < 2; i++) {
+        if (bytes[i] > 0) {
+            DDL__TRY(ddl__stage_add(c, op->scratch, &t, (uint64_t)bytes[i], NULL, i == 0 ? DDL_HOST : t.device, what));
+            op->base[i == 0 ? DDL__TMP : DDL__THERE] = op->scratch->items[op->scratch->count - 1].host;
+        }
+    }
     return DDL_OK;
 }
 
@@ -456,7 +448,7 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
         ddl__pack(&call->in, op->packed_in, false);
     }
     if (pack_in && scaled) {
-        ddl__op_scale(op, op->packed_in);
+        ddl__op_scale(op, op->packed_in, (size_t)call->in_bytes);
     }
     if (stage_in || stage_out) {
         DDL__TRY(ddl__op_stage(c, op, stage_in, stage_out, takes));
@@ -469,37 +461,29 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
     return DDL_OK;
 }
 
-/* In a group of several hosts: all_reduce, of what is worth two collectives of devices; not where bits must be those of
- * rank order. */
-static bool ddl__devices_of_hosts(const ddl_group *g, const ddl__call *call) {
-    ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
-    return ddl__host_count(&args) == 1 ||
-           (call->kind == DDL_ALL_REDUCE && call->in_bytes >= DDL__MOVE_LEAST && !g->tuning.deterministic);
-}
-
-/* On which device a transport runs a call by itself; DDL_HOST: on none. It must be the same on all ranks whether one
- * does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for granted that the
- * others have, and brings what else it has there. */
-static int32_t ddl__call_device(const ddl_group *g, ddl__call *call, const ddl__user_op *user) {
+/* On which device the plan of a call works; DDL_HOST: on none, its tensors are staged whole. It must be the same on all
+ * ranks whether one does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for
+ * granted that the others have, and brings what else it has there. Between hosts that is for all that is worth cutting
+ * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. */
+static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    bool function = user != NULL && user->fn != NULL;
-    if (g->size > 1 && g->device_native.set != NULL && !ddl__devices_of_hosts(g, call)) {
-        return DDL_HOST;
-    }
-    if (g->device_native.set == NULL || (!in && !out) || ddl__kind_is_v(call->kind) || function ||
-        call->tensors > 0 || g->tuning.forced[call->kind] != NULL) {
+    if (g->size == 1 || (!in && !out) || call->tensors > 0) {
         return DDL_HOST;
     }
     call->on_device = in ? call->in.device : call->out.device;
-    return ddl__native_seconds(g, call) > 0 ? call->on_device : DDL_HOST;
+    ddl__plan_args args = ddl__call_args(g, call);
+    bool there = ddl__host_count(&args) > 1
+                     ? ddl__total_bytes(&args) >= DDL__MOVE_LEAST
+                     : args.native_s > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
+    return there ? call->on_device : DDL_HOST;
 }
 
 /* Strided, scaled or staged: the plan works on copies, which are apart even when the tensors are one. */
 static void ddl__call_settle_place(ddl_group *g, ddl__call *call) {
     const ddl__user_op *user = ddl__user_op_of(g->context, call->op);
     bool in = ddl__uses_in(g, call), out = ddl__uses_out(g, call);
-    call->on_device = ddl__call_device(g, call, user);
+    call->on_device = ddl__call_device(g, call);
     bool strided = (in && !ddl__is_contiguous(&call->in)) || (out && !ddl__is_contiguous(&call->out));
     bool moved = (in && ddl__is_staged(&call->in) && call->in.device != call->on_device) ||
                  (out && ddl__is_staged(&call->out) && call->out.device != call->on_device);

@@ -204,7 +204,7 @@ static void ddl__native_on_device(const ddl__op *op, ddl_native_call *call) {
     call->event = op->mark;
     call->capture = op->captured;
     call->factor = scaled ? op->user->factor : op->call.op == DDL_AVG ? 1.0 / op->group->size : 1.0;
-    if (op->scratch != NULL && op->call.op == DDL_AVG) { /* a sum of sums, divided on its way back: ddl__step_move */
+    if (!ddl__op_native_alone(op) && op->call.op == DDL_AVG) { /* a sum of sums, divided later: ddl__step_move */
         call->op = DDL_SUM;
         call->factor = ddl__averages_scaled(op->group, &op->call) ? ddl__average_scale(op->group->size) : 1.0;
     }
@@ -218,7 +218,7 @@ static void ddl__native_begin(ddl_context *c, ddl__op *op, uint32_t i) {
                             .root = s->peer,
                             .element_bytes = op->cached->element_bytes,
                             .sequence = ++op->runner->sequence,
-                            .signature = op->call.signature + i,
+                            .signature = op->call.signature + op->cached->native_count - op->natives_left,
                             .in = in != NULL ? in + s->src : NULL,
                             .out = out != NULL ? out + s->dst : NULL,
                             .bytes = (uint64_t)s->bytes,

@@ -21,7 +21,7 @@ typedef struct ddl__call {
     bool in_place, commutative;
     bool held; /* see ddl__op: all_reduce_many lets it go */
     bool later; /* a stream does not wait for it by itself */
-    int32_t on_device; /* DDL_HOST, or on which one a transport runs it */
+    int32_t on_device; /* DDL_HOST, or the one whose memory its plan works on */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* never NULL in v-forms */
     int64_t in_bytes, out_bytes;                                 /* of the packed tensors of this rank */
     int32_t tensors; /* of all_reduce_many, whose part this is; 0: a call of its own */
@@ -56,13 +56,13 @@ typedef struct ddl__op {
     bool running;  /* inside ddl__op_run: newly ready steps only queue up */
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
-    ddl__stage *scratch; /* TMP of one that runs on devices: pinned memory; NULL: it has none */
+    ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
     ddl_status move_failed; /* a copy could not begin */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
     bool captured;       /* stream is being captured into a graph, and it goes into that */
-    char *base[3]; /* of IN, OUT, TMP */
+    char *base[DDL__SPACES]; /* by ddl__space */
     void *packed_in, *packed_out, *tmp;
     ddl__lasting lasting; /* of tmp */
     ddl__reduction reduction;
@@ -190,6 +190,22 @@ static double ddl__average_scale(int32_t n) {
         scale /= 2;
     }
     return scale;
+}
+
+/* Its inputs are multiplied by something before they are reduced. */
+static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl__user_op *user) {
+    return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
+}
+
+static void ddl__op_scale(const ddl__op *op, char *at, size_t bytes) {
+    const ddl__call *call = &op->call;
+    double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
+    ddl__scale(at, at, bytes / ddl_dtype_bytes(call->dtype), call->dtype, factor);
+}
+
+/* Nothing but a collective that a transport runs by itself. */
+static bool ddl__op_native_alone(const ddl__op *op) {
+    return op->cached->native_count == 1 && op->cached->plan.step_count == 1;
 }
 
 /* >>memory of an op */
@@ -336,7 +352,8 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
-    if (n->set == NULL || ddl__kind_is_v(call->kind)) {
+    bool function = call->nature == DDL__FUNCTION || call->nature == DDL__FUNCTION_IN_ORDER;
+    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && function)) {
         return 0;
     }
     uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
@@ -344,22 +361,23 @@ static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
 }
 
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
-    return (ddl__plan_args){.kind = call->kind,
-                            .size = g->size,
-                            .rank = g->rank,
-                            .root = call->root,
-                            .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
-                            .count = call->count,
-                            .in_place = call->in_place,
-                            .commutative = call->commutative,
-                            .counts = call->counts,
-                            .offsets = call->offsets,
-                            .recv_counts = call->recv_counts,
-                            .recv_offsets = call->recv_offsets,
-                            .host_of = g->host_of,
-                            .native_s = ddl__native_seconds(g, call),
-                            .on_device = call->on_device != DDL_HOST,
-                            .move_bytes = (int64_t)ddl__stage_chunk((uint64_t)call->in_bytes)};
+    ddl__plan_args args = {.kind = call->kind,
+                           .size = g->size,
+                           .rank = g->rank,
+                           .root = call->root,
+                           .element_bytes = (int32_t)ddl_dtype_bytes(call->dtype),
+                           .count = call->count,
+                           .in_place = call->in_place,
+                           .commutative = call->commutative,
+                           .counts = call->counts,
+                           .offsets = call->offsets,
+                           .recv_counts = call->recv_counts,
+                           .recv_offsets = call->recv_offsets,
+                           .host_of = g->host_of,
+                           .native_s = ddl__native_seconds(g, call),
+                           .on_device = call->on_device != DDL_HOST};
+    args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
+    return args;
 }
 
 static void ddl__cache_trim(ddl_context *c, ddl_group *g) {
@@ -395,6 +413,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
         ddl__choice choice = ddl__tune_choose(&g->tuning, &args);
         args.chunk_bytes = choice.chunk_bytes;
         args.fence = choice.fence;
+        args.inner = choice.inner;
         e->estimate_s = choice.seconds;
         status = ddl__plan_make(&c->base, choice.algo, &args, &e->plan);
     }
@@ -409,6 +428,9 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
     e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    if (args.inner != NULL) {
+        e->algorithm_hash = ddl__mix_bytes(e->algorithm_hash, args.inner->name, strlen(args.inner->name));
+    }
     e->next = g->cache;
     g->cache = e;
     *out = e;

@@ -254,8 +254,13 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__step_state *st = s->owner;
     ddl__op *op = st->op;
+    bool comes = s->items[0].comes;
     ddl__stage_leave(c, &st->move);
     op->move_failed = status < 0 ? status : op->move_failed;
+    if (status >= 0 && comes && op->cached->native_count == 0 && ddl__is_scaled(op->group, &op->call, op->user)) {
+        const ddl__step *step = ddl__op_step(op, (uint32_t)st->out.index); /* where it is native, its kernels scale */
+        ddl__op_scale(op, ddl__dst(op, step), (size_t)step->bytes);
+    }
     if (status >= 0) {
         ddl__step_finish(op, (uint32_t)st->out.index);
     }

@@ -1,0 +1,290 @@
+/* Collectives of tensors on devices between hosts, by a stand-in: ranks that say they are on different hosts send pieces
+ * through pinned memory (the plans: test_plans.c). Every kind, types, sizes that divide nothing, in place, strided, partly
+ * in ordinary memory, ops of a program; how much is pinned; a rank that dies, and a device that fails.
+ * tests/run: variants=gcc,asan,tsan timeout=120 libs=-ldl */
+#include "device.h"
+
+typedef struct host_job {
+    coll_job job;
+    int hosts[4]; /* by rank: which host it says it is on */
+} host_job;
+
+static ddl_context *join(int rank, int n, void *arg) {
+    const host_job *j = (const host_job *)arg;
+    char name[INET_ADDRSTRLEN];
+    CHECK(ranks_own_address(name));
+    setenv("MASTER_ADDR", name, 1);
+    snprintf(name, sizeof name, "host%d", j->hosts[rank]);
+    setenv("DDL_HOST_ID", name, 1);
+    return coll_join(rank, n, &j->job);
+}
+
+/* False: this machine has no network. */
+static bool run(ranks_fn fn, int n, host_job j) {
+    char address[INET_ADDRSTRLEN];
+    if (!ranks_own_address(address)) {
+        return false;
+    }
+    standin("");
+    coll_job_make(&j.job);
+    ranks_fork(n, fn, &j, 100);
+    return true;
+}
+
+static uint64_t pieces_of(ddl_context *c) {
+    ddl_stats s;
+    uint64_t calls = 0;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    for (int i = 0; i < DDL_STATS_ALGORITHMS && s.algorithms[i].name != NULL; i++) {
+        calls += strcmp(s.algorithms[i].name, "device_pieces") == 0 ? s.algorithms[i].operations : 0;
+    }
+    return calls;
+}
+
+/* Larger than 64 KiB in all, so that they go by pieces. */
+static bool some_cases(ddl_group *g, unsigned *random) {
+    static const ddl_dtype types[] = {DDL_F32, DDL_F16, DDL_I64, DDL_BF16, DDL_U8, DDL_F64};
+    int n = ddl_size(g);
+    int64_t counts[16];
+    bool ok = true;
+    for (int kind = DDL_BROADCAST; ok && kind < DDL_ALL_TO_ALLV; kind++) {
+        for (int i = 0; ok && i < 3; i++) {
+            unsigned draw = coll_random(random), more = coll_random(random);
+            for (int b = 0; b < n; b++) {
+                counts[b] = b == (int)(draw % (unsigned)n) ? 70001 : (int64_t)(coll_random(random) % 3000);
+            }
+            coll_case k = {.kind = (ddl_kind)kind,
+                           .dtype = types[draw % 6],
+                           .op = coll_reduces((ddl_kind)kind) ? draw / 8 % 2 == 0 ? DDL_MAX : DDL_SUM : DDL_OP_NONE,
+                           .root = coll_rooted((ddl_kind)kind) ? (int)(draw / 16 % (unsigned)n) : 0,
+                           .count = 70001 + (int64_t)(more % 5000),
+                           .in_place = draw / 128 % 2 == 0,
+                           .way = (coll_way)(draw / 512 % 3),
+                           .in_layout = (coll_layout)(more / 8 % 6),
+                           .out_layout = (coll_layout)(more / 64 % 6),
+                           .salt = more / 16 % 50,
+                           .counts = kind >= DDL_GATHERV ? counts : NULL,
+                           .gap = kind == DDL_REDUCE_SCATTERV ? -1 : (int64_t)(more / 1024 % 3) - 1,
+                           .in_device = 1 + (int32_t)((more / 4096 + (unsigned)ddl_rank(g)) % 2)};
+            k.in_layout = k.in_layout > COLL_TRANSPOSED ? COLL_PACKED : k.in_layout;
+            k.out_layout = k.out_layout > COLL_TRANSPOSED ? COLL_PACKED : k.out_layout;
+            k.out_device = k.in_place || kind == DDL_BROADCAST ? k.in_device : 1;
+            if (k.in_place && (coll_many_in(k.kind) || coll_many_out(k.kind))) {
+                k.in_layout = k.out_layout = COLL_PACKED;
+            }
+            if (k.op == DDL_SUM && kind != DDL_SCAN && kind != DDL_EXSCAN) {
+                k.op = DDL_AVG; /* of f16 scaled on the way in, too */
+            }
+            ok = coll_check(g, &k);
+        }
+    }
+    return ok;
+}
+
+static void collectives(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    unsigned random = coll_seed() * 23 + (unsigned)n;
+    if (some_cases(ddl_world(c), &random)) {
+        CHECK_EQ(pieces_of(c), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST));
+        CHECK(coll_force(ddl_world(c), "ring")); /* for those that have one; devices do not hinder it */
+        coll_case k = {.kind = DDL_ALL_GATHER, .dtype = DDL_I32, .count = 50021, .in_device = 1, .out_device = 1};
+        CHECK(coll_check(ddl_world(c), &k));
+        CHECK_EQ(pieces_of(c), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST) + 1);
+        CHECK(coll_force(ddl_world(c), "auto"));
+    }
+    coll_leave(c);
+}
+
+TEST(every_kind_between_two_hosts) {
+    if (!run(collectives, 2, (host_job){.hosts = {0, 1}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
+TEST(every_kind_between_hosts_of_unequal_size) {
+    if (!run(collectives, 4, (host_job){.hosts = {0, 1, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
+/* ---- ops of a program ---- */
+
+/* The second, where it is not 0: not commutative. */
+static void last(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+    (void)dtype, (void)user;
+    for (int64_t i = 0; i < count; i++) {
+        ((float *)dst)[i] = ((const float *)b)[i] != 0 ? ((const float *)b)[i] : ((const float *)a)[i];
+    }
+}
+
+enum { MANY = 40009 };
+
+static void ops(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    float *in = (float *)malloc(MANY * sizeof *in), *out = (float *)malloc(MANY * sizeof *out);
+    ddl_op all[2];
+    CHECK_EQ(ddl_op_create_scaled_sum(c, rank + 1.0, &all[0]), DDL_OK);
+    CHECK_EQ(ddl_op_create(c, last, NULL, 0, &all[1]), DDL_OK);
+    for (int i = 0; i < MANY; i++) {
+        in[i] = i % (n + 1) > rank ? (float)(rank * 10 + i % 7 + 1) : 0;
+    }
+    ddl_tensor t = standin_tensor(c, 1, in, DDL_F32, MANY), to = standin_tensor(c, 1, NULL, DDL_F32, MANY);
+    for (int o = 0; o < 2; o++) {
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), t, to, all[o]), DDL_OK);
+        standin_read(c, to, out);
+        int wrong = 0;
+        for (int i = 0; i < MANY; i++) {
+            float want = 0;
+            for (int r = 0; r < n; r++) {
+                float x = i % (n + 1) > r ? (float)(r * 10 + i % 7 + 1) : 0;
+                want = o == 0 ? want + x * (float)(r + 1) : x != 0 ? x : want;
+            }
+            wrong += out[i] != want;
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    CHECK_EQ(pieces_of(c), 2);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &to), DDL_OK);
+    free(in);
+    free(out);
+    coll_leave(c);
+}
+
+TEST(ops_of_programs) {
+    if (!run(ops, 3, (host_job){.hosts = {0, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
+/* ---- memory ---- */
+
+/* 18 MiB in all go in pieces of 2 MiB, or of 1 where they are reduced: three of them, each with what its algorithm keeps
+ * beside it, rounded up to a power of two. Whole tensors would be blocks of 32 MiB. */
+static void pinned(int rank, int n, void *arg) {
+    enum { TOTAL = 18 << 20, PART = TOTAL / 3, PIECE = 2 << 20 };
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL && n == 3);
+    ddl_group *w = ddl_world(c);
+    ddl_tensor whole[2] = {standin_tensor(c, 1, NULL, DDL_U8, TOTAL), standin_tensor(c, 1, NULL, DDL_U8, TOTAL)};
+    ddl_tensor part = standin_tensor(c, 1, NULL, DDL_U8, PART);
+    const standin_state *s = standin_of();
+    CHECK_EQ(s->pinned_bytes, 0);
+    for (int kind = 0; kind < 8; kind++) {
+        CHECK_EQ(kind == 0   ? ddl_broadcast(w, whole[0], 1)
+                 : kind == 1 ? ddl_all_gather(w, part, whole[1])
+                 : kind == 2 ? ddl_reduce_scatter(w, whole[0], part, DDL_MAX)
+                 : kind == 3 ? ddl_all_reduce(w, whole[0], whole[1], DDL_MAX)
+                 : kind == 4 ? ddl_reduce(w, whole[0], whole[1], DDL_MAX, 2)
+                 : kind == 5 ? ddl_gather(w, part, whole[1], 1)
+                 : kind == 6 ? ddl_scatter(w, whole[0], part, 0)
+                             : ddl_all_to_all(w, whole[0], whole[1]), DDL_OK);
+    }
+    size_t largest = s->pinned_largest;
+    CHECK(largest >= 2 * PIECE); /* three pieces are under way */
+    CHECK(largest <= 8 * PIECE);
+    CHECK(s->pinned_bytes <= (8 + 4 + 2) * PIECE); /* a block of each size is kept */
+    CHECK_EQ(pieces_of(c), 8);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ddl_tensor_free(c, &whole[i]), DDL_OK);
+    }
+    CHECK_EQ(ddl_tensor_free(c, &part), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(little_is_pinned) {
+    setenv("DDL_STANDIN_MB", "128", 1);
+    if (!run(pinned, 3, (host_job){.hosts = {0, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+    unsetenv("DDL_STANDIN_MB");
+}
+
+/* ---- failures ---- */
+
+/* Rank 1 dies in the middle of a broadcast from rank 0: the others are told who it was. */
+static void dies(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_tensor t = standin_tensor(c, 1, NULL, DDL_U8, 8 << 20);
+    ddl_status status = DDL_OK;
+    for (int i = 0; status == DDL_OK && i < 1000; i++) {
+        if (rank == 1 && i == 2) {
+            ddl_request *r = NULL;
+            ddl_ibroadcast(ddl_world(c), t, 0, &r);
+            raise(SIGKILL);
+        }
+        status = ddl_broadcast(ddl_world(c), t, 0);
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 1");
+    CHECK_STR(ddl_error(c), "device_pieces");
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(a_rank_that_dies_is_named) {
+    char address[INET_ADDRSTRLEN];
+    host_job j = {.hosts = {0, 1, 2}};
+    ranks r;
+    if (!ranks_own_address(address)) {
+        SKIP("this machine has no network but loopback");
+    }
+    standin("");
+    coll_job_make(&j.job);
+    ranks_start(&r, 3, dies, &j);
+    ranks_wait(&r, 60);
+    CHECK_EQ(r.timed_out, 0);
+    CHECK(r.status[0] == 0 && r.status[2] == 0);
+    CHECK(WIFSIGNALED(r.status[1]) && WTERMSIG(r.status[1]) == SIGKILL);
+}
+
+/* A copy fails on rank 1's device: all are told which rank it was. */
+static void fails(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_tensor t = standin_tensor(c, 1, NULL, DDL_F32, 1 << 20), to = standin_tensor(c, 1, NULL, DDL_F32, (1 << 20) * n);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+    standin_of()->fail_calls = rank == 1 ? 4 : 0;
+    CHECK(ddl_all_gather(ddl_world(c), t, to) < 0);
+    CHECK_STR(ddl_error(c), "rank 1");
+    standin_of()->fail_calls = 0;
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &to), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(a_device_that_fails_is_named) {
+    if (!run(fails, 3, (host_job){.hosts = {0, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
+/* Rank 0 has its tensor in ordinary memory: both calls are spelled out, nothing is written. */
+static void differ(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    enum { COUNT = 100000 };
+    unsigned char *data = (unsigned char *)malloc(COUNT), *back = (unsigned char *)malloc(COUNT);
+    memset(data, rank + 1, COUNT);
+    ddl_tensor t = rank == 0 ? ddl_tensor_1d(data, DDL_U8, COUNT) : standin_tensor(c, 1, data, DDL_U8, COUNT);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_ERR_MISMATCH);
+    CHECK_STR(ddl_error(c), "device_pieces");
+    memset(back, rank + 1, COUNT);
+    if (rank > 0) {
+        standin_read(c, t, data);
+        CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    }
+    CHECK(memcmp(data, back, COUNT) == 0);
+    free(data);
+    free(back);
+    coll_leave(c);
+}
+
+TEST(devices_here_and_ordinary_memory_there) {
+    if (!run(differ, 2, (host_job){.hosts = {0, 1}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
