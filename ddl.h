@@ -1336,7 +1336,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
-/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all, plans.
+/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
+ * A dedicated server registers tensors of the same types and shapes, wherever they are: they are left as they are.
  * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
  * collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
@@ -37880,7 +37881,8 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     return DDL_OK;
 }
 
-/* The group of the workers alone takes the place of the group of all: servers make no steps. */
+/* The group of the workers alone takes the place of the group of all: servers make no steps, and their own tensors,
+ * which may be in other memory than the workers', are never read or written. */
 static ddl_status ddl__served_split(ddl_trainer *t) {
     int32_t workers = t->size - (t->config.dedicated ? t->config.servers : 0);
     ddl_group *workers_group;
@@ -37923,7 +37925,6 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
 static ddl_status ddl__served_make(ddl_trainer *t) {
     t->served.sums = ddl__served_sums(&t->config);
     ddl_ps_config config = ddl__served_config(t);
-    DDL__TRY(ddl__served_split(t));
     ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
     if (params == NULL) {
         return DDL_ERR_NOMEM;
@@ -39390,7 +39391,8 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     t->size = t->group->size;
     DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
-    for (int32_t i = 0; i < t->count; i++) {
+    DDL__TRY(ddl__served_split(t));
+    for (int32_t i = 0; i < t->count && !t->served.only; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
     if (t->config.architecture != DDL_ARCHITECTURE_ALL_REDUCE) {

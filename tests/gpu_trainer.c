@@ -20,6 +20,7 @@ typedef struct job {
     const char *folder; /* saved after half of the steps, and loaded by a second trainer */
     const ddl_trainer_config *then; /* switched to after half of the steps; NULL: not */
     bool leaves;        /* rank 1 has data for half of the steps */
+    bool plain_server;  /* dedicated servers have no GPU: their tensors are in ordinary memory */
     bool spikes;        /* a gradient is small but for one element in 128 */
     uint32_t digest;    /* of rank 0's parameters at the end */
     unsigned char *result[2][RANKS]; /* on the host, on the GPU; all parameters */
@@ -326,7 +327,7 @@ static void train(ddl_context *c, job *given, int rank, bool gpu) {
     }
 }
 
-/* A rank that only serves; its tensors are where the workers' are, as one broadcast fills them all. */
+/* A rank that only serves; its tensors are where the workers' are, or in ordinary memory. */
 static void serve(ddl_context *c, const job *given, bool gpu) {
     net m = {0};
     job plain = *given, *j = &plain; /* its host's memory is not pinned */
@@ -337,6 +338,7 @@ static void serve(ddl_context *c, const job *given, bool gpu) {
         test__fail(__FILE__, __LINE__, "%s: %s", j->text, ddl_error(c));
     }
     CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    CHECK(gpu || isnan(load(m.host_param[1], j->dtype, 3))); /* a server's own tensors are left alone */
     for (int i = 0; i < TENSORS; i++) {
         CHECK_EQ(gpu ? ddl_tensor_free(c, &m.param[i]) : DDL_OK, DDL_OK);
         CHECK_EQ(gpu ? ddl_tensor_free(c, &m.grad[i]) : DDL_OK, DDL_OK);
@@ -362,7 +364,7 @@ static void each(int rank, int n, void *arg) {
         if (rank < RANKS) {
             train(c, &all->jobs[i / 2], rank, i % 2 != 0);
         } else {
-            serve(c, &all->jobs[i / 2], i % 2 != 0);
+            serve(c, &all->jobs[i / 2], i % 2 != 0 && !all->jobs[i / 2].plain_server);
         }
     }
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
@@ -571,12 +573,17 @@ TEST(dedicated_servers) {
                                  .seconds_per_byte = 1e-9};
     job jobs[] = {{.text = "Adam, dedicated", .config = config, .streamed = true},
                   {.text = "momentum of bf16, dedicated", .config = config, .dtype = DDL_BF16},
-                  {.text = "SSP, dedicated", .config = config}};
+                  {.text = "SSP, dedicated", .config = config},
+                  {.text = "Adam, a server without a GPU", .config = config, .plain_server = true},
+                  {.text = "int8, a server without a GPU", .config = config, .plain_server = true, .dtype = DDL_BF16}};
     jobs[0].config.optimizer = rated(DDL_ADAM);
     jobs[1].config.optimizer = rated(DDL_MOMENTUM);
     jobs[2].config.optimizer = rated(DDL_SGD);
     jobs[2].config.sync = DDL_SYNC_SSP;
-    same_bits(jobs, 3);
+    jobs[3].config.optimizer = rated(DDL_ADAM);
+    jobs[4].config.optimizer = rated(DDL_SGD);
+    jobs[4].config.compression.kind = DDL_COMPRESS_INT8;
+    same_bits(jobs, 5);
 }
 
 TEST(an_optimizer_of_its_own) {

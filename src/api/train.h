@@ -107,7 +107,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
-/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all, plans.
+/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
+ * A dedicated server registers tensors of the same types and shapes, wherever they are: they are left as they are.
  * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
  * collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);

@@ -740,7 +740,8 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     t->size = t->group->size;
     DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
-    for (int32_t i = 0; i < t->count; i++) {
+    DDL__TRY(ddl__served_split(t));
+    for (int32_t i = 0; i < t->count && !t->served.only; i++) {
         DDL__TRY(ddl_broadcast(t->group, t->weights[i].param, 0));
     }
     if (t->config.architecture != DDL_ARCHITECTURE_ALL_REDUCE) {

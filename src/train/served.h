@@ -198,7 +198,8 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     return DDL_OK;
 }
 
-/* The group of the workers alone takes the place of the group of all: servers make no steps. */
+/* The group of the workers alone takes the place of the group of all: servers make no steps, and their own tensors,
+ * which may be in other memory than the workers', are never read or written. */
 static ddl_status ddl__served_split(ddl_trainer *t) {
     int32_t workers = t->size - (t->config.dedicated ? t->config.servers : 0);
     ddl_group *workers_group;
@@ -241,7 +242,6 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
 static ddl_status ddl__served_make(ddl_trainer *t) {
     t->served.sums = ddl__served_sums(&t->config);
     ddl_ps_config config = ddl__served_config(t);
-    DDL__TRY(ddl__served_split(t));
     ddl_tensor *params = calloc((size_t)t->count + 1, sizeof *params);
     if (params == NULL) {
         return DDL_ERR_NOMEM;
