@@ -36981,25 +36981,30 @@ static double ddl__plan_stall(const ddl__layer *layers, int32_t layer_count, con
  * Sequential halving (Karnin, Koren, Somekh, "Almost Optimal Exploration in Multi-Armed Bandits", ICML 2013): all are
  * timed a few times, the better half or less again, and so on, so that most of the time goes to telling apart the best.
  * They take turns in laps of a few steps, as a burst of other work lasts longer than a step. What others do only adds
- * to a time, so the score is the lower quartile: the least may be one lucky step, the median is often of a burst. */
+ * to a time, so the score is the lower quartile: the least may be one lucky step, the median is often of a burst. Where
+ * steps differ little a race is short: who is slower than the best one's median is out after any lap (successive
+ * elimination: Even-Dar, Mannor, Mansour, JMLR 7, 2006). */
 
 enum {
     DDL__RACERS = 12,
-    DDL__RACE_TIMES = 10,
-    DDL__LAP_STEPS = 3 /* the first is not timed: its memory is cold */
+    DDL__RACE_LAPS = 10,
+    DDL__LAP_STEPS = 4, /* the first is not timed: its memory is cold */
+    DDL__RACE_TIMES = DDL__RACE_LAPS * (DDL__LAP_STEPS - 1)
 };
 
-/* In each round those who are in make so many laps; then at most `keep` of them are left. */
-static const struct {
-    int32_t laps, keep;
-} ddl__race_rounds[] = {{1, 5}, {2, 2}, {2, 1}};
+/* How many are left after each lap, at most. */
+static const int32_t ddl__race_keep[DDL__RACE_LAPS] = {DDL__RACERS, 6, 5, 4, 3, 3, 3, 2, 2, 1};
 
 /* One whose score is worse than so many times the best one is out at once. */
 #define DDL__RACE_BEHIND 1.25
 
+typedef struct ddl__race_score {
+    double quartile_s, median_s; /* 1e9: never timed */
+} ddl__race_score;
+
 typedef struct ddl__race {
     int32_t racer;                   /* whose step is next; at the end the winner */
-    int32_t round, lap, steps;       /* steps: of this lap */
+    int32_t lap, steps;              /* steps: of this lap */
     bool in[DDL__RACERS];            /* may still win */
     int32_t timed[DDL__RACERS];      /* how many times it has */
     double time_s[DDL__RACERS][DDL__RACE_TIMES];
@@ -37040,12 +37045,11 @@ static ddl__race_turn ddl__race_step(ddl__race *r, double seconds) {
     if (r->racer < DDL__RACERS) {
         return DDL__RACE_NEXT;
     }
-    r->racer = ddl__race_from(r, 0);
-    return ++r->lap < ddl__race_rounds[r->round].laps ? DDL__RACE_NEXT : DDL__RACE_CUT;
+    return DDL__RACE_CUT;
 }
 
-/* The lower quartile of count times, which it sorts. */
-static double ddl__race_quartile(double *time_s, int32_t count) {
+/* Sorts count times. */
+static void ddl__race_sort(double *time_s, int32_t count) {
     for (int32_t i = 1; i < count; i++) {
         for (int32_t k = i; k > 0 && time_s[k] < time_s[k - 1]; k--) {
             double swap = time_s[k];
@@ -37053,33 +37057,39 @@ static double ddl__race_quartile(double *time_s, int32_t count) {
             time_s[k - 1] = swap;
         }
     }
-    return count > 0 ? time_s[(count - 1) / 4] : 1e9;
 }
 
-/* Of each racer; 1e9: it was never timed. To be averaged over ranks before ddl__race_cut. */
-static void ddl__race_scores(ddl__race *r, double *out_score_s) {
+/* Of count times, which it sorts. */
+static ddl__race_score ddl__race_score_of(double *time_s, int32_t count) {
+    ddl__race_sort(time_s, count);
+    return count > 0 ? (ddl__race_score){time_s[(count - 1) / 4], time_s[count / 2]} : (ddl__race_score){1e9, 1e9};
+}
+
+/* Of each racer. To be averaged over ranks before ddl__race_cut. */
+static void ddl__race_scores(ddl__race *r, ddl__race_score *out_scores) {
     for (int32_t i = 0; i < DDL__RACERS; i++) {
-        out_score_s[i] = ddl__race_quartile(r->time_s[i], r->timed[i]);
+        out_scores[i] = ddl__race_score_of(r->time_s[i], r->timed[i]);
     }
 }
 
-/* Ends a round. Returns whether the race is over: then r->racer has won. */
-static bool ddl__race_cut(ddl__race *r, const double *score_s) {
+/* Ends a lap. Returns whether the race is over: then r->racer has won. */
+static bool ddl__race_cut(ddl__race *r, const ddl__race_score *scores) {
     int32_t left = 0, best = -1;
     for (int32_t i = 0; i < DDL__RACERS; i++) {
-        best = r->in[i] && (best < 0 || score_s[i] < score_s[best]) ? i : best;
+        best = r->in[i] && (best < 0 || scores[i].quartile_s < scores[best].quartile_s) ? i : best;
     }
+    double most_s = DDL__MIN(scores[best].median_s, DDL__RACE_BEHIND * scores[best].quartile_s);
     for (int32_t i = 0; i < DDL__RACERS; i++) {
         int32_t better = 0;
+        double own_s = scores[i].quartile_s;
         for (int32_t k = 0; k < DDL__RACERS; k++) {
-            better += r->timed[k] == r->timed[best] && (score_s[k] < score_s[i] || (score_s[k] <= score_s[i] && k < i));
+            double other_s = scores[k].quartile_s;
+            better += r->timed[k] == r->timed[best] && (other_s < own_s || (other_s <= own_s && k < i));
         }
-        r->in[i] = r->in[i] && better < ddl__race_rounds[r->round].keep &&
-                   score_s[i] <= DDL__RACE_BEHIND * score_s[best];
+        r->in[i] = r->in[i] && better < ddl__race_keep[r->lap] && (i == best || own_s <= most_s);
         left += r->in[i];
     }
-    r->lap = 0;
-    r->round++;
+    r->lap++;
     r->racer = left == 1 ? best : ddl__race_from(r, 0);
     return left == 1;
 }
@@ -39709,20 +39719,23 @@ static ddl_status ddl__trial_begin(ddl_trainer *t) {
     return ddl__trainer_install(t, status);
 }
 
-/* A round of the race has ended. */
+/* A lap of the race has ended. */
 static ddl_status ddl__trial_cut(ddl_trainer *t) {
     ddl__trial *x = &t->trial;
-    double score_s[DDL__RACERS];
-    ddl__race_scores(&x->race, score_s);
-    ddl_status status = ddl__figures_share(t, DDL_ARRAY(score_s), DDL_AVG);
-    for (int32_t i = 0; i < DDL__WAYS && x->race.timed[i] > 0; i++) {
-        ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: round %d, %s: %.2f ms", x->race.round, ddl__ways[i].name,
-                 1e3 * score_s[i]);
+    ddl__race_score scores[DDL__RACERS];
+    ddl__race_scores(&x->race, scores);
+    ddl_tensor all = ddl_tensor_1d(scores, DDL_F64, 2 * DDL__RACERS); /* two figures of each */
+    ddl_status status = ddl__figures_share(t, all, DDL_AVG);
+    for (int32_t i = 0; i < DDL__WAYS; i++) {
+        if (x->race.in[i]) {
+            ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: lap %d, %s: %.2f ms, median %.2f ms", x->race.lap,
+                     ddl__ways[i].name, 1e3 * scores[i].quartile_s, 1e3 * scores[i].median_s);
+        }
     }
-    bool over = status == DDL_OK && ddl__race_cut(&x->race, score_s);
+    bool over = status == DDL_OK && ddl__race_cut(&x->race, scores);
     status = over ? ddl__figures_agree(t) : status;
     x->way = x->race.racer;
-    x->won_s = score_s[x->way];
+    x->won_s = scores[x->way].quartile_s;
     x->latest = 0;
     status = ddl__trainer_install(t, status); /* while it is on, the plan is not compared with the one before */
     x->on = !over;
@@ -39747,7 +39760,7 @@ static ddl_status ddl__trial_is_stale(ddl_trainer *t, bool *out_stale) {
     ddl__trial *x = &t->trial;
     double latest_s[DDL__LATEST];
     memcpy(latest_s, x->latest_s, sizeof latest_s);
-    double now_s = ddl__race_quartile(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST));
+    double now_s = ddl__race_score_of(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST)).quartile_s;
     DDL__TRY(ddl__figures_share(t, DDL_VIEW(&now_s, 1), DDL_AVG));
     *out_stale = x->latest >= DDL__LATEST &&
                  (now_s > DDL__TRIAL_DRIFT * x->won_s || DDL__TRIAL_DRIFT * now_s < x->won_s);

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SCALE = 16, MAX_LAYERS = 512, MAX_METHODS = 16, MAX_STEPS = 4096, WARM_STEPS = 5, AUTO_STEPS = 80, MAX_PARTS = 16 };
+enum { SCALE = 16, MAX_LAYERS = 512, MAX_METHODS = 16, MAX_STEPS = 4096, WARM_STEPS = 5, AUTO_STEPS = 210, MAX_PARTS = 16 };
 
 /* ---- networks ---- */
 
@@ -348,7 +348,18 @@ static void report(method *m) {
     printf("result %s %.9g %.9g %d\n", m->name, median(m->step_s, m->steps), median(m->exposed_s, m->steps), m->steps);
 }
 
-static int run(int count, char **names, int rounds, int steps) {
+/* Adds rounds, each of which takes round_s, until all together take least_s: short steps differ most. */
+static int more_rounds(double round_s, int steps, double least_s, int *rounds) {
+    double wanted = least_s / round_s;
+    wanted = wanted < MAX_STEPS / steps ? wanted : MAX_STEPS / steps;
+    if (ddl_all_reduce_scalar(ddl_world(context), &wanted, DDL_MAX) < 0) {
+        return fail("ddl_all_reduce_scalar");
+    }
+    *rounds = *rounds > (int)wanted ? *rounds : (int)wanted;
+    return 0;
+}
+
+static int run(int count, char **names, int rounds, int steps, double least_s) {
     static method methods[MAX_METHODS];
     double total_s = 0;
     if (measure_link(&total_s) || measure_alone(total_s)) {
@@ -366,7 +377,12 @@ static int run(int count, char **names, int rounds, int steps) {
         }
         made += !missing;
     }
+    double begin_s = 0;
     for (int round = -1; round < rounds; round++) {
+        if (round == 1 && more_rounds(now_s() - begin_s, steps, least_s, &rounds)) {
+            return 1;
+        }
+        begin_s = now_s();
         for (int i = 0; i < made; i++) {
             int warm = strcmp(methods[i].name, "auto") == 0 ? AUTO_STEPS : WARM_STEPS; /* auto tries plans first */
             if (block(&methods[i], round >= 0 ? steps : warm, round >= 0)) {
@@ -391,11 +407,11 @@ static int list(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3 || !make_network(&net, argv[1]) || (argc < 5 && strcmp(argv[2], "list") != 0)) {
-        fprintf(stderr, "usage: strategies ResNet-50|BERT-Base|BERT-Large ROUNDS STEPS strategy... | list\n");
+    if (argc < 3 || !make_network(&net, argv[1]) || (argc < 6 && strcmp(argv[2], "list") != 0)) {
+        fprintf(stderr, "usage: strategies ResNet-50|BERT-Base|BERT-Large ROUNDS STEPS LEAST_SECONDS strategy... | list\n");
         return 2;
     }
-    if (argc < 5) {
+    if (argc < 6) {
         return list();
     }
     for (int i = 0; i < net.count; i++) {
@@ -409,7 +425,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "strategies: %s\n", ddl_error(NULL));
         return 1;
     }
-    int status = run(argc - 4, argv + 4, atoi(argv[2]), atoi(argv[3]));
+    int status = run(argc - 5, argv + 5, atoi(argv[2]), atoi(argv[3]), atof(argv[4]));
     ddl_finalize(&context);
     return status;
 }

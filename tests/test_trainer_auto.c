@@ -6,7 +6,7 @@
 
 #include "world.h"
 
-enum { TENSORS = 24, LARGEST = 60000, STEPS = 80 };
+enum { TENSORS = 24, LARGEST = 60000, STEPS = 220 };
 
 static int size_of(int i) { return i == 0 ? LARGEST : i % 3 == 0 ? 20000 + 100 * i : 64 + i; }
 

@@ -220,7 +220,8 @@ static double noisy(noise *n, double seconds) {
 /* One race between `count` plans, of which the best takes 1. The first step of a lap is slow, as on a machine. Returns
  * how long a step of the winner takes. */
 static double race_once(noise *n, int count, int *out_steps) {
-    double truth[DDL__RACERS], least = 1e9, score_s[DDL__RACERS];
+    double truth[DDL__RACERS], least = 1e9;
+    ddl__race_score scores[DDL__RACERS];
     bool in[DDL__RACERS] = {false}, over = false;
     ddl__race r;
     for (int i = 0; i < count; i++) {
@@ -234,8 +235,8 @@ static double race_once(noise *n, int count, int *out_steps) {
     for (*out_steps = 1; !over && *out_steps < 1000; (*out_steps)++) {
         double s = noisy(n, truth[r.racer]);
         if (ddl__race_step(&r, r.steps == 0 ? 1.5 * s : s) == DDL__RACE_CUT) {
-            ddl__race_scores(&r, score_s);
-            over = ddl__race_cut(&r, score_s);
+            ddl__race_scores(&r, scores);
+            over = ddl__race_cut(&r, scores);
         }
     }
     CHECK(over);
@@ -247,7 +248,7 @@ TEST(the_race_is_won_by_one_of_the_fastest) {
     enum { RACES = 2000 };
     const struct {
         double sigma, bursts, within; /* share of winners that are at most 5 % slower than the best */
-    } machines[] = {{0, 0, 1}, {0.05, 0, 0.97}, {0.05, 0.2, 0.94}, {0.1, 0.2, 0.83}};
+    } machines[] = {{0, 0, 1}, {0.05, 0, 0.98}, {0.05, 0.2, 0.96}, {0.1, 0.2, 0.9}};
     for (size_t m = 0; m < sizeof machines / sizeof *machines; m++) {
         noise n = {.sigma = machines[m].sigma, .bursts = machines[m].bursts, .state = 11};
         int near = 0, most = 0;
@@ -257,7 +258,7 @@ TEST(the_race_is_won_by_one_of_the_fastest) {
             most = steps > most ? steps : most;
         }
         CHECK(near >= machines[m].within * RACES);
-        CHECK(most <= 76);
+        CHECK(most <= (m == 0 ? 46 : 202)); /* where steps are alike a lap tells */
     }
 }
 

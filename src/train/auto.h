@@ -57,20 +57,23 @@ static ddl_status ddl__trial_begin(ddl_trainer *t) {
     return ddl__trainer_install(t, status);
 }
 
-/* A round of the race has ended. */
+/* A lap of the race has ended. */
 static ddl_status ddl__trial_cut(ddl_trainer *t) {
     ddl__trial *x = &t->trial;
-    double score_s[DDL__RACERS];
-    ddl__race_scores(&x->race, score_s);
-    ddl_status status = ddl__figures_share(t, DDL_ARRAY(score_s), DDL_AVG);
-    for (int32_t i = 0; i < DDL__WAYS && x->race.timed[i] > 0; i++) {
-        ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: round %d, %s: %.2f ms", x->race.round, ddl__ways[i].name,
-                 1e3 * score_s[i]);
+    ddl__race_score scores[DDL__RACERS];
+    ddl__race_scores(&x->race, scores);
+    ddl_tensor all = ddl_tensor_1d(scores, DDL_F64, 2 * DDL__RACERS); /* two figures of each */
+    ddl_status status = ddl__figures_share(t, all, DDL_AVG);
+    for (int32_t i = 0; i < DDL__WAYS; i++) {
+        if (x->race.in[i]) {
+            ddl__log(&t->context->base, DDL_LOG_DEBUG, "trainer: lap %d, %s: %.2f ms, median %.2f ms", x->race.lap,
+                     ddl__ways[i].name, 1e3 * scores[i].quartile_s, 1e3 * scores[i].median_s);
+        }
     }
-    bool over = status == DDL_OK && ddl__race_cut(&x->race, score_s);
+    bool over = status == DDL_OK && ddl__race_cut(&x->race, scores);
     status = over ? ddl__figures_agree(t) : status;
     x->way = x->race.racer;
-    x->won_s = score_s[x->way];
+    x->won_s = scores[x->way].quartile_s;
     x->latest = 0;
     status = ddl__trainer_install(t, status); /* while it is on, the plan is not compared with the one before */
     x->on = !over;
@@ -95,7 +98,7 @@ static ddl_status ddl__trial_is_stale(ddl_trainer *t, bool *out_stale) {
     ddl__trial *x = &t->trial;
     double latest_s[DDL__LATEST];
     memcpy(latest_s, x->latest_s, sizeof latest_s);
-    double now_s = ddl__race_quartile(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST));
+    double now_s = ddl__race_score_of(latest_s, (int32_t)DDL__MIN(x->latest, (int64_t)DDL__LATEST)).quartile_s;
     DDL__TRY(ddl__figures_share(t, DDL_VIEW(&now_s, 1), DDL_AVG));
     *out_stale = x->latest >= DDL__LATEST &&
                  (now_s > DDL__TRIAL_DRIFT * x->won_s || DDL__TRIAL_DRIFT * now_s < x->won_s);
