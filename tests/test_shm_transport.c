@@ -6,7 +6,7 @@
 
 /* ---- messages ---- */
 
-static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 4095, 8192, 8193, 65536, 0, 65537, 300001, 1 << 20, 3};
+static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2047, 2049, 4095, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* All to all: each rank has all its letters under way before anybody reads. lent: from tensor memory. */
@@ -247,7 +247,7 @@ TEST(a_damaged_header_of_a_large_one_ends_the_link) { damage(1 << 20); }
 
 /* A peer out of its mind writes over the ring that it shares with this rank. */
 TEST(a_scribbled_ring_ends_the_link_and_no_more) {
-    for (int what = 0; what < 4; what++) {
+    for (int what = 0; what < 5; what++) {
         static endpoint e[3];
         letter first, l, other;
         world_open(e, 3);
@@ -259,6 +259,7 @@ TEST(a_scribbled_ring_ends_the_link_and_no_more) {
         case 0: *next = (uint64_t)SHM_EAGER << 32 | 20; break;  /* shorter than a header */
         case 1: *next = (uint64_t)SHM_PIECE << 32 | 80; break;  /* of nothing */
         case 2: *next = (uint64_t)77 << 32 | 80; break;         /* no kind */
+        case 3: *next = (uint64_t)SHM_LINED << 32 | 60; break;  /* ends before its payload would begin */
         default: *next = (uint64_t)SHM_FETCH << 32 | 30; break; /* too short */
         }
         DRIVE(e, 3, e[1].lost[0] == 1) {}

@@ -23,8 +23,9 @@
 #include <sys/uio.h>
 
 /* Where one way becomes faster than the other, between two cores that share a cache. */
-#define SHM_EAGER_BYTES (8u << 10)
+#define SHM_EAGER_BYTES (16u << 10)
 #define SHM_EAGER_LENT_BYTES (4u << 10)
+#define SHM_LINED_LEAST (1u << 10)
 #define SHM_STREAM_BYTES (32u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
 #define SHM_PIECE_BYTES (4u << 10)
 #define SHM_PROBE_NS 50000000u    /* how long a process that was the peer's surely is */
@@ -33,7 +34,7 @@
 #define SHM_TURNS 8 /* so many of an expected rank for one of the others */
 #define SHM_LOOKS 64 /* for its next record, in one go */
 
-enum { SHM_EAGER = 1, SHM_FETCH, SHM_STREAM, SHM_PIECE }; /* kinds of records */
+enum { SHM_EAGER = 1, SHM_FETCH, SHM_STREAM, SHM_PIECE, SHM_LINED }; /* kinds of records; lined: eager as well */
 
 /* SHM_FETCH: where the payload lies. */
 typedef struct shm_fetch {
@@ -82,6 +83,7 @@ typedef struct shm_link {
 typedef struct shm_messages {
     shm_link *links; /* by local index */
     uint64_t eager_bytes, stream_bytes;
+    bool strings; /* see shm_copy_over */
     int32_t open_in;
     uint32_t turns; /* in which the expected rank had something */
     uint64_t probe;
@@ -214,16 +216,23 @@ static ddl_status shm_link_open(shm *t, int32_t i) {
 
 enum { SHM_FULL, SHM_TAKEN, SHM_BORROWED };
 
-static int shm_push_eager(shm_link *l, const ddl_message *m) {
-    uint8_t *to = shm_ring_reserve(&l->out, DDL_MESSAGE_HEADER_BYTES + m->payload_bytes);
+/* In SHM_LINED the payload begins on a line, which spares the copies at both ends some of their time. */
+static uint64_t shm_payload_at(uint32_t kind) {
+    return kind == SHM_LINED ? SHM_RING_LINE - SHM_RING_WORD : DDL_MESSAGE_HEADER_BYTES;
+}
+
+static int shm_push_eager(shm_link *l, const ddl_message *m, bool strings) {
+    uint32_t kind = m->payload_bytes >= SHM_LINED_LEAST ? SHM_LINED : SHM_EAGER;
+    uint64_t at = shm_payload_at(kind);
+    uint8_t *to = shm_ring_reserve(&l->out, at + m->payload_bytes);
     if (to == NULL) {
         return SHM_FULL;
     }
     shm_copy_words(to, m->header, DDL_MESSAGE_HEADER_BYTES);
     if (m->payload_bytes > 0) {
-        memcpy(to + DDL_MESSAGE_HEADER_BYTES, m->payload, (size_t)m->payload_bytes);
+        shm_copy_over(to + at, m->payload, m->payload_bytes, strings);
     }
-    shm_ring_publish(&l->out, SHM_EAGER, DDL_MESSAGE_HEADER_BYTES + m->payload_bytes);
+    shm_ring_publish(&l->out, kind, at + m->payload_bytes);
     return SHM_TAKEN;
 }
 
@@ -271,7 +280,7 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         if (to == NULL) {
             return SHM_FULL;
         }
-        memcpy(to, (const uint8_t *)m->payload + (*done - 1), (size_t)piece);
+        shm_copy_over(to, (const uint8_t *)m->payload + (*done - 1), piece, t->messages->strings);
         shm_ring_publish(&l->out, SHM_PIECE, piece);
         *done += piece;
     }
@@ -287,7 +296,7 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
     }
     bool lent = m->payload_bytes > SHM_EAGER_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset);
     if (m->payload_bytes <= t->messages->eager_bytes && !lent) {
-        return shm_push_eager(l, m);
+        return shm_push_eager(l, m, t->messages->strings);
     }
     if (lent) {
         return shm_push_fetch(l, m, offset, true);
@@ -559,14 +568,16 @@ static bool shm_damaged(shm *t, int32_t i) {
 }
 
 /* Each takes one record, or part of its work. Returns whether the ring may be read on. */
-static bool shm_take_eager(shm *t, int32_t i, const uint8_t *record, uint64_t bytes) {
+static bool shm_take_eager(shm *t, int32_t i, const uint8_t *record, uint64_t at, uint64_t bytes) {
     shm_link *l = shm_link_of(t, i);
-    const uint64_t header_bytes = DDL_MESSAGE_HEADER_BYTES;
-    if (bytes < header_bytes || l->landing) {
+    if (bytes < at || l->landing) {
         return shm_damaged(t, i);
     }
+    if (at != DDL_MESSAGE_HEADER_BYTES) {
+        shm_ask_ahead(record + at, bytes - at);
+    }
     ddl_status status = /* the core copies the header before it looks at it */
-        t->host->deliver(t->host, t->rank_of[i], record, record + header_bytes, bytes - header_bytes);
+        t->host->deliver(t->host, t->rank_of[i], record, record + at, bytes - at);
     if (status < 0) {
         shm_lose(t, i, status == DDL_ERR_CORRUPT ? EBADMSG : ENOMEM, "the core refuses what the peer sent");
         return false;
@@ -643,7 +654,8 @@ static bool shm_take_piece(shm *t, int32_t i, const void *record, uint64_t bytes
 
 static bool shm_take(shm *t, int32_t i, uint32_t kind, void *record, uint64_t bytes) {
     switch (kind) {
-    case SHM_EAGER: return shm_take_eager(t, i, record, bytes);
+    case SHM_EAGER:
+    case SHM_LINED: return shm_take_eager(t, i, record, shm_payload_at(kind), bytes);
     case SHM_FETCH: return shm_take_fetch(t, i, record, bytes);
     case SHM_STREAM: return shm_take_stream(t, i, record, bytes);
     case SHM_PIECE: return shm_take_piece(t, i, record, bytes);
@@ -823,6 +835,7 @@ static ddl_status shm_messages_open(shm *t) {
         m->links[i].waiting.last = &m->links[i].waiting.first;
     }
     uint64_t most = t->address.ring_bytes / 4;
+    m->strings = shm_copies_strings();
     m->eager_bytes = SHM_EAGER_BYTES < most ? SHM_EAGER_BYTES : most;
     m->stream_bytes = SHM_STREAM_BYTES < 2 * most ? SHM_STREAM_BYTES : 2 * most;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
