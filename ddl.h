@@ -1371,7 +1371,9 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * is being captured into a graph), and the device's: no stream of its. [one thread] */
 DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream);
 /* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
- * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
+ * the end; needs `uneven`. Averages are over the ranks that contribute. Batches that were accumulated, fewer than
+ * `accumulate`, make a last step to which this rank gives their mean. Errors: DDL_ERR_STATE (some gradients of a batch
+ * are ready and others are not, not `uneven`), and those of ddl_step. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
  * the optimizer's state) have been averaged. An outer optimizer that is switched off leaves nothing behind. Every rank
@@ -38275,6 +38277,17 @@ static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) 
     return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
 }
 
+/* The sum of n batches becomes their mean: this rank's gradient. */
+static void ddl__weight_mean(ddl_trainer *t, const ddl__weight *w, int32_t n) {
+    char *wire = ddl__weight_wire(t, w);
+    if (n > 1) {
+        ddl__lane_average(&t->lane, wire, w->count, w->wire, n);
+    }
+    if (ddl__weight_is_mirrored(t, w)) {
+        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+    }
+}
+
 /* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
 static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
     size_t i = (size_t)(w - t->weights);
@@ -38284,14 +38297,11 @@ static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
     }
     ddl__lane_gather(&t->lane, wire, w->wire, w->grad.data, w->grad.dtype, w->count, t->micro > 0,
                      t->config.unchecked ? NULL : &t->odds[i]);
-    if (t->micro + 1 == t->config.accumulate && t->micro > 0) {
-        ddl__lane_average(&t->lane, wire, w->count, w->wire, t->config.accumulate);
-    }
     if (!t->config.unchecked && !ddl__lane_is_host(&t->lane)) {
         ddl__lane_copy(&t->lane, &t->odds_told[i], &t->odds[i], sizeof t->odds[i]);
     }
-    if (ddl__weight_is_mirrored(t, w)) {
-        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+    if (t->micro + 1 == t->config.accumulate) {
+        ddl__weight_mean(t, w, t->config.accumulate);
     }
 }
 
@@ -40277,6 +40287,14 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what);
 
 /* >>step */
 
+/* What is for between two steps is called within one. */
+static ddl_status ddl__step_under_way(const ddl_trainer *t, const char *what) {
+    return ddl__error(t->context, DDL_ERR_STATE,
+                      "%s: a step is under way on rank %d; call it after the ddl_step that ends it (of "
+                      "`accumulate` the last) and before the next ddl_grad_ready",
+                      what, t->rank);
+}
+
 /* What the program has forgotten. */
 static ddl_status ddl__step_check(ddl_trainer *t) {
     ddl_context *c = t->context;
@@ -40712,10 +40730,7 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
     ddl_status status = DDL_OK;
     if (t->step_open || t->over) {
-        status = ddl__error(t->context, DDL_ERR_STATE,
-                            "ddl_trainer_sync: a step is under way on rank %d; call it between "
-                            "ddl_step and the next ddl_grad_ready",
-                            t->rank);
+        status = ddl__step_under_way(t, "ddl_trainer_sync");
     } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
@@ -40742,27 +40757,58 @@ static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
     return ddl__step_bsp(t, what);
 }
 
+/* A step of BSP has been made: all ranks look whether to plan anew. Of gradients that are not finite those are told who
+ * made them. */
+static ddl_status ddl__join_replan(ddl_trainer *t, ddl_status status) {
+    if (status == DDL_OK) {
+        ddl__unlock(t->context);
+        status = ddl__trainer_replan(t);
+        ddl__lock(t->context);
+    }
+    return status == DDL_ERR_ARG ? DDL_OK : status;
+}
+
+/* The mean of the batches that were accumulated, fewer than `accumulate`, is this rank's gradient of a last step. */
+static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
+    ddl__unlock(t->context);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_mean(t, &t->weights[i], t->micro);
+    }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        t->weights[i].ready = true;
+        ddl__weight_take(t, &t->weights[i]);
+    }
+    ddl__trainer_pump(t->context, t);
+    if (!t->grads_out) {
+        status = ddl__step_local(t, what);
+        return status == DDL_ERR_ARG ? DDL_OK : status;
+    }
+    return ddl__join_replan(t, ddl__step_bsp(t, what));
+}
+
 static ddl_status ddl__join_out(ddl_trainer *t) {
     const char *what = "ddl_trainer_join_out";
-    if (!t->config.uneven || t->step_open || t->joined_out) {
+    bool rest = t->micro > 0 && t->ready_count == 0;
+    if (t->config.uneven && !t->joined_out && t->step_open && !rest) {
+        return ddl__step_under_way(t, what);
+    }
+    if (!t->config.uneven || t->joined_out) {
         return ddl__error(t->context, DDL_ERR_STATE, "%s on rank %d: %s", what, t->rank,
-                          !t->config.uneven ? "the config's `uneven` is 0, so that no rank may leave"
-                          : t->joined_out   ? "it has joined out already"
-                                            : "a step is under way; call it between ddl_step and the next "
-                                              "ddl_grad_ready");
+                          t->joined_out ? "it has joined out already"
+                                        : "the config's `uneven` is 0, so that no rank may leave");
     }
     t->joined_out = true;
-    ddl_status status = DDL_OK;
-    do {
+    ddl_status status = rest ? ddl__join_rest(t, what) : DDL_OK;
+    while (status == DDL_OK) {
         bool bsp = ddl__trainer_is_bsp(t);
-        status = bsp ? ddl__join_bsp(t, what) : ddl__sync_round(t, what, t->since_sync > 0);
-        if (status == DDL_OK && bsp) {
-            ddl__unlock(t->context);
-            status = ddl__trainer_replan(t);
-            ddl__lock(t->context);
+        status = bsp ? ddl__join_replan(t, ddl__join_bsp(t, what)) : ddl__sync_round(t, what, t->since_sync > 0);
+        if (t->stats.contributors == 0) {
+            break;
         }
-        status = status == DDL_ERR_ARG ? DDL_OK : status; /* not finite: said to those who made it */
-    } while (status == DDL_OK && t->stats.contributors > 0);
+    }
     t->joined_out = false;
     return status;
 }
@@ -40793,10 +40839,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     const char *what = "ddl_trainer_switch";
     DDL__TRY(ddl__trainer_settle(t->context, ddl__served_ranks(t), config, what, out));
     if (t->step_open || t->over || t->joined_out) {
-        return ddl__error(t->context, DDL_ERR_STATE,
-                          "%s: a step is under way on rank %d; call it between ddl_step and the "
-                          "next ddl_grad_ready",
-                          what, t->rank);
+        return ddl__step_under_way(t, what);
     }
     if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
@@ -41295,10 +41338,7 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     if (folder == NULL || strlen(folder) > 3900) {
         status = ddl__error(t->context, DDL_ERR_ARG, "%s: folder is NULL or too long", what);
     } else if (t->step_open || t->over) {
-        status = ddl__error(t->context, DDL_ERR_STATE,
-                            "%s: a step is under way on rank %d; call it between ddl_step and "
-                            "the next ddl_grad_ready",
-                            what, t->rank);
+        status = ddl__step_under_way(t, what);
     } else if (sync && t->config.sync == DDL_SYNC_LOCAL && t->since_sync > 0) {
         status = ddl__sync_round(t, what, true);
     }

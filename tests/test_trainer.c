@@ -285,6 +285,78 @@ TEST(uneven_ranks_average_over_those_that_contribute) {
     }
 }
 
+/* Data ends between the batches of one step: rank r has PARTS - r batches, of ACCUMULATED for a step. What is left over
+ * makes a last step with its mean. */
+enum { ACCUMULATED = 3, PARTS = 11 };
+
+static void train_to_the_last_batch(ddl_group *w, void *arg) {
+    job *j = arg;
+    int rank = ddl_rank(w);
+    net *m = calloc(1, sizeof *m);
+    net_begin(m, rank == 0);
+    ddl_trainer *t = make_trainer(w, &j->config, m);
+    for (int part = 0; part < PARTS - rank; part++) {
+        for (int i = TENSORS - 1; i >= 0; i--) {
+            net_backward(m, i, part / ACCUMULATED, (part % ACCUMULATED * 3 + rank) * BATCH, BATCH);
+            OK(ddl_grad_ready(t, i));
+            if (part == 1 && i == 1) {
+                FAILS(ddl_trainer_join_out(t), DDL_ERR_STATE, "a step is under way on rank");
+            }
+        }
+        OK(ddl_step(t));
+        if (part == 1) {
+            FAILS(ddl_trainer_save(t, "/tmp"), DDL_ERR_STATE, "the ddl_step that ends it (of `accumulate` the last)");
+        }
+    }
+    OK(ddl_trainer_join_out(t));
+    ddl_trainer_stats stats;
+    OK(ddl_trainer_stats_get(t, &stats));
+    CHECK_EQ(stats.steps, rank == 2 && j->config.sync == DDL_SYNC_LOCAL ? 3 : 4); /* with nothing left, no step alone */
+    FAILS(ddl_step(t), DDL_ERR_STATE, "was not made ready in step"); /* nothing is left of the step */
+    OK(ddl_trainer_free(&t));
+    j->result[rank] = m;
+}
+
+TEST(uneven_ranks_end_between_two_batches_of_a_step) {
+    enum { N = 3 };
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < sizes[i]; k++) {
+            double w = start_of(i, k);
+            for (int step = 0; step < 4; step++) {
+                int ranks = 0;
+                double sum = 0;
+                for (int r = 0; r < N; r++) {
+                    int parts = PARTS - r - step * ACCUMULATED;
+                    parts = parts > ACCUMULATED ? ACCUMULATED : parts;
+                    ranks += parts > 0;
+                    for (int s = 0; s < parts * BATCH; s++) {
+                        sum += pull(w, i, k, step, (s / BATCH * 3 + r) * BATCH + s % BATCH) / (parts * BATCH);
+                    }
+                }
+                w -= 0.05 * sum / ranks;
+            }
+            expected[i][k] = w;
+        }
+    }
+    const ddl_trainer_config ways[] = {
+        {RATE, .uneven = 1, .accumulate = ACCUMULATED},
+        {RATE, .uneven = 1, .accumulate = ACCUMULATED, .shard = 1, .bucket_bytes = 3000},
+        {RATE, .uneven = 1, .accumulate = ACCUMULATED, .architecture = DDL_ARCHITECTURE_PS},
+        {RATE, .uneven = 1, .accumulate = ACCUMULATED, .sync = DDL_SYNC_LOCAL, .local_steps = 1}, /* SGD: as BSP */
+    };
+    for (size_t v = 0; v < sizeof ways / sizeof ways[0]; v++) {
+        job j = {.config = ways[v]};
+        world_threads(N, train_to_the_last_batch, &j);
+        for (int r = 0; r < N; r++) {
+            close_to(j.result[r], expected, 1e-6, "to the last batch");
+            CHECK(memcmp(j.result[0]->param, j.result[r]->param, sizeof j.result[0]->param) == 0);
+        }
+        for (int r = 0; r < N; r++) {
+            free(j.result[r]);
+        }
+    }
+}
+
 /* >>local */
 
 /* n ranks in one place, in doubles: each steps alone, every `period` steps they are averaged. */

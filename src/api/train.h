@@ -142,7 +142,9 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
  * is being captured into a graph), and the device's: no stream of its. [one thread] */
 DDL_API ddl_status ddl_trainer_set_stream(ddl_trainer *trainer, void *stream);
 /* This rank has no more data: it goes on without contributing until all ranks have called this. All ranks call it at
- * the end; needs `uneven`. Averages are over the ranks that contribute. [one thread] */
+ * the end; needs `uneven`. Averages are over the ranks that contribute. Batches that were accumulated, fewer than
+ * `accumulate`, make a last step to which this rank gives their mean. Errors: DDL_ERR_STATE (some gradients of a batch
+ * are ready and others are not, not `uneven`), and those of ddl_step. [one thread] */
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
 /* Changes sync, schedule, accumulate, clip_norm and their numbers between two steps, after local parameters (and then
  * the optimizer's state) have been averaged. An outer optimizer that is switched off leaves nothing behind. Every rank

@@ -21,6 +21,17 @@ static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) 
     return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
 }
 
+/* The sum of n batches becomes their mean: this rank's gradient. */
+static void ddl__weight_mean(ddl_trainer *t, const ddl__weight *w, int32_t n) {
+    char *wire = ddl__weight_wire(t, w);
+    if (n > 1) {
+        ddl__lane_average(&t->lane, wire, w->count, w->wire, n);
+    }
+    if (ddl__weight_is_mirrored(t, w)) {
+        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+    }
+}
+
 /* Copies the program's gradient into the arena, or adds it there; notes what is not finite. */
 static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
     size_t i = (size_t)(w - t->weights);
@@ -30,14 +41,11 @@ static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
     }
     ddl__lane_gather(&t->lane, wire, w->wire, w->grad.data, w->grad.dtype, w->count, t->micro > 0,
                      t->config.unchecked ? NULL : &t->odds[i]);
-    if (t->micro + 1 == t->config.accumulate && t->micro > 0) {
-        ddl__lane_average(&t->lane, wire, w->count, w->wire, t->config.accumulate);
-    }
     if (!t->config.unchecked && !ddl__lane_is_host(&t->lane)) {
         ddl__lane_copy(&t->lane, &t->odds_told[i], &t->odds[i], sizeof t->odds[i]);
     }
-    if (ddl__weight_is_mirrored(t, w)) {
-        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+    if (t->micro + 1 == t->config.accumulate) {
+        ddl__weight_mean(t, w, t->config.accumulate);
     }
 }
 

@@ -422,10 +422,7 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
     if (folder == NULL || strlen(folder) > 3900) {
         status = ddl__error(t->context, DDL_ERR_ARG, "%s: folder is NULL or too long", what);
     } else if (t->step_open || t->over) {
-        status = ddl__error(t->context, DDL_ERR_STATE,
-                            "%s: a step is under way on rank %d; call it between ddl_step and "
-                            "the next ddl_grad_ready",
-                            what, t->rank);
+        status = ddl__step_under_way(t, what);
     } else if (sync && t->config.sync == DDL_SYNC_LOCAL && t->since_sync > 0) {
         status = ddl__sync_round(t, what, true);
     }

@@ -136,10 +136,7 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
     ddl_status status = DDL_OK;
     if (t->step_open || t->over) {
-        status = ddl__error(t->context, DDL_ERR_STATE,
-                            "ddl_trainer_sync: a step is under way on rank %d; call it between "
-                            "ddl_step and the next ddl_grad_ready",
-                            t->rank);
+        status = ddl__step_under_way(t, "ddl_trainer_sync");
     } else if (t->config.sync == DDL_SYNC_LOCAL && (t->since_sync > 0 || t->config.uneven)) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
@@ -166,27 +163,58 @@ static ddl_status ddl__join_bsp(ddl_trainer *t, const char *what) {
     return ddl__step_bsp(t, what);
 }
 
+/* A step of BSP has been made: all ranks look whether to plan anew. Of gradients that are not finite those are told who
+ * made them. */
+static ddl_status ddl__join_replan(ddl_trainer *t, ddl_status status) {
+    if (status == DDL_OK) {
+        ddl__unlock(t->context);
+        status = ddl__trainer_replan(t);
+        ddl__lock(t->context);
+    }
+    return status == DDL_ERR_ARG ? DDL_OK : status;
+}
+
+/* The mean of the batches that were accumulated, fewer than `accumulate`, is this rank's gradient of a last step. */
+static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
+    ddl__unlock(t->context);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        ddl__weight_mean(t, &t->weights[i], t->micro);
+    }
+    ddl_status status = ddl__lane_wait(&t->lane, what);
+    ddl__lock(t->context);
+    DDL__TRY(status);
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        t->weights[i].ready = true;
+        ddl__weight_take(t, &t->weights[i]);
+    }
+    ddl__trainer_pump(t->context, t);
+    if (!t->grads_out) {
+        status = ddl__step_local(t, what);
+        return status == DDL_ERR_ARG ? DDL_OK : status;
+    }
+    return ddl__join_replan(t, ddl__step_bsp(t, what));
+}
+
 static ddl_status ddl__join_out(ddl_trainer *t) {
     const char *what = "ddl_trainer_join_out";
-    if (!t->config.uneven || t->step_open || t->joined_out) {
+    bool rest = t->micro > 0 && t->ready_count == 0;
+    if (t->config.uneven && !t->joined_out && t->step_open && !rest) {
+        return ddl__step_under_way(t, what);
+    }
+    if (!t->config.uneven || t->joined_out) {
         return ddl__error(t->context, DDL_ERR_STATE, "%s on rank %d: %s", what, t->rank,
-                          !t->config.uneven ? "the config's `uneven` is 0, so that no rank may leave"
-                          : t->joined_out   ? "it has joined out already"
-                                            : "a step is under way; call it between ddl_step and the next "
-                                              "ddl_grad_ready");
+                          t->joined_out ? "it has joined out already"
+                                        : "the config's `uneven` is 0, so that no rank may leave");
     }
     t->joined_out = true;
-    ddl_status status = DDL_OK;
-    do {
+    ddl_status status = rest ? ddl__join_rest(t, what) : DDL_OK;
+    while (status == DDL_OK) {
         bool bsp = ddl__trainer_is_bsp(t);
-        status = bsp ? ddl__join_bsp(t, what) : ddl__sync_round(t, what, t->since_sync > 0);
-        if (status == DDL_OK && bsp) {
-            ddl__unlock(t->context);
-            status = ddl__trainer_replan(t);
-            ddl__lock(t->context);
+        status = bsp ? ddl__join_replan(t, ddl__join_bsp(t, what)) : ddl__sync_round(t, what, t->since_sync > 0);
+        if (t->stats.contributors == 0) {
+            break;
         }
-        status = status == DDL_ERR_ARG ? DDL_OK : status; /* not finite: said to those who made it */
-    } while (status == DDL_OK && t->stats.contributors > 0);
+    }
     t->joined_out = false;
     return status;
 }

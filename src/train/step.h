@@ -475,6 +475,14 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what);
 
 /* >>step */
 
+/* What is for between two steps is called within one. */
+static ddl_status ddl__step_under_way(const ddl_trainer *t, const char *what) {
+    return ddl__error(t->context, DDL_ERR_STATE,
+                      "%s: a step is under way on rank %d; call it after the ddl_step that ends it (of "
+                      "`accumulate` the last) and before the next ddl_grad_ready",
+                      what, t->rank);
+}
+
 /* What the program has forgotten. */
 static ddl_status ddl__step_check(ddl_trainer *t) {
     ddl_context *c = t->context;

@@ -21,10 +21,7 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     const char *what = "ddl_trainer_switch";
     DDL__TRY(ddl__trainer_settle(t->context, ddl__served_ranks(t), config, what, out));
     if (t->step_open || t->over || t->joined_out) {
-        return ddl__error(t->context, DDL_ERR_STATE,
-                          "%s: a step is under way on rank %d; call it between ddl_step and the "
-                          "next ddl_grad_ready",
-                          what, t->rank);
+        return ddl__step_under_way(t, what);
     }
     if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
