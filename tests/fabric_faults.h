@@ -75,8 +75,8 @@ static void faulty_library(fabric_library *lib) {
     lib->fabric = faulty_fabric;
 }
 
-static const char *faulty_library_open(fabric_library *lib, const char *ports) {
-    const char *why = fabric_library_open(lib, ports);
+static const char *faulty_library_open(fabric_library *lib, const char *ports, int sockets) {
+    const char *why = fabric_library_open(lib, ports, sockets);
     if (why == NULL) {
         faulty_library(lib);
     }
@@ -89,7 +89,7 @@ static int faulty_close(struct fid *fid) {
     return CALL_OR_FAIL(CALL_CLOSE, result);
 }
 
-#define fabric_library_open(lib, ports) faulty_library_open(lib, ports)
+#define fabric_library_open(lib, ports, sockets) faulty_library_open(lib, ports, sockets)
 #define fi_close(fid) faulty_close(fid)
 #define fi_domain(f, info, out, c) OPEN_OR_FAIL(CALL_DOMAIN, fi_domain(f, info, out, c))
 #define fi_av_open(d, attr, out, c) OPEN_OR_FAIL(CALL_AV_OPEN, fi_av_open(d, attr, out, c))

@@ -43,8 +43,8 @@ static int hmem_getinfo(uint32_t version, const char *node, const char *service,
     return result;
 }
 
-static const char *hmem_library_open(fabric_library *lib, const char *ports) {
-    const char *why = fabric_library_open(lib, ports);
+static const char *hmem_library_open(fabric_library *lib, const char *ports, int sockets) {
+    const char *why = fabric_library_open(lib, ports, sockets);
     if (why == NULL) {
         hmem_real_getinfo = lib->getinfo;
         hmem_real_dupinfo = lib->dupinfo;
@@ -96,7 +96,7 @@ static ssize_t hmem_read(struct fid_ep *ep, void *to, size_t bytes, void *desc, 
     return fi_read(ep, to, bytes, desc, at, from, key, context);
 }
 
-#define fabric_library_open(lib, ports) hmem_library_open(lib, ports)
+#define fabric_library_open(lib, ports, sockets) hmem_library_open(lib, ports, sockets)
 #define fi_domain(f, info, out, c) hmem_domain(f, info, out, c)
 #define fi_endpoint(d, info, out, c) hmem_endpoint(d, info, out, c)
 #define fi_mr_regattr(d, attr, f, out) hmem_regattr(d, attr, f, out)

@@ -23,6 +23,29 @@ static void exchange(int n, const char *first, const char *second) {
 TEST(all_sizes_both_ways) { exchange(2, NULL, NULL); }
 TEST(six_ranks_all_to_all) { exchange(6, NULL, NULL); }
 
+/* Over sockets what the core sends unasked, 64 KiB at most, goes in buffers: in one message up to 32 KiB. More is read. */
+TEST(how_payloads_travel) {
+    static const struct {
+        uint64_t bytes;
+        uint32_t messages, offers;
+    } ways[] = {{0, 1, 0}, {16384, 1, 0}, {32768, 1, 0}, {32817, 2, 0}, {65536, 2, 0}, {65537, 1, 1}, {1 << 20, 1, 1}};
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        letter l = {0};
+        const fabric_link *link = self_of(&e[0])->peers[1].link;
+        uint32_t messages = link != NULL ? link->sequence : 0, offers = link != NULL ? link->offer_count : 0;
+        CHECK(post(&e[0], 1, &l, ways[i].bytes) >= 0);
+        DRIVE(e, 2, all_arrived(e, 2) == i + 1 && all_returned(&l, 1)) {}
+        link = self_of(&e[0])->peers[1].link;
+        CHECK_EQ(link->sequence - messages, ways[i].messages);
+        CHECK_EQ(link->offer_count - offers, ways[i].offers);
+        letter_free(&l);
+    }
+    world_close(e, 2);
+    free(e);
+}
+
 /* ---- what other providers do ---- */
 
 TEST(without_order) { exchange(3, "FABRIC_FORCE_UNORDERED=1", NULL); }

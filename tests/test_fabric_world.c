@@ -83,6 +83,6 @@ TEST(many_ranks_in_one_job) {
     uint64_t peers = 2 * (uint64_t)log2_up(n);
     for (int i = 0; i < n; i++) {
         uint64_t reading = i < 2 ? 1024 : 0;
-        CHECK(w.memory[i] > 1536 << 10 && w.memory[i] <= ((1536 + 320 * peers + reading) << 10) + OTHERS_BYTES);
+        CHECK(w.memory[i] > 3084 << 10 && w.memory[i] <= ((3084 + 643 * peers + reading) << 10) + OTHERS_BYTES);
     }
 }

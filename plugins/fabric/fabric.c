@@ -5,8 +5,8 @@
  * Read library.h, state.h, memory.h, cache.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
- * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
- * payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
+ * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 64 and 32); of a larger one
+ * the receiver reads the payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
  * numbers, so that they are handed on in order also where the provider does not keep it.
  *
  * Settings, each of one rank; ranks whose provider, protocol or buffers differ cannot reach each other:
@@ -103,8 +103,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_unordered = fabric_setting_on(host, "FABRIC_FORCE_UNORDERED");
     s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
-    s->slot_bytes = FABRIC_SLOT_BYTES;
-    s->offer_bytes = FABRIC_OFFER_BYTES;
+    s->offer_bytes = UINT64_MAX; /* as the provider is: fabric_attributes */
     s->read_bytes = FABRIC_READ_BYTES;
     s->max_read = 1u << 30;
     s->cache.most = FABRIC_REGIONS;
@@ -115,7 +114,6 @@ static int fabric_settings_read(fabric_self *s) {
              fabric_setting_bytes(s, "FABRIC_CACHE_BYTES", 0, (uint64_t)1 << 48, &s->cache.most_bytes) &&
              fabric_setting_bytes(s, "FABRIC_FORCE_FAIL_REGISTRATION", 1, 1u << 30, &s->fail_registration) &&
              fabric_setting_bytes(s, "FABRIC_FORCE_MAX_MESSAGE", 256, 1u << 30, &most);
-    s->slot_bytes = most < s->slot_bytes ? most & ~(uint64_t)15 : s->slot_bytes;
     s->max_read = most < s->max_read ? most : s->max_read;
     return ok;
 }
@@ -138,8 +136,13 @@ static void fabric_attributes(fabric_self *s) {
     s->ordered = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0 &&
                  !s->force_unordered;
     uint64_t most = info->ep_attr->max_msg_size;
-    s->slot_bytes = most < s->slot_bytes ? most & ~(uint64_t)15 : s->slot_bytes;
+    int sockets = fabric_is_sockets(info);
     s->max_read = most < s->max_read ? most : s->max_read;
+    s->slot_bytes = sockets ? fabric_library_buffer() : FABRIC_SLOT_BYTES;
+    s->slot_bytes = s->max_read < s->slot_bytes ? s->max_read & ~(uint64_t)15 : s->slot_bytes;
+    if (s->offer_bytes == UINT64_MAX) {
+        s->offer_bytes = sockets ? FABRIC_SOCKETS_OFFER_BYTES : FABRIC_OFFER_BYTES;
+    }
     s->inject_bytes = fabric_setting_on(s->host, "FABRIC_FORCE_NO_INJECT") ? 0 : info->tx_attr->inject_size;
     s->receive_limit = (int32_t)(info->rx_attr->size < 65536 ? info->rx_attr->size : 65536);
     s->speed = info->nic != NULL && info->nic->link_attr != NULL ? info->nic->link_attr->speed / 8 : 0;
@@ -295,7 +298,8 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
         return DDL_ERR_CONFIG;
     }
-    const char *why = fabric_library_open(&s->lib, fabric_setting(s->host, "PORT_RANGE"));
+    int sockets = wish.provider != NULL ? strncmp(wish.provider, "tcp", 3) == 0 : !fabric_any_device();
+    const char *why = fabric_library_open(&s->lib, fabric_setting(s->host, "PORT_RANGE"), sockets);
     if (why != NULL) {
         fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
         return DDL_ERR_UNSUPPORTED;

@@ -25,6 +25,9 @@
 /* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
 #define FABRIC_API FI_VERSION(1, 14)
 
+enum { FABRIC_SLOT_BYTES = 16384 }; /* the buffers of ofi_rxm: more costs it a round trip of its own; */
+#define FABRIC_SOCKETS_BUFFER "32896" /* those that it is given over sockets: 32 KiB and the heads before them */
+
 typedef struct fabric_library {
     int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
     void (*freeinfo)(struct fi_info *);
@@ -76,24 +79,40 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  * Without the other one ofi_rxm keeps the connection of an address that is removed, and goes on writing what is being
  * read from that peer into memory that was given back (fabric_cut).
  *
+ * Over sockets, buffers of ofi_rxm of twice its 16 KiB: what fits them leaves without a round trip, and a payload of 32 KiB
+ * takes half as long. With 512 of them to receive into, which all connections share, instead of 4,096, ofi_rxm takes less
+ * memory than with its defaults (tests/test_fabric_many.c). An adapter would pin them: there its defaults stay.
+ *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
  * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
  * docs/operations.md says what to do about that. */
-static void fabric_library_variables(const char *port_range) {
+static void fabric_library_variables(const char *port_range, int sockets) {
     char low[8], high[8];
     setenv("FI_OFI_RXM_USE_SRX", "1", 0);
     setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+    if (sockets) {
+        setenv("FI_OFI_RXM_BUFFER_SIZE", FABRIC_SOCKETS_BUFFER, 0);
+        setenv("FI_OFI_RXM_MSG_RX_SIZE", "512", 0);
+    }
     if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
         setenv("FI_TCP_PORT_LOW_RANGE", low, 0);
         setenv("FI_TCP_PORT_HIGH_RANGE", high, 0);
     }
 }
 
-/* Never closed: providers may have started threads. NULL: it can be used; else a sentence why not. */
-static const char *fabric_library_open(fabric_library *out, const char *port_range) {
+/* What ofi_rxm over sockets sends without a round trip of its own. */
+static uint64_t fabric_library_buffer(void) {
+    const char *text = getenv("FI_OFI_RXM_BUFFER_SIZE");
+    uint64_t bytes = text != NULL ? strtoull(text, NULL, 10) : 0, most = strtoull(FABRIC_SOCKETS_BUFFER, NULL, 10);
+    return bytes < FABRIC_SLOT_BYTES ? FABRIC_SLOT_BYTES : bytes < most ? bytes & ~(uint64_t)15 : most;
+}
+
+/* sockets: the tcp provider is asked for, or there is no adapter. Never closed: providers may have started threads. NULL: it
+ * can be used; else a sentence why not. */
+static const char *fabric_library_open(fabric_library *out, const char *port_range, int sockets) {
     struct sigaction saved[FABRIC_SIGNALS];
-    fabric_library_variables(port_range);
+    fabric_library_variables(port_range, sockets);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);

@@ -17,10 +17,10 @@ enum {
     FABRIC_ACK_SLOTS = 4,     /* receives per peer for ACKs, which need no credit */
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
-    FABRIC_SLOT_BYTES = 16384, /* the buffers of ofi_rxm: more costs it a round trip of its own */
     FABRIC_READ_BYTES = 262144, /* of a read that goes through memory of ours: see fabric_bounces */
     FABRIC_READS = 4,          /* such reads of a landing at once */
-    FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip */
+    FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip; */
+    FABRIC_SOCKETS_OFFER_BYTES = 65536, /* over sockets, where the peer's process answers the read */
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
@@ -206,6 +206,7 @@ typedef struct fabric_self {
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
     int epoll, timer;
+    int watched; /* the one rail's descriptor is in the set */
     int force_unordered, force_no_rma, force_no_wait;
     uint32_t force_seed;
     uint64_t fail_registration; /* for tests: of every so many registrations one fails */

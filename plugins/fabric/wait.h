@@ -9,6 +9,16 @@
 
 enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
 
+/* A single rail wakes the core itself: its descriptor is in the set only while the timer runs too, as one that is in a set
+ * costs every message a wake-up more. */
+static void fabric_watch(fabric_self *s, int watch) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (s->rail_count == 1 && s->watched != watch && s->rails[0].wait_fd >= 0 &&
+        epoll_ctl(s->epoll, watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, s->rails[0].wait_fd, &event) == 0) {
+        s->watched = watch;
+    }
+}
+
 /* What progress does, but for the end of a transport. */
 static int32_t fabric_move(fabric_self *s) {
     int32_t events = 0;
@@ -67,9 +77,11 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
     }
     int busy = s->links != NULL; /* nobody talks to a rank that has not talked: it may look rarely */
     if (blind || s->stuck) {
+        fabric_watch(s, 1);
         fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
     } else if (s->rail_count == 1) {
-        *out_fd = s->rails[0].wait_fd; /* a set above it would cost every message a wake-up more */
+        fabric_watch(s, 0);
+        *out_fd = s->rails[0].wait_fd;
     } else {
         fabric_timer(s, 0);
     }
@@ -82,7 +94,7 @@ static ddl_status fabric_wait_open(fabric_self *s) {
     struct epoll_event event = {.events = EPOLLIN};
     int failed = s->epoll < 0 || s->timer < 0 || epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) != 0;
     for (int32_t i = 0; i < s->rail_count && !failed; i++) {
-        failed = s->rails[i].wait_fd >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
+        failed = s->rail_count > 1 && s->rails[i].wait_fd >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
     }
     return failed ? DDL_ERR_SYSTEM : DDL_OK;
 }
