@@ -6,7 +6,7 @@
 
 /* ---- messages ---- */
 
-static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2047, 2049, 4095, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
+static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2048, 2049, 4096, 6144, 6145, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* All to all: each rank has all its letters under way before anybody reads. lent: from tensor memory. */

@@ -1,7 +1,8 @@
 /* message: messages between two ranks of a host, over their two rings. It must not know what a message means.
  *
  *     small                      through the ring: the sender copies in, the core takes it where it lies
- *     a little larger            in pieces through the ring, so that one copies in while the other copies out
+ *     a little larger, twice     in pieces through the ring, so that one copies in while the other copies out: where that
+ *                                is faster than in one record, at some KiB and again from where a record is too large
  *     large, in lent memory      the ring says where: the receiver copies from its view of the sender's arena
  *     large, ordinary memory     the ring says where: the receiver lets the kernel copy (process_vm_readv); a sender
  *                                that waits meanwhile helps (help.h)
@@ -27,7 +28,8 @@
 #define SHM_EAGER_LENT_BYTES (4u << 10)
 #define SHM_LINED_LEAST (1u << 10)
 #define SHM_STREAM_BYTES (32u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
-#define SHM_PIECE_BYTES (4u << 10)
+#define SHM_PIECE_BYTES (2u << 10)
+#define SHM_PIECED_BYTES (6u << 10) /* from one piece up to here two or three of them are faster than one record */
 #define SHM_PROBE_NS 50000000u    /* how long a process that was the peer's surely is */
 #define SHM_TURN_BYTES (2u << 20) /* one busy peer does not keep the others waiting for longer than this */
 
@@ -216,14 +218,11 @@ static ddl_status shm_link_open(shm *t, int32_t i) {
 
 enum { SHM_FULL, SHM_TAKEN, SHM_BORROWED };
 
-/* In SHM_LINED the payload begins on a line, which spares the copies at both ends some of their time. */
-static uint64_t shm_payload_at(uint32_t kind) {
-    return kind == SHM_LINED ? SHM_RING_LINE - SHM_RING_WORD : DDL_MESSAGE_HEADER_BYTES;
-}
+#define SHM_LINED_AT (SHM_RING_LINE - SHM_RING_WORD) /* of a record: there a line begins, which speeds the copies up */
 
 static int shm_push_eager(shm_link *l, const ddl_message *m, bool strings) {
     uint32_t kind = m->payload_bytes >= SHM_LINED_LEAST ? SHM_LINED : SHM_EAGER;
-    uint64_t at = shm_payload_at(kind);
+    uint64_t at = kind == SHM_LINED ? SHM_LINED_AT : DDL_MESSAGE_HEADER_BYTES;
     uint8_t *to = shm_ring_reserve(&l->out, at + m->payload_bytes);
     if (to == NULL) {
         return SHM_FULL;
@@ -276,12 +275,12 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         uint64_t rest = m->payload_bytes - (*done - 1), piece = rest < SHM_PIECE_BYTES ? rest : SHM_PIECE_BYTES;
         uint64_t most = shm_ring_record_max(&l->out) / 2;
         piece = piece < most ? piece : most;
-        void *to = shm_ring_reserve(&l->out, piece);
+        uint8_t *to = shm_ring_reserve(&l->out, SHM_LINED_AT + piece);
         if (to == NULL) {
             return SHM_FULL;
         }
-        shm_copy_over(to, (const uint8_t *)m->payload + (*done - 1), piece, t->messages->strings);
-        shm_ring_publish(&l->out, SHM_PIECE, piece);
+        shm_copy_over(to + SHM_LINED_AT, (const uint8_t *)m->payload + (*done - 1), piece, t->messages->strings);
+        shm_ring_publish(&l->out, SHM_PIECE, SHM_LINED_AT + piece);
         *done += piece;
     }
     return SHM_TAKEN;
@@ -295,7 +294,8 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
         return shm_push_stream(t, i, m);
     }
     bool lent = m->payload_bytes > SHM_EAGER_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset);
-    if (m->payload_bytes <= t->messages->eager_bytes && !lent) {
+    bool pieces = m->payload_bytes > SHM_PIECE_BYTES && m->payload_bytes <= SHM_PIECED_BYTES;
+    if (m->payload_bytes <= t->messages->eager_bytes && !lent && !pieces) {
         return shm_push_eager(l, m, t->messages->strings);
     }
     if (lent) {
@@ -636,15 +636,15 @@ static bool shm_take_stream(shm *t, int32_t i, const shm_stream *record, uint64_
     return !l->gone;
 }
 
-static bool shm_take_piece(shm *t, int32_t i, const void *record, uint64_t bytes) {
+static bool shm_take_piece(shm *t, int32_t i, const uint8_t *record, uint64_t bytes) {
     shm_link *l = shm_link_of(t, i);
-    if (!l->landing || bytes > l->bytes - l->done) {
+    if (!l->landing || bytes < SHM_LINED_AT || bytes - SHM_LINED_AT > l->bytes - l->done) {
         return shm_damaged(t, i);
     }
     if (l->to != NULL) {
-        memcpy(l->to + l->done, record, (size_t)bytes);
+        memcpy(l->to + l->done, record + SHM_LINED_AT, (size_t)(bytes - SHM_LINED_AT));
     }
-    l->done += bytes;
+    l->done += bytes - SHM_LINED_AT;
     shm_ring_next(&l->in, bytes);
     if (l->done == l->bytes) {
         shm_landed(t, i, DDL_OK);
@@ -654,8 +654,8 @@ static bool shm_take_piece(shm *t, int32_t i, const void *record, uint64_t bytes
 
 static bool shm_take(shm *t, int32_t i, uint32_t kind, void *record, uint64_t bytes) {
     switch (kind) {
-    case SHM_EAGER:
-    case SHM_LINED: return shm_take_eager(t, i, record, shm_payload_at(kind), bytes);
+    case SHM_EAGER: return shm_take_eager(t, i, record, DDL_MESSAGE_HEADER_BYTES, bytes);
+    case SHM_LINED: return shm_take_eager(t, i, record, SHM_LINED_AT, bytes);
     case SHM_FETCH: return shm_take_fetch(t, i, record, bytes);
     case SHM_STREAM: return shm_take_stream(t, i, record, bytes);
     case SHM_PIECE: return shm_take_piece(t, i, record, bytes);
