@@ -1678,7 +1678,8 @@ typedef struct ddl_transport {
     ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
     /* memory_register for memory of a device of another plugin: `index`, from 0, of those of the device plugin of that
      * name. For transports that carry messages and read such memory by themselves, as adapters do; memory_release and
-     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
+     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. Of 0 bytes nothing is
+     * registered: DDL_OK says that there is such a way. */
     ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
                                      void **out_handle, ddl_memory_key *out_key);
     /* For transports that keep registrations (host->allocation): this memory is freed after the call, or a peer that
@@ -3139,6 +3140,7 @@ typedef struct ddl__plan_args {
     bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
+    bool straight;          /* or not at all: devices of all ranks reach each other through the network */
     const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
@@ -3161,6 +3163,7 @@ typedef struct ddl__plan {
     uint32_t step_count, next_count;
     int64_t tmp_bytes, there_bytes;
     bool fenced;
+    bool straight; /* its data goes from device to device: TMP is not used */
 } ddl__plan;
 
 /* >>plan-part: cutting memory. A span is bytes of a space, or of something that is mapped to one by a place. */
@@ -3319,7 +3322,7 @@ typedef struct ddl__planner {
     int64_t tmp_bytes, there_bytes;
     uint32_t next_slot;
     uint32_t gate; /* the step that ends the fence; steps after it wait for it */
-    bool fenced;
+    bool fenced, straight;
 } ddl__planner;
 
 /* Where "in place" puts the smaller tensor: at the rank's own part of the larger one. */
@@ -3747,7 +3750,8 @@ static ddl_status ddl__plan_finish(ddl__planner *p, ddl__plan *out) {
                        .next_count = p->edge_count,
                        .tmp_bytes = p->tmp_bytes,
                        .there_bytes = p->there_bytes,
-                       .fenced = p->fenced};
+                       .fenced = p->fenced,
+                       .straight = p->straight};
     p->steps = NULL;
     ddl__plan_close(p);
     return DDL_OK;
@@ -5685,6 +5689,26 @@ static void ddl__algo_device_pieces(ddl__planner *p, const ddl__plan_args *args)
     ddl__pieces_close(&w);
 }
 
+/* >>algo-straight: where adapters read memory of devices, and devices of a host that of each other. What only moves
+ * data is the plan of ordinary memory as it stands, with scratch on the device too. */
+static bool ddl__can_straight(const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    return args->straight && (kind == DDL_BROADCAST || kind == DDL_ALL_GATHER || kind == DDL_GATHER ||
+                              kind == DDL_SCATTER || kind == DDL_ALL_TO_ALL);
+}
+
+static void ddl__algo_device_straight(ddl__planner *p, const ddl__plan_args *args) {
+    args->inner->plan(p, args);
+    for (uint32_t i = 0; i < p->step_count; i++) {
+        ddl__step *s = &p->steps[i];
+        s->src_space = s->src_space == DDL__TMP ? DDL__THERE : s->src_space;
+        s->dst_space = s->dst_space == DDL__TMP ? DDL__THERE : s->dst_space;
+    }
+    p->there_bytes = p->tmp_bytes;
+    p->tmp_bytes = 0;
+    p->straight = true;
+}
+
 /* >>algo-device-hierarchy: several hosts with as many ranks each, whose devices run collectives inside the host. Their
  * native steps are in one order on all ranks of a host. */
 static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
@@ -6001,6 +6025,10 @@ static const ddl__algo ddl__algo_pieces = {
     "device_pieces", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, NULL, ddl__algo_device_pieces,
     ddl__cost_native_hierarchy, ddl__peer_twice};
 
+static const ddl__algo ddl__algo_straight = {
+    "device_straight", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, ddl__can_straight, ddl__algo_device_straight,
+    ddl__cost_native_hierarchy, ddl__peer_twice};
+
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
@@ -6163,18 +6191,22 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
 /* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
  * is taken among all ranks, and the devices of a host do nothing by themselves. */
 static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
-    const ddl__algo *algo = &ddl__algo_pieces;
+    bool straight = ddl__can_straight(args);
+    const ddl__algo *algo = straight ? &ddl__algo_straight : &ddl__algo_pieces;
     bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
-    for (size_t i = 0; !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+    for (size_t i = 0; !straight && !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
             algo = &ddl__algos_on_device[i];
         }
     }
-    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces);
+    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces && !straight);
     ddl__choice best = ddl__tune_choose(tuning, &piece);
     best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
     best.inner = best.algo;
     best.algo = algo;
+    if (straight) { /* each chunk is a message that is offered and fetched */
+        best.chunk_bytes = DDL__MAX(best.chunk_bytes, args->move_bytes);
+    }
     best.fence = true;
     return best;
 }
@@ -14227,6 +14259,7 @@ struct ddl_context {
     uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
+    struct ddl__op *messaging; /* that have messages under way: engine/straight.h */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;
@@ -16371,6 +16404,8 @@ enum {
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Engine room: looks at messages of operations that have ended. Returns how many. */
+static int32_t ddl__messages_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
 static int32_t ddl__stages_poll(ddl_context *c);
 /* Request room: frees those that nobody waits for and that are over. */
@@ -16390,6 +16425,7 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
     events += c->stages != NULL ? ddl__stages_poll(c) : 0;
+    events += c->messaging != NULL ? ddl__messages_poll(c) : 0;
     if (c->detached != NULL) {
         ddl__detached_reap(c);
     }
@@ -17446,6 +17482,7 @@ typedef struct ddl__staged {
     char *host;
     uint64_t bytes;      /* packed */
     bool comes, goes;    /* is read before the operation, is written after it */
+    bool inside;         /* host is memory of the device */
 } ddl__staged;
 
 typedef enum ddl__stage_phase {
@@ -17591,7 +17628,7 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
         if ((back ? item->goes : item->comes) && part > 0) {
             status = ddl__staged_copy(item, back, part);
             used[item->device->number - 1] = true;
-            if (item->pinned == NULL || !item->pinned->there) {
+            if (!item->inside && (item->pinned == NULL || !item->pinned->there)) {
                 *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
             }
         }
@@ -18575,6 +18612,7 @@ struct ddl_group {
     bool cause_link;    /* only a link to it was lost: DDL__DEAD_LINK */
 
     ddl__native device_native;  /* for tensors on devices */
+    bool straight;              /* all ranks reach devices of all others without their hosts */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
     void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
@@ -21528,6 +21566,8 @@ typedef struct ddl__step_state {
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
     ddl__stage *move;     /* its copy to or from a device, while that is under way */
+    ddl_request *message; /* of a straight plan: what sends or receives its data, until that was seen to end */
+    struct ddl__step_state *message_next; /* of the op's */
     ddl__landing *landing;
 } ddl__step_state;
 
@@ -21544,7 +21584,9 @@ typedef struct ddl__op {
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
-    ddl_status move_failed; /* a copy could not begin */
+    ddl_status move_failed; /* a copy could not begin, or a message failed */
+    ddl__step_state *messages; /* steps that have one */
+    struct ddl__op *messaging_next; /* of the context's, while there are some */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
@@ -21862,7 +21904,8 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
                            .native_s = ddl__native_seconds(g, call),
-                           .on_device = call->on_device != DDL_HOST};
+                           .on_device = call->on_device != DDL_HOST,
+                           .straight = g->straight};
     args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
     return args;
 }
@@ -22094,12 +22137,31 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 }
 
 /* What can run collectives of a group by itself. */
-enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
+enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2, DDL__NATIVE_STRAIGHT = 4 /* see ddl_group.straight */ };
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
 static bool ddl__native_fits_devices(const ddl_group *g) {
     ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
     return ddl__host_count(&args) == 1 || ddl__can_hierarchy(&args);
+}
+
+/* Whether messages from and to the first device here leave the hosts out, whichever rank of the group they go to. */
+static bool ddl__straight_reaches(const ddl_group *g) {
+    const ddl_context *c = g->context;
+    const ddl__device *d = c->devices != NULL && c->devices->count > 0 ? &c->devices->list[0] : NULL;
+    bool all = d != NULL && g->size > 1;
+    for (int32_t i = 0; all && i < g->size; i++) {
+        const ddl__link *l = &c->links[g->ranks[i]];
+        const ddl__endpoint *e = l->device != NULL ? l->device : l->endpoint;
+        void *memory = NULL;
+        ddl_memory_key key;
+        all = i == g->rank ||
+              (e != NULL && DDL_HAS(e->table, get) &&
+               (l->device != NULL ||
+                (!c->settings.mac && DDL_HAS(e->table, memory_register_on) &&
+                 e->table->memory_register_on(e->self, d->plugin->name, d->index, NULL, 0, &memory, &key) == DDL_OK)));
+    }
+    return all;
 }
 
 /* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
@@ -22120,6 +22182,8 @@ static int32_t ddl__native_open(ddl_group *g) {
         }
     }
     ddl__free(&c->base, ranks);
+    g->straight = ddl__straight_reaches(g);
+    opened |= g->straight ? DDL__NATIVE_STRAIGHT : 0;
     return opened;
 }
 
@@ -22139,6 +22203,8 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     if ((keep & DDL__NATIVE_DEVICE) == 0) {
         ddl__native_close_one(g, &g->device_native);
     }
+    g->settings_version += g->straight && (keep & DDL__NATIVE_STRAIGHT) == 0;
+    g->straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
 }
 
 /* >>operation */
@@ -22323,6 +22389,113 @@ static void ddl__native_abandon(ddl_context *c, ddl__op *op) {
     }
     if (op->is_native) {
         ddl__native_unlist(c, op);
+    }
+}
+
+/* >>engine/straight */
+/* engine: steps whose data goes from device to device, or through pinned memory where that fails: each is a message of
+ * p2p, that is offered and fetched, with a tag that no program has. */
+
+enum { DDL__TAG_STEP = INT32_MIN + 0x60000000 }; /* and the next 2^28 */
+
+/* Messages of one tag are matched in order, so that it need not be unique for ever. */
+static int32_t ddl__step_tag(const ddl__op *op, const ddl__step *s) {
+    return DDL__TAG_STEP + (int32_t)((op->sequence & 0xfffu) << 16 | (s->slot & 0xffffu));
+}
+
+static void ddl__messaging_unlist(ddl_context *c, ddl__op *op) {
+    ddl__op **at = &c->messaging;
+    while (*at != op) {
+        at = &(*at)->messaging_next;
+    }
+    *at = op->messaging_next;
+}
+
+/* Whether it has ended is looked at by whoever polls. It is not ordered on a stream: its operation was. */
+static void ddl__step_message(ddl_context *c, ddl__op *op, uint32_t i) {
+    const ddl__step *s = &op->cached->plan.steps[i];
+    ddl__step_state *st = &op->steps[i];
+    bool recv = s->kind == DDL__RECV;
+    ddl_request *r = NULL;
+    ddl__stage *stage = ddl__stage_make(c, 1);
+    if (stage == NULL || ddl__request_new(op->group, &ddl__p2p_ops, &r) < 0) {
+        ddl__stage_leave(c, &stage);
+        op->move_failed = DDL_ERR_NOMEM;
+        return;
+    }
+    r->is_recv = recv;
+    r->peer = s->peer;
+    r->tag = ddl__step_tag(op, s);
+    char *at = recv ? op->base[s->dst_space] + s->dst : op->base[s->src_space] + s->src;
+    r->tensor = ddl_tensor_1d(at, DDL_U8, s->bytes);
+    r->tensor.device = op->call.on_device;
+    r->bytes = (uint64_t)s->bytes;
+    r->stage = stage;
+    stage->owner = r;
+    st->message = r;
+    if (op->messages == NULL) {
+        op->messaging_next = c->messaging;
+        c->messaging = op;
+    }
+    st->message_next = op->messages;
+    op->messages = st;
+    ddl__p2p_start(c, r);
+    ddl__kick(c); /* it may have ended */
+}
+
+/* Looks at the messages of one operation. True: some have ended, and op may be gone. */
+static bool ddl__messages_look(ddl_context *c, ddl__op *op) {
+    bool moved = false;
+    for (ddl__step_state **at = &op->messages; *at != NULL;) {
+        ddl__step_state *st = *at;
+        ddl_request *r = st->message;
+        if (r->state != DDL__REQUEST_DONE) {
+            at = &st->message_next;
+            continue;
+        }
+        *at = st->message_next;
+        st->message = NULL;
+        moved = true;
+        op->move_failed = r->status < 0 ? r->status : op->move_failed;
+        if (r->status >= 0) {
+            op->last_peer = r->is_recv ? r->peer : op->last_peer;
+            ddl__step_finish(op, (uint32_t)st->out.index);
+        }
+        ddl__request_release(r);
+    }
+    if (moved && op->messages == NULL) {
+        ddl__messaging_unlist(c, op);
+    }
+    if (moved) {
+        ddl__op_run(c, op);
+    }
+    return moved;
+}
+
+static int32_t ddl__messages_poll(ddl_context *c) {
+    for (ddl__op *op = c->messaging, *next; op != NULL; op = next) {
+        next = op->messaging_next;
+        if (ddl__messages_look(c, op)) {
+            return 1; /* the list may be another one now */
+        }
+    }
+    return 0;
+}
+
+/* The operation ends before them. */
+static void ddl__messages_leave(ddl_context *c, ddl__op *op) {
+    if (op->messages != NULL) {
+        ddl__messaging_unlist(c, op);
+    }
+    while (op->messages != NULL) {
+        ddl_request *r = op->messages->message;
+        op->messages->message = NULL;
+        op->messages = op->messages->message_next;
+        if (r->state == DDL__REQUEST_ACTIVE) {
+            ddl__p2p_abandon(c, r);
+            ddl__request_done(r, DDL_ERR_CANCELLED);
+        }
+        ddl__request_release(r);
     }
 }
 
@@ -22594,7 +22767,7 @@ static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
 
 static void ddl__op_average(const ddl__op *op, char *at, size_t bytes);
 
-/* True: it has ended already, which only one of no bytes does. */
+/* To or from scratch, or on the device. True: it has ended already, which only one of no bytes does. */
 static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
     ddl__step_state *st = &op->steps[i];
@@ -22614,6 +22787,7 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
         st->move->done = ddl__step_moved;
         st->move->items[0].comes = comes;
         st->move->items[0].goes = !comes;
+        st->move->items[0].inside = s->kind == DDL__COPY;
         status = comes ? ddl__stage_fill(c, st->move) : ddl__stage_drain(c, st->move, UINT64_MAX);
     }
     if (status != DDL_IN_PROGRESS) {
@@ -22626,11 +22800,11 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
 /* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
 static void ddl__op_leave_scratch(ddl_context *c, ddl__op *op) {
     bool moves = false;
-    for (uint32_t i = 0; op->scratch != NULL && i < op->cached->plan.step_count; i++) {
+    for (uint32_t i = 0; op->device != NULL && i < op->cached->plan.step_count; i++) {
         moves = moves || op->steps[i].move != NULL;
         ddl__stage_leave(c, &op->steps[i].move);
     }
-    if (moves) {
+    if (moves && op->scratch != NULL) {
         ddl__stage_mark(op->scratch->items[0].device, op->scratch);
         op->scratch->phase = DDL__STAGE_DRAIN;
         ddl__stage_list(c, op->scratch);
@@ -22645,6 +22819,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     if (op->traced) {
         op->steps[i].start_ns = ddl__now_ns();
     }
+    bool straight = op->cached->plan.straight && s->bytes > 0;
+    if (straight && s->kind != DDL__COPY) {
+        ddl__step_message(c, op, i);
+        return;
+    }
     switch (s->kind) {
     case DDL__SEND:
         ddl__step_send(c, op, i);
@@ -22654,7 +22833,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
         ddl__step_receive(c, op, i);
         return;
     case DDL__COPY:
-        if (s->bytes > 0) { /* a barrier has no memory at all */
+        if (straight) {
+            if (!ddl__step_move(c, op, i)) {
+                return;
+            }
+        } else if (s->bytes > 0) { /* a barrier has no memory at all */
             memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
         }
         break;
@@ -22694,8 +22877,8 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->move_failed < 0) {
         ddl_status status = op->move_failed;
         op->move_failed = DDL_OK;
-        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not copy "
-                              "its part of %s between its device and the host: %s", op->group->rank,
+        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not move "
+                              "its part of %s from its device or to it: %s", op->group->rank,
                               ddl__kind_name(op->call.kind), ddl_status_text(status));
         return;
     }
@@ -22709,6 +22892,7 @@ static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     const ddl__trace *trace = op->group->context->trace;
     op->left = plan->step_count;
+    op->messages = NULL;
     op->traced = trace != NULL && trace->steps && op->cached->native_count < plan->step_count;
     op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
@@ -22727,6 +22911,7 @@ static void ddl__op_reset(ddl__op *op) {
         st->early = NULL;
         st->landing = NULL;
         st->move = NULL;
+        st->message = NULL;
         if (st->waits == 0) {
             ddl__op_enqueue(op, i);
         }
@@ -23092,6 +23277,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
 static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl_group *g = op->group;
     ddl__native_abandon(c, op);
+    ddl__messages_leave(c, op);
     for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         const ddl__step *s = ddl__op_step(op, i);

@@ -264,6 +264,7 @@ typedef struct ddl__staged {
     char *host;
     uint64_t bytes;      /* packed */
     bool comes, goes;    /* is read before the operation, is written after it */
+    bool inside;         /* host is memory of the device */
 } ddl__staged;
 
 typedef enum ddl__stage_phase {
@@ -409,7 +410,7 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
         if ((back ? item->goes : item->comes) && part > 0) {
             status = ddl__staged_copy(item, back, part);
             used[item->device->number - 1] = true;
-            if (item->pinned == NULL || !item->pinned->there) {
+            if (!item->inside && (item->pinned == NULL || !item->pinned->there)) {
                 *(back ? &c->stats.device_bytes_out : &c->stats.device_bytes_in) += part;
             }
         }

@@ -57,6 +57,7 @@ typedef struct ddl__plan_args {
     bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
+    bool straight;          /* or not at all: devices of all ranks reach each other through the network */
     const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
@@ -79,6 +80,7 @@ typedef struct ddl__plan {
     uint32_t step_count, next_count;
     int64_t tmp_bytes, there_bytes;
     bool fenced;
+    bool straight; /* its data goes from device to device: TMP is not used */
 } ddl__plan;
 
 /* >>plan-part: cutting memory. A span is bytes of a space, or of something that is mapped to one by a place. */
@@ -237,7 +239,7 @@ typedef struct ddl__planner {
     int64_t tmp_bytes, there_bytes;
     uint32_t next_slot;
     uint32_t gate; /* the step that ends the fence; steps after it wait for it */
-    bool fenced;
+    bool fenced, straight;
 } ddl__planner;
 
 /* Where "in place" puts the smaller tensor: at the rank's own part of the larger one. */
@@ -665,7 +667,8 @@ static ddl_status ddl__plan_finish(ddl__planner *p, ddl__plan *out) {
                        .next_count = p->edge_count,
                        .tmp_bytes = p->tmp_bytes,
                        .there_bytes = p->there_bytes,
-                       .fenced = p->fenced};
+                       .fenced = p->fenced,
+                       .straight = p->straight};
     p->steps = NULL;
     ddl__plan_close(p);
     return DDL_OK;

@@ -257,7 +257,8 @@ typedef struct ddl_transport {
     ddl_status (*peer_native)(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id);
     /* memory_register for memory of a device of another plugin: `index`, from 0, of those of the device plugin of that
      * name. For transports that carry messages and read such memory by themselves, as adapters do; memory_release and
-     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. */
+     * get go with it. DDL_ERR_UNSUPPORTED, or any error: that message goes through the host. Of 0 bytes nothing is
+     * registered: DDL_OK says that there is such a way. */
     ddl_status (*memory_register_on)(void *self, const char *device, int32_t index, void *memory, size_t bytes,
                                      void **out_handle, ddl_memory_key *out_key);
     /* For transports that keep registrations (host->allocation): this memory is freed after the call, or a peer that

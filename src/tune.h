@@ -70,18 +70,22 @@ static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_a
 /* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
  * is taken among all ranks, and the devices of a host do nothing by themselves. */
 static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
-    const ddl__algo *algo = &ddl__algo_pieces;
+    bool straight = ddl__can_straight(args);
+    const ddl__algo *algo = straight ? &ddl__algo_straight : &ddl__algo_pieces;
     bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
-    for (size_t i = 0; !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+    for (size_t i = 0; !straight && !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
             algo = &ddl__algos_on_device[i];
         }
     }
-    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces);
+    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces && !straight);
     ddl__choice best = ddl__tune_choose(tuning, &piece);
     best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
     best.inner = best.algo;
     best.algo = algo;
+    if (straight) { /* each chunk is a message that is offered and fetched */
+        best.chunk_bytes = DDL__MAX(best.chunk_bytes, args->move_bytes);
+    }
     best.fence = true;
     return best;
 }

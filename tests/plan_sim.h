@@ -26,6 +26,7 @@ typedef struct sim_case {
     int32_t host_of[SIM_MAX];
     int64_t move_bytes;     /* tensors are on devices, and go by the host in such pieces; 0: they are not */
     const ddl__algo *inner; /* then: what goes between hosts */
+    bool straight;          /* or not by the host at all */
     bool natives;           /* devices run collectives inside hosts */
     uint64_t seed;
 } sim_case;
@@ -217,6 +218,7 @@ static void sim_args(const sim_case *c, int32_t rank, ddl__plan_args *args) {
                              .on_device = c->move_bytes > 0,
                              .move_bytes = c->move_bytes,
                              .inner = c->inner,
+                             .straight = c->straight,
                              .native_s = c->natives ? 1e-6 : 0};
 }
 
@@ -343,7 +345,8 @@ static bool sim_check_devices(sim *s, sim_rank *r) {
             if (count != sim_on_host(s, r->args.rank) || !from || !to) {
                 return sim_fail(s, "rank %d step %u is not on the device of all", r->args.rank, k);
             }
-        } else if (step->bytes > 0 && (step->kind == DDL__MOVE ? from == to : from || to)) {
+        } else if (r->plan.straight ? r->plan.tmp_bytes > 0 || step->kind == DDL__MOVE
+                                    : step->bytes > 0 && (step->kind == DDL__MOVE ? from == to : from || to)) {
             return sim_fail(s, "rank %d step %u of kind %d works on the device", r->args.rank, k, step->kind);
         }
     }

@@ -235,3 +235,165 @@ TEST(registrations_are_kept_until_their_memory_is_freed) {
     coll_job_make(&job);
     ranks_fork(2, keeping, &job, 60);
 }
+
+/* ---- collectives: each rank says that it is on a host of its own ---- */
+
+static ddl_context *join_apart(int rank, int n, void *arg) {
+    char name[INET_ADDRSTRLEN];
+    CHECK(ranks_own_address(name));
+    setenv("MASTER_ADDR", name, 1);
+    snprintf(name, sizeof name, "host%d", rank);
+    setenv("DDL_HOST_ID", name, 1);
+    return coll_join(rank, n, (const coll_job *)arg);
+}
+
+static bool there_are_hosts(void) {
+    char address[INET_ADDRSTRLEN];
+    return built() && ranks_own_address(address);
+}
+
+static int64_t calls_of(ddl_context *c, const char *algorithm) {
+    ddl_stats s;
+    int64_t calls = 0;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    for (int i = 0; i < DDL_STATS_ALGORITHMS && s.algorithms[i].name != NULL; i++) {
+        calls += strcmp(s.algorithms[i].name, algorithm) == 0 ? (int64_t)s.algorithms[i].operations : 0;
+    }
+    return calls;
+}
+
+static const ddl_kind moving[] = {DDL_BROADCAST, DDL_ALL_GATHER, DDL_GATHER, DDL_SCATTER, DDL_ALL_TO_ALL};
+enum { MOVING = sizeof moving / sizeof moving[0] };
+
+/* Each kind in each way, compared byte by byte. */
+static int kinds(ddl_group *g, int64_t count) {
+    int ran = 0;
+    for (int i = 0; i < MOVING * 3; i++, ran++) {
+        bool in_place = i / MOVING == 1;
+        coll_case k = {.kind = moving[i % MOVING], .dtype = i % 2 == 0 ? DDL_F32 : DDL_BF16, .count = count + i,
+                       .root = coll_rooted(moving[i % MOVING]) ? i % ddl_size(g) : 0, .in_place = in_place,
+                       .way = (coll_way)(i / MOVING), .salt = (unsigned)i, .in_device = 1, .out_device = 1};
+        if (!coll_check(g, &k)) {
+            return ran;
+        }
+    }
+    return ran;
+}
+
+static void apart(int rank, int n, void *arg) {
+    ddl_context *c = join_apart(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c);
+    int64_t count = 3 << 20, part = count / n; /* several messages each */
+    CHECK_EQ(kinds(w, 50021), MOVING * 3);
+    CHECK_EQ(calls_of(c, "device_straight"), MOVING * 3);
+    ddl_tensor whole[2] = {{0}, {0}}, own = {0};
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &count, &whole[i]), DDL_OK);
+    }
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &part, &own), DDL_OK);
+    int64_t before = staged(c);
+    CHECK_EQ(ddl_broadcast(w, whole[0], 0), DDL_OK);
+    CHECK_EQ(ddl_all_gather(w, own, whole[1]), DDL_OK);
+    CHECK_EQ(ddl_gather(w, own, whole[1], 1), DDL_OK);
+    CHECK_EQ(ddl_scatter(w, whole[0], own, 1), DDL_OK);
+    CHECK_EQ(ddl_all_to_all(w, whole[0], whole[1]), DDL_OK);
+    CHECK_EQ(ddl_all_to_all(w, whole[0], whole[0]), DDL_OK);
+    CHECK_EQ(staged(c) - before, 0); /* nothing went through the host */
+    CHECK_EQ(ddl_all_reduce(w, whole[0], whole[1], DDL_MAX), DDL_OK); /* which the host reduces */
+    CHECK_EQ(calls_of(c, "device_pieces"), 1);
+    CHECK_EQ(staged(c) - before, 2 * count);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ddl_tensor_free(c, &whole[i]), DDL_OK);
+    }
+    CHECK_EQ(ddl_tensor_free(c, &own), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(collectives_leave_the_host_out) {
+    if (!there_are_hosts()) {
+        SKIP("libfabric's headers are not here, or no network but loopback");
+    }
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(2, apart, &job, 60);
+    ranks_fork(3, apart, &job, 60);
+}
+
+/* Every seventh registration fails: those messages go through pinned memory, and the results are right. */
+static void apart_partly(int rank, int n, void *arg) {
+    ddl_context *c = join_apart(rank, n, arg);
+    REQUIRE(c != NULL);
+    CHECK_EQ(kinds(ddl_world(c), 40021), MOVING * 3);
+    CHECK_EQ(calls_of(c, "device_straight"), MOVING * 3);
+    coll_leave(c);
+}
+
+TEST(collectives_with_memory_that_cannot_be_registered) {
+    if (!there_are_hosts()) {
+        SKIP("libfabric's headers are not here, or no network but loopback");
+    }
+    setenv("DDL_FABRIC_FORCE_FAIL_REGISTRATION", "7", 1);
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(3, apart_partly, &job, 60);
+    unsetenv("DDL_FABRIC_FORCE_FAIL_REGISTRATION");
+}
+
+/* With DDL_MAC adapters are not asked: pieces. */
+static void apart_checked(int rank, int n, void *arg) {
+    ddl_context *c = join_apart(rank, n, arg);
+    REQUIRE(c != NULL);
+    CHECK_EQ(kinds(ddl_world(c), 40021), MOVING * 3);
+    CHECK_EQ(calls_of(c, "device_straight"), 0);
+    CHECK_EQ(calls_of(c, "device_pieces"), MOVING * 3);
+    coll_leave(c);
+}
+
+TEST(collectives_with_a_mac_go_by_pieces) {
+    if (!there_are_hosts()) {
+        SKIP("libfabric's headers are not here, or no network but loopback");
+    }
+    setenv("DDL_MAC", "1", 1);
+    coll_job job;
+    coll_job_make(&job);
+    ranks_fork(2, apart_checked, &job, 60);
+    unsetenv("DDL_MAC");
+}
+
+/* A rank dies while its memory is asked for: the others are told which, and can go on to free and to finalize. */
+static void apart_dies(int rank, int n, void *arg) {
+    ddl_context *c = join_apart(rank, n, arg);
+    REQUIRE(c != NULL);
+    int64_t count = 4 << 20;
+    ddl_tensor t = {0};
+    ddl_status status = DDL_OK;
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &count, &t), DDL_OK);
+    for (int i = 0; status == DDL_OK && i < 1000; i++) {
+        if (rank == 1 && i == 3) {
+            ddl_request *r = NULL;
+            ddl_ibroadcast(ddl_world(c), t, 0, &r);
+            raise(SIGKILL);
+        }
+        status = ddl_broadcast(ddl_world(c), t, 0);
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 1");
+    CHECK_STR(ddl_error(c), "device_straight");
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(a_rank_that_dies_in_a_collective) {
+    if (!there_are_hosts()) {
+        SKIP("libfabric's headers are not here, or no network but loopback");
+    }
+    ranks r;
+    coll_job job;
+    coll_job_make(&job);
+    ranks_start(&r, 3, apart_dies, &job);
+    ranks_wait(&r, 60);
+    CHECK_EQ(r.timed_out, 0);
+    CHECK(r.status[0] == 0 && r.status[2] == 0);
+    CHECK(WIFSIGNALED(r.status[1]) && WTERMSIG(r.status[1]) == SIGKILL);
+}

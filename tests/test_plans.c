@@ -93,7 +93,7 @@ static void expect(sim *s, int32_t rank) {
  * must be untouched, so whole images of memory are compared. */
 static bool same_memory(const sim *s, const sim_rank *r, int64_t *where) {
     bool by_inner = s->c->inner == NULL || ddl__algo_has(s->c->inner, DDL__RANK_ORDER);
-    bool by_algo = s->c->algo == &ddl__algo_pieces || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
+    bool by_algo = s->c->algo == &ddl__algo_pieces || s->c->straight || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
     bool exact = s->c->op != SIM_F32 || (by_inner && by_algo);
     for (int64_t i = 0; i < r->user_bytes; i += exact ? 1 : 4) {
         bool same = r->user[i] == r->expected[i];
@@ -194,7 +194,7 @@ static bool check_overlap(sim *s, sim_rank *r, int64_t pieces) {
 
 static bool check_device(sim *s, sim_rank *r) {
     const sim_case *c = s->c;
-    bool across = c->algo != &ddl__algo_pieces;
+    bool across = c->natives;
     ddl__plan_args whole = r->args;
     whole.size = across ? ddl__host_count(&whole) : c->n;
     int64_t longest = c->count, each = ddl__piece_elements(&whole);
@@ -207,8 +207,8 @@ static bool check_device(sim *s, sim_rank *r) {
         return sim_fail(s, "rank %d has %lld bytes pinned, in pieces of %lld", r->args.rank, (long long)r->plan.tmp_bytes,
                         (long long)c->move_bytes);
     }
-    return sim_check_devices(s, r) && sim_check_natives(s, r) &&
-           (ddl__kind_is_v(c->kind) || c->kind == DDL_ALL_REDUCE || check_overlap(s, r, pieces));
+    return sim_check_devices(s, r) && sim_check_natives(s, r) && (!c->straight || r->plan.straight) &&
+           (ddl__kind_is_v(c->kind) || c->straight || c->kind == DDL_ALL_REDUCE || check_overlap(s, r, pieces));
 }
 
 static bool check_plans(sim *s) {
@@ -433,14 +433,15 @@ static int try_device(sim_case *c, const ddl__algo *algo, const ddl__algo *inner
     c->root = (int32_t)(sim_random(random) % (uint64_t)c->n);
     c->fence = true;
     draw_rest(c, random);
-    if (algo != &ddl__algo_pieces || sim_random(random) % 2 == 0) { /* blocks of ranks, one to each, two ... */
+    if (algo->kind != DDL_KIND_NONE || sim_random(random) % 2 == 0) { /* blocks of ranks, one to each, two ... */
         int32_t each = 1 + (int32_t)(sim_random(random) % 4);
         for (int32_t r = 0; r < c->n; r++) {
             c->host_of[r] = c->n % each == 0 ? r / each : r;
         }
     }
     c->algo = algo;
-    c->natives = algo != &ddl__algo_pieces;
+    c->natives = algo->kind != DDL_KIND_NONE;
+    c->straight = algo == &ddl__algo_straight;
     c->op = c->natives && c->op == SIM_AFFINE ? SIM_U32 : c->op;
     c->move_bytes = element * sim_element_bytes(c->op) * (1 + (int64_t)(sim_random(random) % 12)) + 3;
     sim_args(c, 0, &args);
@@ -462,7 +463,7 @@ static int try_device_kind(const ddl__algo *algo, ddl_kind kind, uint64_t *rando
         const ddl__algo *inner = &ddl__algos[i];
         for (int32_t n = 2; inner->kind == kind && n <= (TEST_SANITIZED ? 6 : 12); n++) {
             for (int turn = 0; turn < 8; turn++) {
-                bool v = turn % 4 == 3 && algo == &ddl__algo_pieces && ddl__algo_has(inner, DDL__SERVES_V);
+                bool v = turn % 4 == 3 && algo->kind == DDL_KIND_NONE && ddl__algo_has(inner, DDL__SERVES_V);
                 *c = (sim_case){.kind = v ? v_form(kind) : kind, .n = n};
                 ran += c->kind == DDL_ALL_TO_ALLV ? 0 : try_device(c, algo, inner, random);
             }
@@ -481,6 +482,14 @@ TEST(devices_by_pieces) {
     }
     printf("     at most %.2f of the bound is pinned\n", pinned_most);
     CHECK(pinned_most > 0.3);
+}
+
+TEST(devices_straight) {
+    static const ddl_kind kinds[] = {DDL_BROADCAST, DDL_GATHER, DDL_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL};
+    uint64_t random = test_seed() + 2;
+    for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
+        CHECK(try_device_kind(&ddl__algo_straight, kinds[i], &random) > 40);
+    }
 }
 
 TEST(devices_inside_hosts) {

@@ -31,6 +31,10 @@ static ddl_status fabric_memory_register_on(void *self, const char *device, int3
     if (s->device == NULL || s->hmem_refused != NULL || strcmp(device, "cuda") != 0) {
         return DDL_ERR_UNSUPPORTED;
     }
+    if (bytes == 0) { /* the core asks whether it could */
+        *out_handle = NULL;
+        return DDL_OK;
+    }
     fabric_memory *m = fabric_zalloc(s, sizeof *m);
     if (m == NULL) {
         return DDL_ERR_NOMEM;

@@ -221,6 +221,26 @@ static void ddl__algo_device_pieces(ddl__planner *p, const ddl__plan_args *args)
     ddl__pieces_close(&w);
 }
 
+/* >>algo-straight: where adapters read memory of devices, and devices of a host that of each other. What only moves
+ * data is the plan of ordinary memory as it stands, with scratch on the device too. */
+static bool ddl__can_straight(const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    return args->straight && (kind == DDL_BROADCAST || kind == DDL_ALL_GATHER || kind == DDL_GATHER ||
+                              kind == DDL_SCATTER || kind == DDL_ALL_TO_ALL);
+}
+
+static void ddl__algo_device_straight(ddl__planner *p, const ddl__plan_args *args) {
+    args->inner->plan(p, args);
+    for (uint32_t i = 0; i < p->step_count; i++) {
+        ddl__step *s = &p->steps[i];
+        s->src_space = s->src_space == DDL__TMP ? DDL__THERE : s->src_space;
+        s->dst_space = s->dst_space == DDL__TMP ? DDL__THERE : s->dst_space;
+    }
+    p->there_bytes = p->tmp_bytes;
+    p->tmp_bytes = 0;
+    p->straight = true;
+}
+
 /* >>algo-device-hierarchy: several hosts with as many ranks each, whose devices run collectives inside the host. Their
  * native steps are in one order on all ranks of a host. */
 static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {

@@ -108,6 +108,10 @@ static const ddl__algo ddl__algo_pieces = {
     "device_pieces", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, NULL, ddl__algo_device_pieces,
     ddl__cost_native_hierarchy, ddl__peer_twice};
 
+static const ddl__algo ddl__algo_straight = {
+    "device_straight", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, ddl__can_straight, ddl__algo_device_straight,
+    ddl__cost_native_hierarchy, ddl__peer_twice};
+
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {

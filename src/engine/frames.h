@@ -361,6 +361,7 @@ static void ddl__op_complete(ddl_context *c, ddl__op *op) {
 static void ddl__op_abandon(ddl_context *c, ddl__op *op, ddl_status status) {
     ddl_group *g = op->group;
     ddl__native_abandon(c, op);
+    ddl__messages_leave(c, op);
     for (uint32_t i = 0; i < op->cached->plan.step_count; i++) {
         ddl__step_state *st = &op->steps[i];
         const ddl__step *s = ddl__op_step(op, i);

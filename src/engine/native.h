@@ -43,12 +43,31 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 }
 
 /* What can run collectives of a group by itself. */
-enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2 };
+enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2, DDL__NATIVE_STRAIGHT = 4 /* see ddl_group.straight */ };
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
 static bool ddl__native_fits_devices(const ddl_group *g) {
     ddl__plan_args args = {.size = g->size, .rank = g->rank, .host_of = g->host_of};
     return ddl__host_count(&args) == 1 || ddl__can_hierarchy(&args);
+}
+
+/* Whether messages from and to the first device here leave the hosts out, whichever rank of the group they go to. */
+static bool ddl__straight_reaches(const ddl_group *g) {
+    const ddl_context *c = g->context;
+    const ddl__device *d = c->devices != NULL && c->devices->count > 0 ? &c->devices->list[0] : NULL;
+    bool all = d != NULL && g->size > 1;
+    for (int32_t i = 0; all && i < g->size; i++) {
+        const ddl__link *l = &c->links[g->ranks[i]];
+        const ddl__endpoint *e = l->device != NULL ? l->device : l->endpoint;
+        void *memory = NULL;
+        ddl_memory_key key;
+        all = i == g->rank ||
+              (e != NULL && DDL_HAS(e->table, get) &&
+               (l->device != NULL ||
+                (!c->settings.mac && DDL_HAS(e->table, memory_register_on) &&
+                 e->table->memory_register_on(e->self, d->plugin->name, d->index, NULL, 0, &memory, &key) == DDL_OK)));
+    }
+    return all;
 }
 
 /* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
@@ -69,6 +88,8 @@ static int32_t ddl__native_open(ddl_group *g) {
         }
     }
     ddl__free(&c->base, ranks);
+    g->straight = ddl__straight_reaches(g);
+    opened |= g->straight ? DDL__NATIVE_STRAIGHT : 0;
     return opened;
 }
 
@@ -88,6 +109,8 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     if ((keep & DDL__NATIVE_DEVICE) == 0) {
         ddl__native_close_one(g, &g->device_native);
     }
+    g->settings_version += g->straight && (keep & DDL__NATIVE_STRAIGHT) == 0;
+    g->straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
 }
 
 /* >>operation */

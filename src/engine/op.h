@@ -41,6 +41,8 @@ typedef struct ddl__step_state {
     uint64_t moved;       /* bytes received, or given to the transport */
     unsigned char *early; /* bytes that came before the step was ready */
     ddl__stage *move;     /* its copy to or from a device, while that is under way */
+    ddl_request *message; /* of a straight plan: what sends or receives its data, until that was seen to end */
+    struct ddl__step_state *message_next; /* of the op's */
     ddl__landing *landing;
 } ddl__step_state;
 
@@ -57,7 +59,9 @@ typedef struct ddl__op {
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
-    ddl_status move_failed; /* a copy could not begin */
+    ddl_status move_failed; /* a copy could not begin, or a message failed */
+    ddl__step_state *messages; /* steps that have one */
+    struct ddl__op *messaging_next; /* of the context's, while there are some */
     ddl__device *device; /* that it runs on; NULL: on none */
     void *stream;        /* of that device, on which it is ordered; NULL: on none */
     void *mark;          /* an event there, for the transport; NULL: that makes one, or has it */
@@ -375,7 +379,8 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
                            .native_s = ddl__native_seconds(g, call),
-                           .on_device = call->on_device != DDL_HOST};
+                           .on_device = call->on_device != DDL_HOST,
+                           .straight = g->straight};
     args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
     return args;
 }

@@ -3,7 +3,7 @@
 #ifndef DDL_ENGINE_RUN_H
 #define DDL_ENGINE_RUN_H
 
-#include "native.h"
+#include "straight.h"
 
 /* Flags of CREDIT: the sender has started collectives up to `sequence`; it wants to hear when the receiver has. */
 enum { DDL__CREDIT_COLL = 1, DDL__CREDIT_WANTED = 2 };
@@ -269,7 +269,7 @@ static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
 
 static void ddl__op_average(const ddl__op *op, char *at, size_t bytes);
 
-/* True: it has ended already, which only one of no bytes does. */
+/* To or from scratch, or on the device. True: it has ended already, which only one of no bytes does. */
 static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     const ddl__step *s = ddl__op_step(op, i);
     ddl__step_state *st = &op->steps[i];
@@ -289,6 +289,7 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
         st->move->done = ddl__step_moved;
         st->move->items[0].comes = comes;
         st->move->items[0].goes = !comes;
+        st->move->items[0].inside = s->kind == DDL__COPY;
         status = comes ? ddl__stage_fill(c, st->move) : ddl__stage_drain(c, st->move, UINT64_MAX);
     }
     if (status != DDL_IN_PROGRESS) {
@@ -301,11 +302,11 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
 /* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
 static void ddl__op_leave_scratch(ddl_context *c, ddl__op *op) {
     bool moves = false;
-    for (uint32_t i = 0; op->scratch != NULL && i < op->cached->plan.step_count; i++) {
+    for (uint32_t i = 0; op->device != NULL && i < op->cached->plan.step_count; i++) {
         moves = moves || op->steps[i].move != NULL;
         ddl__stage_leave(c, &op->steps[i].move);
     }
-    if (moves) {
+    if (moves && op->scratch != NULL) {
         ddl__stage_mark(op->scratch->items[0].device, op->scratch);
         op->scratch->phase = DDL__STAGE_DRAIN;
         ddl__stage_list(c, op->scratch);
@@ -320,6 +321,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
     if (op->traced) {
         op->steps[i].start_ns = ddl__now_ns();
     }
+    bool straight = op->cached->plan.straight && s->bytes > 0;
+    if (straight && s->kind != DDL__COPY) {
+        ddl__step_message(c, op, i);
+        return;
+    }
     switch (s->kind) {
     case DDL__SEND:
         ddl__step_send(c, op, i);
@@ -329,7 +335,11 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
         ddl__step_receive(c, op, i);
         return;
     case DDL__COPY:
-        if (s->bytes > 0) { /* a barrier has no memory at all */
+        if (straight) {
+            if (!ddl__step_move(c, op, i)) {
+                return;
+            }
+        } else if (s->bytes > 0) { /* a barrier has no memory at all */
             memmove(ddl__dst(op, s), ddl__src(op, s), (size_t)s->bytes);
         }
         break;
@@ -369,8 +379,8 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
     if (op->move_failed < 0) {
         ddl_status status = op->move_failed;
         op->move_failed = DDL_OK;
-        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not copy "
-                              "its part of %s between its device and the host: %s", op->group->rank,
+        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not move "
+                              "its part of %s from its device or to it: %s", op->group->rank,
                               ddl__kind_name(op->call.kind), ddl_status_text(status));
         return;
     }
@@ -384,6 +394,7 @@ static void ddl__op_reset(ddl__op *op) {
     const ddl__plan *plan = &op->cached->plan;
     const ddl__trace *trace = op->group->context->trace;
     op->left = plan->step_count;
+    op->messages = NULL;
     op->traced = trace != NULL && trace->steps && op->cached->native_count < plan->step_count;
     op->last_peer = -1;
     op->ready_first = op->ready_count = op->cursor = 0;
@@ -402,6 +413,7 @@ static void ddl__op_reset(ddl__op *op) {
         st->early = NULL;
         st->landing = NULL;
         st->move = NULL;
+        st->message = NULL;
         if (st->waits == 0) {
             ddl__op_enqueue(op, i);
         }

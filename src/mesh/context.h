@@ -226,6 +226,7 @@ struct ddl_context {
     uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
+    struct ddl__op *messaging; /* that have messages under way: engine/straight.h */
     uint32_t polls;
     ddl_group *world;
     struct ddl__groups *groups;

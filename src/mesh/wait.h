@@ -26,6 +26,8 @@ enum {
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Engine room: looks at messages of operations that have ended. Returns how many. */
+static int32_t ddl__messages_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
 static int32_t ddl__stages_poll(ddl_context *c);
 /* Request room: frees those that nobody waits for and that are over. */
@@ -45,6 +47,7 @@ static void ddl__transport_failed(ddl_context *c, const ddl__endpoint *e) {
 static int32_t ddl__poll(ddl_context *c, int32_t expect) {
     int32_t events = c->natives != NULL ? ddl__natives_poll(c) : 0;
     events += c->stages != NULL ? ddl__stages_poll(c) : 0;
+    events += c->messaging != NULL ? ddl__messages_poll(c) : 0;
     if (c->detached != NULL) {
         ddl__detached_reap(c);
     }
