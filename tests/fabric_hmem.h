@@ -12,6 +12,7 @@ static struct {
     int fail_at; /* the so-manyth registration of memory of a device from now on fails; 0: none */
     int fail_reads; /* so many reads from now on fail with read_code, -FI_EIO or -FI_EAGAIN */
     int read_code, reads; /* reads: asked for so far, but for those */
+    int old; /* the library is 1.16, whose ofi_rxm keeps the connection of an address that is removed */
     int registered; /* regions of devices that are there */
     struct fi_mr_attr last; /* how the last was asked for */
     struct iovec last_at;
@@ -43,13 +44,22 @@ static int hmem_getinfo(uint32_t version, const char *node, const char *service,
     return result;
 }
 
+static uint32_t (*hmem_real_version)(void);
+static uint32_t hmem_version(void) { return hmem.old ? FI_VERSION(1, 16) : hmem_real_version(); }
+
+static int hmem_av_remove(struct fid_av *av, fi_addr_t *at, size_t count, uint64_t flags) {
+    return hmem.old ? 0 : fi_av_remove(av, at, count, flags);
+}
+
 static const char *hmem_library_open(fabric_library *lib, const char *ports, int sockets) {
     const char *why = fabric_library_open(lib, ports, sockets);
     if (why == NULL) {
         hmem_real_getinfo = lib->getinfo;
         hmem_real_dupinfo = lib->dupinfo;
         hmem_real_freeinfo = lib->freeinfo;
+        hmem_real_version = lib->version;
         lib->getinfo = hmem_getinfo;
+        lib->version = hmem_version;
     }
     return why;
 }
@@ -100,6 +110,7 @@ static ssize_t hmem_read(struct fid_ep *ep, void *to, size_t bytes, void *desc, 
 #define fi_domain(f, info, out, c) hmem_domain(f, info, out, c)
 #define fi_endpoint(d, info, out, c) hmem_endpoint(d, info, out, c)
 #define fi_mr_regattr(d, attr, f, out) hmem_regattr(d, attr, f, out)
+#define fi_av_remove(av, at, n, f) hmem_av_remove(av, at, n, f)
 #define fi_read(ep, b, n, d, at, a, k, c) hmem_read(ep, b, n, d, at, a, k, c)
 
 #endif

@@ -221,6 +221,47 @@ TEST(a_peer_that_dies) {
     wanted_back(1);
 }
 
+/* Before libfabric 1.17 ofi_rxm keeps the connection of an address that is removed, and goes on writing what is read from
+ * it: only closing the endpoint ends that. */
+TEST(a_peer_dies_and_the_library_is_old) {
+    NEED_LIBFABRIC();
+    size_t bytes = 4 << 20;
+    endpoint *e = pair_open("FABRIC_FORCE_MR=local", NULL);
+    uint8_t *from = memory_of(3, bytes), *to = memory_of(-1, bytes);
+    void *there = NULL, *here = NULL;
+    ddl_memory_key key, own;
+    letter l;
+    post(&e[1], 0, &l, 10); /* connects */
+    DRIVE(e, 2, e[0].arrived[1] == 1) {}
+    hmem.old = 1;
+    CHECK_EQ(enroll(&e[0], 0, from, bytes, &there, &key), DDL_OK);
+    CHECK_EQ(enroll(&e[1], 0, to, bytes, &here, &own), DDL_OK);
+    CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, bytes, &key), DDL_IN_PROGRESS);
+    fabric_transport.peer_dead(e[1].self, 0);
+    hmem.old = 0;
+    memset(to, 0xaa, bytes);
+    CHECK_EQ(transferred.count, 1);
+    CHECK_EQ(transferred.status[0], DDL_ERR_PEER);
+    CHECK_STR(e[1].log, "the endpoint is closed");
+    CHECK_EQ(fabric_transport.progress(e[1].self, -1), DDL_ERR_SYSTEM);
+    for (int i = 0; i < 300; i++) {
+        fabric_transport.progress(e[0].self, -1);
+        fabric_transport.progress(e[1].self, -1);
+    }
+    size_t bad = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        bad += to[i] != 0xaa;
+    }
+    CHECK_EQ(bad, 0);
+    fabric_transport.memory_release(e[1].self, here);
+    fabric_transport.memory_release(e[0].self, there);
+    fabric_transport.peer_dead(e[0].self, 1);
+    letter_free(&l);
+    pair_close(e);
+    free(from);
+    free(to);
+}
+
 /* ---- no ---- */
 
 static void refused(const char *setting, const char *sentence) {

@@ -128,12 +128,12 @@ static void fabric_poll(fabric_self *s);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
-/* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables).
- * Of a read whose answer is half way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more
+/* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables);
+ * before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more
  * nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
-    return cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
+    return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
            strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
 }
 
