@@ -112,6 +112,7 @@ static endpoint *begin(int n, const char *setting) {
             fprintf(stderr, "no endpoint:\n%s", e[i].log);
             exit(1);
         }
+        self_of(&e[i])->offer_bytes = FABRIC_OFFER_BYTES; /* as over an adapter */
         if (i > 0) {
             e[i].host.land = land;
             e[i].host.landed = landed;

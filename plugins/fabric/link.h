@@ -129,8 +129,8 @@ static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
 /* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables);
- * before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more
- * nevertheless. */
+ * before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half
+ * way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
     return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
