@@ -146,6 +146,10 @@ TEST(registrations_and_reads_that_fail) {
     fabric_transport.memory_release(e[0].self, there);
     fabric_transport.memory_release(e[1].self, here);
     CHECK_EQ(fabric_transport.memory_register_on(e[0].self, "other", 0, from, 5000, &there, &key), DDL_ERR_UNSUPPORTED);
+    int before = hmem.registered; /* of no bytes: only whether it could */
+    CHECK_EQ(fabric_transport.memory_register_on(e[0].self, "cuda", 0, NULL, 0, &there, &key), DDL_OK);
+    CHECK_EQ(fabric_transport.memory_register_on(e[0].self, "other", 0, NULL, 0, &there, &key), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(hmem.registered, before);
     pair_close(e);
     free(from);
     free(to);
