@@ -988,6 +988,7 @@ typedef struct ddl_optimizer_part {
     const float *grad;
     float *state;        /* slot s of element i is state[s * state_stride + i]; zero before the first step */
     int64_t state_stride;
+    ddl_dtype dtype;     /* DDL_F64: all three are arrays of double, to be cast; else of float */
 } ddl_optimizer_part;
 /* Must depend on nothing but the part, elementwise, or shards differ from the whole. Must not call ddl. */
 typedef void (*ddl_optimizer_fn)(void *user, const ddl_optimizer_part *part);
@@ -1332,8 +1333,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
 /* Registers a parameter and its gradient, in the order in which forward uses them. Both are f16, bf16, f32 or f64, of
  * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
  * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
- * on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after ddl_trainer_start),
- * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
+ * on; f64 is trained in f64. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after
+ * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, or compressed). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
@@ -1764,23 +1765,25 @@ typedef struct ddl_kernel_convert {
     uint64_t *odd;
 } ddl_kernel_convert;
 
-/* One step of an optimizer of that ddl_optimizer_kind on f32 arrays: weight, gradient, moments (of those kinds that
- * have them). The numbers are rounded as the host rounds them; rate holds the trust ratio of LARS and LAMB. */
+/* One step of an optimizer of that ddl_optimizer_kind on arrays of f32 or f64: weight, gradient, moments (of kinds
+ * that have them). Each number is rounded once to that type; rate holds the trust ratio of LARS and LAMB. */
 typedef struct ddl_kernel_step {
     int32_t kind;
     int32_t moments; /* 1, of LAMB: the moments, and the update into r instead of the weight */
-    float rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
+    double rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
     int64_t count;
-    float *w;
-    const float *g;
-    float *m, *v, *r;
+    void *w;
+    const void *g;
+    void *m, *v, *r;
+    int32_t dtype, reserved; /* ddl_dtype */
 } ddl_kernel_step;
 
 /* out[0] = the sum of x[i]^2, added in the order of the host. partial has room for a double per 4096 elements begun. */
 typedef struct ddl_kernel_squares {
-    const float *x;
+    const void *x;
     int64_t count;
     double *partial, *out;
+    int32_t dtype, reserved; /* DDL_F32 or DDL_F64 */
 } ddl_kernel_squares;
 
 /* Codes of the training layer. config: with its defaults filled in, and none of PowerSGD; stream: of random numbers.
@@ -29935,13 +29938,18 @@ DDL_API size_t ddl_flight_record(ddl_context *context, char *out_text, size_t by
     } while (0)
 
 #if defined(__x86_64__)
-#define DDL__SQRT_16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
-#define DDL__SQRT_32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
-#define DDL__SQRT_64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#define DDL__SQRT_f32_v16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
+#define DDL__SQRT_f32_v32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
+#define DDL__SQRT_f32_v64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16)_mm_sqrt_pd((__m128d)(x)))
+#define DDL__SQRT_f64_v32(x) ((ddl__f64_v32)_mm256_sqrt_pd((__m256d)(x)))
+#define DDL__SQRT_f64_v64(x) ((ddl__f64_v64)_mm512_sqrt_pd((__m512d)(x)))
 #elif defined(__aarch64__)
-#define DDL__SQRT_16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#define DDL__SQRT_f32_v16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16)vsqrtq_f64((float64x2_t)(x)))
 #else
-#define DDL__SQRT_16(x) ddl__sqrt_lanes(x)
+#define DDL__SQRT_f32_v16(x) ddl__sqrt_lanes(x)
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16){ddl__sqrt((x)[0]), ddl__sqrt((x)[1])}) /* within a last place */
 #endif
 
 /* The square root in double, within a last place, without libm (the library does not link it): a first guess that
@@ -30078,6 +30086,22 @@ static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t
     return sum;
 }
 
+/* The same order for an array of f64, where each square is rounded before it is added. */
+static inline double ddl__sum_squares_f64(const double *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        double lanes[DDL__RUN] = {0};
+        int64_t some = DDL__MIN(count - i, DDL__BLOCK);
+        for (int64_t j = 0; j < some; j++) {
+            double square = x[i + j] * x[i + j];
+            DDL__ROUNDED(square);
+            lanes[j % DDL__RUN] += square;
+        }
+        sum += ddl__lanes_sum(lanes);
+    }
+    return sum;
+}
+
 /* The sum of x[i]^2 in double: for norms and for clipping. */
 static inline double ddl__sum_squares(const float *x, int64_t count) {
     return ddl__sum_squares_at(ddl__cpu_level(), x, count);
@@ -30087,105 +30111,106 @@ static inline double ddl__sum_squares(const float *x, int64_t count) {
 /* optim/kernels: one step of each optimizer over arrays, in vectors. Formulas and papers stand in api.h.
  * Must not know: tensors, shards, configs. */
 
-/* The numbers of one step, rounded once from double. */
+/* The numbers of one step. Kernels round each once to the type of the arrays. */
 typedef struct ddl__optim_scalars {
-    float rate;          /* what the update is multiplied by */
-    float decay;         /* of the weight, added to the gradient (LAMB: to the update) */
-    float keep;          /* AdamW: what the weight is multiplied by */
-    float beta1, fresh1; /* the momentum, or beta1; and 1 - beta1 */
-    float beta2, fresh2;
-    float unbias1; /* LAMB: 1 / (1 - beta1^t); for Adam it is inside rate */
-    float unbias2; /* 1 / sqrt(1 - beta2^t) */
-    float epsilon;
+    double rate;         /* what the update is multiplied by */
+    double decay;         /* of the weight, added to the gradient (LAMB: to the update) */
+    double keep;         /* AdamW: what the weight is multiplied by */
+    double beta1, fresh1; /* the momentum, or beta1; and 1 - beta1 */
+    double beta2, fresh2;
+    double unbias1; /* LAMB: 1 / (1 - beta1^t); for Adam it is inside rate */
+    double unbias2; /* 1 / sqrt(1 - beta2^t) */
+    double epsilon;
 } ddl__optim_scalars;
 
-/* The arrays of one step: weight, gradient, first and second moment, and (LAMB) where the update goes. */
+/* The arrays of one step, of f32 or f64: weight, gradient, both moments, and (LAMB) where the update goes. */
 typedef struct ddl__optim_streams {
-    float *w;
-    const float *g;
-    float *m, *v, *r;
+    void *w;
+    const void *g;
+    void *m, *v, *r;
 } ddl__optim_streams;
 
 /* count is a multiple of DDL__RUN. The arrays overlap nowhere. */
 typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams, int64_t count);
 
-#define DDL__GET(W, x) (*(const ddl__f32_v##W *)(const void *)(s.x + i))
-#define DDL__PUT(W, x, value) (*(ddl__f32_v##W *)(void *)(s.x + i) = (value))
+/* T: f32_v16 and so on, of that many bytes; i: in bytes. */
+#define DDL__GET(T, x) (*(const ddl__##T *)(const void *)((const char *)s.x + i))
+#define DDL__PUT(T, x, value) (*(ddl__##T *)(void *)((char *)s.x + i) = (value))
 
 /* g + wd * w, which the weight decay of all but AdamW and LAMB begins with. */
-#define DDL__OPTIM_DECAYED(W)                                                                                          \
-    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
+#define DDL__OPTIM_DECAYED(T)                                                                                          \
+    ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
     DDL__MUL(t, w, k.decay);                                                                                           \
     g += t
 
-#define DDL__OPTIM_SGD(W)                                                                                              \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
+#define DDL__OPTIM_SGD(T)                                                                                              \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
     DDL__MUL(t, g, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-#define DDL__OPTIM_MOMENTUM(W)                                                                                         \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    DDL__MUL(t, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_MOMENTUM(T)                                                                                         \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    DDL__MUL(t, DDL__GET(T, m), k.beta1);                                                                              \
     g += t;                                                                                                            \
-    DDL__PUT(W, m, g);                                                                                                 \
+    DDL__PUT(T, m, g);                                                                                                 \
     DDL__MUL(t, g, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-#define DDL__OPTIM_NESTEROV(W)                                                                                         \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    ddl__f32_v##W m;                                                                                                   \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_NESTEROV(T)                                                                                         \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    ddl__##T m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     m += g;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__PUT(T, m, m);                                                                                                 \
     DDL__MUL(t, m, k.beta1);                                                                                           \
     t += g;                                                                                                            \
     DDL__MUL(t, t, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
 /* rate holds the trust ratio too: it goes into the momentum, not onto it. */
-#define DDL__OPTIM_LARS(W)                                                                                             \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    ddl__f32_v##W m;                                                                                                   \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_LARS(T)                                                                                             \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    ddl__##T m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     DDL__MUL(t, g, k.rate);                                                                                            \
     m += t;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
-    DDL__PUT(W, w, w - m);
+    DDL__PUT(T, m, m);                                                                                                 \
+    DDL__PUT(T, w, w - m);
 
 /* Both moments take in g. */
-#define DDL__OPTIM_MOMENTS(W)                                                                                          \
-    ddl__f32_v##W m, v;                                                                                                \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_MOMENTS(T)                                                                                          \
+    ddl__##T m, v;                                                                                                \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     DDL__MUL(t, g, k.fresh1);                                                                                          \
     m += t;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__PUT(T, m, m);                                                                                                 \
     DDL__MUL(t, g, g);                                                                                                 \
     DDL__MUL(t, t, k.fresh2);                                                                                          \
-    DDL__MUL(v, DDL__GET(W, v), k.beta2);                                                                              \
+    DDL__MUL(v, DDL__GET(T, v), k.beta2);                                                                              \
     v += t;                                                                                                            \
-    DDL__PUT(W, v, v)
+    DDL__PUT(T, v, v)
 
 /* t = sqrt(v / (1 - beta2^t)) + epsilon */
-#define DDL__OPTIM_ROOT(W, t, v)                                                                                       \
+#define DDL__OPTIM_ROOT(T, t, v)                                                                                       \
     do {                                                                                                               \
-        (t) = DDL__SQRT_##W(v);                                                                                        \
+        (t) = DDL__SQRT_##T(v);                                                                                        \
         DDL__MUL(t, t, k.unbias2);                                                                                     \
         (t) += k.epsilon;                                                                                              \
     } while (0)
 
 /* Adam and AdamW: the one has keep 1, the other decay 0. */
-#define DDL__OPTIM_ADAM(W)                                                                                             \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    DDL__OPTIM_MOMENTS(W);                                                                                             \
-    DDL__OPTIM_ROOT(W, t, v);                                                                                          \
+#define DDL__OPTIM_ADAM(T)                                                                                             \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    DDL__OPTIM_MOMENTS(T);                                                                                             \
+    DDL__OPTIM_ROOT(T, t, v);                                                                                          \
     DDL__MUL(m, m, k.rate);                                                                                            \
     DDL__MUL(w, w, k.keep);                                                                                            \
-    DDL__PUT(W, w, w - m / t);
+    DDL__PUT(T, w, w - m / t);
 
 /* r = m^ / (sqrt(v^) + epsilon) + wd * w, from w, m and v: the same bits each time. */
-#define DDL__OPTIM_UPDATE(W, w, m, v, t)                                                                               \
+#define DDL__OPTIM_UPDATE(T, w, m, v, t)                                                                               \
     do {                                                                                                               \
-        DDL__OPTIM_ROOT(W, t, v);                                                                                      \
+        DDL__OPTIM_ROOT(T, t, v);                                                                                      \
         DDL__MUL(m, m, k.unbias1);                                                                                     \
         (t) = (m) / (t);                                                                                               \
         DDL__MUL(m, w, k.decay);                                                                                       \
@@ -30194,68 +30219,75 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
-#define DDL__OPTIM_LAMB_MOMENTS(W)                                                                                     \
-    __builtin_prefetch(s.w + i + DDL__STREAM_AHEAD);                                                                   \
-    __builtin_prefetch(s.g + i + DDL__STREAM_AHEAD);                                                                   \
-    __builtin_prefetch(s.m + i + DDL__STREAM_AHEAD, 1);                                                                \
-    __builtin_prefetch(s.v + i + DDL__STREAM_AHEAD, 1);                                                                \
-    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
-    DDL__OPTIM_MOMENTS(W);                                                                                             \
-    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
-    DDL__PUT(W, r, t);
-#define DDL__OPTIM_LAMB(W)                                                                                             \
-    ddl__f32_v##W w = DDL__GET(W, w), m = DDL__GET(W, m), v = DDL__GET(W, v), t;                                       \
-    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
+#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+    __builtin_prefetch((const char *)s.w + i + 4 * DDL__STREAM_AHEAD);                                                 \
+    __builtin_prefetch((const char *)s.g + i + 4 * DDL__STREAM_AHEAD);                                                 \
+    __builtin_prefetch((const char *)s.m + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
+    __builtin_prefetch((const char *)s.v + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
+    ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
+    DDL__OPTIM_MOMENTS(T);                                                                                             \
+    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
+    DDL__PUT(T, r, t);
+#define DDL__OPTIM_LAMB(T)                                                                                             \
+    ddl__##T w = DDL__GET(T, w), m = DDL__GET(T, m), v = DDL__GET(T, v), t;                                       \
+    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
     DDL__MUL(t, t, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-/* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. */
-#define DDL__DEFINE_OPTIM(L, target, W, name, BODY)                                                                    \
-    target static void ddl__optim_##name##_##L(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams,   \
-                                               int64_t count) {                                                        \
-        const ddl__optim_scalars k = *scalars;                                                                         \
+/* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. N: f32 or f64, of
+ * E; W: bytes of a vector. */
+#define DDL__DEFINE_OPTIM(L, target, W, N, E, name, BODY)                                                              \
+    target static void ddl__optim_##name##_##N##_##L(const ddl__optim_scalars *given,                                  \
+                                                     const ddl__optim_streams *streams, int64_t count) {               \
+        const struct {                                                                                                 \
+            E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                              \
+        } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,             \
+               (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};           \
         const ddl__optim_streams s = *streams;                                                                         \
-        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            BODY(W)                                                                                                    \
+        for (int64_t i = 0; i < count * (int64_t)sizeof(E); i += (W)) {                                                \
+            BODY(N##_v##W)                                                                                             \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
-#define DDL__DEFINE_OPTIMS(L, target, W)                                                                               \
-    DDL__DEFINE_OPTIM(L, target, W, sgd, DDL__OPTIM_SGD)                                                               \
-    DDL__DEFINE_OPTIM(L, target, W, momentum, DDL__OPTIM_MOMENTUM)                                                     \
-    DDL__DEFINE_OPTIM(L, target, W, nesterov, DDL__OPTIM_NESTEROV)                                                     \
-    DDL__DEFINE_OPTIM(L, target, W, adam, DDL__OPTIM_ADAM)                                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lars, DDL__OPTIM_LARS)                                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lamb, DDL__OPTIM_LAMB)
-DDL__DEFINE_OPTIMS(portable, , 16)
+#define DDL__DEFINE_OPTIMS(L, target, W, N, E)                                                                         \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, sgd, DDL__OPTIM_SGD)                                                         \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, momentum, DDL__OPTIM_MOMENTUM)                                               \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, nesterov, DDL__OPTIM_NESTEROV)                                               \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, adam, DDL__OPTIM_ADAM)                                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lars, DDL__OPTIM_LARS)                                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb, DDL__OPTIM_LAMB)
+DDL__DEFINE_OPTIMS(portable, , 16, f32, float)
+DDL__DEFINE_OPTIMS(portable, , 16, f64, double)
 #if defined(__x86_64__)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64)
+DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f32, float)
+DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f64, double)
+DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f32, float)
+DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f64, double)
 #endif
 
 /* Runs a kernel on any count: what is less than a run goes through padded copies, so that the last elements get the
- * bits they would get in the middle. Arrays that a kernel does not use are NULL. */
+ * bits they would get in the middle. Arrays that a kernel does not use are NULL. size: of an element. */
 static inline void ddl__optim_run(ddl__optim_fn kernel, const ddl__optim_scalars *scalars, ddl__optim_streams s,
-                                  int64_t count) {
+                                  int64_t count, size_t size) {
     int64_t whole = count - count % DDL__RUN;
-    size_t rest = (size_t)(count - whole) * sizeof(float);
+    size_t rest = (size_t)(count - whole) * size, done = (size_t)whole * size;
     kernel(scalars, &s, whole);
     if (rest == 0) {
         return;
     }
-    float pad[5][DDL__RUN] = {{0}};
-    const float *arrays[5] = {s.w, s.g, s.m, s.v, s.r};
+    double pad[5][DDL__RUN] = {{0}};
+    const void *arrays[5] = {s.w, s.g, s.m, s.v, s.r};
     for (int a = 0; a < 5; a++) {
         if (arrays[a] != NULL) {
-            memcpy(pad[a], arrays[a] + whole, rest);
+            memcpy(pad[a], (const char *)arrays[a] + done, rest);
         }
     }
     kernel(scalars, &(ddl__optim_streams){pad[0], pad[1], pad[2], pad[3], pad[4]}, DDL__RUN);
-    float *written[5] = {s.w, NULL, s.m, s.v, s.r};
+    void *written[5] = {s.w, NULL, s.m, s.v, s.r};
     for (int a = 0; a < 5; a++) {
         if (written[a] != NULL) {
-            memcpy(written[a] + whole, pad[a], rest);
+            memcpy((char *)written[a] + done, pad[a], rest);
         }
     }
 }
@@ -30270,7 +30302,7 @@ static inline void ddl__optim_run(ddl__optim_fn kernel, const ddl__optim_scalars
  *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
  *                          add the sums of all parts of the tensor, in a fixed order
  *                          ddl__optim_step(&optimizer, &part, sums)
- * With the same part sums the parts of a tensor get the same bits as the whole. */
+ * With the same part sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
 
 static inline const char *ddl__optim_name(ddl_optimizer_kind kind) {
     static const char *const names[] = {"SGD", "momentum", "Nesterov", "Adam", "AdamW", "LARS", "LAMB", "fn"};
@@ -30354,23 +30386,34 @@ static inline ddl__optim_scalars ddl__optim_scalars_of(const ddl_optimizer *o, c
     bool adam = o->kind == DDL_ADAM || o->kind == DDL_ADAMW, moments = adam || o->kind == DDL_LAMB;
     double beta1 = moments ? o->beta1 : o->momentum;
     return (ddl__optim_scalars){
-        .rate = (float)(adam ? rate * unbias1 : rate),
-        .decay = (float)(o->kind == DDL_ADAMW ? 0 : o->weight_decay),
-        .keep = (float)(o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1),
-        .beta1 = (float)beta1,
-        .fresh1 = (float)(1 - beta1),
-        .beta2 = (float)o->beta2,
-        .fresh2 = (float)(1 - o->beta2),
-        .unbias1 = (float)unbias1,
-        .unbias2 = (float)(1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step))),
-        .epsilon = (float)o->epsilon,
+        .rate = adam ? rate * unbias1 : rate,
+        .decay = o->kind == DDL_ADAMW ? 0 : o->weight_decay,
+        .keep = o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1,
+        .beta1 = beta1,
+        .fresh1 = 1 - beta1,
+        .beta2 = o->beta2,
+        .fresh2 = 1 - o->beta2,
+        .unbias1 = unbias1,
+        .unbias2 = 1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step)),
+        .epsilon = o->epsilon,
     };
+}
+
+/* Bytes of an element of its arrays. */
+static inline size_t ddl__part_size(const ddl_optimizer_part *part) {
+    return part->dtype == DDL_F64 ? sizeof(double) : sizeof(float);
+}
+
+/* The elements of a part from number `at` on, of arrays of f32 or f64. */
+static inline void *ddl__part_at(const ddl_optimizer_part *part, const void *array, int64_t at) {
+    return (char *)(uintptr_t)array + (size_t)at * ddl__part_size(part);
 }
 
 static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
     int32_t slots = ddl__optim_slots(o);
-    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? part->state : NULL,
-                                slots > 1 ? part->state + part->state_stride : NULL, NULL};
+    char *state = (char *)part->state;
+    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? state : NULL,
+                                slots > 1 ? state + (size_t)part->state_stride * ddl__part_size(part) : NULL, NULL};
 }
 
 /* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
@@ -30384,8 +30427,9 @@ static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const 
     ddl__optim_streams all = ddl__optim_streams_of(o, part);
     for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
         int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
-        ddl__optim_streams s = {all.w + i, all.g + i, all.m + i, all.v + i, update};
-        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
+        ddl__optim_streams s = {(float *)all.w + i, (const float *)all.g + i, (float *)all.m + i, (float *)all.v + i,
+                                update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f32), &scalars, s, count, sizeof(float));
         ddl__add_squares(level, lanes, s.w, update, count);
         if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
             sums[0] += ddl__lanes_sum(lanes[0]);
@@ -30395,12 +30439,33 @@ static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const 
     }
 }
 
+/* The same in f64. */
+static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double *sums) {
+    double update[DDL__BLOCK];
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
+    ddl__optim_streams all = ddl__optim_streams_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
+        ddl__optim_streams s = {(double *)all.w + i, (const double *)all.g + i, (double *)all.m + i,
+                                (double *)all.v + i, update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f64), &scalars, s, count, sizeof(double));
+        sums[0] += ddl__sum_squares_f64(s.w, count);
+        sums[1] += ddl__sum_squares_f64(update, count);
+    }
+}
+
 /* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
  * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
 static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                       double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
-    if (o->kind == DDL_LARS) {
+    if (o->kind == DDL_LARS && part->dtype == DDL_F64) {
+        out_sums[0] = ddl__sum_squares_f64((const double *)(const void *)part->param, part->count);
+        out_sums[1] = ddl__sum_squares_f64((const double *)(const void *)part->grad, part->count);
+    } else if (o->kind == DDL_LAMB && part->dtype == DDL_F64) {
+        ddl__lamb_sums_f64(level, o, part, out_sums);
+    } else if (o->kind == DDL_LARS) {
         ddl__pair_squares_at(level, part->param, part->grad, part->count, out_sums);
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
@@ -30420,15 +30485,17 @@ static inline double ddl__optim_trust(const ddl_optimizer *o, const double sums[
     return o->trust * w / (o->kind == DDL_LARS ? other + o->weight_decay * w : other);
 }
 
-static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind) {
+#define DDL__OPTIM_OF(level, name, wide)                                                                               \
+    ((wide) ? DDL__AT_LEVEL(level, ddl__optim_##name##_f64) : DDL__AT_LEVEL(level, ddl__optim_##name##_f32))
+static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind, bool wide) {
     switch (kind) {
-    case DDL_SGD: return DDL__AT_LEVEL(level, ddl__optim_sgd);
-    case DDL_MOMENTUM: return DDL__AT_LEVEL(level, ddl__optim_momentum);
-    case DDL_NESTEROV: return DDL__AT_LEVEL(level, ddl__optim_nesterov);
+    case DDL_SGD: return DDL__OPTIM_OF(level, sgd, wide);
+    case DDL_MOMENTUM: return DDL__OPTIM_OF(level, momentum, wide);
+    case DDL_NESTEROV: return DDL__OPTIM_OF(level, nesterov, wide);
     case DDL_ADAM:
-    case DDL_ADAMW: return DDL__AT_LEVEL(level, ddl__optim_adam);
-    case DDL_LARS: return DDL__AT_LEVEL(level, ddl__optim_lars);
-    case DDL_LAMB: return DDL__AT_LEVEL(level, ddl__optim_lamb);
+    case DDL_ADAMW: return DDL__OPTIM_OF(level, adam, wide);
+    case DDL_LARS: return DDL__OPTIM_OF(level, lars, wide);
+    case DDL_LAMB: return DDL__OPTIM_OF(level, lamb, wide);
     case DDL_OPTIMIZER_FN: break;
     }
     return NULL;
@@ -30454,7 +30521,8 @@ static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, co
         streams.g = NULL; /* it is in the moments already */
     }
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, &scaled);
-    ddl__optim_run(ddl__optim_kernel(level, o->kind), &scalars, streams, part->count);
+    ddl__optim_run(ddl__optim_kernel(level, o->kind, part->dtype == DDL_F64), &scalars, streams, part->count,
+                   ddl__part_size(part));
 }
 
 static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {
@@ -30480,7 +30548,7 @@ typedef struct ddl__lane {
     ddl__stage *pause;    /* what ddl__lane_wait waits for */
     bool pausing;
     double *numbers, *told; /* results that the host wants: on the device, and as the host was told */
-    float *scratch[2];      /* for the largest array each */
+    float *scratch[2];      /* for the largest array each, of f64 too */
     double *partial;        /* of sums of squares; codes' scratch */
 } ddl__lane;
 
@@ -30687,7 +30755,7 @@ static bool ddl__lane_room(ddl__lane *lane, int64_t numbers, int64_t most) {
     size_t partial = ddl__lane_is_host(lane) ? 1 : DDL_KERNEL_SCRATCH_BYTES(2 * floats); /* two codes of gTop-k */
     lane->partial = ddl__lane_alloc(lane, partial, 1);
     for (int32_t i = 0; i < 2; i++) {
-        lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(float));
+        lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(double));
     }
     return lane->numbers != NULL && lane->told != NULL && lane->partial != NULL && lane->scratch[0] != NULL &&
            lane->scratch[1] != NULL;
@@ -30838,14 +30906,15 @@ static void ddl__lane_average(ddl__lane *lane, void *data, int64_t count, ddl_dt
     }
 }
 
-/* Number `at` becomes the sum of squares of an array; on a device not of f64. */
+/* Number `at` becomes the sum of squares of an array. */
 static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, int64_t count, int64_t at) {
     if (!ddl__lane_is_host(lane)) {
-        if (dtype != DDL_F32) {
+        if (ddl_dtype_bytes(dtype) == 2) {
             ddl__lane_convert(lane, lane->scratch[0], DDL_F32, x, dtype, count);
             x = lane->scratch[0];
+            dtype = DDL_F32;
         }
-        ddl_kernel_squares k = {x, count, lane->partial, lane->numbers + at};
+        ddl_kernel_squares k = {x, count, lane->partial, lane->numbers + at, (int32_t)dtype, 0};
         ddl__lane_kernel(lane, DDL_KERNEL_SQUARES, &k);
         return;
     }
@@ -30854,9 +30923,8 @@ static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, i
     if (dtype == DDL_F32) {
         sum = ddl__sum_squares(x, count);
     }
-    for (int64_t i = 0; dtype == DDL_F64 && i < count; i++) {
-        double element = ((const double *)x)[i];
-        sum += element * element;
+    if (dtype == DDL_F64) {
+        sum = ddl__sum_squares_f64(x, count);
     }
     for (int64_t i = 0; ddl_dtype_bytes(dtype) == 2 && i < count; i += DDL__LANE_BLOCK) {
         int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
@@ -30874,7 +30942,8 @@ static ddl_kernel_step ddl__lane_step_of(const ddl_optimizer *o, const ddl_optim
     return (ddl_kernel_step){.kind = (int32_t)o->kind, .rate = k.rate, .decay = k.decay, .keep = k.keep,
                              .beta1 = k.beta1, .fresh1 = k.fresh1, .beta2 = k.beta2, .fresh2 = k.fresh2,
                              .unbias1 = k.unbias1, .unbias2 = k.unbias2, .epsilon = k.epsilon, .count = part->count,
-                             .w = s.w, .g = s.g, .m = s.m, .v = s.v};
+                             .w = s.w, .g = s.g, .m = s.m, .v = s.v,
+                             .dtype = part->dtype == DDL_F64 ? DDL_F64 : DDL_F32};
 }
 
 /* Numbers at and at + 1 become, or with more grow by, the sums of ddl__optim_sums. On a device all is one part. */
@@ -30889,14 +30958,15 @@ static void ddl__lane_optim_sums(ddl__lane *lane, const ddl_optimizer *o, const 
         return;
     }
     const float *second = part->grad;
-    ddl__lane_squares(lane, part->param, DDL_F32, part->count, at);
+    ddl_dtype dtype = part->dtype == DDL_F64 ? DDL_F64 : DDL_F32;
+    ddl__lane_squares(lane, part->param, dtype, part->count, at);
     if (o->kind == DDL_LAMB && part->count > 0) {
         ddl_kernel_step k = ddl__lane_step_of(o, part);
         k.moments = 1;
         second = k.r = lane->scratch[1];
         ddl__lane_kernel(lane, DDL_KERNEL_STEP, &k);
     }
-    ddl__lane_squares(lane, second, DDL_F32, part->count, at + 1);
+    ddl__lane_squares(lane, second, dtype, part->count, at + 1);
 }
 
 /* As ddl__optim_step. A program's own optimizer is called by the host, when the lane has come there. */
@@ -37313,7 +37383,7 @@ typedef struct ddl__weight {
     int64_t at;                    /* in elements */
     int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
     float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL; on the lane, */
-    float *state;                  /* as is slots * own_count of the optimizer, */
+    float *state;                  /* as is slots * own_count of the optimizer (of f64 parameters in f64), */
     float *anchor, *momentum;      /* and of the outer optimizer: parameters at the last synchronisation */
     bool ready;                    /* in this call of the loop */
     bool taken;                    /* lies in the arena */
@@ -37456,6 +37526,10 @@ static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *
                  (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
+
+/* What the optimizer works in: f64 of f64 parameters, else f32; and bytes of an element. */
+static ddl_dtype ddl__weight_type(const ddl__weight *w) { return w->param.dtype == DDL_F64 ? DDL_F64 : DDL_F32; }
+static size_t ddl__weight_size(const ddl__weight *w) { return ddl_dtype_bytes(ddl__weight_type(w)); }
 
 /* >>checks */
 
@@ -37725,16 +37799,6 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
                           name);
-    }
-    if (wide && device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64 on device %d; there the trainer takes f16, bf16 "
-                          "and f32", what, name, device);
-    }
-    if (wide && t->config.step == NULL) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED,
-                          "%s: \"%s\" is f64, but the optimizers work in f32; give the trainer a "
-                          "step of the program's own",
-                          what, name);
     }
     return DDL_OK;
 }
@@ -38507,16 +38571,17 @@ static char *ddl__weight_own(const ddl_trainer *t, const ddl__weight *w) {
 
 /* >>optimizer */
 
-/* The f32 elements that the optimizer works on. */
-static float *ddl__weight_values(const ddl__weight *w) {
-    return w->master != NULL ? w->master : (float *)w->param.data + w->own_begin;
+/* Element `at` of what the optimizer works on: f32, or f64 of f64 parameters. */
+static float *ddl__weight_values(const ddl__weight *w, int64_t at) {
+    char *own = (char *)w->param.data + (size_t)w->own_begin * ddl_dtype_bytes(w->param.dtype);
+    return (float *)(void *)((w->master != NULL ? (char *)w->master : own) + (size_t)at * ddl__weight_size(w));
 }
 
-/* A block of a step: [at, at + count) of the own part, with its gradient in f32. */
+/* A block of a step: [at, at + count) of the own part, with its gradient in the type of the values. */
 static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
                                            float *block) {
     const char *src = ddl__weight_own(t, w) + (size_t)at * ddl_dtype_bytes(w->wire);
-    if (w->wire != DDL_F32) {
+    if (w->wire != ddl__weight_type(w)) {
         ddl__lane_convert(&t->lane, block, DDL_F32, src, w->wire, count);
     }
     return (ddl_optimizer_part){
@@ -38525,10 +38590,11 @@ static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w,
         .tensor = (int32_t)(w - t->weights),
         .offset = w->own_begin + at,
         .count = count,
-        .param = ddl__weight_values(w) + at,
-        .grad = w->wire == DDL_F32 ? (const float *)(const void *)src : block,
-        .state = w->state != NULL ? w->state + at : NULL,
+        .param = ddl__weight_values(w, at),
+        .grad = w->wire == ddl__weight_type(w) ? (const float *)(const void *)src : block,
+        .state = w->state != NULL ? (float *)(void *)((char *)w->state + (size_t)at * ddl__weight_size(w)) : NULL,
         .state_stride = w->own_count,
+        .dtype = ddl__weight_type(w),
     };
 }
 
@@ -38564,10 +38630,10 @@ static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weig
     return o;
 }
 
-/* Elements of one part of a step. f32 gradients are taken where they are, others in blocks that stay in the first
- * cache; a device has memory for them. */
+/* Elements of one part of a step. Gradients of the optimizer's type are taken where they are, others in blocks that
+ * stay in the first cache; a device has memory for them. */
 static int64_t ddl__weight_stride(const ddl_trainer *t, const ddl__weight *w) {
-    bool whole = w->wire == DDL_F32 || !ddl__lane_is_host(&t->lane);
+    bool whole = w->wire == ddl__weight_type(w) || !ddl__lane_is_host(&t->lane);
     return whole ? DDL__MAX(w->own_count, 1) : DDL__LANE_BLOCK;
 }
 
@@ -39518,9 +39584,9 @@ static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
-    bool half = mine && w->param.dtype != DDL_F32;
+    bool half = mine && ddl_dtype_bytes(w->param.dtype) == 2;
     w->master = half ? ddl__lane_alloc(lane, n + 1, sizeof(float)) : NULL;
-    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, ddl__weight_size(w)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }
@@ -41054,7 +41120,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         if (w->state != NULL) {
-            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, DDL_F32, slots * w->own_count);
+            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, ddl__weight_type(w), slots * w->own_count);
             DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
         }
     }
@@ -41257,18 +41323,18 @@ static bool ddl__sync_path(const char *path, int flags) {
 
 /* >>what is in it */
 
-/* f32 arrays that a tensor has beside the parameter. */
+/* Arrays that a tensor has beside the parameter: of f32, or f64 of f64 parameters. */
 static int32_t ddl__save_floats(const ddl_trainer *t, const ddl__weight *w) {
     return (w->master != NULL) + (w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0) + (w->momentum != NULL);
 }
 
 /* The own part of the k-th of them. */
-static float *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t k) {
+static void *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t k) {
     int32_t slots = w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0;
     if (w->master != NULL && k-- == 0) {
         return w->master;
     }
-    return k < slots ? w->state + k * w->own_count : w->momentum;
+    return k < slots ? (char *)w->state + (size_t)(k * w->own_count) * ddl__weight_size(w) : (char *)w->momentum;
 }
 
 static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) {
@@ -41351,20 +41417,20 @@ static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
         ddl__archive_put(a, ddl__save_bytes(t, w->param.data, bytes, temporary, &status), bytes);
     }
     for (int32_t k = 0; k < floats; k++) {
-        const float *whole = ddl__save_array(t, w, k);
+        const void *whole = ddl__save_array(t, w, k);
         if (t->config.shard) {
             int64_t begin;
             for (int32_t r = 0; r < t->size; r++) {
                 ddl__weight_share(t, w, r, &begin, &t->shares[r]);
             }
-            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, DDL_F32, w->own_count),
-                                 ddl_tensor_1d(temporary, DDL_F32, w->count), t->shares, NULL, 0));
+            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, ddl__weight_type(w), w->own_count),
+                                 ddl_tensor_1d(temporary, ddl__weight_type(w), w->count), t->shares, NULL, 0));
             whole = temporary;
         } else if (a != NULL) {
-            whole = ddl__save_bytes(t, whole, (size_t)w->count * sizeof(float), temporary, &status);
+            whole = ddl__save_bytes(t, whole, (size_t)w->count * ddl__weight_size(w), temporary, &status);
         }
         if (a != NULL) {
-            ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
+            ddl__archive_put(a, whole, (size_t)w->count * ddl__weight_size(w));
         }
     }
     ddl_status kept = ddl__save_compression(t, w, a, temporary);
@@ -41393,13 +41459,13 @@ static ddl_status ddl__save_outcome(ddl_trainer *t, const char *what, ddl_status
     return ddl__trainer_say(t, (ddl_status)told.status, line);
 }
 
-/* Room for the largest tensor in f32, on all ranks or on none. */
+/* Room for the largest tensor in f32, or f64 where there are such, on all ranks or on none. */
 static ddl_status ddl__save_room(ddl_trainer *t, const char *what, float **out) {
-    int64_t most = 1;
+    size_t most = 1;
     for (int32_t i = 0; i < t->count; i++) {
-        most = DDL__MAX(most, t->weights[i].count);
+        most = DDL__MAX(most, (size_t)t->weights[i].count * ddl__weight_size(&t->weights[i]));
     }
-    *out = malloc((size_t)most * sizeof(float));
+    *out = malloc(most);
     double good = *out != NULL;
     ddl_status status = ddl_all_reduce_scalar(t->group, &good, DDL_MIN);
     if (status == DDL_OK && good < 1) {
@@ -41640,7 +41706,7 @@ static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *oth
         const ddl__weight *w = &t->weights[i];
         ddl__feedback kept = ddl__load_check(a, t, w, other);
         ddl__archive_get(a, NULL, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
-        ddl__archive_get(a, NULL, (uint64_t)w->count * sizeof(float) * (uint64_t)ddl__save_floats(t, w));
+        ddl__archive_get(a, NULL, (uint64_t)w->count * ddl__weight_size(w) * (uint64_t)ddl__save_floats(t, w));
         ddl__archive_get(a, NULL, kept.q * sizeof(float) + kept.residuals * (uint64_t)w->count * sizeof(float));
         ddl__archive_check(a, w->name);
     }
@@ -41744,6 +41810,7 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
 /* One tensor from rank 0's file to all. */
 static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *room) {
     bool other;
+    size_t size = ddl__weight_size(w);
     ddl__feedback kept = {0, 0};
     if (a != NULL) {
         kept = ddl__load_check(a, t, w, &other);
@@ -41756,10 +41823,11 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
     DDL__TRY(ddl_broadcast(t->group, w->param, 0));
     for (int32_t k = 0; k < ddl__save_floats(t, w); k++) {
         if (a != NULL) {
-            ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
+            ddl__archive_get(a, room, (uint64_t)w->count * size);
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
-        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, ddl__weight_type(w), w->count), 0));
+        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), (char *)room + (size_t)w->own_begin * size,
+                       (size_t)w->own_count * size);
         DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl__load_compression(t, w, a, &kept, room));

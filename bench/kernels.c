@@ -325,7 +325,7 @@ typedef struct train_row {
 
 static void run_optimizer(const ddl_optimizer *o) {
     double sums[2];
-    ddl_optimizer_part part = {10, 1e-9, 0, 0, SLICE, weight, gradient, state, ELEMENTS};
+    ddl_optimizer_part part = {10, 1e-9, 0, 0, SLICE, weight, gradient, state, ELEMENTS, DDL_F32};
     if (ddl__optim_needs_sums(o)) {
         ddl__optim_sums(o, &part, sums);
     }

@@ -690,6 +690,7 @@ typedef struct ddl_optimizer_part {
     const float *grad;
     float *state;        /* slot s of element i is state[s * state_stride + i]; zero before the first step */
     int64_t state_stride;
+    ddl_dtype dtype;     /* DDL_F64: all three are arrays of double, to be cast; else of float */
 } ddl_optimizer_part;
 /* Must depend on nothing but the part, elementwise, or shards differ from the whole. Must not call ddl. */
 typedef void (*ddl_optimizer_fn)(void *user, const ddl_optimizer_part *part);

@@ -343,23 +343,25 @@ typedef struct ddl_kernel_convert {
     uint64_t *odd;
 } ddl_kernel_convert;
 
-/* One step of an optimizer of that ddl_optimizer_kind on f32 arrays: weight, gradient, moments (of those kinds that
- * have them). The numbers are rounded as the host rounds them; rate holds the trust ratio of LARS and LAMB. */
+/* One step of an optimizer of that ddl_optimizer_kind on arrays of f32 or f64: weight, gradient, moments (of kinds
+ * that have them). Each number is rounded once to that type; rate holds the trust ratio of LARS and LAMB. */
 typedef struct ddl_kernel_step {
     int32_t kind;
     int32_t moments; /* 1, of LAMB: the moments, and the update into r instead of the weight */
-    float rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
+    double rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
     int64_t count;
-    float *w;
-    const float *g;
-    float *m, *v, *r;
+    void *w;
+    const void *g;
+    void *m, *v, *r;
+    int32_t dtype, reserved; /* ddl_dtype */
 } ddl_kernel_step;
 
 /* out[0] = the sum of x[i]^2, added in the order of the host. partial has room for a double per 4096 elements begun. */
 typedef struct ddl_kernel_squares {
-    const float *x;
+    const void *x;
     int64_t count;
     double *partial, *out;
+    int32_t dtype, reserved; /* DDL_F32 or DDL_F64 */
 } ddl_kernel_squares;
 
 /* Codes of the training layer. config: with its defaults filled in, and none of PowerSGD; stream: of random numbers.

@@ -35,7 +35,7 @@ static const cpu_kernel cpu_kernels[] = {
 
 /* Kernels whose threads wait for each other. */
 static bool cpu_waits(const char *name) {
-    static const char *const waiting[] = {"ddl_k_squares", "ddl_k_top_correct", "ddl_k_top_count", "ddl_k_top_pick",
+    static const char *const waiting[] = {"ddl_k_squares", "ddl_k_squares_f64", "ddl_k_top_correct", "ddl_k_top_count", "ddl_k_top_pick",
                                           "ddl_k_top_tiles", "ddl_k_top_scan", "ddl_k_top_write",
                                           "ddl_k_power_left", "ddl_k_power_orthonormalize", "ddl_k_power_right",
                                           "gpt_gemm", "gpt_norm", "gpt_norm_back", "gpt_norm_columns", "gpt_softmax",

@@ -329,31 +329,40 @@ static void step_of(const ddl__optim_scalars *k, ddl_kernel_step *p) {
     p->epsilon = k->epsilon;
 }
 
-enum { OPTIM_COUNT = 10007 };
-static float host[4][OPTIM_COUNT + 4], device[4][OPTIM_COUNT + 4], updates[2][OPTIM_COUNT + 4];
+enum { OPTIM_COUNT = 10007, OPTIM_ROOM = OPTIM_COUNT + 5 };
+static double host[4][OPTIM_ROOM], device[4][OPTIM_ROOM], updates[OPTIM_ROOM]; /* or floats in their first half */
+
+static void *element(double *array, int32_t number, size_t size) { return (char *)array + (size_t)number * size; }
 
 /* Three steps on the host and on the device, from the same start; shift: where in 16 bytes the arrays begin. */
-static void check_optimizer(ddl_optimizer_kind kind, int64_t count, int32_t shift) {
+static void check_optimizer(ddl_optimizer_kind kind, ddl_dtype dtype, int64_t count, int32_t shift) {
     ddl_optimizer o, config = {.kind = kind, .weight_decay = 0.01};
     ddl__sentence sentence;
+    size_t size = ddl_dtype_bytes(dtype);
     REQUIRE(ddl__optim_init(&sentence, &config, &o) == DDL_OK);
-    for (int a = 0; a < 4; a++) {
-        random_floats(host[a], OPTIM_COUNT + 4, 1);
-        memset(host[a], 0, a >= 2 ? sizeof host[a] : 0);
-        memcpy(device[a], host[a], sizeof host[a]);
+    memset(host, 0, sizeof host);
+    for (int a = 0; a < 2; a++) {
+        for (int i = 0; i < OPTIM_ROOM; i++) {
+            double x = (double)(int64_t)(random_bits() >> 11) / 4503599627370496.0 - 1;
+            float narrow = (float)x;
+            memcpy(element(host[a], i, size), size == 8 ? (void *)&x : (void *)&narrow, size);
+        }
     }
+    memcpy(device, host, sizeof host);
     for (int64_t step = 1; step <= 3; step++) {
-        ddl_optimizer_part part = {.param = host[0] + shift, .grad = host[1] + shift, .count = count, .step = step,
-                                   .state = host[2] + shift, .state_stride = OPTIM_COUNT + 4, .learning_rate = 0.01};
-        ddl_kernel_step p = {.kind = kind, .count = count, .w = device[0] + shift, .g = device[1] + shift,
-                             .m = kind == DDL_SGD ? NULL : device[2] + shift,
-                             .v = kind >= DDL_ADAM && kind != DDL_LARS ? device[3] + shift : NULL};
+        ddl_optimizer_part part = {.param = element(host[0], shift, size), .grad = element(host[1], shift, size),
+                                   .state = element(host[2], shift, size), .state_stride = 8 / (int64_t)size * OPTIM_ROOM,
+                                   .count = count, .step = step, .learning_rate = 0.01, .dtype = dtype};
+        ddl_kernel_step p = {.kind = kind, .count = count, .dtype = dtype, .w = element(device[0], shift, size),
+                             .g = element(device[1], shift, size),
+                             .m = kind == DDL_SGD ? NULL : element(device[2], shift, size),
+                             .v = kind >= DDL_ADAM && kind != DDL_LARS ? element(device[3], shift, size) : NULL};
         double sums[2] = {0, 0};
         ddl__optim_scalars k = ddl__optim_scalars_of(&o, &part);
         if (kind == DDL_LAMB) {
             step_of(&k, &p);
             p.moments = 1;
-            p.r = updates[0] + shift;
+            p.r = element(updates, shift, size);
             CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_OK);
             p.moments = 0;
             p.r = NULL;
@@ -372,41 +381,56 @@ static void check_optimizer(ddl_optimizer_kind kind, int64_t count, int32_t shif
 }
 
 TEST(steps_of_optimizers_have_the_bits_of_the_host) {
-    for (int kind = DDL_SGD; kind <= DDL_LAMB; kind++) {
-        check_optimizer((ddl_optimizer_kind)kind, OPTIM_COUNT, 0);
-        check_optimizer((ddl_optimizer_kind)kind, 1003, 1);
-        check_optimizer((ddl_optimizer_kind)kind, 2, 3);
-        check_optimizer((ddl_optimizer_kind)kind, 0, 0);
+    for (int i = 0; i < 2 * (DDL_LAMB + 1); i++) {
+        ddl_optimizer_kind kind = (ddl_optimizer_kind)(i / 2);
+        ddl_dtype dtype = i % 2 ? DDL_F64 : DDL_F32;
+        check_optimizer(kind, dtype, OPTIM_COUNT, 0);
+        check_optimizer(kind, dtype, 1003, 1);
+        check_optimizer(kind, dtype, 2, 3);
+        check_optimizer(kind, dtype, 0, 0);
     }
 }
 
 /* The arrays are not all at the same place within 16 bytes. */
 TEST(a_step_on_arrays_that_are_not_aligned_alike) {
-    ddl_kernel_step p = {.kind = DDL_MOMENTUM, .rate = 0.5f, .beta1 = 0.5f, .count = 100, .w = device[0] + 1,
-                         .g = device[1] + 2, .m = device[2] + 3};
+    float *w = (float *)device[0], *g = (float *)device[1], *old = (float *)device[2];
+    ddl_kernel_step p = {.kind = DDL_MOMENTUM, .rate = 0.5, .beta1 = 0.5, .count = 100, .dtype = DDL_F32, .w = w + 1,
+                         .g = g + 2, .m = old + 3};
     for (int i = 0; i < 104; i++) {
-        device[0][i] = (float)i, device[1][i] = (float)(2 * i), device[2][i] = (float)(4 * i);
+        w[i] = (float)i, g[i] = (float)(2 * i), old[i] = (float)(4 * i);
     }
     CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_OK);
     for (int i = 0; i < 100; i++) {
         float m = 2 * (float)(i + 2) + 2 * (float)(i + 3);
-        CHECK_EQ(device[2][i + 3], m);
-        CHECK_EQ(device[0][i + 1], (float)(i + 1) - m / 2);
+        CHECK_EQ(old[i + 3], m);
+        CHECK_EQ(w[i + 1], (float)(i + 1) - m / 2);
     }
-    CHECK_EQ(device[0][0], 0.0f);
-    CHECK_EQ(device[0][101], 101.0f);
+    CHECK_EQ(w[0], 0.0f);
+    CHECK_EQ(w[101], 101.0f);
+    p.dtype = DDL_F16;
+    CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &p), DDL_ERR_ARG);
 }
 
 TEST(sums_of_squares_are_added_in_the_order_of_the_host) {
     static const int64_t lengths[] = {0, 1, 15, 16, 4096, 4097, 20000, 70001};
     float *x = malloc(70001 * sizeof *x);
-    double partial[18], out = -1;
+    double partial[18], out = -1, *wide = malloc(70001 * sizeof *wide), plain = 0;
     random_floats(x, 70001, 1e3);
+    for (int i = 0; i < 70001; i++) {
+        wide[i] = (double)x[i] * 1.0000001;
+        plain += wide[i] * wide[i];
+    }
     for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
-        const ddl_kernel_squares p = {x, lengths[i], partial, &out};
+        ddl_kernel_squares p = {x, lengths[i], partial, &out, DDL_F32, 0};
         CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
         CHECK_EQ(out, ddl__sum_squares_at(DDL__CPU_PORTABLE, x, lengths[i]));
+        p.x = wide;
+        p.dtype = DDL_F64;
+        CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
+        CHECK_EQ(out, ddl__sum_squares_f64(wide, lengths[i]));
     }
+    CHECK(fabs(out - plain) < 1e-12 * plain);
+    free(wide);
     free(x);
 }
 

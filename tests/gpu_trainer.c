@@ -73,8 +73,8 @@ static void *stream_of(int device) {
 static void store(void *at, ddl_dtype dtype, int64_t i, float x) {
     uint32_t bits;
     uint16_t half;
-    if (dtype == DDL_F32) {
-        ((float *)at)[i] = x;
+    if (dtype == DDL_F32 || dtype == DDL_F64) {
+        dtype == DDL_F32 ? (void)(((float *)at)[i] = x) : (void)(((double *)at)[i] = 1.1 * (double)x); /* no float */
         return;
     }
     memcpy(&bits, &x, 4);
@@ -88,8 +88,8 @@ static void store(void *at, ddl_dtype dtype, int64_t i, float x) {
 }
 
 static float load(const void *at, ddl_dtype dtype, int64_t i) {
-    if (dtype == DDL_F32) {
-        return ((const float *)at)[i];
+    if (dtype == DDL_F32 || dtype == DDL_F64) {
+        return dtype == DDL_F32 ? ((const float *)at)[i] : (float)((const double *)at)[i];
     }
     uint16_t half = ((const uint16_t *)at)[i];
     uint32_t bits = (uint32_t)half << 16;
@@ -132,7 +132,7 @@ static void *memory(const job *j, bool gpu, size_t bytes) {
 
 static void net_make(ddl_context *c, const job *j, net *m, bool gpu, int rank) {
     for (int i = 0; i < TENSORS; i++) {
-        size_t bytes = (size_t)count_of(i) * 4;
+        size_t bytes = (size_t)count_of(i) * 8;
         m->host_param[i] = memory(j, gpu, bytes);
         m->host_grad[i] = memory(j, gpu, bytes);
         for (int64_t k = 0; k < count_of(i); k++) {
@@ -476,6 +476,30 @@ TEST(types) {
     same_bits(jobs, 4);
 }
 
+/* All optimizers in f64, ZeRO-1, clipping, local SGD, sums over calls, a checkpoint, a NaN. */
+TEST(wide_types) {
+    char folder[] = "/tmp/ddl-gpu-trainer-XXXXXX", command[80];
+    job jobs[DDL_LAMB + 4];
+    REQUIRE(mkdtemp(folder) != NULL);
+    for (int k = 0; k < DDL_LAMB + 4; k++) {
+        jobs[k] = (job){.config = {.optimizer = rated((ddl_optimizer_kind)(k % (DDL_LAMB + 1)))}, .dtype = DDL_F64,
+                        .streamed = k % 2 == 0};
+        snprintf(jobs[k].text, sizeof jobs[k].text, "f64, optimizer %d", k);
+    }
+    jobs[DDL_MOMENTUM].config.accumulate = 3;
+    jobs[DDL_NESTEROV].config.sync = DDL_SYNC_LOCAL;
+    jobs[DDL_NESTEROV].config.local_steps = 2;
+    jobs[DDL_ADAMW].config.clip_norm = 0.5;
+    jobs[DDL_LAMB].folder = folder;
+    jobs[DDL_LAMB + 1].bad_step = 6;
+    jobs[DDL_LAMB + 2].config.overlap_forward = 1;
+    jobs[DDL_LAMB + 3].config.optimizer = rated(DDL_ADAM);
+    jobs[DDL_LAMB + 3].config.shard = 1;
+    same_bits(jobs, DDL_LAMB + 4);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    CHECK_EQ(system(command), 0);
+}
+
 TEST(schedules) {
     job jobs[DDL_SCHEDULE_PRIORITY + 1];
     for (int s = DDL_SCHEDULE_AUTO; s <= DDL_SCHEDULE_PRIORITY; s++) {
@@ -660,7 +684,8 @@ static void refusals(int rank, int n, void *arg) {
     CHECK_EQ(ddl_trainer_set_stream(t, &count), DDL_ERR_STATE);
     CHECK_EQ(ddl_trainer_add(t, "a", there, here, NULL, NULL), DDL_ERR_ARG);
     CHECK_STR(ddl_error(c), "parameter on device 1 and its gradient on device 0");
-    CHECK_EQ(ddl_trainer_add(t, "a", wide, wide, NULL, NULL), DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(ddl_trainer_add(t, "a", wide, there, NULL, NULL), DDL_ERR_ARG);
+    CHECK_STR(ddl_error(c), "f64 with f64");
     CHECK_EQ(ddl_trainer_add(t, "a", there, there, NULL, NULL), DDL_OK);
     CHECK_EQ(ddl_trainer_add(t, "b", here, here, NULL, NULL), DDL_ERR_ARG);
     CHECK_STR(ddl_error(c), "all tensors of this trainer must be on device 1");

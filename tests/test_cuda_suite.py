@@ -59,7 +59,7 @@ def messages_between_gpus():
 @test
 def the_trainer_gives_the_bits_of_the_host():
     out = run("gpu_trainer")
-    check("15 passed, 0 failed, 0 skipped" in out, out)
+    check("16 passed, 0 failed, 0 skipped" in out, out)
 
 
 @test

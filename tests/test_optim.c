@@ -132,7 +132,7 @@ static void step_in_shards(ddl__cpu level, const ddl_optimizer *o, subject *s, i
     for (int k = 0; k < shards; k++) {
         int64_t begin = 0, count = 0;
         CHECK_EQ(ddl_part(n, shards, k, &begin, &count), DDL_OK);
-        part[k] = (ddl_optimizer_part){t, lr, 0, begin, count, NULL, NULL, NULL, n};
+        part[k] = (ddl_optimizer_part){t, lr, 0, begin, count, NULL, NULL, NULL, n, DDL_F32};
         part[k].param = (float *)(void *)((char *)s->w + 4 * begin);
         part[k].grad = (float *)(void *)((char *)s->g + 4 * begin);
         part[k].state = (float *)(void *)((char *)s->state + 4 * begin);
@@ -234,6 +234,57 @@ TEST(shards_and_levels_equal_the_whole_bit_for_bit) {
     }
 }
 
+/* One kind in f64 against the oracle, in one part or (elementwise kinds) in two, at every level; guards around. */
+static void check_wide(ddl_optimizer_kind kind, ddl__cpu level, int n, int cut) {
+    enum { ROOM = MAX + 2 * GUARD };
+    static double w[ROOM], g[MAX], state[2 * MAX], first[ROOM];
+    static oracle want;
+    ddl_optimizer o = config_of(kind);
+    memset(&want, 0, sizeof want);
+    memset(state, 0, sizeof state);
+    for (int i = 0; i < ROOM; i++) {
+        w[i] = 77;
+    }
+    for (int i = 0; i < n; i++) {
+        w[GUARD + i] = want.w[i] = 1.1 * noise(i, 0); /* no float */
+    }
+    memcpy(first, w, sizeof w);
+    for (int t = 1; t <= STEPS; t++) {
+        for (int i = 0; i < n; i++) {
+            g[i] = 1.3 * noise(i, t);
+        }
+        double sums[2] = {0, 0}, lr = 0.01 / t;
+        for (int p = 0; p < 2; p++) {
+            int at = p == 0 ? 0 : cut, count = p == 0 ? cut : n - cut;
+            ddl_optimizer_part part = {.step = t, .learning_rate = lr, .count = count, .dtype = DDL_F64,
+                                       .param = (float *)(void *)(w + GUARD + at), .grad = (float *)(void *)(g + at),
+                                       .state = (float *)(void *)(state + at), .state_stride = MAX};
+            ddl__optim_sums_at(level, &o, &part, count > 0 ? sums : (double[2]){0, 0});
+            ddl__optim_step_at(level, &o, &part, sums);
+        }
+        oracle_step(&o, &want, g, n, t, lr);
+    }
+    double error = 0;
+    for (int i = 0; i < n; i++) {
+        double far = fabs(w[GUARD + i] - want.w[i]) / (1 + fabs(want.w[i]));
+        error = far > error ? far : error;
+    }
+    CHECK(error < 1e-13 && w[GUARD - 1] == 77 && w[GUARD + n] == 77);
+    CHECK(n == 0 || memcmp(first, w, sizeof w) != 0);
+}
+
+TEST(f64_follows_the_formulas_within_rounding) {
+    for (int k = 0; k < KINDS; k++) {
+        bool whole = kinds[k] == DDL_LARS || kinds[k] == DDL_LAMB; /* sums of one part are those of all */
+        for (int level = DDL__CPU_PORTABLE; level <= (int)ddl__cpu_level(); level++) {
+            check_wide(kinds[k], (ddl__cpu)level, MAX, whole ? MAX : 331);
+            check_wide(kinds[k], (ddl__cpu)level, 17, 17);
+            check_wide(kinds[k], (ddl__cpu)level, 1, 1);
+            check_wide(kinds[k], (ddl__cpu)level, 0, 0);
+        }
+    }
+}
+
 TEST(sums_of_squares_are_the_same_on_every_level) {
     enum { N = 3 * DDL__BLOCK + 5 };
     static float x[N];
@@ -274,8 +325,8 @@ TEST(what_is_not_finite_stays_so_and_spoils_no_neighbour) {
         s.g[20] = INFINITY;
         s.g[39] = -INFINITY;
         double sums[2] = {1, 1}, ignored[2]; /* as from the rest of a tensor that is large */
-        ddl_optimizer_part part = {1, 0.01, 0, 0, 40, s.w, s.g, s.state, 40};
-        ddl_optimizer_part clean_part = {1, 0.01, 0, 0, 40, clean.w, clean.g, clean.state, 40};
+        ddl_optimizer_part part = {1, 0.01, 0, 0, 40, s.w, s.g, s.state, 40, DDL_F32};
+        ddl_optimizer_part clean_part = {1, 0.01, 0, 0, 40, clean.w, clean.g, clean.state, 40, DDL_F32};
         ddl__optim_sums(&o, &part, ignored);
         ddl__optim_step(&o, &part, sums);
         ddl__optim_sums(&o, &clean_part, ignored);
@@ -294,7 +345,7 @@ TEST(a_norm_of_zero_means_factor_one) {
     float w[4] = {0, 0, 0, 0}, g[4] = {1, 2, 3, 4}, state[8] = {0};
     ddl_optimizer config = {.kind = DDL_LARS, .learning_rate = 0.5}, o;
     REQUIRE(ddl__optim_init(NULL, &config, &o) == DDL_OK);
-    ddl_optimizer_part part = {1, 0.5, 0, 0, 4, w, g, state, 4};
+    ddl_optimizer_part part = {1, 0.5, 0, 0, 4, w, g, state, 4, DDL_F32};
     double sums[2];
     ddl__optim_sums(&o, &part, sums);
     ddl__optim_step(&o, &part, sums);
@@ -317,7 +368,7 @@ TEST(a_function_of_the_program_steps) {
     ddl_optimizer config = {.kind = DDL_OPTIMIZER_FN, .fn = sign_step, .user = &seen, .state_slots = 3}, o;
     REQUIRE(ddl__optim_init(NULL, &config, &o) == DDL_OK);
     CHECK_EQ(ddl__optim_slots(&o), 3);
-    ddl__optim_step(&o, &(ddl_optimizer_part){1, 0.25, 0, 17, 3, w, g, state, 3}, NULL);
+    ddl__optim_step(&o, &(ddl_optimizer_part){1, 0.25, 0, 17, 3, w, g, state, 3, DDL_F32}, NULL);
     CHECK(w[0] == 0.75f && w[1] == 1.25f && w[2] == 0.75f);
     CHECK(state[5] == 0 && state[6] == 1 && state[8] == 1);
     CHECK_EQ(seen, 17);

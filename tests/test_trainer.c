@@ -556,6 +556,64 @@ static void own_steps(ddl_group *w, void *arg) {
 }
 TEST(a_step_of_the_program) { world_threads(2, own_steps, NULL); }
 
+/* f64 parameters with Adam: n ranks give what plain loops over the average give, to rounding, and the same bits. */
+enum { WIDE = 5003, WIDE_STEPS = 20 };
+static double wide_gradient(int i, int step, int rank) { return sin(1.7 * i + 0.3 * step + 2.1 * rank); }
+
+static void wide_oracle(double *p, int n) {
+    static _Thread_local double m[WIDE], v[WIDE];
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
+    for (int t = 1; t <= WIDE_STEPS; t++) {
+        for (int i = 0; i < WIDE; i++) {
+            double g = 0;
+            for (int r = 0; r < n; r++) {
+                g += wide_gradient(i, t, r) / n;
+            }
+            m[i] = 0.9 * m[i] + (1 - 0.9) * g;
+            v[i] = 0.999 * v[i] + (1 - 0.999) * g * g;
+            p[i] -= 0.01 * (m[i] / (1 - pow(0.9, t))) / (sqrt(v[i] / (1 - pow(0.999, t))) + 1e-8);
+        }
+    }
+}
+
+static void wide_steps(ddl_group *w, void *arg) {
+    double *p = malloc(3 * WIDE * sizeof *p), *g = p + WIDE, *want = g + WIDE, error = 0;
+    ddl_trainer_config config = *(ddl_trainer_config *)arg;
+    ddl_trainer *t = NULL;
+    REQUIRE(p != NULL);
+    config.optimizer = (ddl_optimizer){.kind = DDL_ADAM, .learning_rate = 0.01};
+    for (int i = 0; i < WIDE; i++) {
+        p[i] = want[i] = cos(i);
+    }
+    OK(ddl_trainer_create(w, &config, &t));
+    OK(ddl_trainer_add(t, "small", DDL_VIEW(p, 3), DDL_VIEW(g, 3), NULL, NULL));
+    OK(ddl_trainer_add(t, "large", DDL_VIEW(p + 3, WIDE - 3), DDL_VIEW(g + 3, WIDE - 3), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    for (int step = 1; step <= WIDE_STEPS; step++) {
+        for (int i = 0; i < WIDE; i++) {
+            g[i] = wide_gradient(i, step, ddl_rank(w));
+        }
+        OK(ddl_grad_ready(t, DDL_ALL));
+        OK(ddl_step(t));
+    }
+    wide_oracle(want, ddl_size(w));
+    for (int i = 0; i < WIDE; i++) {
+        double far = fabs(p[i] - want[i]) / (1 + fabs(want[i]));
+        error = far > error || isnan(far) ? far : error;
+    }
+    CHECK(error < 1e-12);
+    OK(ddl_trainer_free(&t));
+    free(p);
+}
+
+TEST(f64_by_the_trainers_own_optimizers) {
+    ddl_trainer_config all_reduce = {0}, shards = {.shard = 1}, one = {.accumulate = 1};
+    world_threads(3, wide_steps, &all_reduce);
+    world_threads(3, wide_steps, &shards);
+    world_threads(1, wide_steps, &one);
+}
+
 /* >>optimizers through the trainer: shards get the same bits as the whole */
 
 static void one_kind(ddl_group *w, net *m, ddl_optimizer_kind kind, int shard) {

@@ -107,8 +107,9 @@ static void registration(ddl_group *w, void *arg) {
     FAILS(ddl_trainer_add(t, "c", DDL_ARRAY(whole), DDL_ARRAY(g), NULL, NULL), DDL_ERR_ARG,
           "\"c\" is a i32 parameter with a f32 gradient");
     FAILS(ddl_trainer_add(t, "d", DDL_ARRAY(p), DDL_ARRAY(wide), NULL, NULL), DDL_ERR_ARG, "f64 with f64");
-    FAILS(ddl_trainer_add(t, "e", DDL_ARRAY(wide), DDL_ARRAY(wide), NULL, NULL), DDL_ERR_UNSUPPORTED,
-          "\"e\" is f64, but the optimizers work in f32");
+    ddl_trainer_options coded = {.compression = {.kind = DDL_COMPRESS_F16}};
+    FAILS(ddl_trainer_add(t, "e", DDL_ARRAY(wide), DDL_ARRAY(wide), &coded, NULL), DDL_ERR_UNSUPPORTED,
+          "\"e\": f64 cannot be compressed");
     FAILS(ddl_trainer_add(t, "f", DDL_VIEW((float *)NULL, 6), DDL_ARRAY(g), NULL, NULL), DDL_ERR_ARG, "is NULL");
     FAILS(ddl_trainer_add(t, "h", DDL_ARRAY(p), DDL_ARRAY(g), &(ddl_trainer_options){.rate_factor = NAN}, NULL),
           DDL_ERR_ARG, "rate_factor of \"h\" is not a number");

@@ -282,20 +282,22 @@ static ddl_status cuda_put_strided(const cuda_sink *sink, const ddl_tensor *t, v
 
 /* ---- optimizers ---- */
 
-_Static_assert(offsetof(ddl_kernel_step, epsilon) - offsetof(ddl_kernel_step, rate) == offsetof(cuda_scalars, epsilon) &&
-                   offsetof(ddl_kernel_step, fresh2) - offsetof(ddl_kernel_step, rate) == offsetof(cuda_scalars, fresh2),
-               "the numbers of a step are the same");
-
 static ddl_status cuda_put_step(const cuda_sink *sink, const ddl_kernel_step *p) {
     static const cuda_kernel table[] = {[DDL_SGD] = CUDA_K_sgd,           [DDL_MOMENTUM] = CUDA_K_momentum,
                                         [DDL_NESTEROV] = CUDA_K_nesterov, [DDL_ADAM] = CUDA_K_adam,
                                         [DDL_ADAMW] = CUDA_K_adam,        [DDL_LARS] = CUDA_K_lars,
                                         [DDL_LAMB] = CUDA_K_lamb};
-    if (p->kind < 0 || p->kind > DDL_LAMB || (p->moments && p->kind != DDL_LAMB)) {
+    static const cuda_kernel table_f64[] = {[DDL_SGD] = CUDA_K_sgd_f64,           [DDL_MOMENTUM] = CUDA_K_momentum_f64,
+                                            [DDL_NESTEROV] = CUDA_K_nesterov_f64, [DDL_ADAM] = CUDA_K_adam_f64,
+                                            [DDL_ADAMW] = CUDA_K_adam_f64,        [DDL_LARS] = CUDA_K_lars_f64,
+                                            [DDL_LAMB] = CUDA_K_lamb_f64};
+    if (p->kind < 0 || p->kind > DDL_LAMB || (p->moments && p->kind != DDL_LAMB) ||
+        (p->dtype != DDL_F32 && p->dtype != DDL_F64)) {
         return DDL_ERR_ARG;
     }
     cuda_optim_args a = {.w = p->w, .g = p->g, .m = p->m, .v = p->v, .r = p->r};
-    memcpy(&a.scalars, &p->rate, sizeof a.scalars);
+#define CUDA_TAKE(name) (a.f32.name = (float)p->name, a.f64.name = p->name);
+    CUDA_SCALARS(CUDA_TAKE)
     const void *given[5] = {p->w, p->g, p->m, p->v, p->r}, *used[5];
     int32_t n = 0;
     for (int32_t i = 0; i < 5; i++) {
@@ -306,9 +308,14 @@ static ddl_status cuda_put_step(const cuda_sink *sink, const ddl_kernel_step *p)
     if (p->count <= 0) {
         return DDL_OK;
     }
-    a.range = cuda_range_of(p->count, 4, used, n);
-    return sink->put(sink, p->moments ? CUDA_K_lamb_moments : table[p->kind],
-                     cuda_blocks_for(p->count / (a.range.aligned ? 4 : 1), CUDA_THREADS), 1, &a);
+    bool wide = p->dtype == DDL_F64;
+    cuda_kernel kernel = wide ? table_f64[p->kind] : table[p->kind];
+    if (p->moments) {
+        kernel = wide ? CUDA_K_lamb_moments_f64 : CUDA_K_lamb_moments;
+    }
+    a.range = cuda_range_of(p->count, wide ? 8 : 4, used, n);
+    return sink->put(sink, kernel, cuda_blocks_for(p->count / (a.range.aligned ? wide ? 2 : 4 : 1), CUDA_THREADS), 1,
+                     &a);
 }
 
 static ddl_status cuda_put_squares(const cuda_sink *sink, const ddl_kernel_squares *p) {
@@ -316,7 +323,8 @@ static ddl_status cuda_put_squares(const cuda_sink *sink, const ddl_kernel_squar
     int64_t parts = (p->count + CUDA_SUM_BLOCK - 1) / CUDA_SUM_BLOCK;
     ddl_status status = DDL_OK;
     if (parts > 0) {
-        status = sink->put(sink, CUDA_K_squares, cuda_blocks_for(parts, CUDA_THREADS / 16), 1, &a);
+        status = sink->put(sink, p->dtype == DDL_F64 ? CUDA_K_squares_f64 : CUDA_K_squares,
+                           cuda_blocks_for(parts, CUDA_THREADS / 16), 1, &a);
     }
     return status == DDL_OK ? sink->put(sink, CUDA_K_squares_total, 1, 1, &a) : status;
 }

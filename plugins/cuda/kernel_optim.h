@@ -7,31 +7,45 @@
 #include "kernel_reduce.h"
 
 /* One element of each array. */
-struct cuda_element {
-    float w, g, m, v, r;
+template <class T> struct cuda_element {
+    T w, g, m, v, r;
+};
+template <class T> struct cuda_scalars_of;
+template <> struct cuda_scalars_of<float> {
+    typedef cuda_scalars_f32 type;
+};
+template <> struct cuda_scalars_of<double> {
+    typedef cuda_scalars_f64 type;
 };
 /* Which arrays a kernel reads, and which it writes. */
 enum { CUDA_W = 1, CUDA_G = 2, CUDA_M = 4, CUDA_V = 8, CUDA_R = 16 };
 
-#define CUDA_MUL __fmul_rn
-#define CUDA_ADD __fadd_rn
-#define CUDA_SUB __fsub_rn
+CUDA_INLINE float CUDA_MUL(float x, float y) { return __fmul_rn(x, y); }
+CUDA_INLINE float CUDA_ADD(float x, float y) { return __fadd_rn(x, y); }
+CUDA_INLINE float CUDA_SUB(float x, float y) { return __fsub_rn(x, y); }
+CUDA_INLINE float CUDA_DIV(float x, float y) { return __fdiv_rn(x, y); }
+CUDA_INLINE float CUDA_SQRT(float x) { return __fsqrt_rn(x); }
+CUDA_INLINE double CUDA_MUL(double x, double y) { return __dmul_rn(x, y); }
+CUDA_INLINE double CUDA_ADD(double x, double y) { return __dadd_rn(x, y); }
+CUDA_INLINE double CUDA_SUB(double x, double y) { return __dsub_rn(x, y); }
+CUDA_INLINE double CUDA_DIV(double x, double y) { return __ddiv_rn(x, y); }
+CUDA_INLINE double CUDA_SQRT(double x) { return __dsqrt_rn(x); }
 
 /* g + wd * w */
-CUDA_INLINE float cuda_decayed(const cuda_scalars &k, const cuda_element &x) {
+template <class K, class T> CUDA_INLINE T cuda_decayed(const K &k, const cuda_element<T> &x) {
     return CUDA_ADD(x.g, CUDA_MUL(x.w, k.decay));
 }
 
 struct cuda_sgd {
     enum { READS = CUDA_W | CUDA_G, WRITES = CUDA_W };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         x.w = CUDA_SUB(x.w, CUDA_MUL(cuda_decayed(k, x), k.rate));
     }
 };
 
 struct cuda_momentum {
     enum { READS = CUDA_W | CUDA_G | CUDA_M, WRITES = CUDA_W | CUDA_M };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         x.m = CUDA_ADD(cuda_decayed(k, x), CUDA_MUL(x.m, k.beta1));
         x.w = CUDA_SUB(x.w, CUDA_MUL(x.m, k.rate));
     }
@@ -39,8 +53,8 @@ struct cuda_momentum {
 
 struct cuda_nesterov {
     enum { READS = CUDA_W | CUDA_G | CUDA_M, WRITES = CUDA_W | CUDA_M };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
-        float g = cuda_decayed(k, x);
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
+        T g = cuda_decayed(k, x);
         x.m = CUDA_ADD(CUDA_MUL(x.m, k.beta1), g);
         x.w = CUDA_SUB(x.w, CUDA_MUL(CUDA_ADD(CUDA_MUL(x.m, k.beta1), g), k.rate));
     }
@@ -49,91 +63,102 @@ struct cuda_nesterov {
 /* rate holds the trust ratio too: it goes into the momentum, not onto it. */
 struct cuda_lars {
     enum { READS = CUDA_W | CUDA_G | CUDA_M, WRITES = CUDA_W | CUDA_M };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         x.m = CUDA_ADD(CUDA_MUL(x.m, k.beta1), CUDA_MUL(cuda_decayed(k, x), k.rate));
         x.w = CUDA_SUB(x.w, x.m);
     }
 };
 
-CUDA_INLINE void cuda_moments(const cuda_scalars &k, cuda_element &x, float g) {
+template <class K, class T> CUDA_INLINE void cuda_moments(const K &k, cuda_element<T> &x, T g) {
     x.m = CUDA_ADD(CUDA_MUL(x.m, k.beta1), CUDA_MUL(g, k.fresh1));
     x.v = CUDA_ADD(CUDA_MUL(x.v, k.beta2), CUDA_MUL(CUDA_MUL(g, g), k.fresh2));
 }
 /* sqrt(v / (1 - beta2^t)) + epsilon */
-CUDA_INLINE float cuda_root(const cuda_scalars &k, float v) {
-    return CUDA_ADD(CUDA_MUL(__fsqrt_rn(v), k.unbias2), k.epsilon);
+template <class K, class T> CUDA_INLINE T cuda_root(const K &k, T v) {
+    return CUDA_ADD(CUDA_MUL(CUDA_SQRT(v), k.unbias2), k.epsilon);
 }
 
 /* Adam and AdamW: the one has keep 1, the other decay 0. */
 struct cuda_adam {
     enum { READS = CUDA_W | CUDA_G | CUDA_M | CUDA_V, WRITES = CUDA_W | CUDA_M | CUDA_V };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         cuda_moments(k, x, cuda_decayed(k, x));
-        float update = __fdiv_rn(CUDA_MUL(x.m, k.rate), cuda_root(k, x.v));
+        T update = CUDA_DIV(CUDA_MUL(x.m, k.rate), cuda_root(k, x.v));
         x.w = CUDA_SUB(CUDA_MUL(x.w, k.keep), update);
     }
 };
 
 /* LAMB: the moments, and the update for its norm alone; then, with both norms known, the weight. */
-CUDA_INLINE float cuda_lamb_update(const cuda_scalars &k, const cuda_element &x) {
-    float r = __fdiv_rn(CUDA_MUL(x.m, k.unbias1), cuda_root(k, x.v));
+template <class K, class T> CUDA_INLINE T cuda_lamb_update(const K &k, const cuda_element<T> &x) {
+    T r = CUDA_DIV(CUDA_MUL(x.m, k.unbias1), cuda_root(k, x.v));
     return CUDA_ADD(r, CUDA_MUL(x.w, k.decay));
 }
 struct cuda_lamb_moments {
     enum { READS = CUDA_W | CUDA_G | CUDA_M | CUDA_V, WRITES = CUDA_M | CUDA_V | CUDA_R };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         cuda_moments(k, x, x.g);
         x.r = cuda_lamb_update(k, x);
     }
 };
 struct cuda_lamb {
     enum { READS = CUDA_W | CUDA_M | CUDA_V, WRITES = CUDA_W };
-    CUDA_INLINE void step(const cuda_scalars &k, cuda_element &x) {
+    template <class K, class T> CUDA_INLINE void step(const K &k, cuda_element<T> &x) {
         x.w = CUDA_SUB(x.w, CUDA_MUL(cuda_lamb_update(k, x), k.rate));
     }
 };
 
-template <class O> CUDA_INLINE void cuda_optim_one(const cuda_optim_args &a, int64_t i) {
-    cuda_element x = {0, 0, 0, 0, 0};
-    x.w = O::READS & CUDA_W ? a.w[i] : 0;
-    x.g = O::READS & CUDA_G ? a.g[i] : 0;
-    x.m = O::READS & CUDA_M ? a.m[i] : 0;
-    x.v = O::READS & CUDA_V ? a.v[i] : 0;
-    O::step(a.scalars, x);
-    if (O::WRITES & CUDA_W) a.w[i] = x.w;
-    if (O::WRITES & CUDA_M) a.m[i] = x.m;
-    if (O::WRITES & CUDA_V) a.v[i] = x.v;
-    if (O::WRITES & CUDA_R) a.r[i] = x.r;
+template <class O, class T, class K> CUDA_INLINE void cuda_optim_one(const cuda_optim_args &a, const K &k, int64_t i) {
+    T *w = (T *)a.w, *m = (T *)a.m, *v = (T *)a.v;
+    cuda_element<T> x = {0, 0, 0, 0, 0};
+    x.w = O::READS & CUDA_W ? w[i] : 0;
+    x.g = O::READS & CUDA_G ? ((const T *)a.g)[i] : 0;
+    x.m = O::READS & CUDA_M ? m[i] : 0;
+    x.v = O::READS & CUDA_V ? v[i] : 0;
+    O::step(k, x);
+    if (O::WRITES & CUDA_W) w[i] = x.w;
+    if (O::WRITES & CUDA_M) m[i] = x.m;
+    if (O::WRITES & CUDA_V) v[i] = x.v;
+    if (O::WRITES & CUDA_R) ((T *)a.r)[i] = x.r;
 }
 
-/* Four elements, of the arrays from their first whole word on. */
-template <class O> CUDA_INLINE void cuda_optim_word(const cuda_optim_args &a, int64_t head, int64_t i) {
-    const float4 none = make_float4(0, 0, 0, 0);
-    float4 *pw = (float4 *)(a.w + head) + i, *pm = (float4 *)(a.m + head) + i, *pv = (float4 *)(a.v + head) + i;
-    float4 w = O::READS & CUDA_W ? *pw : none, m = O::READS & CUDA_M ? *pm : none, v = O::READS & CUDA_V ? *pv : none;
-    float4 g = O::READS & CUDA_G ? ((const float4 *)(a.g + head))[i] : none;
-    cuda_element x[4] = {
-        {w.x, g.x, m.x, v.x, 0}, {w.y, g.y, m.y, v.y, 0}, {w.z, g.z, m.z, v.z, 0}, {w.w, g.w, m.w, v.w, 0}};
+/* 16 bytes of each of the arrays, from their first whole word on. */
+template <class T> struct alignas(16) cuda_whole {
+    T at[16 / sizeof(T)];
+};
+template <class O, class T, class K>
+CUDA_INLINE void cuda_optim_word(const cuda_optim_args &a, const K &k, int64_t head, int64_t i) {
+    typedef cuda_whole<T> word;
+    const word none = {};
+    word *pw = (word *)((T *)a.w + head) + i, *pm = (word *)((T *)a.m + head) + i, *pv = (word *)((T *)a.v + head) + i;
+    word w = O::READS & CUDA_W ? *pw : none, m = O::READS & CUDA_M ? *pm : none, v = O::READS & CUDA_V ? *pv : none;
+    word g = O::READS & CUDA_G ? ((const word *)((const T *)a.g + head))[i] : none, r = none;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        O::step(a.scalars, x[j]);
+    for (int j = 0; j < (int)(16 / sizeof(T)); j++) {
+        cuda_element<T> x = {w.at[j], g.at[j], m.at[j], v.at[j], 0};
+        O::step(k, x);
+        w.at[j] = x.w;
+        m.at[j] = x.m;
+        v.at[j] = x.v;
+        r.at[j] = x.r;
     }
-    if (O::WRITES & CUDA_W) *pw = make_float4(x[0].w, x[1].w, x[2].w, x[3].w);
-    if (O::WRITES & CUDA_M) *pm = make_float4(x[0].m, x[1].m, x[2].m, x[3].m);
-    if (O::WRITES & CUDA_V) *pv = make_float4(x[0].v, x[1].v, x[2].v, x[3].v);
-    if (O::WRITES & CUDA_R) ((float4 *)(a.r + head))[i] = make_float4(x[0].r, x[1].r, x[2].r, x[3].r);
+    if (O::WRITES & CUDA_W) *pw = w;
+    if (O::WRITES & CUDA_M) *pm = m;
+    if (O::WRITES & CUDA_V) *pv = v;
+    if (O::WRITES & CUDA_R) ((word *)((T *)a.r + head))[i] = r;
 }
 
-template <class O> CUDA_INLINE void cuda_optim(const cuda_optim_args &a) {
+template <class O, class T>
+CUDA_INLINE void cuda_optim(const cuda_optim_args &a, const typename cuda_scalars_of<T>::type &k) {
     const cuda_range &r = a.range;
-    const int64_t words = r.aligned ? (r.count - r.head) / 4 : 0;
+    const int each = 16 / sizeof(T);
+    const int64_t words = r.aligned ? (r.count - r.head) / each : 0;
 #pragma unroll 2
     for (int64_t i = cuda_thread(); i < words; i += cuda_threads()) {
-        cuda_optim_word<O>(a, r.head, i);
+        cuda_optim_word<O, T>(a, k, r.head, i);
     }
     const int64_t head = r.aligned ? r.head : 0;
-    for (int64_t i = cuda_thread(); i < r.count - 4 * words; i += cuda_threads()) {
-        cuda_optim_one<O>(a, i < head ? i : 4 * words + i);
+    for (int64_t i = cuda_thread(); i < r.count - each * words; i += cuda_threads()) {
+        cuda_optim_one<O, T>(a, k, i < head ? i : each * words + i);
     }
 }
 
@@ -141,7 +166,7 @@ template <class O> CUDA_INLINE void cuda_optim(const cuda_optim_args &a) {
 
 /* Half a warp does a block of CUDA_SUM_BLOCK elements: thread i adds those at i, i + 16, ..., then the sixteen sums are
  * added in their order. It is the order of the host; the square of a float is exact in double. */
-CUDA_INLINE void cuda_squares(const cuda_squares_args &a) {
+template <class T> CUDA_INLINE void cuda_squares(const cuda_squares_args &a) {
     const int64_t blocks = (a.count + CUDA_SUM_BLOCK - 1) / CUDA_SUM_BLOCK;
     const int lane = (int)threadIdx.x % 16, groups = (int)blockDim.x / 16;
     for (int64_t first = (int64_t)blockIdx.x * groups; first < blocks; first += (int64_t)gridDim.x * groups) {
@@ -151,7 +176,7 @@ CUDA_INLINE void cuda_squares(const cuda_squares_args &a) {
         double lanes = 0, sum = 0;
 #pragma unroll 8
         for (; at < end; at += 16) {
-            double x = (double)a.x[at];
+            double x = (double)((const T *)a.x)[at];
             lanes = __dadd_rn(lanes, __dmul_rn(x, x));
         }
         for (int i = 0; i < 16; i++) {

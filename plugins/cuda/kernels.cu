@@ -64,7 +64,8 @@ CUDA_KERNEL ddl_k_strided(CUDA_ARGS(cuda_strided_args)) {
 }
 
 #define CUDA_OPTIM(NAME)                                                                                               \
-    CUDA_KERNEL ddl_k_##NAME(CUDA_ARGS(cuda_optim_args)) { cuda_optim<cuda_##NAME>(a); }
+    CUDA_KERNEL ddl_k_##NAME(CUDA_ARGS(cuda_optim_args)) { cuda_optim<cuda_##NAME, float>(a, a.f32); }                 \
+    CUDA_KERNEL ddl_k_##NAME##_f64(CUDA_ARGS(cuda_optim_args)) { cuda_optim<cuda_##NAME, double>(a, a.f64); }
 CUDA_OPTIM(sgd)
 CUDA_OPTIM(momentum)
 CUDA_OPTIM(nesterov)
@@ -73,7 +74,8 @@ CUDA_OPTIM(lars)
 CUDA_OPTIM(lamb_moments)
 CUDA_OPTIM(lamb)
 
-CUDA_KERNEL ddl_k_squares(CUDA_ARGS(cuda_squares_args)) { cuda_squares(a); }
+CUDA_KERNEL ddl_k_squares(CUDA_ARGS(cuda_squares_args)) { cuda_squares<float>(a); }
+CUDA_KERNEL ddl_k_squares_f64(CUDA_ARGS(cuda_squares_args)) { cuda_squares<double>(a); }
 CUDA_KERNEL ddl_k_squares_total(CUDA_ARGS(cuda_squares_args)) { cuda_squares_total(a); }
 
 CUDA_KERNEL ddl_k_encode_f16(CUDA_ARGS(cuda_code_args)) { cuda_cast_encode<cuda_f16>(a, 65504.0f); }

@@ -62,23 +62,30 @@ typedef struct cuda_strided_args {
 
 /* ---- optimizers ---- */
 
-/* The numbers of one step, as the host rounds them: those of ddl_kernel_step, which choose.h checks. Declared here so that
- * kernels, which take a minute to compile, do not depend on ddl.h. */
-typedef struct cuda_scalars {
-    float rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;
-} cuda_scalars;
+/* The numbers of one step, X(name), as ddl_kernel_step names them; in the type of the arrays. */
+#define CUDA_SCALARS(X)                                                                                                \
+    X(rate) X(decay) X(keep) X(beta1) X(fresh1) X(beta2) X(fresh2) X(unbias1) X(unbias2) X(epsilon)
+#define CUDA_SCALAR_F32(name) float name;
+#define CUDA_SCALAR_F64(name) double name;
+typedef struct cuda_scalars_f32 {
+    CUDA_SCALARS(CUDA_SCALAR_F32)
+} cuda_scalars_f32;
+typedef struct cuda_scalars_f64 {
+    CUDA_SCALARS(CUDA_SCALAR_F64)
+} cuda_scalars_f64;
 
 typedef struct cuda_optim_args {
-    cuda_scalars scalars;
+    cuda_scalars_f32 f32; /* of kernels for f32 */
+    cuda_scalars_f64 f64;
     cuda_range range; /* of all arrays that the kernel uses */
-    float *w;
-    const float *g;
-    float *m, *v, *r;
+    void *w;
+    const void *g;
+    void *m, *v, *r;
 } cuda_optim_args;
 
 /* partial[b] = the sum of the squares of block b of x; then out[0] = the sum of partial[..] in order. */
 typedef struct cuda_squares_args {
-    const float *x;
+    const void *x; /* of f32 or f64 */
     int64_t count;
     double *partial; /* one for each CUDA_SUM_BLOCK elements begun */
     double *out;
@@ -186,7 +193,10 @@ typedef struct cuda_power_args {
     X(u64_scaled, cuda_scaled_args) X(e4m3_scaled, cuda_scaled_args) X(e5m2_scaled, cuda_scaled_args)
 #define CUDA_OPTIM_KERNELS(X)                                                                                          \
     X(sgd, cuda_optim_args) X(momentum, cuda_optim_args) X(nesterov, cuda_optim_args) X(adam, cuda_optim_args)         \
-    X(lars, cuda_optim_args) X(lamb_moments, cuda_optim_args) X(lamb, cuda_optim_args)
+    X(lars, cuda_optim_args) X(lamb_moments, cuda_optim_args) X(lamb, cuda_optim_args)                                 \
+    X(sgd_f64, cuda_optim_args) X(momentum_f64, cuda_optim_args) X(nesterov_f64, cuda_optim_args)                      \
+    X(adam_f64, cuda_optim_args) X(lars_f64, cuda_optim_args) X(lamb_moments_f64, cuda_optim_args)                     \
+    X(lamb_f64, cuda_optim_args)
 #define CUDA_CODE_KERNELS(X)                                                                                           \
     X(encode_f16, cuda_code_args) X(encode_bf16, cuda_code_args) X(decode_f16, cuda_code_args)                         \
     X(decode_bf16, cuda_code_args) X(encode_bits8, cuda_code_args) X(encode_bits4, cuda_code_args)                     \
@@ -207,7 +217,8 @@ typedef struct cuda_power_args {
     X(f64_f64, cuda_convert_args) X(signs, cuda_convert_args)
 #define CUDA_KERNELS(X)                                                                                                \
     X(exchange, cuda_exchange_args) X(strided, cuda_strided_args) CUDA_REDUCE_KERNELS(X) CUDA_SCALED_KERNELS(X)        \
-    CUDA_OPTIM_KERNELS(X) X(squares, cuda_squares_args) X(squares_total, cuda_squares_args) CUDA_CODE_KERNELS(X)       \
+    CUDA_OPTIM_KERNELS(X) X(squares, cuda_squares_args) X(squares_f64, cuda_squares_args)                              \
+    X(squares_total, cuda_squares_args) CUDA_CODE_KERNELS(X)                                                           \
     CUDA_TOP_KERNELS(X) CUDA_POWER_KERNELS(X) CUDA_CONVERT_KERNELS(X)
 
 /* Numbers of the kernels, CUDA_K_f32_sum and so on. No reduction has number 0. */

@@ -103,8 +103,8 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
 /* Registers a parameter and its gradient, in the order in which forward uses them. Both are f16, bf16, f32 or f64, of
  * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
  * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
- * on. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after ddl_trainer_start),
- * DDL_ERR_UNSUPPORTED (f64 parameters need host memory and a step of the program's own). [one thread] */
+ * on; f64 is trained in f64. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after
+ * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, or compressed). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.

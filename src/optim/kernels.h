@@ -5,105 +5,106 @@
 
 #include "vectors.h"
 
-/* The numbers of one step, rounded once from double. */
+/* The numbers of one step. Kernels round each once to the type of the arrays. */
 typedef struct ddl__optim_scalars {
-    float rate;          /* what the update is multiplied by */
-    float decay;         /* of the weight, added to the gradient (LAMB: to the update) */
-    float keep;          /* AdamW: what the weight is multiplied by */
-    float beta1, fresh1; /* the momentum, or beta1; and 1 - beta1 */
-    float beta2, fresh2;
-    float unbias1; /* LAMB: 1 / (1 - beta1^t); for Adam it is inside rate */
-    float unbias2; /* 1 / sqrt(1 - beta2^t) */
-    float epsilon;
+    double rate;         /* what the update is multiplied by */
+    double decay;         /* of the weight, added to the gradient (LAMB: to the update) */
+    double keep;         /* AdamW: what the weight is multiplied by */
+    double beta1, fresh1; /* the momentum, or beta1; and 1 - beta1 */
+    double beta2, fresh2;
+    double unbias1; /* LAMB: 1 / (1 - beta1^t); for Adam it is inside rate */
+    double unbias2; /* 1 / sqrt(1 - beta2^t) */
+    double epsilon;
 } ddl__optim_scalars;
 
-/* The arrays of one step: weight, gradient, first and second moment, and (LAMB) where the update goes. */
+/* The arrays of one step, of f32 or f64: weight, gradient, both moments, and (LAMB) where the update goes. */
 typedef struct ddl__optim_streams {
-    float *w;
-    const float *g;
-    float *m, *v, *r;
+    void *w;
+    const void *g;
+    void *m, *v, *r;
 } ddl__optim_streams;
 
 /* count is a multiple of DDL__RUN. The arrays overlap nowhere. */
 typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams, int64_t count);
 
-#define DDL__GET(W, x) (*(const ddl__f32_v##W *)(const void *)(s.x + i))
-#define DDL__PUT(W, x, value) (*(ddl__f32_v##W *)(void *)(s.x + i) = (value))
+/* T: f32_v16 and so on, of that many bytes; i: in bytes. */
+#define DDL__GET(T, x) (*(const ddl__##T *)(const void *)((const char *)s.x + i))
+#define DDL__PUT(T, x, value) (*(ddl__##T *)(void *)((char *)s.x + i) = (value))
 
 /* g + wd * w, which the weight decay of all but AdamW and LAMB begins with. */
-#define DDL__OPTIM_DECAYED(W)                                                                                          \
-    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
+#define DDL__OPTIM_DECAYED(T)                                                                                          \
+    ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
     DDL__MUL(t, w, k.decay);                                                                                           \
     g += t
 
-#define DDL__OPTIM_SGD(W)                                                                                              \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
+#define DDL__OPTIM_SGD(T)                                                                                              \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
     DDL__MUL(t, g, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-#define DDL__OPTIM_MOMENTUM(W)                                                                                         \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    DDL__MUL(t, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_MOMENTUM(T)                                                                                         \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    DDL__MUL(t, DDL__GET(T, m), k.beta1);                                                                              \
     g += t;                                                                                                            \
-    DDL__PUT(W, m, g);                                                                                                 \
+    DDL__PUT(T, m, g);                                                                                                 \
     DDL__MUL(t, g, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-#define DDL__OPTIM_NESTEROV(W)                                                                                         \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    ddl__f32_v##W m;                                                                                                   \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_NESTEROV(T)                                                                                         \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    ddl__##T m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     m += g;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__PUT(T, m, m);                                                                                                 \
     DDL__MUL(t, m, k.beta1);                                                                                           \
     t += g;                                                                                                            \
     DDL__MUL(t, t, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
 /* rate holds the trust ratio too: it goes into the momentum, not onto it. */
-#define DDL__OPTIM_LARS(W)                                                                                             \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    ddl__f32_v##W m;                                                                                                   \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_LARS(T)                                                                                             \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    ddl__##T m;                                                                                                   \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     DDL__MUL(t, g, k.rate);                                                                                            \
     m += t;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
-    DDL__PUT(W, w, w - m);
+    DDL__PUT(T, m, m);                                                                                                 \
+    DDL__PUT(T, w, w - m);
 
 /* Both moments take in g. */
-#define DDL__OPTIM_MOMENTS(W)                                                                                          \
-    ddl__f32_v##W m, v;                                                                                                \
-    DDL__MUL(m, DDL__GET(W, m), k.beta1);                                                                              \
+#define DDL__OPTIM_MOMENTS(T)                                                                                          \
+    ddl__##T m, v;                                                                                                \
+    DDL__MUL(m, DDL__GET(T, m), k.beta1);                                                                              \
     DDL__MUL(t, g, k.fresh1);                                                                                          \
     m += t;                                                                                                            \
-    DDL__PUT(W, m, m);                                                                                                 \
+    DDL__PUT(T, m, m);                                                                                                 \
     DDL__MUL(t, g, g);                                                                                                 \
     DDL__MUL(t, t, k.fresh2);                                                                                          \
-    DDL__MUL(v, DDL__GET(W, v), k.beta2);                                                                              \
+    DDL__MUL(v, DDL__GET(T, v), k.beta2);                                                                              \
     v += t;                                                                                                            \
-    DDL__PUT(W, v, v)
+    DDL__PUT(T, v, v)
 
 /* t = sqrt(v / (1 - beta2^t)) + epsilon */
-#define DDL__OPTIM_ROOT(W, t, v)                                                                                       \
+#define DDL__OPTIM_ROOT(T, t, v)                                                                                       \
     do {                                                                                                               \
-        (t) = DDL__SQRT_##W(v);                                                                                        \
+        (t) = DDL__SQRT_##T(v);                                                                                        \
         DDL__MUL(t, t, k.unbias2);                                                                                     \
         (t) += k.epsilon;                                                                                              \
     } while (0)
 
 /* Adam and AdamW: the one has keep 1, the other decay 0. */
-#define DDL__OPTIM_ADAM(W)                                                                                             \
-    DDL__OPTIM_DECAYED(W);                                                                                             \
-    DDL__OPTIM_MOMENTS(W);                                                                                             \
-    DDL__OPTIM_ROOT(W, t, v);                                                                                          \
+#define DDL__OPTIM_ADAM(T)                                                                                             \
+    DDL__OPTIM_DECAYED(T);                                                                                             \
+    DDL__OPTIM_MOMENTS(T);                                                                                             \
+    DDL__OPTIM_ROOT(T, t, v);                                                                                          \
     DDL__MUL(m, m, k.rate);                                                                                            \
     DDL__MUL(w, w, k.keep);                                                                                            \
-    DDL__PUT(W, w, w - m / t);
+    DDL__PUT(T, w, w - m / t);
 
 /* r = m^ / (sqrt(v^) + epsilon) + wd * w, from w, m and v: the same bits each time. */
-#define DDL__OPTIM_UPDATE(W, w, m, v, t)                                                                               \
+#define DDL__OPTIM_UPDATE(T, w, m, v, t)                                                                               \
     do {                                                                                                               \
-        DDL__OPTIM_ROOT(W, t, v);                                                                                      \
+        DDL__OPTIM_ROOT(T, t, v);                                                                                      \
         DDL__MUL(m, m, k.unbias1);                                                                                     \
         (t) = (m) / (t);                                                                                               \
         DDL__MUL(m, w, k.decay);                                                                                       \
@@ -112,68 +113,75 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
-#define DDL__OPTIM_LAMB_MOMENTS(W)                                                                                     \
-    __builtin_prefetch(s.w + i + DDL__STREAM_AHEAD);                                                                   \
-    __builtin_prefetch(s.g + i + DDL__STREAM_AHEAD);                                                                   \
-    __builtin_prefetch(s.m + i + DDL__STREAM_AHEAD, 1);                                                                \
-    __builtin_prefetch(s.v + i + DDL__STREAM_AHEAD, 1);                                                                \
-    ddl__f32_v##W w = DDL__GET(W, w), g = DDL__GET(W, g), t;                                                           \
-    DDL__OPTIM_MOMENTS(W);                                                                                             \
-    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
-    DDL__PUT(W, r, t);
-#define DDL__OPTIM_LAMB(W)                                                                                             \
-    ddl__f32_v##W w = DDL__GET(W, w), m = DDL__GET(W, m), v = DDL__GET(W, v), t;                                       \
-    DDL__OPTIM_UPDATE(W, w, m, v, t);                                                                                  \
+#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+    __builtin_prefetch((const char *)s.w + i + 4 * DDL__STREAM_AHEAD);                                                 \
+    __builtin_prefetch((const char *)s.g + i + 4 * DDL__STREAM_AHEAD);                                                 \
+    __builtin_prefetch((const char *)s.m + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
+    __builtin_prefetch((const char *)s.v + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
+    ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
+    DDL__OPTIM_MOMENTS(T);                                                                                             \
+    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
+    DDL__PUT(T, r, t);
+#define DDL__OPTIM_LAMB(T)                                                                                             \
+    ddl__##T w = DDL__GET(T, w), m = DDL__GET(T, m), v = DDL__GET(T, v), t;                                       \
+    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
     DDL__MUL(t, t, k.rate);                                                                                            \
-    DDL__PUT(W, w, w - t);
+    DDL__PUT(T, w, w - t);
 
-/* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. */
-#define DDL__DEFINE_OPTIM(L, target, W, name, BODY)                                                                    \
-    target static void ddl__optim_##name##_##L(const ddl__optim_scalars *scalars, const ddl__optim_streams *streams,   \
-                                               int64_t count) {                                                        \
-        const ddl__optim_scalars k = *scalars;                                                                         \
+/* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. N: f32 or f64, of
+ * E; W: bytes of a vector. */
+#define DDL__DEFINE_OPTIM(L, target, W, N, E, name, BODY)                                                              \
+    target static void ddl__optim_##name##_##N##_##L(const ddl__optim_scalars *given,                                  \
+                                                     const ddl__optim_streams *streams, int64_t count) {               \
+        const struct {                                                                                                 \
+            E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                              \
+        } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,             \
+               (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};           \
         const ddl__optim_streams s = *streams;                                                                         \
-        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            BODY(W)                                                                                                    \
+        for (int64_t i = 0; i < count * (int64_t)sizeof(E); i += (W)) {                                                \
+            BODY(N##_v##W)                                                                                             \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
-#define DDL__DEFINE_OPTIMS(L, target, W)                                                                               \
-    DDL__DEFINE_OPTIM(L, target, W, sgd, DDL__OPTIM_SGD)                                                               \
-    DDL__DEFINE_OPTIM(L, target, W, momentum, DDL__OPTIM_MOMENTUM)                                                     \
-    DDL__DEFINE_OPTIM(L, target, W, nesterov, DDL__OPTIM_NESTEROV)                                                     \
-    DDL__DEFINE_OPTIM(L, target, W, adam, DDL__OPTIM_ADAM)                                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lars, DDL__OPTIM_LARS)                                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                             \
-    DDL__DEFINE_OPTIM(L, target, W, lamb, DDL__OPTIM_LAMB)
-DDL__DEFINE_OPTIMS(portable, , 16)
+#define DDL__DEFINE_OPTIMS(L, target, W, N, E)                                                                         \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, sgd, DDL__OPTIM_SGD)                                                         \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, momentum, DDL__OPTIM_MOMENTUM)                                               \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, nesterov, DDL__OPTIM_NESTEROV)                                               \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, adam, DDL__OPTIM_ADAM)                                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lars, DDL__OPTIM_LARS)                                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                       \
+    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb, DDL__OPTIM_LAMB)
+DDL__DEFINE_OPTIMS(portable, , 16, f32, float)
+DDL__DEFINE_OPTIMS(portable, , 16, f64, double)
 #if defined(__x86_64__)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64)
+DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f32, float)
+DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f64, double)
+DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f32, float)
+DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f64, double)
 #endif
 
 /* Runs a kernel on any count: what is less than a run goes through padded copies, so that the last elements get the
- * bits they would get in the middle. Arrays that a kernel does not use are NULL. */
+ * bits they would get in the middle. Arrays that a kernel does not use are NULL. size: of an element. */
 static inline void ddl__optim_run(ddl__optim_fn kernel, const ddl__optim_scalars *scalars, ddl__optim_streams s,
-                                  int64_t count) {
+                                  int64_t count, size_t size) {
     int64_t whole = count - count % DDL__RUN;
-    size_t rest = (size_t)(count - whole) * sizeof(float);
+    size_t rest = (size_t)(count - whole) * size, done = (size_t)whole * size;
     kernel(scalars, &s, whole);
     if (rest == 0) {
         return;
     }
-    float pad[5][DDL__RUN] = {{0}};
-    const float *arrays[5] = {s.w, s.g, s.m, s.v, s.r};
+    double pad[5][DDL__RUN] = {{0}};
+    const void *arrays[5] = {s.w, s.g, s.m, s.v, s.r};
     for (int a = 0; a < 5; a++) {
         if (arrays[a] != NULL) {
-            memcpy(pad[a], arrays[a] + whole, rest);
+            memcpy(pad[a], (const char *)arrays[a] + done, rest);
         }
     }
     kernel(scalars, &(ddl__optim_streams){pad[0], pad[1], pad[2], pad[3], pad[4]}, DDL__RUN);
-    float *written[5] = {s.w, NULL, s.m, s.v, s.r};
+    void *written[5] = {s.w, NULL, s.m, s.v, s.r};
     for (int a = 0; a < 5; a++) {
         if (written[a] != NULL) {
-            memcpy(written[a] + whole, pad[a], rest);
+            memcpy((char *)written[a] + done, pad[a], rest);
         }
     }
 }

@@ -21,7 +21,7 @@ typedef struct ddl__lane {
     ddl__stage *pause;    /* what ddl__lane_wait waits for */
     bool pausing;
     double *numbers, *told; /* results that the host wants: on the device, and as the host was told */
-    float *scratch[2];      /* for the largest array each */
+    float *scratch[2];      /* for the largest array each, of f64 too */
     double *partial;        /* of sums of squares; codes' scratch */
 } ddl__lane;
 
@@ -228,7 +228,7 @@ static bool ddl__lane_room(ddl__lane *lane, int64_t numbers, int64_t most) {
     size_t partial = ddl__lane_is_host(lane) ? 1 : DDL_KERNEL_SCRATCH_BYTES(2 * floats); /* two codes of gTop-k */
     lane->partial = ddl__lane_alloc(lane, partial, 1);
     for (int32_t i = 0; i < 2; i++) {
-        lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(float));
+        lane->scratch[i] = ddl__lane_alloc(lane, floats, sizeof(double));
     }
     return lane->numbers != NULL && lane->told != NULL && lane->partial != NULL && lane->scratch[0] != NULL &&
            lane->scratch[1] != NULL;
@@ -379,14 +379,15 @@ static void ddl__lane_average(ddl__lane *lane, void *data, int64_t count, ddl_dt
     }
 }
 
-/* Number `at` becomes the sum of squares of an array; on a device not of f64. */
+/* Number `at` becomes the sum of squares of an array. */
 static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, int64_t count, int64_t at) {
     if (!ddl__lane_is_host(lane)) {
-        if (dtype != DDL_F32) {
+        if (ddl_dtype_bytes(dtype) == 2) {
             ddl__lane_convert(lane, lane->scratch[0], DDL_F32, x, dtype, count);
             x = lane->scratch[0];
+            dtype = DDL_F32;
         }
-        ddl_kernel_squares k = {x, count, lane->partial, lane->numbers + at};
+        ddl_kernel_squares k = {x, count, lane->partial, lane->numbers + at, (int32_t)dtype, 0};
         ddl__lane_kernel(lane, DDL_KERNEL_SQUARES, &k);
         return;
     }
@@ -395,9 +396,8 @@ static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, i
     if (dtype == DDL_F32) {
         sum = ddl__sum_squares(x, count);
     }
-    for (int64_t i = 0; dtype == DDL_F64 && i < count; i++) {
-        double element = ((const double *)x)[i];
-        sum += element * element;
+    if (dtype == DDL_F64) {
+        sum = ddl__sum_squares_f64(x, count);
     }
     for (int64_t i = 0; ddl_dtype_bytes(dtype) == 2 && i < count; i += DDL__LANE_BLOCK) {
         int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
@@ -415,7 +415,8 @@ static ddl_kernel_step ddl__lane_step_of(const ddl_optimizer *o, const ddl_optim
     return (ddl_kernel_step){.kind = (int32_t)o->kind, .rate = k.rate, .decay = k.decay, .keep = k.keep,
                              .beta1 = k.beta1, .fresh1 = k.fresh1, .beta2 = k.beta2, .fresh2 = k.fresh2,
                              .unbias1 = k.unbias1, .unbias2 = k.unbias2, .epsilon = k.epsilon, .count = part->count,
-                             .w = s.w, .g = s.g, .m = s.m, .v = s.v};
+                             .w = s.w, .g = s.g, .m = s.m, .v = s.v,
+                             .dtype = part->dtype == DDL_F64 ? DDL_F64 : DDL_F32};
 }
 
 /* Numbers at and at + 1 become, or with more grow by, the sums of ddl__optim_sums. On a device all is one part. */
@@ -430,14 +431,15 @@ static void ddl__lane_optim_sums(ddl__lane *lane, const ddl_optimizer *o, const 
         return;
     }
     const float *second = part->grad;
-    ddl__lane_squares(lane, part->param, DDL_F32, part->count, at);
+    ddl_dtype dtype = part->dtype == DDL_F64 ? DDL_F64 : DDL_F32;
+    ddl__lane_squares(lane, part->param, dtype, part->count, at);
     if (o->kind == DDL_LAMB && part->count > 0) {
         ddl_kernel_step k = ddl__lane_step_of(o, part);
         k.moments = 1;
         second = k.r = lane->scratch[1];
         ddl__lane_kernel(lane, DDL_KERNEL_STEP, &k);
     }
-    ddl__lane_squares(lane, second, DDL_F32, part->count, at + 1);
+    ddl__lane_squares(lane, second, dtype, part->count, at + 1);
 }
 
 /* As ddl__optim_step. A program's own optimizer is called by the host, when the lane has come there. */

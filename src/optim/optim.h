@@ -7,7 +7,7 @@
  *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
  *                          add the sums of all parts of the tensor, in a fixed order
  *                          ddl__optim_step(&optimizer, &part, sums)
- * With the same part sums the parts of a tensor get the same bits as the whole. */
+ * With the same part sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
 #ifndef DDL_OPTIM_OPTIM_H
 #define DDL_OPTIM_OPTIM_H
 
@@ -95,23 +95,34 @@ static inline ddl__optim_scalars ddl__optim_scalars_of(const ddl_optimizer *o, c
     bool adam = o->kind == DDL_ADAM || o->kind == DDL_ADAMW, moments = adam || o->kind == DDL_LAMB;
     double beta1 = moments ? o->beta1 : o->momentum;
     return (ddl__optim_scalars){
-        .rate = (float)(adam ? rate * unbias1 : rate),
-        .decay = (float)(o->kind == DDL_ADAMW ? 0 : o->weight_decay),
-        .keep = (float)(o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1),
-        .beta1 = (float)beta1,
-        .fresh1 = (float)(1 - beta1),
-        .beta2 = (float)o->beta2,
-        .fresh2 = (float)(1 - o->beta2),
-        .unbias1 = (float)unbias1,
-        .unbias2 = (float)(1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step))),
-        .epsilon = (float)o->epsilon,
+        .rate = adam ? rate * unbias1 : rate,
+        .decay = o->kind == DDL_ADAMW ? 0 : o->weight_decay,
+        .keep = o->kind == DDL_ADAMW ? 1 - rate * o->weight_decay : 1,
+        .beta1 = beta1,
+        .fresh1 = 1 - beta1,
+        .beta2 = o->beta2,
+        .fresh2 = 1 - o->beta2,
+        .unbias1 = unbias1,
+        .unbias2 = 1 / ddl__sqrt(1 - ddl__power(o->beta2, part->step)),
+        .epsilon = o->epsilon,
     };
+}
+
+/* Bytes of an element of its arrays. */
+static inline size_t ddl__part_size(const ddl_optimizer_part *part) {
+    return part->dtype == DDL_F64 ? sizeof(double) : sizeof(float);
+}
+
+/* The elements of a part from number `at` on, of arrays of f32 or f64. */
+static inline void *ddl__part_at(const ddl_optimizer_part *part, const void *array, int64_t at) {
+    return (char *)(uintptr_t)array + (size_t)at * ddl__part_size(part);
 }
 
 static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, const ddl_optimizer_part *part) {
     int32_t slots = ddl__optim_slots(o);
-    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? part->state : NULL,
-                                slots > 1 ? part->state + part->state_stride : NULL, NULL};
+    char *state = (char *)part->state;
+    return (ddl__optim_streams){part->param, part->grad, slots > 0 ? state : NULL,
+                                slots > 1 ? state + (size_t)part->state_stride * ddl__part_size(part) : NULL, NULL};
 }
 
 /* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
@@ -125,8 +136,9 @@ static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const 
     ddl__optim_streams all = ddl__optim_streams_of(o, part);
     for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
         int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
-        ddl__optim_streams s = {all.w + i, all.g + i, all.m + i, all.v + i, update};
-        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments), &scalars, s, count);
+        ddl__optim_streams s = {(float *)all.w + i, (const float *)all.g + i, (float *)all.m + i, (float *)all.v + i,
+                                update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f32), &scalars, s, count, sizeof(float));
         ddl__add_squares(level, lanes, s.w, update, count);
         if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
             sums[0] += ddl__lanes_sum(lanes[0]);
@@ -136,12 +148,33 @@ static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const 
     }
 }
 
+/* The same in f64. */
+static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double *sums) {
+    double update[DDL__BLOCK];
+    ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
+    ddl__optim_streams all = ddl__optim_streams_of(o, part);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        int64_t count = DDL__MIN(part->count - i, DDL__BLOCK);
+        ddl__optim_streams s = {(double *)all.w + i, (const double *)all.g + i, (double *)all.m + i,
+                                (double *)all.v + i, update};
+        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f64), &scalars, s, count, sizeof(double));
+        sums[0] += ddl__sum_squares_f64(s.w, count);
+        sums[1] += ddl__sum_squares_f64(update, count);
+    }
+}
+
 /* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
  * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
 static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                       double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
-    if (o->kind == DDL_LARS) {
+    if (o->kind == DDL_LARS && part->dtype == DDL_F64) {
+        out_sums[0] = ddl__sum_squares_f64((const double *)(const void *)part->param, part->count);
+        out_sums[1] = ddl__sum_squares_f64((const double *)(const void *)part->grad, part->count);
+    } else if (o->kind == DDL_LAMB && part->dtype == DDL_F64) {
+        ddl__lamb_sums_f64(level, o, part, out_sums);
+    } else if (o->kind == DDL_LARS) {
         ddl__pair_squares_at(level, part->param, part->grad, part->count, out_sums);
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
@@ -161,15 +194,17 @@ static inline double ddl__optim_trust(const ddl_optimizer *o, const double sums[
     return o->trust * w / (o->kind == DDL_LARS ? other + o->weight_decay * w : other);
 }
 
-static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind) {
+#define DDL__OPTIM_OF(level, name, wide)                                                                               \
+    ((wide) ? DDL__AT_LEVEL(level, ddl__optim_##name##_f64) : DDL__AT_LEVEL(level, ddl__optim_##name##_f32))
+static inline ddl__optim_fn ddl__optim_kernel(ddl__cpu level, ddl_optimizer_kind kind, bool wide) {
     switch (kind) {
-    case DDL_SGD: return DDL__AT_LEVEL(level, ddl__optim_sgd);
-    case DDL_MOMENTUM: return DDL__AT_LEVEL(level, ddl__optim_momentum);
-    case DDL_NESTEROV: return DDL__AT_LEVEL(level, ddl__optim_nesterov);
+    case DDL_SGD: return DDL__OPTIM_OF(level, sgd, wide);
+    case DDL_MOMENTUM: return DDL__OPTIM_OF(level, momentum, wide);
+    case DDL_NESTEROV: return DDL__OPTIM_OF(level, nesterov, wide);
     case DDL_ADAM:
-    case DDL_ADAMW: return DDL__AT_LEVEL(level, ddl__optim_adam);
-    case DDL_LARS: return DDL__AT_LEVEL(level, ddl__optim_lars);
-    case DDL_LAMB: return DDL__AT_LEVEL(level, ddl__optim_lamb);
+    case DDL_ADAMW: return DDL__OPTIM_OF(level, adam, wide);
+    case DDL_LARS: return DDL__OPTIM_OF(level, lars, wide);
+    case DDL_LAMB: return DDL__OPTIM_OF(level, lamb, wide);
     case DDL_OPTIMIZER_FN: break;
     }
     return NULL;
@@ -195,7 +230,8 @@ static inline void ddl__optim_step_at(ddl__cpu level, const ddl_optimizer *o, co
         streams.g = NULL; /* it is in the moments already */
     }
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, &scaled);
-    ddl__optim_run(ddl__optim_kernel(level, o->kind), &scalars, streams, part->count);
+    ddl__optim_run(ddl__optim_kernel(level, o->kind, part->dtype == DDL_F64), &scalars, streams, part->count,
+                   ddl__part_size(part));
 }
 
 static inline void ddl__optim_step(const ddl_optimizer *o, const ddl_optimizer_part *part, const double *sums) {

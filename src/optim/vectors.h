@@ -29,13 +29,18 @@
     } while (0)
 
 #if defined(__x86_64__)
-#define DDL__SQRT_16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
-#define DDL__SQRT_32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
-#define DDL__SQRT_64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#define DDL__SQRT_f32_v16(x) ((ddl__f32_v16)_mm_sqrt_ps((__m128)(x)))
+#define DDL__SQRT_f32_v32(x) ((ddl__f32_v32)_mm256_sqrt_ps((__m256)(x)))
+#define DDL__SQRT_f32_v64(x) ((ddl__f32_v64)_mm512_sqrt_ps((__m512)(x)))
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16)_mm_sqrt_pd((__m128d)(x)))
+#define DDL__SQRT_f64_v32(x) ((ddl__f64_v32)_mm256_sqrt_pd((__m256d)(x)))
+#define DDL__SQRT_f64_v64(x) ((ddl__f64_v64)_mm512_sqrt_pd((__m512d)(x)))
 #elif defined(__aarch64__)
-#define DDL__SQRT_16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#define DDL__SQRT_f32_v16(x) ((ddl__f32_v16)vsqrtq_f32((float32x4_t)(x)))
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16)vsqrtq_f64((float64x2_t)(x)))
 #else
-#define DDL__SQRT_16(x) ddl__sqrt_lanes(x)
+#define DDL__SQRT_f32_v16(x) ddl__sqrt_lanes(x)
+#define DDL__SQRT_f64_v16(x) ((ddl__f64_v16){ddl__sqrt((x)[0]), ddl__sqrt((x)[1])}) /* within a last place */
 #endif
 
 /* The square root in double, within a last place, without libm (the library does not link it): a first guess that
@@ -168,6 +173,22 @@ static inline double ddl__sum_squares_at(ddl__cpu level, const float *x, int64_t
         sum += ddl__lanes_sum(lanes[0]);
         sum += other > 0 ? ddl__lanes_sum(lanes[1]) : 0;
         done = one + other;
+    }
+    return sum;
+}
+
+/* The same order for an array of f64, where each square is rounded before it is added. */
+static inline double ddl__sum_squares_f64(const double *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += DDL__BLOCK) {
+        double lanes[DDL__RUN] = {0};
+        int64_t some = DDL__MIN(count - i, DDL__BLOCK);
+        for (int64_t j = 0; j < some; j++) {
+            double square = x[i + j] * x[i + j];
+            DDL__ROUNDED(square);
+            lanes[j % DDL__RUN] += square;
+        }
+        sum += ddl__lanes_sum(lanes);
     }
     return sum;
 }

@@ -661,9 +661,9 @@ static ddl_status ddl__weight_prepare(ddl_trainer *t, ddl__weight *w) {
     bool mine = t->config.step == NULL && !ddl__trainer_hands_over(t);
     ddl__weight_share(t, w, t->rank, &w->own_begin, &w->own_count);
     size_t n = (size_t)w->own_count, slots = (size_t)ddl__optim_slots(&t->optimizer);
-    bool half = mine && w->param.dtype != DDL_F32;
+    bool half = mine && ddl_dtype_bytes(w->param.dtype) == 2;
     w->master = half ? ddl__lane_alloc(lane, n + 1, sizeof(float)) : NULL;
-    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, sizeof(float)) : NULL;
+    w->state = mine && slots > 0 ? ddl__lane_alloc(lane, n * slots + 1, ddl__weight_size(w)) : NULL;
     if ((half && w->master == NULL) || (mine && slots > 0 && w->state == NULL)) {
         return ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the optimizer's state of \"%s\"", w->name);
     }

@@ -65,16 +65,17 @@ static char *ddl__weight_own(const ddl_trainer *t, const ddl__weight *w) {
 
 /* >>optimizer */
 
-/* The f32 elements that the optimizer works on. */
-static float *ddl__weight_values(const ddl__weight *w) {
-    return w->master != NULL ? w->master : (float *)w->param.data + w->own_begin;
+/* Element `at` of what the optimizer works on: f32, or f64 of f64 parameters. */
+static float *ddl__weight_values(const ddl__weight *w, int64_t at) {
+    char *own = (char *)w->param.data + (size_t)w->own_begin * ddl_dtype_bytes(w->param.dtype);
+    return (float *)(void *)((w->master != NULL ? (char *)w->master : own) + (size_t)at * ddl__weight_size(w));
 }
 
-/* A block of a step: [at, at + count) of the own part, with its gradient in f32. */
+/* A block of a step: [at, at + count) of the own part, with its gradient in the type of the values. */
 static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w, int64_t at, int64_t count,
                                            float *block) {
     const char *src = ddl__weight_own(t, w) + (size_t)at * ddl_dtype_bytes(w->wire);
-    if (w->wire != DDL_F32) {
+    if (w->wire != ddl__weight_type(w)) {
         ddl__lane_convert(&t->lane, block, DDL_F32, src, w->wire, count);
     }
     return (ddl_optimizer_part){
@@ -83,10 +84,11 @@ static ddl_optimizer_part ddl__weight_part(ddl_trainer *t, const ddl__weight *w,
         .tensor = (int32_t)(w - t->weights),
         .offset = w->own_begin + at,
         .count = count,
-        .param = ddl__weight_values(w) + at,
-        .grad = w->wire == DDL_F32 ? (const float *)(const void *)src : block,
-        .state = w->state != NULL ? w->state + at : NULL,
+        .param = ddl__weight_values(w, at),
+        .grad = w->wire == ddl__weight_type(w) ? (const float *)(const void *)src : block,
+        .state = w->state != NULL ? (float *)(void *)((char *)w->state + (size_t)at * ddl__weight_size(w)) : NULL,
         .state_stride = w->own_count,
+        .dtype = ddl__weight_type(w),
     };
 }
 
@@ -122,10 +124,10 @@ static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weig
     return o;
 }
 
-/* Elements of one part of a step. f32 gradients are taken where they are, others in blocks that stay in the first
- * cache; a device has memory for them. */
+/* Elements of one part of a step. Gradients of the optimizer's type are taken where they are, others in blocks that
+ * stay in the first cache; a device has memory for them. */
 static int64_t ddl__weight_stride(const ddl_trainer *t, const ddl__weight *w) {
-    bool whole = w->wire == DDL_F32 || !ddl__lane_is_host(&t->lane);
+    bool whole = w->wire == ddl__weight_type(w) || !ddl__lane_is_host(&t->lane);
     return whole ? DDL__MAX(w->own_count, 1) : DDL__LANE_BLOCK;
 }
 

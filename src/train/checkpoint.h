@@ -155,18 +155,18 @@ static bool ddl__sync_path(const char *path, int flags) {
 
 /* >>what is in it */
 
-/* f32 arrays that a tensor has beside the parameter. */
+/* Arrays that a tensor has beside the parameter: of f32, or f64 of f64 parameters. */
 static int32_t ddl__save_floats(const ddl_trainer *t, const ddl__weight *w) {
     return (w->master != NULL) + (w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0) + (w->momentum != NULL);
 }
 
 /* The own part of the k-th of them. */
-static float *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t k) {
+static void *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t k) {
     int32_t slots = w->state != NULL ? ddl__optim_slots(&t->optimizer) : 0;
     if (w->master != NULL && k-- == 0) {
         return w->master;
     }
-    return k < slots ? w->state + k * w->own_count : w->momentum;
+    return k < slots ? (char *)w->state + (size_t)(k * w->own_count) * ddl__weight_size(w) : (char *)w->momentum;
 }
 
 static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) {
@@ -249,20 +249,20 @@ static ddl_status ddl__save_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
         ddl__archive_put(a, ddl__save_bytes(t, w->param.data, bytes, temporary, &status), bytes);
     }
     for (int32_t k = 0; k < floats; k++) {
-        const float *whole = ddl__save_array(t, w, k);
+        const void *whole = ddl__save_array(t, w, k);
         if (t->config.shard) {
             int64_t begin;
             for (int32_t r = 0; r < t->size; r++) {
                 ddl__weight_share(t, w, r, &begin, &t->shares[r]);
             }
-            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, DDL_F32, w->own_count),
-                                 ddl_tensor_1d(temporary, DDL_F32, w->count), t->shares, NULL, 0));
+            DDL__TRY(ddl_gatherv(t->group, ddl__lane_tensor(&t->lane, whole, ddl__weight_type(w), w->own_count),
+                                 ddl_tensor_1d(temporary, ddl__weight_type(w), w->count), t->shares, NULL, 0));
             whole = temporary;
         } else if (a != NULL) {
-            whole = ddl__save_bytes(t, whole, (size_t)w->count * sizeof(float), temporary, &status);
+            whole = ddl__save_bytes(t, whole, (size_t)w->count * ddl__weight_size(w), temporary, &status);
         }
         if (a != NULL) {
-            ddl__archive_put(a, whole, (size_t)w->count * sizeof(float));
+            ddl__archive_put(a, whole, (size_t)w->count * ddl__weight_size(w));
         }
     }
     ddl_status kept = ddl__save_compression(t, w, a, temporary);
@@ -291,13 +291,13 @@ static ddl_status ddl__save_outcome(ddl_trainer *t, const char *what, ddl_status
     return ddl__trainer_say(t, (ddl_status)told.status, line);
 }
 
-/* Room for the largest tensor in f32, on all ranks or on none. */
+/* Room for the largest tensor in f32, or f64 where there are such, on all ranks or on none. */
 static ddl_status ddl__save_room(ddl_trainer *t, const char *what, float **out) {
-    int64_t most = 1;
+    size_t most = 1;
     for (int32_t i = 0; i < t->count; i++) {
-        most = DDL__MAX(most, t->weights[i].count);
+        most = DDL__MAX(most, (size_t)t->weights[i].count * ddl__weight_size(&t->weights[i]));
     }
-    *out = malloc((size_t)most * sizeof(float));
+    *out = malloc(most);
     double good = *out != NULL;
     ddl_status status = ddl_all_reduce_scalar(t->group, &good, DDL_MIN);
     if (status == DDL_OK && good < 1) {
@@ -538,7 +538,7 @@ static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *oth
         const ddl__weight *w = &t->weights[i];
         ddl__feedback kept = ddl__load_check(a, t, w, other);
         ddl__archive_get(a, NULL, (uint64_t)w->count * ddl_dtype_bytes(w->param.dtype));
-        ddl__archive_get(a, NULL, (uint64_t)w->count * sizeof(float) * (uint64_t)ddl__save_floats(t, w));
+        ddl__archive_get(a, NULL, (uint64_t)w->count * ddl__weight_size(w) * (uint64_t)ddl__save_floats(t, w));
         ddl__archive_get(a, NULL, kept.q * sizeof(float) + kept.residuals * (uint64_t)w->count * sizeof(float));
         ddl__archive_check(a, w->name);
     }
@@ -642,6 +642,7 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
 /* One tensor from rank 0's file to all. */
 static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive *a, float *room) {
     bool other;
+    size_t size = ddl__weight_size(w);
     ddl__feedback kept = {0, 0};
     if (a != NULL) {
         kept = ddl__load_check(a, t, w, &other);
@@ -654,10 +655,11 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
     DDL__TRY(ddl_broadcast(t->group, w->param, 0));
     for (int32_t k = 0; k < ddl__save_floats(t, w); k++) {
         if (a != NULL) {
-            ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
+            ddl__archive_get(a, room, (uint64_t)w->count * size);
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, DDL_F32, w->count), 0));
-        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), room + w->own_begin, (size_t)w->own_count * sizeof(float));
+        DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(room, ddl__weight_type(w), w->count), 0));
+        ddl__lane_copy(&t->lane, ddl__save_array(t, w, k), (char *)room + (size_t)w->own_begin * size,
+                       (size_t)w->own_count * size);
         DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     }
     DDL__TRY(ddl__load_compression(t, w, a, &kept, room));

@@ -50,7 +50,7 @@ static ddl_status ddl__switch_average(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
         if (w->state != NULL) {
-            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, DDL_F32, slots * w->own_count);
+            ddl_tensor state = ddl__lane_tensor(&t->lane, w->state, ddl__weight_type(w), slots * w->own_count);
             DDL__TRY(ddl_all_reduce(t->group, state, state, DDL_AVG));
         }
     }

@@ -37,7 +37,7 @@ typedef struct ddl__weight {
     int64_t at;                    /* in elements */
     int64_t own_begin, own_count;  /* the elements that this rank updates: all, or its shard */
     float *master;                 /* f32 copy of own elements of a 16-bit parameter, else NULL; on the lane, */
-    float *state;                  /* as is slots * own_count of the optimizer, */
+    float *state;                  /* as is slots * own_count of the optimizer (of f64 parameters in f64), */
     float *anchor, *momentum;      /* and of the outer optimizer: parameters at the last synchronisation */
     bool ready;                    /* in this call of the loop */
     bool taken;                    /* lies in the arena */
@@ -180,6 +180,10 @@ static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *
                  (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
+
+/* What the optimizer works in: f64 of f64 parameters, else f32; and bytes of an element. */
+static ddl_dtype ddl__weight_type(const ddl__weight *w) { return w->param.dtype == DDL_F64 ? DDL_F64 : DDL_F32; }
+static size_t ddl__weight_size(const ddl__weight *w) { return ddl_dtype_bytes(ddl__weight_type(w)); }
 
 /* >>checks */
 
@@ -449,16 +453,6 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
                           name);
-    }
-    if (wide && device != DDL_HOST) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64 on device %d; there the trainer takes f16, bf16 "
-                          "and f32", what, name, device);
-    }
-    if (wide && t->config.step == NULL) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED,
-                          "%s: \"%s\" is f64, but the optimizers work in f32; give the trainer a "
-                          "step of the program's own",
-                          what, name);
     }
     return DDL_OK;
 }
