@@ -918,23 +918,42 @@ static void failing_free(void *user, void *memory) {
     free(memory);
 }
 
+static void fails_cleanly(const sim_case *c) {
+    ddl__plan_args args;
+    sim_args(c, 0, &args);
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int left = 0; status == DDL_ERR_NOMEM && left < 200; left++) {
+        failing f = {left, 0};
+        ddl__base base = {.allocator = {failing_alloc, failing_free, &f}};
+        ddl__plan plan;
+        status = ddl__plan_make(&base, c->algo, &args, &plan);
+        CHECK(status == DDL_OK || (plan.steps == NULL && f.held == 0));
+        ddl__plan_free(&base, &plan);
+        CHECK_EQ(f.held, 0);
+    }
+    CHECK_EQ(status, DDL_OK);
+}
+
 TEST(running_out_of_memory_is_clean) {
     sim_case *c = malloc(sizeof *c);
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
         *c = (sim_case){.algo = &ddl__algos[i], .kind = ddl__algos[i].kind, .n = 8, .count = 40, .chunk_bytes = 16};
-        ddl__plan_args args;
-        sim_args(c, 0, &args);
-        ddl_status status = DDL_ERR_NOMEM;
-        for (int left = 0; status == DDL_ERR_NOMEM && left < 200; left++) {
-            failing f = {left, 0};
-            ddl__base base = {.allocator = {failing_alloc, failing_free, &f}};
-            ddl__plan plan;
-            status = ddl__plan_make(&base, c->algo, &args, &plan);
-            CHECK(status == DDL_OK || (plan.steps == NULL && f.held == 0));
-            ddl__plan_free(&base, &plan);
-            CHECK_EQ(f.held, 0);
+        fails_cleanly(c);
+        c->inner = c->algo;
+        c->algo = &ddl__algo_pieces;
+        c->move_bytes = 200;
+        bool fits = c->kind != DDL_BARRIER && (c->inner->can == NULL || strstr(c->inner->name, "recursive") != NULL);
+        if (fits) {
+            fails_cleanly(c);
         }
-        CHECK_EQ(status, DDL_OK);
+    }
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
+        *c = (sim_case){.algo = &ddl__algos_on_device[i], .kind = ddl__algos_on_device[i].kind, .n = 4, .count = 40,
+                        .chunk_bytes = 16, .move_bytes = 64, .host_of = {0, 0, 1, 1}, .natives = true};
+        for (size_t k = 0; k < DDL__COUNT_OF(ddl__algos) && c->inner == NULL; k++) {
+            c->inner = ddl__algos[k].kind == c->kind && ddl__algos[k].can == NULL ? &ddl__algos[k] : NULL;
+        }
+        fails_cleanly(c);
     }
     free(c);
 }
