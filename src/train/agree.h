@@ -63,11 +63,19 @@ static ddl_status ddl__trainer_say(ddl_trainer *t, ddl_status status, const char
     return status;
 }
 
+static ddl_status ddl__trainer_lacks(ddl_trainer *t, const char *what) {
+    DDL__TRY(ddl__enter(t->context));
+    ddl_status status = ddl__error(t->context, DDL_ERR_NOMEM, "%s: no memory to compare ranks", what);
+    ddl__trainer_tell(t, status);
+    ddl__unlock(t->context);
+    return status;
+}
+
 /* Says which ranks have another hash than rank 0. Every rank calls. */
 static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
     uint64_t *all = calloc((size_t)t->size, sizeof *all);
     if (all == NULL) {
-        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+        return ddl__trainer_lacks(t, what);
     }
     ddl_status status =
         ddl_all_gather(t->group, ddl_tensor_1d(&hash, DDL_U64, 1), ddl_tensor_1d(all, DDL_U64, t->size));
@@ -107,7 +115,7 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
     size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
     uint64_t *hashes = malloc(3 * n * sizeof *hashes);
     if (hashes == NULL) {
-        return ddl__trainer_say(t, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
+        return ddl__trainer_lacks(t, what);
     }
     for (size_t i = 0; i < n; i++) {
         hashes[2 * n + i] = hashes[i] = i == 0 ? ddl__config_hash(config) : ddl__weight_hash(&t->weights[i - 1]);
@@ -735,8 +743,17 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
     return status;
 }
 
+/* A group of the trainer's own. What finds no memory is tried again: the others wait in it for this rank. */
+static ddl_status ddl__trainer_group(ddl_trainer *t, ddl_group **out_group) {
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
+        status = ddl_group_duplicate(t->parent, out_group);
+    }
+    return status;
+}
+
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
-    DDL__TRY(ddl_group_duplicate(t->parent, &t->group));
+    DDL__TRY(ddl__trainer_group(t, &t->group));
     t->size = t->group->size;
     DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
@@ -754,7 +771,7 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl__line_measure(t));
     for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
         if (ddl__weight_is_squeezed(&t->weights[i])) {
-            DDL__TRY(ddl_group_duplicate(t->parent, &t->squeeze_group));
+            DDL__TRY(ddl__trainer_group(t, &t->squeeze_group));
         }
     }
     DDL__TRY(ddl__trainer_arrange(t));
@@ -778,6 +795,9 @@ DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
     DDL__TRY(status);
     status = ddl__trainer_begin(trainer);
     if (status < 0) {
+        ddl__lock(c);
+        ddl__trainer_tell(trainer, status);
+        ddl__unlock(c);
         ddl__trainer_undo(trainer);
     }
     return status;

@@ -5,10 +5,23 @@
 
 #include "served.h"
 
+/* This rank has no memory for what the others wait for: they are told, as else they would wait until the deadline. The
+ * groups are the trainer's own. Error sentences of calls go before; the lock is held. */
+static void ddl__trainer_tell(ddl_trainer *t, ddl_status status) {
+    ddl_group *groups[2] = {t->group, t->squeeze_group};
+    for (int32_t i = 0; i < 2 && status == DDL_ERR_NOMEM && !t->context->finalized; i++) {
+        if (groups[i] != NULL && groups[i]->broken == DDL_OK) {
+            ddl__break_everywhere(t->context, groups[i], status, "rank %d of the trainer has no memory: %.200s",
+                                  t->rank, t->context->error.text);
+        }
+    }
+}
+
 static void ddl__trainer_break(ddl_trainer *t, ddl_status status) {
     if (t->status >= 0) {
         t->status = status;
         snprintf(t->why, sizeof t->why, "%.*s", (int)sizeof t->why - 1, t->context->error.text);
+        ddl__trainer_tell(t, status);
     }
 }
 

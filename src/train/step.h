@@ -572,6 +572,9 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
     bool whole;
     ddl_status status = ddl__trainer_hand(t, "ddl_step", ddl__step_take(t, &whole));
+    if (status == DDL_ERR_NOMEM) {
+        ddl__trainer_break(t, status);
+    }
     ddl__trainer_leave(t, status);
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
 }
