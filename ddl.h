@@ -31361,6 +31361,22 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* y = the sum of a[k * a_apart] * x[k * x_apart], k < rows, in that order, each product rounded: what axpy after axpy
+ * gives on zeros, with y in a register and not in the caches. */
+#define DDL__DEFINE_COMBINE(L, target, W)                                                                              \
+    target static void ddl__combine_##L(float *y, const float *x, int64_t x_apart, const float *a, int64_t a_apart,    \
+                                        int32_t rows, int64_t count) {                                                 \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            ddl__f32_v##W sum = {0}, t;                                                                                \
+            for (int32_t k = 0; k < rows; k++) {                                                                       \
+                DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + k * x_apart + i), a[k * a_apart]);              \
+                sum += t;                                                                                              \
+            }                                                                                                          \
+            *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
 /* Copies whole lines of 64 bytes without asking for what is there; both begin at a multiple of 64. ddl__stream_end
  * makes them visible to other threads in the order of the program. */
 static inline void ddl__stream_portable(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
@@ -31441,7 +31457,8 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
     DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
     DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
     DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
-    DDL__DEFINE_AXPY(L, target, W)
+    DDL__DEFINE_AXPY(L, target, W)                                                                                     \
+    DDL__DEFINE_COMBINE(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
 DDL__DEFINE_CODES(avx2, DDL__AVX2, 32)
@@ -32306,16 +32323,29 @@ static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
     }
 }
 
+/* Row i of P Q'. */
+static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t i, float *row) {
+    int64_t whole = a->cols - a->cols % DDL__RUN;
+    DDL__AT_LEVEL(level, ddl__combine)(row, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
+    for (int64_t j = whole; j < a->cols; j++) {
+        row[j] = 0;
+        for (int32_t c = 0; c < a->rank; c++) {
+            float t = a->p[c * a->rows + i] * a->q[c * a->cols + j];
+            DDL__ROUNDED(t);
+            row[j] += t;
+        }
+    }
+}
+
 /* out = P Q', the same bits on all ranks; M becomes the residual. An odd row is NaN, and its finite values stay. */
 static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, float *out) {
     for (int64_t i = 0; i < a->rows; i++) {
         float *row = out + i * a->cols, *m = a->m + i * a->cols;
         bool odd = !ddl__is_finite(a->p[i]);
-        memset(row, odd ? 0xff : 0, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
-        for (int32_t c = 0; c < a->rank && !odd; c++) {
-            ddl__axpy(level, row, a->q + c * a->cols, a->p[c * a->rows + i], a->cols);
-        }
-        if (!odd) {
+        if (odd) {
+            memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
+        } else {
+            ddl__power_row(level, a, i, row);
             ddl__axpy(level, m, row, -1, a->cols);
         }
         for (int64_t j = 0; j < a->cols && odd; j++) {

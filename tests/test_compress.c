@@ -593,6 +593,33 @@ static void power_step(ddl__matrix *a, const float *g, float *out) {
     ddl__power_rebuild(level, a, out);
 }
 
+/* The same bits at every level as in a plain loop, each product and each sum rounded: ranks with other processors agree. */
+TEST(a_matrix_is_rebuilt_to_the_same_bits_at_every_level) {
+    static float m[ROWS * COLS], p[ROWS * 4], q[COLS * 4], out[ROWS * COLS];
+    for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+        for (int cols = 1; cols <= COLS; cols += 3) { /* also such that no vector is whole */
+            ddl__matrix a = {ROWS, cols, 1 + cols % 4, m, p, q};
+            for (int i = 0; i < ROWS * 4; i++) {
+                p[i] = (float)(ddl__mix(1, (uint64_t)i) >> 40) * 1e-6f - 8;
+            }
+            for (int i = 0; i < COLS * 4; i++) {
+                q[i] = (float)(ddl__mix(2, (uint64_t)i) >> 40) * 1e-5f - 80;
+            }
+            memset(out, 0x55, sizeof out);
+            ddl__power_rebuild(level, &a, out);
+            for (int i = 0; i < ROWS * cols; i++) {
+                volatile float want = 0, product;
+                for (int c = 0; c < a.rank; c++) {
+                    product = p[c * ROWS + i / cols] * q[c * cols + i % cols];
+                    want = want + product;
+                }
+                float same = want;
+                CHECK(memcmp(&out[i], &same, sizeof same) == 0);
+            }
+        }
+    }
+}
+
 static double power_error(const float *g, int rank, int steps) {
     static float m[ROWS * COLS], p[ROWS * 32], q[COLS * 32], out[ROWS * COLS];
     ddl__matrix a = {ROWS, COLS, rank, m, p, q};

@@ -226,6 +226,22 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
+/* y = the sum of a[k * a_apart] * x[k * x_apart], k < rows, in that order, each product rounded: what axpy after axpy
+ * gives on zeros, with y in a register and not in the caches. */
+#define DDL__DEFINE_COMBINE(L, target, W)                                                                              \
+    target static void ddl__combine_##L(float *y, const float *x, int64_t x_apart, const float *a, int64_t a_apart,    \
+                                        int32_t rows, int64_t count) {                                                 \
+        for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
+            ddl__f32_v##W sum = {0}, t;                                                                                \
+            for (int32_t k = 0; k < rows; k++) {                                                                       \
+                DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + k * x_apart + i), a[k * a_apart]);              \
+                sum += t;                                                                                              \
+            }                                                                                                          \
+            *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+
 /* Copies whole lines of 64 bytes without asking for what is there; both begin at a multiple of 64. ddl__stream_end
  * makes them visible to other threads in the order of the program. */
 static inline void ddl__stream_portable(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
@@ -306,7 +322,8 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
     DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
     DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
     DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
-    DDL__DEFINE_AXPY(L, target, W)
+    DDL__DEFINE_AXPY(L, target, W)                                                                                     \
+    DDL__DEFINE_COMBINE(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
 DDL__DEFINE_CODES(avx2, DDL__AVX2, 32)

@@ -155,16 +155,29 @@ static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
     }
 }
 
+/* Row i of P Q'. */
+static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t i, float *row) {
+    int64_t whole = a->cols - a->cols % DDL__RUN;
+    DDL__AT_LEVEL(level, ddl__combine)(row, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
+    for (int64_t j = whole; j < a->cols; j++) {
+        row[j] = 0;
+        for (int32_t c = 0; c < a->rank; c++) {
+            float t = a->p[c * a->rows + i] * a->q[c * a->cols + j];
+            DDL__ROUNDED(t);
+            row[j] += t;
+        }
+    }
+}
+
 /* out = P Q', the same bits on all ranks; M becomes the residual. An odd row is NaN, and its finite values stay. */
 static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, float *out) {
     for (int64_t i = 0; i < a->rows; i++) {
         float *row = out + i * a->cols, *m = a->m + i * a->cols;
         bool odd = !ddl__is_finite(a->p[i]);
-        memset(row, odd ? 0xff : 0, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
-        for (int32_t c = 0; c < a->rank && !odd; c++) {
-            ddl__axpy(level, row, a->q + c * a->cols, a->p[c * a->rows + i], a->cols);
-        }
-        if (!odd) {
+        if (odd) {
+            memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
+        } else {
+            ddl__power_row(level, a, i, row);
             ddl__axpy(level, m, row, -1, a->cols);
         }
         for (int64_t j = 0; j < a->cols && odd; j++) {
