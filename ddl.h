@@ -1536,6 +1536,8 @@ enum {
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
+    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
+    DDL_TRANSPORT_PULLS = 1u << 8,
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 
@@ -19070,7 +19072,8 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
-    bool borrowed; /* a frame of its data is the transport's */
+    uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
+    bool unsent;    /* one of them could not be sent */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
@@ -19080,6 +19083,7 @@ struct ddl_request {
     void *memory;           /* this side's registration there; NULL: there is none */
     ddl__outgoing out;
     /* from here: not cleared for a new request */
+    ddl__outgoing out_next;
     ddl_tensor tensor; /* of one that is not packed only its type is set */
     ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };
@@ -20139,13 +20143,42 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Sends frame after frame of a rendezvous until the transport borrows one, or what follows has to be waited for. */
+static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status);
+
+/* The request ends when the transport has given everything back. */
+static void ddl__send_broke(ddl_request *r, ddl_status status) {
+    r->unsent = true;
+    if (r->lent == 0) {
+        ddl__send_failed(r, status);
+    }
+}
+
+/* What the next frame of a rendezvous can be sent by; NULL: one that the transport has is waited for. Where receivers
+ * read, the next one waits there while one is read; else it would only stand in the way of other messages. */
+static ddl__outgoing *ddl__send_by(ddl_context *c, ddl_request *r) {
+    const ddl__endpoint *e = c->links[ddl__world_rank(r)].endpoint;
+    bool ahead = r->pipe == NULL && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+    if ((r->lent & 1) == 0) {
+        return r->lent == 0 || ahead ? &r->out : NULL;
+    }
+    if ((r->lent & 2) != 0 || !ahead) {
+        return NULL;
+    }
+    r->out_next.owner = r;
+    r->out_next.done = ddl__send_data_done;
+    return &r->out_next;
+}
+
+/* Sends frame after frame of a rendezvous until the transport borrows them, or what follows has to be waited for. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
-    while (!r->borrowed && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
+    ddl__outgoing *out;
+    while ((out = ddl__send_by(c, r)) != NULL && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
         ddl__frame f = {
             .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
         if (r->moved == r->bytes) {
-            ddl__request_done(r, DDL_OK);
+            if (r->lent == 0) {
+                ddl__request_done(r, DDL_OK);
+            }
             return;
         }
         uint64_t bytes;
@@ -20155,10 +20188,12 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         }
         f.bytes = (uint32_t)bytes;
         r->moved += bytes;
-        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
-        r->borrowed = status == DDL_IN_PROGRESS;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            r->lent |= out == &r->out ? 1 : 2;
+        }
         if (status < 0) {
-            ddl__send_failed(r, status);
+            ddl__send_broke(r, status);
             return;
         }
     }
@@ -20169,10 +20204,10 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (r->state != DDL__REQUEST_ACTIVE) {
         return;
     }
-    if (status < 0) {
-        ddl__send_failed(r, status);
+    r->lent &= out == &r->out ? 2 : 1;
+    if (status < 0 || r->unsent) {
+        ddl__send_broke(r, status < 0 ? status : DDL_ERR_PEER);
     } else {
-        r->borrowed = false;
         ddl__send_data(c, r);
     }
 }
@@ -20801,6 +20836,9 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
         }
     } else if (r->peer != r->group->rank) {
         ddl__recall(c, ddl__world_rank(r), &r->out);
+        if ((r->lent & 2) != 0) {
+            ddl__recall(c, ddl__world_rank(r), &r->out_next);
+        }
         if (r->matched && r->out.done == ddl__send_data_done) {
             ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
         }

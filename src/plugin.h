@@ -114,6 +114,8 @@ enum {
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
+    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
+    DDL_TRANSPORT_PULLS = 1u << 8,
     DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
 };
 

@@ -474,7 +474,7 @@ static ddl_status fabric_connect(void *self, int32_t peer) {
 
 static const ddl_transport fabric_transport = {
     .size = sizeof(ddl_transport),
-    .flags = DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_BLIND,
+    .flags = DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_BLIND | DDL_TRANSPORT_PULLS,
     .max_payload_bytes = DDL_MESSAGE_PAYLOAD_BYTES,
     .open = fabric_open,
     .close = fabric_close,

@@ -76,13 +76,42 @@ static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status
     }
 }
 
-/* Sends frame after frame of a rendezvous until the transport borrows one, or what follows has to be waited for. */
+static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status);
+
+/* The request ends when the transport has given everything back. */
+static void ddl__send_broke(ddl_request *r, ddl_status status) {
+    r->unsent = true;
+    if (r->lent == 0) {
+        ddl__send_failed(r, status);
+    }
+}
+
+/* What the next frame of a rendezvous can be sent by; NULL: one that the transport has is waited for. Where receivers
+ * read, the next one waits there while one is read; else it would only stand in the way of other messages. */
+static ddl__outgoing *ddl__send_by(ddl_context *c, ddl_request *r) {
+    const ddl__endpoint *e = c->links[ddl__world_rank(r)].endpoint;
+    bool ahead = r->pipe == NULL && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+    if ((r->lent & 1) == 0) {
+        return r->lent == 0 || ahead ? &r->out : NULL;
+    }
+    if ((r->lent & 2) != 0 || !ahead) {
+        return NULL;
+    }
+    r->out_next.owner = r;
+    r->out_next.done = ddl__send_data_done;
+    return &r->out_next;
+}
+
+/* Sends frame after frame of a rendezvous until the transport borrows them, or what follows has to be waited for. */
 static void ddl__send_data(ddl_context *c, ddl_request *r) {
-    while (!r->borrowed && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
+    ddl__outgoing *out;
+    while ((out = ddl__send_by(c, r)) != NULL && (r->pipe == NULL || ddl__pipe_advance(c, r))) {
         ddl__frame f = {
             .type = DDL__FRAME_DATA, .group = r->group->id, .epoch = r->group->epoch, .sequence = r->remote};
         if (r->moved == r->bytes) {
-            ddl__request_done(r, DDL_OK);
+            if (r->lent == 0) {
+                ddl__request_done(r, DDL_OK);
+            }
             return;
         }
         uint64_t bytes;
@@ -92,10 +121,12 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         }
         f.bytes = (uint32_t)bytes;
         r->moved += bytes;
-        ddl_status status = ddl__post(c, ddl__world_rank(r), &r->out, &f, at);
-        r->borrowed = status == DDL_IN_PROGRESS;
+        ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
+        if (status == DDL_IN_PROGRESS) {
+            r->lent |= out == &r->out ? 1 : 2;
+        }
         if (status < 0) {
-            ddl__send_failed(r, status);
+            ddl__send_broke(r, status);
             return;
         }
     }
@@ -106,10 +137,10 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (r->state != DDL__REQUEST_ACTIVE) {
         return;
     }
-    if (status < 0) {
-        ddl__send_failed(r, status);
+    r->lent &= out == &r->out ? 2 : 1;
+    if (status < 0 || r->unsent) {
+        ddl__send_broke(r, status < 0 ? status : DDL_ERR_PEER);
     } else {
-        r->borrowed = false;
         ddl__send_data(c, r);
     }
 }
@@ -738,6 +769,9 @@ static void ddl__p2p_abandon(ddl_context *c, ddl_request *r) {
         }
     } else if (r->peer != r->group->rank) {
         ddl__recall(c, ddl__world_rank(r), &r->out);
+        if ((r->lent & 2) != 0) {
+            ddl__recall(c, ddl__world_rank(r), &r->out_next);
+        }
         if (r->matched && r->out.done == ddl__send_data_done) {
             ddl__give_up(c, ddl__world_rank(r), r->group->id, r->group->epoch, r->remote);
         }

@@ -67,7 +67,8 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
-    bool borrowed; /* a frame of its data is the transport's */
+    uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
+    bool unsent;    /* one of them could not be sent */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
@@ -77,6 +78,7 @@ struct ddl_request {
     void *memory;           /* this side's registration there; NULL: there is none */
     ddl__outgoing out;
     /* from here: not cleared for a new request */
+    ddl__outgoing out_next;
     ddl_tensor tensor; /* of one that is not packed only its type is set */
     ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };

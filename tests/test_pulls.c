@@ -1,0 +1,105 @@
+/* Of a long message over a transport whose receivers read (DDL_TRANSPORT_PULLS) the next part is offered while one is
+ * read; over TCP one part is under way at a time. All bytes come, in order, both ways at once. A send that is given up with
+ * two parts under way gives its memory back.
+ * tests/run: variants=gcc,asan timeout=60 */
+#define DDL_IMPLEMENTATION
+#include "coll.h"
+
+#include <unistd.h>
+
+enum { PARTS = 8, COUNT = (PARTS << 20) / 4 - 100 };
+
+typedef struct pull {
+    coll_job job;
+    uint8_t seen[2]; /* what was under way at one time: all values of ddl_request.lent, or'ed; 3 as 4 */
+    bool pulls;
+} pull;
+
+static int32_t value(int rank, int32_t i) { return i * 31 + rank * 1000003 + i / 1000; }
+
+static void both_ways(ddl_context *c, int rank, pull *w) {
+    int32_t *mine = malloc(COUNT * sizeof *mine), *theirs = malloc(COUNT * sizeof *theirs), wrong = 0;
+    for (int32_t i = 0; i < COUNT; i++) {
+        mine[i] = value(rank, i);
+        theirs[i] = -1;
+    }
+    ddl_request *r[2];
+    CHECK_EQ(ddl_irecv(ddl_world(c), ddl_tensor_1d(theirs, DDL_I32, COUNT), 1 - rank, 5, &r[1]), DDL_OK);
+    CHECK_EQ(ddl_isend(ddl_world(c), ddl_tensor_1d(mine, DDL_I32, COUNT), 1 - rank, 5, &r[0]), DDL_OK);
+    ddl_status status;
+    do {
+        w->seen[rank] |= r[0]->lent == 3 ? 4 : r[0]->lent;
+        status = ddl_test_all(r, 2, NULL);
+    } while (status == DDL_IN_PROGRESS);
+    CHECK_EQ(status, DDL_OK);
+    for (int32_t i = 0; i < COUNT; i++) {
+        wrong += theirs[i] != value(1 - rank, i);
+    }
+    CHECK_EQ(wrong, 0);
+    free(mine);
+    free(theirs);
+}
+
+/* The receiver accepts and then looks no more, until the sender's deadline has passed. */
+static void given_up(ddl_context *c, int rank) {
+    int32_t *data = calloc(COUNT, sizeof *data);
+    ddl_request *r;
+    if (rank == 0) {
+        CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 300}), DDL_OK);
+        CHECK_EQ(ddl_send(ddl_world(c), ddl_tensor_1d(data, DDL_I32, COUNT), 1, 6), DDL_ERR_TIMEOUT);
+        memset(data, 0xee, COUNT * sizeof *data); /* it is ours again */
+        CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 30000}), DDL_OK);
+    } else {
+        CHECK_EQ(ddl_irecv(ddl_world(c), ddl_tensor_1d(data, DDL_I32, COUNT), 0, 6, &r), DDL_OK);
+        for (int i = 0; i < 1000 && !r->matched; i++) {
+            CHECK_EQ(ddl_test(&r, NULL), DDL_IN_PROGRESS);
+            usleep(1000);
+        }
+        usleep(900000);
+        CHECK_EQ(ddl_wait(&r, NULL), DDL_ERR_CANCELLED);
+        int32_t wrong = 0;
+        for (int32_t i = 0; i < COUNT; i++) {
+            wrong += data[i] != 0; /* nothing of what the sender's memory was used for later */
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    free(data);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+}
+
+static void rank_main(int rank, int n, void *arg) {
+    pull *w = arg;
+    ddl_context *c = coll_join(rank, n, &w->job);
+    REQUIRE(c != NULL);
+    both_ways(c, rank, w);
+    if (w->pulls) { /* over TCP the kernel may have taken all */
+        given_up(c, rank);
+    }
+    coll_leave(c);
+}
+
+static void run(pull *w, const char *transports) {
+    setenv("DDL_TRANSPORTS", transports, 1);
+    coll_job_make(&w->job);
+    ranks_threads(2, rank_main, w);
+}
+
+TEST(two_parts_are_under_way_over_libfabric) {
+    static pull w = {.pulls = true};
+    char folder[512] = "", plugin[600];
+    CHECK(getcwd(folder, sizeof folder - 16) != NULL);
+    strcat(folder, "/build");
+    snprintf(plugin, sizeof plugin, "%s/libddl-fabric.so", folder);
+    if (access(plugin, R_OK) != 0) {
+        SKIP("libddl-fabric.so is not built; make plugins builds it where libfabric-dev is installed");
+    }
+    setenv("DDL_PLUGIN_PATH", folder, 1);
+    run(&w, "fabric:tcp");
+    CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
+}
+
+TEST(one_part_is_under_way_over_tcp) {
+    static pull w;
+    run(&w, "tcp");
+    CHECK((w.seen[0] & 6) == 0 && (w.seen[1] & 6) == 0);
+}
