@@ -2,6 +2,7 @@
  * where plans race, where a config is switched. The others are told at once and by its name, not by their deadline; it
  * is freed, and leaks nothing.
  * tests/run: variants=gcc,asan timeout=120 waits=yes */
+#define _GNU_SOURCE 1 /* before the first header of the system */
 #include <stdlib.h>
 
 static _Thread_local long allowed = -1; /* allocations of this thread until one fails; below 0: none does */
@@ -93,7 +94,7 @@ static void short_of_memory(ddl_group *w, void *arg) {
 static long all_of_them(shortage *x) {
     long told = 0;
     pthread_barrier_init(&x->ended, NULL, 2);
-    for (x->at = 1;; x->at += x->at < 30 ? 1 : 4) { /* many of those behind are alike */
+    for (x->at = 1;; x->at += x->at < 60 ? 1 : 4) { /* many of those behind are alike */
         x->fell = x->failed = false;
         world_threads(2, short_of_memory, x);
         told += x->failed;
@@ -114,6 +115,12 @@ TEST(a_start_without_memory_is_told_to_the_others) {
     CHECK(all_of_them(&x) > 20);
 }
 
+TEST(a_start_without_memory_of_the_other_rank) {
+    setenv("DDL_LOG", "none", 1);
+    shortage x = {.config = racing, .then = {.schedule = DDL_SCHEDULE_MERGED}, .switches = true, .victim = 1};
+    CHECK(all_of_them(&x) > 20);
+}
+
 TEST(a_change_of_plans_without_memory_is_told_to_the_others) {
     setenv("DDL_LOG", "none", 1);
     shortage x = {.config = racing, .then = {.schedule = DDL_SCHEDULE_MERGED}, .switches = true, .victim = 1, .late = true};
@@ -125,4 +132,10 @@ TEST(compression_without_memory_is_told_to_the_others) {
     shortage x = {.config = {.schedule = DDL_SCHEDULE_NONE, .compression = {.kind = DDL_COMPRESS_TOP_K}}, .victim = 1,
                   .late = true};
     CHECK(all_of_them(&x) > 5);
+}
+
+TEST(a_start_with_compression_without_memory_is_told_to_the_others) {
+    setenv("DDL_LOG", "none", 1);
+    shortage x = {.config = {.schedule = DDL_SCHEDULE_NONE, .compression = {.kind = DDL_COMPRESS_TOP_K}}, .victim = 1};
+    CHECK(all_of_them(&x) > 20);
 }

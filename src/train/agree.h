@@ -743,17 +743,18 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
     return status;
 }
 
-/* A group of the trainer's own. What finds no memory is tried again: the others wait in it for this rank. */
-static ddl_status ddl__trainer_group(ddl_trainer *t, ddl_group **out_group) {
+/* A group of the trainer's own, of the ranks of another. What finds no memory is tried again: the others wait in it for
+ * this rank. */
+static ddl_status ddl__trainer_group(ddl_group *ranks, ddl_group **out_group) {
     ddl_status status = DDL_ERR_NOMEM;
     for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
-        status = ddl_group_duplicate(t->parent, out_group);
+        status = ddl_group_duplicate(ranks, out_group);
     }
     return status;
 }
 
 static ddl_status ddl__trainer_begin(ddl_trainer *t) {
-    DDL__TRY(ddl__trainer_group(t, &t->group));
+    DDL__TRY(ddl__trainer_group(t->parent, &t->group));
     t->size = t->group->size;
     DDL__TRY(ddl__trainer_lane(t));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_start", &t->config));
@@ -771,7 +772,8 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     DDL__TRY(ddl__line_measure(t));
     for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
         if (ddl__weight_is_squeezed(&t->weights[i])) {
-            DDL__TRY(ddl__trainer_group(t, &t->squeeze_group));
+            /* of the trainer's own: a rank that could not come here has broken that one, not the parent */
+            DDL__TRY(ddl__trainer_group(t->group, &t->squeeze_group));
         }
     }
     DDL__TRY(ddl__trainer_arrange(t));
