@@ -1334,7 +1334,7 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
  * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
  * on; f64 is trained in f64. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after
- * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, or compressed). [one thread] */
+ * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, compressed, or with outer_rate). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
@@ -1456,15 +1456,15 @@ typedef struct ddl_message {
     uint64_t flags; /* DDL_MESSAGE_URGENT: a transport need not look at it */
 } ddl_message;
 
-/* >>host
- * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
- * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
 /* Memory that was allocated as one; its number is never given again, not 0: of ordinary memory, or of that device. */
 typedef struct ddl_allocation {
     void *base;
     uint64_t bytes, id;
 } ddl_allocation;
 
+/* >>host
+ * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
+ * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
 typedef struct ddl_host {
     uint32_t size;
     uint32_t abi; /* DDL_PLUGIN_ABI of the program */
@@ -1536,9 +1536,9 @@ enum {
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
+    DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
-    DDL_TRANSPORT_PULLS = 1u << 8,
-    DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
+    DDL_TRANSPORT_PULLS = 1u << 8
 };
 
 typedef struct ddl_transport_params {
@@ -1736,15 +1736,15 @@ typedef struct ddl_device {
 /* What kernel is asked for. All pointers but `config` are the device's, all results have the bits of the host's.
  * Arrays overlap nowhere unless it is said; floats are aligned to 4 bytes. */
 typedef enum ddl_kernel {
-    DDL_KERNEL_SCALE = 1,  /* ddl_kernel_scale */
-    DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
-    DDL_KERNEL_SQUARES,    /* ddl_kernel_squares */
-    DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
+    DDL_KERNEL_SCALE = 1,  /* ddl_kernel_scale; 2 and 3 were STEP and SQUARES of f32 alone */
+    DDL_KERNEL_ENCODE = 4, /* ddl_kernel_code: code = g + e, e = what the code misses */
     DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
     DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
     DDL_KERNEL_SIGNS,      /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
     DDL_KERNEL_MERGE,      /* ddl_kernel_merge: of two codes of gTop-k */
-    DDL_KERNEL_POWER       /* ddl_kernel_power: of PowerSGD */
+    DDL_KERNEL_POWER,      /* ddl_kernel_power: of PowerSGD */
+    DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
+    DDL_KERNEL_SQUARES     /* ddl_kernel_squares */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -1803,8 +1803,8 @@ typedef struct ddl_kernel_code {
 
 /* Two sparse arrays of k places in ascending order and k floats: own = the k largest magnitudes of their sum, of equal
  * ones the first; rest[place] += the others that are finite. both: room for 4 k numbers; scratch:
- * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own means nothing,
- * but nothing else was written to. */
+ * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own and
+ * rest mean nothing; nothing outside of the arrays is written to. */
 typedef struct ddl_kernel_merge {
     int32_t *own;
     const int32_t *theirs;
@@ -19073,7 +19073,7 @@ struct ddl_request {
     ddl__landing *landing;
     bool matched;
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
-    bool unsent;    /* one of them could not be sent */
+    ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
@@ -20147,9 +20147,9 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
 
 /* The request ends when the transport has given everything back. */
 static void ddl__send_broke(ddl_request *r, ddl_status status) {
-    r->unsent = true;
+    r->unsent = r->unsent < 0 ? r->unsent : status;
     if (r->lent == 0) {
-        ddl__send_failed(r, status);
+        ddl__send_failed(r, r->unsent);
     }
 }
 
@@ -20205,8 +20205,8 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
         return;
     }
     r->lent &= out == &r->out ? 2 : 1;
-    if (status < 0 || r->unsent) {
-        ddl__send_broke(r, status < 0 ? status : DDL_ERR_PEER);
+    if (status < 0 || r->unsent < 0) {
+        ddl__send_broke(r, status);
     } else {
         ddl__send_data(c, r);
     }
@@ -22201,6 +22201,9 @@ static bool ddl__straight_reaches(const ddl_group *g) {
                (l->device != NULL ||
                 (!c->settings.mac && DDL_HAS(e->table, memory_register_on) &&
                  e->table->memory_register_on(e->self, d->plugin->name, d->index, NULL, 0, &memory, &key) == DDL_OK)));
+        if (memory != NULL) {
+            e->table->memory_release(e->self, memory); /* more than was asked for */
+        }
     }
     return all;
 }
@@ -22441,7 +22444,7 @@ enum { DDL__TAG_STEP = INT32_MIN + 0x60000000 }; /* and the next 2^28 */
 
 /* Messages of one tag are matched in order, so that it need not be unique for ever. */
 static int32_t ddl__step_tag(const ddl__op *op, const ddl__step *s) {
-    return DDL__TAG_STEP + (int32_t)((op->sequence & 0xfffu) << 16 | (s->slot & 0xffffu));
+    return DDL__TAG_STEP + (int32_t)((op->sequence & 0xffu) << 20 | (s->slot & 0xfffffu));
 }
 
 static void ddl__messaging_unlist(ddl_context *c, ddl__op *op) {
@@ -37831,6 +37834,8 @@ static bool ddl__trains(ddl_dtype dtype) {
     return ddl__dtype_is_float(dtype) && !ddl__dtype_is_byte_float(dtype);
 }
 
+#define DDL__NO_WIDE_OUTER "%s: \"%s\" is f64, for which there is no outer optimizer (outer_rate); take 0, or f32"
+
 /* What a parameter or a gradient must be. */
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
@@ -37863,6 +37868,9 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",
                           what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.outer_rate != 0) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, name);
     }
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
@@ -39637,7 +39645,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
         w->anchor = w->momentum = NULL;
         return DDL_OK;
     }
-    if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
+    if (w->anchor != NULL) {
         return DDL_OK;
     }
     w->anchor = ddl__lane_alloc(&t->lane, n, sizeof(float));
@@ -40974,7 +40982,6 @@ static void ddl__weight_write(ddl_trainer *t, const ddl__weight *w, const void *
     ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, from, w->wire, w->count);
 }
 
-/* f64 has no outer optimizer: it is averaged. */
 static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
     return t->config.outer_rate != 0 && w->anchor != NULL;
 }
@@ -41127,7 +41134,7 @@ static ddl_status ddl__join_replan(ddl_trainer *t, ddl_status status) {
 }
 
 /* The mean of the batches that were accumulated, fewer than `accumulate`, is this rank's gradient of a last step. */
-static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
+static ddl_status ddl__join_rest(ddl_trainer *t, const char *what, bool *out_odd) {
     ddl__unlock(t->context);
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight_mean(t, &t->weights[i], t->micro);
@@ -41140,11 +41147,9 @@ static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
         ddl__weight_take(t, &t->weights[i]);
     }
     ddl__trainer_pump(t->context, t);
-    if (!t->grads_out) {
-        status = ddl__step_local(t, what);
-        return status == DDL_ERR_ARG ? DDL_OK : status;
-    }
-    return ddl__join_replan(t, ddl__step_bsp(t, what));
+    status = t->grads_out ? ddl__step_bsp(t, what) : ddl__step_local(t, what);
+    *out_odd = status == DDL_ERR_ARG;
+    return t->grads_out ? ddl__join_replan(t, status) : *out_odd ? DDL_OK : status;
 }
 
 static ddl_status ddl__join_out(ddl_trainer *t) {
@@ -41159,7 +41164,8 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
                                         : "the config's `uneven` is 0, so that no rank may leave");
     }
     t->joined_out = true;
-    ddl_status status = rest ? ddl__join_rest(t, what) : DDL_OK;
+    bool odd = false; /* its last step was refused: a gradient was not finite */
+    ddl_status status = rest ? ddl__join_rest(t, what, &odd) : DDL_OK;
     while (status == DDL_OK) {
         bool bsp = ddl__trainer_is_bsp(t);
         status = bsp ? ddl__join_replan(t, ddl__join_bsp(t, what)) : ddl__sync_round(t, what, t->since_sync > 0);
@@ -41168,6 +41174,10 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
         }
     }
     t->joined_out = false;
+    if (odd && status == DDL_OK) {
+        status = ddl__error(t->context, DDL_ERR_ARG,
+                            "%s on rank %d: its last step was refused, as a gradient was not finite", what, t->rank);
+    }
     return status;
 }
 
@@ -41208,6 +41218,11 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "servers unchecked and whether gradients are clipped; make a "
                           "new trainer",
                           what);
+    }
+    for (int32_t i = 0; i < t->count && out->outer_rate != 0; i++) {
+        if (t->weights[i].param.dtype == DDL_F64) {
+            return ddl__error(t->context, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, t->weights[i].name);
+        }
     }
     const ddl_trainer_config *o = &t->config;
     if (o->shard && (out->schedule != o->schedule || out->bucket_bytes != o->bucket_bytes ||

@@ -34,15 +34,15 @@ typedef struct ddl_message {
     uint64_t flags; /* DDL_MESSAGE_URGENT: a transport need not look at it */
 } ddl_message;
 
-/* >>host
- * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
- * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
 /* Memory that was allocated as one; its number is never given again, not 0: of ordinary memory, or of that device. */
 typedef struct ddl_allocation {
     void *base;
     uint64_t bytes, id;
 } ddl_allocation;
 
+/* >>host
+ * Services for a plugin. `host` is passed back as the first argument of each. Every call into a transport is made under
+ * the context's lock, so that a transport needs none of its own; it calls host functions from inside those calls. */
 typedef struct ddl_host {
     uint32_t size;
     uint32_t abi; /* DDL_PLUGIN_ABI of the program */
@@ -114,9 +114,9 @@ enum {
     DDL_TRANSPORT_DEVICE = 1u << 5,
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
+    DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
-    DDL_TRANSPORT_PULLS = 1u << 8,
-    DDL_TRANSPORT_BLIND = 1u << 4 /* does not notice that another host is gone: the core watches it over TCP as well */
+    DDL_TRANSPORT_PULLS = 1u << 8
 };
 
 typedef struct ddl_transport_params {
@@ -314,15 +314,15 @@ typedef struct ddl_device {
 /* What kernel is asked for. All pointers but `config` are the device's, all results have the bits of the host's.
  * Arrays overlap nowhere unless it is said; floats are aligned to 4 bytes. */
 typedef enum ddl_kernel {
-    DDL_KERNEL_SCALE = 1,  /* ddl_kernel_scale */
-    DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
-    DDL_KERNEL_SQUARES,    /* ddl_kernel_squares */
-    DDL_KERNEL_ENCODE,     /* ddl_kernel_code: code = g + e, e = what the code misses */
+    DDL_KERNEL_SCALE = 1,  /* ddl_kernel_scale; 2 and 3 were STEP and SQUARES of f32 alone */
+    DDL_KERNEL_ENCODE = 4, /* ddl_kernel_code: code = g + e, e = what the code misses */
     DDL_KERNEL_DECODE_ADD, /* ddl_kernel_code: sum += code */
     DDL_KERNEL_CONVERT,    /* ddl_kernel_convert */
     DDL_KERNEL_SIGNS,      /* ddl_kernel_convert, of f32 in dst alone: 1 and -1, what is not finite as it is */
     DDL_KERNEL_MERGE,      /* ddl_kernel_merge: of two codes of gTop-k */
-    DDL_KERNEL_POWER       /* ddl_kernel_power: of PowerSGD */
+    DDL_KERNEL_POWER,      /* ddl_kernel_power: of PowerSGD */
+    DDL_KERNEL_STEP,       /* ddl_kernel_step: of an optimizer */
+    DDL_KERNEL_SQUARES     /* ddl_kernel_squares */
 } ddl_kernel;
 
 /* dst = src * factor (1: none), divided by divisor (1: none), as an average is; dst may be src. */
@@ -381,8 +381,8 @@ typedef struct ddl_kernel_code {
 
 /* Two sparse arrays of k places in ascending order and k floats: own = the k largest magnitudes of their sum, of equal
  * ones the first; rest[place] += the others that are finite. both: room for 4 k numbers; scratch:
- * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own means nothing,
- * but nothing else was written to. */
+ * DDL_KERNEL_SCRATCH_BYTES(2 k). wrong[0] += places of theirs that do not ascend within count: then own and
+ * rest mean nothing; nothing outside of the arrays is written to. */
 typedef struct ddl_kernel_merge {
     int32_t *own;
     const int32_t *theirs;

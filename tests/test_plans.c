@@ -456,6 +456,9 @@ static int try_device(sim_case *c, const ddl__algo *algo, const ddl__algo *inner
     return 1;
 }
 
+/* At least so many of what is drawn can be run. */
+enum { DEVICE_CALLS = TEST_SANITIZED ? 12 : 24 };
+
 static int try_device_kind(const ddl__algo *algo, ddl_kind kind, uint64_t *random) {
     sim_case *c = malloc(sizeof *c);
     int ran = 0;
@@ -470,6 +473,7 @@ static int try_device_kind(const ddl__algo *algo, ddl_kind kind, uint64_t *rando
         }
     }
     free(c);
+    CHECK(ran >= DEVICE_CALLS);
     return ran;
 }
 
@@ -477,7 +481,6 @@ TEST(devices_by_pieces) {
     uint64_t random = test_seed();
     for (int kind = DDL_BROADCAST; kind <= DDL_EXSCAN; kind++) {
         int ran = try_device_kind(&ddl__algo_pieces, (ddl_kind)kind, &random);
-        CHECK(ran > 40);
         printf("     %s: %d calls\n", ddl__kind_name((ddl_kind)kind), ran);
     }
     printf("     at most %.2f of the bound is pinned\n", pinned_most);
@@ -488,7 +491,7 @@ TEST(devices_straight) {
     static const ddl_kind kinds[] = {DDL_BROADCAST, DDL_GATHER, DDL_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL};
     uint64_t random = test_seed() + 2;
     for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
-        CHECK(try_device_kind(&ddl__algo_straight, kinds[i], &random) > 40);
+        try_device_kind(&ddl__algo_straight, kinds[i], &random);
     }
 }
 
@@ -497,7 +500,6 @@ TEST(devices_inside_hosts) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         const ddl__algo *algo = &ddl__algos_on_device[i];
         int ran = try_device_kind(algo, algo->kind, &random);
-        CHECK(ran > 20);
         printf("     %s: %d calls\n", ddl__kind_name(algo->kind), ran);
     }
 }

@@ -317,6 +317,39 @@ static void train_to_the_last_batch(ddl_group *w, void *arg) {
     j->result[rank] = m;
 }
 
+/* What is left over has a NaN on rank 1: ranks that made that step are told so, and no parameter changes. */
+static void leave_with_a_nan(ddl_group *w, void *arg) {
+    int rank = ddl_rank(w);
+    float p[4] = {1, 2, 3, 4}, g[4] = {0, 0, 0, rank == 1 ? NAN : 0};
+    ddl_trainer_config *config = arg;
+    ddl_trainer *t = NULL;
+    OK(ddl_trainer_create(w, config, &t));
+    OK(ddl_trainer_add(t, "p", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    OK(ddl_grad_ready(t, 0));
+    OK(ddl_step(t));
+    ddl_status status = ddl_trainer_join_out(t);
+    if (rank == 1) {
+        CHECK_EQ(status, DDL_ERR_ARG);
+        CHECK_STR(ddl_error(ddl_group_context(w)), "its last step was refused, as a gradient was not finite");
+    } else {
+        CHECK_EQ(status, config->sync == DDL_SYNC_LOCAL ? DDL_OK : DDL_ERR_ARG);
+    }
+    for (int k = 0; k < 4; k++) {
+        CHECK_EQ(p[k], k + 1);
+    }
+    OK(ddl_trainer_free(&t));
+}
+
+TEST(a_last_step_that_is_not_finite_is_refused_by_name) {
+    ddl_trainer_config bsp = {.optimizer = {.kind = DDL_SGD, .learning_rate = 0.1}, .uneven = 1, .accumulate = 3};
+    ddl_trainer_config local = bsp;
+    local.sync = DDL_SYNC_LOCAL;
+    local.local_steps = 2;
+    world_threads(2, leave_with_a_nan, &bsp);
+    world_threads(2, leave_with_a_nan, &local);
+}
+
 TEST(uneven_ranks_end_between_two_batches_of_a_step) {
     enum { N = 3 };
     for (int i = 0; i < TENSORS; i++) {

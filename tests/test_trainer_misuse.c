@@ -113,6 +113,12 @@ static void registration(ddl_group *w, void *arg) {
     FAILS(ddl_trainer_add(t, "f", DDL_VIEW((float *)NULL, 6), DDL_ARRAY(g), NULL, NULL), DDL_ERR_ARG, "is NULL");
     FAILS(ddl_trainer_add(t, "h", DDL_ARRAY(p), DDL_ARRAY(g), &(ddl_trainer_options){.rate_factor = NAN}, NULL),
           DDL_ERR_ARG, "rate_factor of \"h\" is not a number");
+    ddl_trainer *outer = NULL;
+    ddl_trainer_config outer_config = {.sync = DDL_SYNC_LOCAL, .local_steps = 2, .outer_rate = 0.5};
+    OK(ddl_trainer_create(w, &outer_config, &outer));
+    FAILS(ddl_trainer_add(outer, "o", DDL_ARRAY(wide), DDL_ARRAY(wide), NULL, NULL), DDL_ERR_UNSUPPORTED,
+          "\"o\" is f64, for which there is no outer optimizer");
+    OK(ddl_trainer_free(&outer));
     FAILS(ddl_grad_ready(t, 0), DDL_ERR_STATE, "has not started; call ddl_trainer_start");
     FAILS(ddl_step(t), DDL_ERR_STATE, "has not started");
     FAILS(ddl_trainer_set_rate(t, -1), DDL_ERR_ARG, "the learning rate is -1");

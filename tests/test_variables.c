@@ -82,6 +82,8 @@ static const variable variables[] = {
     {"DDL_FABRIC_SUBNET", "everywhere", DDL_ERR_CONFIG, NULL, FABRIC},
     {"DDL_FABRIC_RAILS", "five", DDL_ERR_CONFIG, NULL, FABRIC},
     {"DDL_FABRIC_OFFER_BYTES", "much", DDL_ERR_CONFIG, NULL, FABRIC},
+    {"DDL_FABRIC_CACHE", "-1", DDL_ERR_CONFIG, NULL, FABRIC},
+    {"DDL_FABRIC_CACHE_BYTES", "all", DDL_ERR_CONFIG, NULL, FABRIC},
     {"DDL_FABRIC_PROGRESS", "fast", DDL_ERR_CONFIG, NULL, FABRIC},
 };
 enum { VARIABLES = sizeof variables / sizeof variables[0] };

@@ -36,6 +36,10 @@ static ddl_status bench_ddl_call(ddl_group *world, bench_op op, float *in, float
         return ddl_all_to_all(world, bench_view(in, all), bench_view(out, all));
     case BENCH_PING_PONG:
         return bench_ddl_ping_pong(world, bench_view(in, count), bench_view(out, count));
+    case BENCH_REDUCE:
+        return ddl_reduce(world, bench_view(in, count), bench_view(out, count), DDL_SUM, 0);
+    case BENCH_BARRIER:
+        return ddl_barrier(world);
     default:
         return DDL_ERR_ARG;
     }

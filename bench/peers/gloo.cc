@@ -17,6 +17,7 @@
 #include <gloo/barrier_all_to_all.h>
 #include <gloo/broadcast.h>
 #include <gloo/math.h>
+#include <gloo/reduce.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
@@ -69,6 +70,16 @@ void broadcast(Member *member, float *data, size_t count) {
     options.setOutput(data, count);
     options.setRoot(0);
     gloo::broadcast(options);
+}
+
+void reduce(Member *member, float *in, float *out, size_t count) {
+    gloo::ReduceOptions options(member->context);
+    options.setInput(in, count);
+    options.setOutput(out, count);
+    options.setRoot(0);
+    options.setReduceFunction(
+        static_cast<void (*)(void *, const void *, const void *, size_t)>(&gloo::sum<float>));
+    gloo::reduce(options);
 }
 
 void all_gather(Member *member, float *in, float *out, size_t count) {
@@ -152,6 +163,11 @@ int bench_gloo_run(void *state, bench_op op, float *in, float *out, size_t count
     case BENCH_PING_PONG:
         ping_pong(member, in, out, count);
         return 0;
+    case BENCH_REDUCE:
+        reduce(member, in, out, count);
+        return 0;
+    case BENCH_BARRIER:
+        return bench_gloo_sync(member);
     default:
         return -1;
     }

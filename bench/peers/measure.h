@@ -44,7 +44,9 @@ enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512, BENCH_LEAST_ROUNDS = 6 };
  *   all_gather      in[count] of each rank to out[ranks * count]
  *   reduce_scatter  in[ranks * count] summed, block r to rank r's out[count]
  *   all_to_all      block r of in[ranks * count] to rank r; out[ranks * count]
- *   ping_pong       in[count] from rank 0 to rank 1's out and back; the time reported is half of it, as OSU does */
+ *   ping_pong       in[count] from rank 0 to rank 1's out and back; the time reported is half of it, as OSU does
+ *   reduce          in[count] of each rank summed to rank 0's out[count]
+ *   barrier         nothing; count is 0 */
 typedef enum bench_op {
     BENCH_ALL_REDUCE,
     BENCH_BROADCAST,
@@ -52,11 +54,13 @@ typedef enum bench_op {
     BENCH_REDUCE_SCATTER,
     BENCH_ALL_TO_ALL,
     BENCH_PING_PONG,
+    BENCH_REDUCE,
+    BENCH_BARRIER,
     BENCH_OP_COUNT
 } bench_op;
 
-static const char *const bench_op_names[BENCH_OP_COUNT] = {"all_reduce",     "broadcast",  "all_gather",
-                                                           "reduce_scatter", "all_to_all", "ping_pong"};
+static const char *const bench_op_names[BENCH_OP_COUNT] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter",
+                                                           "all_to_all", "ping_pong", "reduce",     "barrier"};
 
 /* Both functions return 0, or anything else after they have printed why; the program then ends. */
 typedef struct bench_peer {
@@ -70,12 +74,13 @@ typedef struct bench_peer {
 } bench_peer;
 
 /* The mapped file. `arrived` and `turn` are the barrier; `enough` is the round after which a size ends, written by rank 0;
- * nanoseconds[r] belongs to rank r until the barrier after a size. */
+ * came[r] and nanoseconds[r] belong to rank r until the barrier after a size. */
 typedef struct bench_shared {
     uint32_t arrived;
     uint32_t turn;
     uint32_t failed;
     int32_t enough;
+    int32_t came[BENCH_MAX_RANKS]; /* the round whose barrier the rank is in */
     double nanoseconds[BENCH_MAX_RANKS][BENCH_MAX_ROUNDS];
 } bench_shared;
 
@@ -207,6 +212,7 @@ static inline float bench_expect(const bench_run *run, size_t i, int round) {
     int from = (int)(i / run->count);
     switch (run->op) {
     case BENCH_ALL_REDUCE:
+    case BENCH_REDUCE:
         return bench_sum(ranks, i, round);
     case BENCH_BROADCAST:
         return bench_value(0, i, round);
@@ -224,8 +230,8 @@ static inline float bench_expect(const bench_run *run, size_t i, int round) {
 }
 
 static inline int bench_check(const bench_run *run, int round) {
-    if (run->op == BENCH_PING_PONG && run->peer->rank > 1) {
-        return 0;
+    if ((run->op == BENCH_PING_PONG && run->peer->rank > 1) || (run->op == BENCH_REDUCE && run->peer->rank > 0)) {
+        return 0; /* it gets nothing */
     }
     for (size_t i = 0; i < run->out_count; i++) {
         float want = bench_expect(run, i, round);
@@ -262,16 +268,37 @@ static inline void bench_give(const bench_peer *peer, void *memory) {
     }
 }
 
-/* Sizes the two buffers. `bytes` is the larger of them; below one float per rank it is rounded up to that. */
+/* One barrier, for whose sake a rank comes late: who has left it must find that all have come. */
+static inline int bench_check_barrier(const bench_run *run, int round) {
+    const bench_peer *peer = run->peer;
+    int32_t *came = run->shared->came;
+    if (peer->rank == round % peer->ranks) {
+        struct timespec late = {0, 2000000};
+        nanosleep(&late, NULL);
+    }
+    __atomic_store_n(&came[peer->rank], round + 1, __ATOMIC_RELEASE);
+    int failed = peer->run(peer->state, run->op, run->in, run->out, 0);
+    for (int r = 0; r < peer->ranks && failed == 0; r++) {
+        if (__atomic_load_n(&came[r], __ATOMIC_ACQUIRE) < round + 1) {
+            fprintf(stderr, "bench: rank %d left a barrier that rank %d had not come to\n", peer->rank, r);
+            failed = -1;
+        }
+    }
+    return failed;
+}
+
+/* Sizes the two buffers. `bytes` is the larger of them; below one float per rank it is rounded up to that, but for a
+ * ping_pong of nothing. */
 static inline int bench_shape(bench_run *run, size_t bytes) {
     size_t ranks = (size_t)run->peer->ranks;
     int blocks = run->op == BENCH_ALL_GATHER || run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL;
     size_t count = bytes / sizeof(float) / (blocks ? ranks : 1);
-    run->count = count == 0 ? 1 : count;
+    bool nothing = run->op == BENCH_BARRIER || (run->op == BENCH_PING_PONG && bytes == 0);
+    run->count = nothing ? 0 : count == 0 ? 1 : count;
     run->in_count = run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
     run->out_count = run->op == BENCH_ALL_GATHER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
-    run->in = (float *)bench_take(run->peer, run->in_count * sizeof(float));
-    run->out = (float *)bench_take(run->peer, run->out_count * sizeof(float));
+    run->in = (float *)bench_take(run->peer, (run->in_count + nothing) * sizeof(float));
+    run->out = (float *)bench_take(run->peer, (run->out_count + nothing) * sizeof(float));
     return run->in != NULL && run->out != NULL ? 0 : -1;
 }
 
@@ -305,8 +332,8 @@ static inline int bench_round(const bench_run *run, int round, int repeats, doub
         return -1;
     }
     bench_meet(run);
+    int failed = run->op == BENCH_BARRIER && repeats == 1 ? bench_check_barrier(run, round) : 0;
     double start = bench_now_ns();
-    int failed = 0;
     for (int i = 0; i < repeats && failed == 0; i++) {
         failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
     }
@@ -366,8 +393,8 @@ static inline int bench_main(const bench_peer *peer, int argc, char **argv) {
         run.op = (bench_op)(run.op + 1);
     }
     if (argc < 3 || run.op == BENCH_OP_COUNT || peer->ranks > BENCH_MAX_RANKS || peer->ranks < 2) {
-        fprintf(stderr, "usage: %s all_reduce|broadcast|all_gather|reduce_scatter|all_to_all|ping_pong BYTES..., "
-                        "at 2 to %d ranks\n",
+        fprintf(stderr, "usage: %s all_reduce|broadcast|all_gather|reduce_scatter|all_to_all|ping_pong|reduce|barrier "
+                        "BYTES..., at 2 to %d ranks\n",
                 argv[0], (int)BENCH_MAX_RANKS);
         return 2;
     }

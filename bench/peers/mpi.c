@@ -40,6 +40,10 @@ static int bench_mpi_run(void *state, bench_op op, float *in, float *out, size_t
         return MPI_Alltoall(in, count, MPI_FLOAT, out, count, MPI_FLOAT, MPI_COMM_WORLD);
     case BENCH_PING_PONG:
         return bench_mpi_ping_pong(in, out, count);
+    case BENCH_REDUCE:
+        return MPI_Reduce(in, out, count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+    case BENCH_BARRIER:
+        return MPI_Barrier(MPI_COMM_WORLD);
     default:
         return -1;
     }

@@ -27,14 +27,14 @@
 /* >>regions */
 
 /* Closes what is registered; the record stays, as there may be users. */
-static void fabric_region_close(fabric_region *r) {
-    for (int32_t i = 0; i < FABRIC_RAILS_MAX; i++) {
+static void fabric_region_close(const fabric_self *s, fabric_region *r) {
+    for (int32_t i = 0; i < s->rail_count; i++) { /* none where rails were left as they are: fabric_rails_forget */
         fabric_mr_close(&r->mr[i]);
     }
 }
 
 static void fabric_region_free(fabric_self *s, fabric_region *r) {
-    fabric_region_close(r);
+    fabric_region_close(s, r);
     r->next = s->region_free;
     s->region_free = r;
 }

@@ -209,7 +209,8 @@ static ddl_status fabric_address_of(void *self, void *out_address, size_t *bytes
 static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a) {
     fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
                "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes), rank %d %.20s (%u, %d, %u): they cannot "
-               "reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have", peer, a->provider,
+               "reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have (fabric:tcp "
+               "named on all ranks makes their buffers equal)", peer, a->provider,
                (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, s->rank, s->address.provider,
                (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes);
     s->told_unequal = 1;

@@ -94,7 +94,8 @@ static ddl_status fabric_wait_open(fabric_self *s) {
     struct epoll_event event = {.events = EPOLLIN};
     int failed = s->epoll < 0 || s->timer < 0 || epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) != 0;
     for (int32_t i = 0; i < s->rail_count && !failed; i++) {
-        failed = s->rail_count > 1 && s->rails[i].wait_fd >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
+        failed = s->rail_count > 1 && s->rails[i].wait_fd >= 0 &&
+                 epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
     }
     return failed ? DDL_ERR_SYSTEM : DDL_OK;
 }
@@ -116,7 +117,8 @@ static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
  * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
     struct fid_mr **mr = o->region->mr;
-    for (int32_t i = 0; i < s->rail_count && !o->region->kept && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
+    bool ours = o->region->id == 0; /* of this message alone: it was never kept for others */
+    for (int32_t i = 0; i < s->rail_count && ours && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
         uint64_t key = fi_mr_key(mr[i]);
         fabric_mr_close(&mr[i]);
         if (fi_mr_reg(s->rails[i].domain, copy->payload, copy->payload_bytes, FI_REMOTE_READ, 0, key, 0, &mr[i],

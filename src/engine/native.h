@@ -66,6 +66,9 @@ static bool ddl__straight_reaches(const ddl_group *g) {
                (l->device != NULL ||
                 (!c->settings.mac && DDL_HAS(e->table, memory_register_on) &&
                  e->table->memory_register_on(e->self, d->plugin->name, d->index, NULL, 0, &memory, &key) == DDL_OK)));
+        if (memory != NULL) {
+            e->table->memory_release(e->self, memory); /* more than was asked for */
+        }
     }
     return all;
 }

@@ -9,7 +9,7 @@ enum { DDL__TAG_STEP = INT32_MIN + 0x60000000 }; /* and the next 2^28 */
 
 /* Messages of one tag are matched in order, so that it need not be unique for ever. */
 static int32_t ddl__step_tag(const ddl__op *op, const ddl__step *s) {
-    return DDL__TAG_STEP + (int32_t)((op->sequence & 0xfffu) << 16 | (s->slot & 0xffffu));
+    return DDL__TAG_STEP + (int32_t)((op->sequence & 0xffu) << 20 | (s->slot & 0xfffffu));
 }
 
 static void ddl__messaging_unlist(ddl_context *c, ddl__op *op) {

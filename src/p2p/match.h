@@ -80,9 +80,9 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
 
 /* The request ends when the transport has given everything back. */
 static void ddl__send_broke(ddl_request *r, ddl_status status) {
-    r->unsent = true;
+    r->unsent = r->unsent < 0 ? r->unsent : status;
     if (r->lent == 0) {
-        ddl__send_failed(r, status);
+        ddl__send_failed(r, r->unsent);
     }
 }
 
@@ -138,8 +138,8 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
         return;
     }
     r->lent &= out == &r->out ? 2 : 1;
-    if (status < 0 || r->unsent) {
-        ddl__send_broke(r, status < 0 ? status : DDL_ERR_PEER);
+    if (status < 0 || r->unsent < 0) {
+        ddl__send_broke(r, status);
     } else {
         ddl__send_data(c, r);
     }

@@ -68,7 +68,7 @@ struct ddl_request {
     ddl__landing *landing;
     bool matched;
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
-    bool unsent;    /* one of them could not be sent */
+    ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */

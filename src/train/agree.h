@@ -633,7 +633,7 @@ static ddl_status ddl__weight_prepare_outer(ddl_trainer *t, ddl__weight *w) {
         w->anchor = w->momentum = NULL;
         return DDL_OK;
     }
-    if (w->param.dtype == DDL_F64 || w->anchor != NULL) {
+    if (w->anchor != NULL) {
         return DDL_OK;
     }
     w->anchor = ddl__lane_alloc(&t->lane, n, sizeof(float));

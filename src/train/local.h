@@ -22,7 +22,6 @@ static void ddl__weight_write(ddl_trainer *t, const ddl__weight *w, const void *
     ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, from, w->wire, w->count);
 }
 
-/* f64 has no outer optimizer: it is averaged. */
 static bool ddl__weight_is_outer(const ddl_trainer *t, const ddl__weight *w) {
     return t->config.outer_rate != 0 && w->anchor != NULL;
 }
@@ -175,7 +174,7 @@ static ddl_status ddl__join_replan(ddl_trainer *t, ddl_status status) {
 }
 
 /* The mean of the batches that were accumulated, fewer than `accumulate`, is this rank's gradient of a last step. */
-static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
+static ddl_status ddl__join_rest(ddl_trainer *t, const char *what, bool *out_odd) {
     ddl__unlock(t->context);
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight_mean(t, &t->weights[i], t->micro);
@@ -188,11 +187,9 @@ static ddl_status ddl__join_rest(ddl_trainer *t, const char *what) {
         ddl__weight_take(t, &t->weights[i]);
     }
     ddl__trainer_pump(t->context, t);
-    if (!t->grads_out) {
-        status = ddl__step_local(t, what);
-        return status == DDL_ERR_ARG ? DDL_OK : status;
-    }
-    return ddl__join_replan(t, ddl__step_bsp(t, what));
+    status = t->grads_out ? ddl__step_bsp(t, what) : ddl__step_local(t, what);
+    *out_odd = status == DDL_ERR_ARG;
+    return t->grads_out ? ddl__join_replan(t, status) : *out_odd ? DDL_OK : status;
 }
 
 static ddl_status ddl__join_out(ddl_trainer *t) {
@@ -207,7 +204,8 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
                                         : "the config's `uneven` is 0, so that no rank may leave");
     }
     t->joined_out = true;
-    ddl_status status = rest ? ddl__join_rest(t, what) : DDL_OK;
+    bool odd = false; /* its last step was refused: a gradient was not finite */
+    ddl_status status = rest ? ddl__join_rest(t, what, &odd) : DDL_OK;
     while (status == DDL_OK) {
         bool bsp = ddl__trainer_is_bsp(t);
         status = bsp ? ddl__join_replan(t, ddl__join_bsp(t, what)) : ddl__sync_round(t, what, t->since_sync > 0);
@@ -216,6 +214,10 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
         }
     }
     t->joined_out = false;
+    if (odd && status == DDL_OK) {
+        status = ddl__error(t->context, DDL_ERR_ARG,
+                            "%s on rank %d: its last step was refused, as a gradient was not finite", what, t->rank);
+    }
     return status;
 }
 

@@ -33,6 +33,11 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
                           "new trainer",
                           what);
     }
+    for (int32_t i = 0; i < t->count && out->outer_rate != 0; i++) {
+        if (t->weights[i].param.dtype == DDL_F64) {
+            return ddl__error(t->context, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, t->weights[i].name);
+        }
+    }
     const ddl_trainer_config *o = &t->config;
     if (o->shard && (out->schedule != o->schedule || out->bucket_bytes != o->bucket_bytes ||
                      (out->accumulate > 1) != (o->accumulate > 1))) { /* they say where shards begin */

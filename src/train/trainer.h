@@ -417,6 +417,8 @@ static bool ddl__trains(ddl_dtype dtype) {
     return ddl__dtype_is_float(dtype) && !ddl__dtype_is_byte_float(dtype);
 }
 
+#define DDL__NO_WIDE_OUTER "%s: \"%s\" is f64, for which there is no outer optimizer (outer_rate); take 0, or f32"
+
 /* What a parameter or a gradient must be. */
 static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_tensor *param, const ddl_tensor *grad) {
     const char *what = "ddl_trainer_add";
@@ -449,6 +451,9 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
                           "%s: \"%s\" is a %s parameter with a %s gradient; possible are f16, bf16 and "
                           "f32 in any pair, and f64 with f64",
                           what, name, ddl_dtype_name(param->dtype), ddl_dtype_name(grad->dtype));
+    }
+    if (wide && t->config.outer_rate != 0) {
+        return ddl__error(c, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, name);
     }
     if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
