@@ -37,6 +37,7 @@ typedef struct shortage {
     int victim;
     long at;                 /* which allocation of the victim fails */
     bool fell, failed;       /* the victim had one refused; and was told so */
+    bool cut;                /* it could not keep a message that came early: its link was closed, as if damaged */
     pthread_barrier_t ended; /* nobody leaves before: leaving would be told, too */
 } shortage;
 
@@ -76,14 +77,15 @@ static void short_of_memory(ddl_group *w, void *arg) {
     if (ddl_rank(w) == x->victim) {
         x->fell = refused;
         x->failed = status < 0;
-        CHECK(status == DDL_OK || status == DDL_ERR_NOMEM);
+        x->cut = status == DDL_ERR_PEER;
+        CHECK(status == DDL_OK || status == DDL_ERR_NOMEM || x->cut);
     }
     pthread_barrier_wait(&x->ended);
     if (ddl_rank(w) != x->victim && x->failed) {
         status = status == DDL_OK ? one_step(t, g) : status; /* it failed behind the last step */
         snprintf(name, sizeof name, "rank %d", x->victim);
-        FAILS(status, DDL_ERR_NOMEM, name);
-        CHECK_STR(ddl_error(ddl_group_context(w)), "has no memory");
+        FAILS(status, x->cut ? DDL_ERR_PEER : DDL_ERR_NOMEM, name);
+        CHECK_STR(ddl_error(ddl_group_context(w)), x->cut ? "is dead" : "has no memory");
     } else {
         CHECK(status == DDL_OK || ddl_rank(w) == x->victim);
     }
@@ -95,7 +97,7 @@ static long all_of_them(shortage *x) {
     long told = 0;
     pthread_barrier_init(&x->ended, NULL, 2);
     for (x->at = 1;; x->at += x->at < 60 ? 1 : 4) { /* many of those behind are alike */
-        x->fell = x->failed = false;
+        x->fell = x->failed = x->cut = false;
         world_threads(2, short_of_memory, x);
         told += x->failed;
         if (!x->fell || test__now->failures > 0) {
