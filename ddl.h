@@ -1094,8 +1094,9 @@ extern "C" {
 #endif
 
 /* >>ps
- * Parameter servers. Parameters (f32) live on servers, cut into pieces that are spread evenly; workers push gradients
- * and pull parameters, servers run the optimizer. Workers are ranks 0, 1, ... of the group:
+ * Parameter servers. Parameters (f32 and f64, each summed up and stepped in its type) live on servers, cut into pieces
+ * that are spread evenly; workers push gradients and pull parameters, of the same type, servers run the optimizer.
+ * Workers are ranks 0, 1, ... of the group:
  *
  *     servers beside workers   dedicated = 0   ranks 0 .. servers-1 serve on a thread of their own, all ranks work
  *     servers alone            dedicated = 1   the last `servers` ranks call ddl_ps_serve, the others work
@@ -1141,10 +1142,10 @@ typedef struct ddl_ps_config {
     int32_t unchecked;       /* 1: gradients that are not finite are pushed as they are */
 } ddl_ps_config;
 
-/* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
- * ranks; ranks that only serve may pass NULL for data. Every rank of the group calls. Blocks. Errors: DDL_ERR_ARG
- * (servers, staleness, optimizer or types that cannot work), DDL_ERR_NOMEM (memory_bytes is too little: how much is
- * needed), DDL_ERR_MISMATCH (ranks differ). */
+/* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32 or f64, of the same lengths
+ * and types on all ranks; ranks that only serve may pass NULL for data. Every rank of the group calls. Blocks. Errors:
+ * DDL_ERR_ARG (servers, staleness, optimizer or types that cannot work), DDL_ERR_NOMEM (memory_bytes is too little: how
+ * much is needed), DDL_ERR_MISMATCH (ranks differ). */
 DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
                                  ddl_ps **out_ps);
 /* Leaves (ddl_ps_leave), waits until this rank's server is needed by nobody, frees and sets *ps to NULL; NULL is fine.
@@ -1334,7 +1335,7 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
  * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
  * on; f64 is trained in f64. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after
- * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, compressed, or with outer_rate). [one thread] */
+ * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 compressed, or with outer_rate). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
@@ -32828,13 +32829,18 @@ enum {
 typedef struct ddl__ps_piece {
     int32_t param, server;
     int64_t begin, count;
+    ddl_dtype dtype; /* of its values, gradients, sums and optimizer state: f32 or f64 */
 } ddl__ps_piece;
+
+static size_t ddl__ps_piece_bytes(const ddl__ps_piece *piece) {
+    return (size_t)piece->count * ddl_dtype_bytes(piece->dtype);
+}
 
 /* What the trainer says of a parameter, and users of ddl_ps_create cannot. All zero: an ordinary one. */
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
-    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: f32 */
+    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: as they are */
 } ddl__ps_trait;
 
 /* Of all parameters. */
@@ -32850,31 +32856,32 @@ static bool ddl__ps_takes(ddl_compression_kind kind) {
            kind == DDL_COMPRESS_QSGD || kind == DDL_COMPRESS_SIGN || kind == DDL_COMPRESS_TOP_K;
 }
 
-/* Bytes of a push of `count` elements. traits: of all parameters, or NULL. */
-static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, int64_t count) {
-    bool coded = traits != NULL && traits[param].code.kind != DDL_COMPRESS_NONE;
-    return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
+/* Bytes of a push to a piece. traits: of all parameters, or NULL. */
+static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, const ddl__ps_piece *piece) {
+    bool coded = traits != NULL && traits[piece->param].code.kind != DDL_COMPRESS_NONE;
+    return (int64_t)(coded ? ddl__code_bytes(&traits[piece->param].code, piece->count) : ddl__ps_piece_bytes(piece));
 }
 
-/* Elements of the largest piece: total is that of all parameters. whole: the optimizer needs norms of whole tensors
- * (LARS, LAMB), so that each is one piece, on one server. */
-static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes, bool whole) {
+/* Elements of the largest piece: total is that of all parameters, whose largest elements have `size` bytes. whole: the
+ * optimizer needs norms of whole tensors (LARS, LAMB), so that each is one piece, on one server. */
+static int64_t ddl__ps_piece_limit(int64_t total, size_t size, int32_t servers, int64_t piece_bytes, bool whole) {
     if (whole) {
         return DDL__MAX(total, 1);
     }
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
-    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
+    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)size);
 }
 
 /* Cuts parameters into pieces of at most `limit` elements, in order; returns how many. out may be NULL, to count. */
-static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit, ddl__ps_piece *out) {
+static int64_t ddl__ps_cut(const int64_t *counts, const ddl_dtype *types, int32_t params, int64_t limit,
+                           ddl__ps_piece *out) {
     int64_t pieces = 0;
     for (int32_t p = 0; p < params; p++) {
         int64_t parts = counts[p] / limit + (counts[p] % limit != 0);
         for (int64_t i = 0; i < parts; i++, pieces++) {
             if (out != NULL) {
                 ddl__ps_piece *at = &out[pieces];
-                *at = (ddl__ps_piece){.param = p};
+                *at = (ddl__ps_piece){.param = p, .dtype = types[p]};
                 ddl_part(counts[p], (int32_t)parts, (int32_t)i, &at->begin, &at->count);
             }
         }
@@ -32884,7 +32891,8 @@ static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit,
 
 static int ddl__ps_larger_first(const void *a, const void *b) {
     const ddl__ps_piece *x = *(ddl__ps_piece *const *)a, *y = *(ddl__ps_piece *const *)b;
-    return x->count != y->count ? (x->count < y->count) - (x->count > y->count) : (x > y) - (x < y);
+    size_t a_bytes = ddl__ps_piece_bytes(x), b_bytes = ddl__ps_piece_bytes(y);
+    return a_bytes != b_bytes ? (a_bytes < b_bytes) - (a_bytes > b_bytes) : (x > y) - (x < y);
 }
 
 /* Gives the pieces to servers, the largest first, each to the server that has least (LPT, Graham 1969). No server then
@@ -32904,7 +32912,7 @@ static void ddl__ps_assign(ddl__ps_piece *pieces, int64_t n, int32_t servers, dd
             least = load[s] < load[least] ? s : least;
         }
         order[i]->server = least;
-        load[least] += order[i]->count;
+        load[least] += (int64_t)ddl__ps_piece_bytes(order[i]);
     }
 }
 
@@ -33470,7 +33478,7 @@ enum { DDL__PS_JOBS_MAX = 1 << 16 }; /* of one worker: what waits beyond stays w
 typedef struct ddl__ps_value {
     int32_t readers;
     bool current; /* else it goes when its last reader has */
-    float data[];
+    _Alignas(double) char data[]; /* of the piece's type */
 } ddl__ps_value;
 
 typedef enum ddl__ps_phase {
@@ -33532,7 +33540,7 @@ typedef struct ddl__ps_place {
     bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
-    float *sum, *state;
+    void *sum, *state;
     int64_t steps;
     /* of a table */
     ddl__ps_rows rows;
@@ -33543,6 +33551,7 @@ typedef struct ddl__ps_server {
     ddl_group *group;
     int32_t number, servers, workers, params;
     const int64_t *lengths;      /* elements of each parameter */
+    const ddl_dtype *types;
     const ddl__ps_piece *pieces; /* all, of all servers */
     int64_t piece_count;
     ddl__ps_place **places; /* by piece; NULL: another server's */
@@ -33612,7 +33621,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
 /* >>values */
 
 static size_t ddl__ps_value_bytes(const ddl__ps_place *p) {
-    return sizeof(ddl__ps_value) + (size_t)p->piece->count * sizeof(float);
+    return sizeof(ddl__ps_value) + ddl__ps_piece_bytes(p->piece);
 }
 
 static ddl__ps_value *ddl__ps_value_new(ddl__ps_server *s, const ddl__ps_place *p) {
@@ -33641,7 +33650,7 @@ static bool ddl__ps_own(ddl__ps_server *s, ddl__ps_place *p) {
         s->starved = true;
         return false;
     }
-    memcpy(copy->data, p->value->data, (size_t)p->piece->count * sizeof(float));
+    memcpy(copy->data, p->value->data, ddl__ps_piece_bytes(p->piece));
     p->value->current = false;
     p->value = copy;
     return true;
@@ -33977,42 +33986,31 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 
 /* >>steps */
 
-/* Are all elements numbers? Sums that overflow are found so, too. */
-static bool ddl__ps_is_finite(const float *x, int64_t count) {
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad == 0;
-}
-
 /* sum = gradient, or sum += gradient, of a push that may be a code. */
 static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
     size_t count = (size_t)p->piece->count;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
     if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
-        memset(p->sum, 0, first ? count * sizeof(float) : 0);
+        memset(p->sum, 0, first ? count * sizeof(float) : 0); /* only f32 is encoded */
         ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
     } else if (first) {
-        memcpy(p->sum, job->in, count * sizeof(float));
+        memcpy(p->sum, job->in, ddl__ps_piece_bytes(p->piece));
     } else {
-        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, count);
+        ddl__reduce_kernel(p->piece->dtype, DDL_SUM)(p->sum, p->sum, job->in, count);
     }
 }
 
 /* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
-static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
+static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, void *grad, int32_t among, double rate, bool bad) {
     static const ddl__ps_trait plain;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : &plain;
     size_t count = (size_t)p->piece->count;
     ddl_optimizer o = s->optimizer;
     double factor = trait->rate_factor == 0 ? 1 : trait->rate_factor;
     if (s->op == DDL_AVG) {
-        ddl__average(grad, count, DDL_F32, among);
+        ddl__average(grad, count, p->piece->dtype, among);
     }
-    if (s->extra.check && (bad || !ddl__ps_is_finite(grad, p->piece->count))) {
+    if (s->extra.check && (bad || ddl__not_finite(grad, p->piece->count, p->piece->dtype))) { /* or overflowed */
         return false;
     }
     if (factor < 0) {
@@ -34024,10 +34022,11 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .tensor = p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
-                               .param = p->value->data,
+                               .param = (float *)(void *)p->value->data,
                                .grad = grad,
                                .state = p->state,
-                               .state_stride = p->piece->count};
+                               .state_stride = p->piece->count,
+                               .dtype = p->piece->dtype};
     double sums[2];
     ddl__optim_sums(&o, &part, sums); /* of LARS and LAMB: the piece is the whole tensor */
     ddl__optim_step(&o, &part, sums);
@@ -34080,10 +34079,9 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
 
 /* Servers that only add: workers run the optimizer. */
 static void ddl__ps_show_sum(ddl__ps_server *s, ddl__ps_place *p) {
-    size_t count = (size_t)p->piece->count;
-    memcpy(p->value->data, p->sum, count * sizeof(float));
+    memcpy(p->value->data, p->sum, ddl__ps_piece_bytes(p->piece));
     if (s->op == DDL_AVG) {
-        ddl__average(p->value->data, count, DDL_F32, p->given);
+        ddl__average(p->value->data, (size_t)p->piece->count, p->piece->dtype, p->given);
     }
 }
 
@@ -34247,7 +34245,7 @@ static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     ok.notes = skipped ? DDL__PS_SKIPPED : 0;
     job->value = p->value;
     p->value->readers++;
-    ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
+    ddl__ps_send(s, job, &ok, p->value->data, ddl__ps_piece_bytes(p->piece));
     return ddl__ps_leave_queue(s, p, job);
 }
 
@@ -34382,8 +34380,8 @@ static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
  *
  *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
  *     u64 order, clock, pushes
- *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
- *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
+ *     by worker: u64 clock, sequence      by parameter: u64 elements (f64 ones: + 2^63)      by table: u32 width
+ *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   values, state, of its type
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
 
 enum { DDL__PS_HEAD_WORDS = 7, DDL__PS_NAME_BYTES = 128, DDL__PS_GENERATIONS = 64 };
@@ -34398,6 +34396,11 @@ typedef struct ddl__ps_file {
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
     snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRIu64 ".%" PRId64 ".%" PRIu64 ".%d-of-%d", g->order, g->clock,
              g->pushes, server, g->servers);
+}
+
+/* What a file says of a parameter. A reader that knows no f64 finds another length. */
+static uint64_t ddl__ps_word(const ddl__ps_server *s, int32_t param) {
+    return (uint64_t)s->lengths[param] | (uint64_t)(s->types[param] == DDL_F64) << 63;
 }
 
 /* >>writing */
@@ -34442,7 +34445,7 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
         ddl__ps_write_u64(f, sequences[w]);
     }
     for (int32_t i = 0; i < s->params; i++) {
-        ddl__ps_write_u64(f, (uint64_t)s->lengths[i]);
+        ddl__ps_write_u64(f, ddl__ps_word(s, i));
     }
     for (int32_t i = 0; i < s->table_count; i++) {
         ddl__ps_write_u32(f, (uint32_t)s->tables[i]->rows.config.width);
@@ -34465,7 +34468,7 @@ static void ddl__ps_write_pieces(ddl__ps_file *f, const ddl__ps_server *s) {
     for (int64_t i = 0; i < s->piece_count; i++) {
         const ddl__ps_place *p = s->places[i];
         if (p != NULL) {
-            size_t bytes = (size_t)p->piece->count * sizeof(float);
+            size_t bytes = ddl__ps_piece_bytes(p->piece);
             ddl__ps_write_u32(f, (uint32_t)p->piece->param);
             ddl__ps_write_u64(f, (uint64_t)p->piece->begin);
             ddl__ps_write_u64(f, (uint64_t)p->piece->count);
@@ -34609,7 +34612,7 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
         sequences[w] = most;
     }
     for (int32_t i = 0; *out_match && i < s->params; i++) {
-        *out_match = ddl__ps_read_u64(f) == (uint64_t)s->lengths[i] && *out_match;
+        *out_match = ddl__ps_read_u64(f) == ddl__ps_word(s, i) && *out_match;
     }
     for (int32_t i = 0; *out_match && i < s->table_count; i++) {
         *out_match = ddl__ps_read_u32(f) == (uint32_t)s->tables[i]->rows.config.width && *out_match;
@@ -34632,11 +34635,12 @@ static void ddl__ps_take_piece(ddl__ps_file *f, ddl__ps_place *p, int64_t begin,
                                off_t data) {
     int64_t from = DDL__MAX(begin, p->piece->begin);
     int64_t end = DDL__MIN(begin + count, p->piece->begin + p->piece->count);
+    int64_t size = (int64_t)ddl_dtype_bytes(p->piece->dtype);
     for (size_t slot = 0; from < end && slot <= slots; slot++) {
-        float *to = slot == 0 ? p->value->data : p->state + (slot - 1) * (size_t)p->piece->count;
-        off_t at = data + (off_t)(((int64_t)slot * count + from - begin) * (int64_t)sizeof(float));
+        char *to = slot == 0 ? p->value->data : (char *)p->state + (slot - 1) * ddl__ps_piece_bytes(p->piece);
+        off_t at = data + (off_t)(((int64_t)slot * count + from - begin) * size);
         f->bad = f->bad || fseeko(f->file, at, SEEK_SET) != 0;
-        ddl__ps_read_bytes(f, to + (from - p->piece->begin), (size_t)(end - from) * sizeof(float));
+        ddl__ps_read_bytes(f, to + (from - p->piece->begin) * size, (size_t)((end - from) * size));
     }
 }
 
@@ -34647,6 +34651,10 @@ static void ddl__ps_read_pieces(ddl__ps_file *f, ddl__ps_server *s, uint64_t *sc
         int32_t param = (int32_t)ddl__ps_read_u32(f);
         int64_t begin = (int64_t)ddl__ps_read_u64(f), count = (int64_t)ddl__ps_read_u64(f);
         int64_t steps = (int64_t)ddl__ps_read_u64(f);
+        if (param < 0 || param >= s->params) {
+            f->bad = true;
+            return;
+        }
         memset(scratch, 0, (size_t)s->workers * sizeof *scratch);
         ddl__ps_read_sequences(f, s, scratch, workers);
         off_t data = ftello(f->file);
@@ -34662,7 +34670,7 @@ static void ddl__ps_read_pieces(ddl__ps_file *f, ddl__ps_server *s, uint64_t *sc
             }
         }
         f->bad = f->bad || fseeko(f->file, data, SEEK_SET) != 0;
-        ddl__ps_skip(f, (uint64_t)count * sizeof(float) * (slots + 1));
+        ddl__ps_skip(f, (uint64_t)count * ddl_dtype_bytes(s->types[param]) * (slots + 1));
     }
 }
 
@@ -35240,7 +35248,7 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
         }
         const ddl__ps_piece *piece = &s->pieces[a->place];
         const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
-        return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
+        return a->bytes == ddl__ps_push_bytes(traits, piece);
     }
     int64_t most = a->op >= DDL__PS_SAVE ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
@@ -35474,7 +35482,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
     *out_largest = 0;
     for (int64_t i = 0; i < s->piece_count; i++) {
         if (s->pieces[i].server == s->number) {
-            uint64_t bytes = (uint64_t)s->pieces[i].count * sizeof(float);
+            uint64_t bytes = ddl__ps_piece_bytes(&s->pieces[i]);
             uint64_t by_worker = (uint64_t)s->workers * (sizeof(int64_t) + sizeof(uint64_t));
             *out_largest = DDL__MAX(*out_largest, bytes + sizeof(ddl__ps_value));
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
@@ -35492,13 +35500,13 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     if (p == NULL || !ddl__ps_place_begin(s, p, (int32_t)number)) {
         return false;
     }
-    size_t count = (size_t)piece->count;
+    size_t bytes = ddl__ps_piece_bytes(piece);
     p->piece = piece;
     p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
-    p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
-    p->state = ddl__ps_alloc(&s->memory, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    p->sum = ddl__ps_alloc(&s->memory, bytes, 1);
+    p->state = ddl__ps_alloc(&s->memory, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
 }
 
@@ -35540,9 +35548,9 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
 }
 
 static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
-    size_t count = p->piece != NULL ? (size_t)p->piece->count : 0;
-    ddl__ps_free(&s->memory, p->sum, count, sizeof(float));
-    ddl__ps_free(&s->memory, p->state, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    size_t bytes = p->piece != NULL ? ddl__ps_piece_bytes(p->piece) : 0;
+    ddl__ps_free(&s->memory, p->sum, bytes, 1);
+    ddl__ps_free(&s->memory, p->state, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     if (p->value != NULL) {
         s->passing += ddl__ps_value_bytes(p);
         ddl__ps_buffer_put(s, p->value, ddl__ps_value_bytes(p));
@@ -35618,6 +35626,7 @@ struct ddl_ps {
     int32_t workers, worker; /* worker -1: this rank only serves */
     int32_t params;
     int64_t *lengths;
+    ddl_dtype *types; /* by parameter */
     ddl__ps_piece *pieces;
     int64_t *first; /* of each parameter's pieces; and one past the last */
     uint64_t *signatures; /* scratch, by rank */
@@ -35899,22 +35908,23 @@ static ddl_status ddl__ps_ask_all(ddl_ps *ps, const char *what, int32_t servers,
 /* >>parameters */
 
 /* A call about all pieces of a parameter. grad, out: its elements, or NULL where the op has none. */
-static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, int32_t param, const float *grad,
-                                     float *out, uint64_t sequence, ddl_request **out_request) {
+static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, int32_t param, const void *grad,
+                                     void *out, uint64_t sequence, ddl_request **out_request) {
     int64_t first = ps->first[param], end = ps->first[param + 1];
     DDL__TRY(ddl__ps_call_new(ps, what, "parameter", param, end - first, out_request));
     ddl_status status = DDL_OK;
     for (int64_t i = first; i < end && status == DDL_OK; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
-        size_t bytes = (size_t)piece->count * sizeof(float);
+        size_t bytes = ddl__ps_piece_bytes(piece), at = (size_t)piece->begin * ddl_dtype_bytes(piece->dtype);
         ddl__ps_ask ask = {.op = op,
                            .place = (int32_t)i,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
                            .bytes = grad != NULL ? (int64_t)bytes : 0};
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, grad != NULL ? grad + piece->begin : NULL,
-                                  out != NULL ? out + piece->begin : NULL, bytes);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask,
+                                  grad != NULL ? (const char *)grad + at : NULL, out != NULL ? (char *)out + at : NULL,
+                                  bytes);
     }
     return ddl__ps_call_start(out_request, status);
 }
@@ -35925,32 +35935,33 @@ typedef struct ddl__ps_codes {
     const int64_t *at; /* by piece: where its code begins, -1: it has none */
 } ddl__ps_codes;
 
-/* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
- * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
- * `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which gradients of this
- * worker are not. */
-static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
-                                     const ddl__ps_codes *codes, float *out, const bool *not_finite,
+/* A call about pieces first ... end - 1, of several parameters or a part of one, all of one type: pushes their
+ * gradients and pulls what the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one
+ * after the other, from `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which
+ * gradients of this worker are not. */
+static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const void *grads,
+                                     const ddl__ps_codes *codes, void *out, const bool *not_finite,
                                      ddl_request **out_request) {
+    const char *grad = grads;
+    char *to = out;
     uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
     DDL__TRY(
         ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
     ddl_status status = DDL_OK;
     for (int64_t i = first; i < end && status == DDL_OK; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
-        size_t bytes = (size_t)piece->count * sizeof(float);
+        size_t bytes = ddl__ps_piece_bytes(piece);
         ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_PULL : DDL__PS_PULL,
                            .place = (int32_t)i,
                            .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
-                           .bytes =
-                               grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece->param, piece->count) : 0};
-        const void *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : (const void *)grads;
+                           .bytes = grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece) : 0};
+        const char *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : grad;
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, out, bytes);
-        grads = grads != NULL ? grads + piece->count : NULL;
-        out += piece->count;
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, to, bytes);
+        grad = grads != NULL ? grad + bytes : NULL;
+        to += bytes;
     }
     return ddl__ps_call_start(out_request, status);
 }
@@ -36145,18 +36156,18 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
     return DDL_OK;
 }
 
-/* A contiguous f32 view of so many elements. */
-static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, int64_t count, bool output, const char *what,
-                                       const char *name) {
+/* A contiguous view of so many elements of a type. */
+static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, ddl_dtype dtype, int64_t count, bool output,
+                                       const char *what, const char *name) {
     ddl_context *c = ps->c;
     DDL__TRY(ddl__tensor_check_host(c, t, what, name));
     if (output) {
         DDL__TRY(ddl__tensor_check_output(c, t, what, name));
     }
-    if (t->dtype != DDL_F32 || !ddl__is_contiguous(t) || ddl_tensor_count(t) != count) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: `%s` has %lld elements of %s%s; %lld contiguous f32 are wanted", what,
+    if (t->dtype != dtype || !ddl__is_contiguous(t) || ddl_tensor_count(t) != count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `%s` has %lld elements of %s%s; %lld contiguous %s are wanted", what,
                           name, (long long)ddl_tensor_count(t), ddl_dtype_name(t->dtype),
-                          ddl__is_contiguous(t) ? "" : ", with strides", (long long)count);
+                          ddl__is_contiguous(t) ? "" : ", with strides", (long long)count, ddl_dtype_name(dtype));
     }
     return DDL_OK;
 }
@@ -36207,6 +36218,7 @@ static void ddl__ps_release(ddl_ps *ps) {
     ddl__lock(c);
     ddl__free(&c->base, ps->server);
     ddl__free(&c->base, ps->lengths);
+    ddl__free(&c->base, ps->types);
     ddl__free(&c->base, ps->pieces);
     ddl__free(&c->base, ps->first);
     ddl__free(&c->base, ps->pushed);
@@ -36240,25 +36252,29 @@ static bool ddl__ps_has_ended(ddl_context *c, void *arg) {
 static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
     ddl__base *base = &ps->c->base;
     int64_t total = 0, n;
-    size_t count = (size_t)ps->params;
+    size_t count = (size_t)ps->params, size = sizeof(float);
     ps->lengths = ddl__alloc_array(base, count, sizeof *ps->lengths);
+    ps->types = ddl__alloc_array(base, count, sizeof *ps->types);
     ps->first = ddl__alloc_array(base, count + 1, sizeof *ps->first);
     ps->pushed = ddl__alloc_array(base, count, sizeof *ps->pushed);
     ps->signatures = ddl__alloc_array(base, (size_t)ps->group->size, sizeof *ps->signatures);
-    for (int32_t i = 0; ps->lengths != NULL && i < ps->params; i++) {
+    bool listed = ps->lengths != NULL && ps->types != NULL;
+    for (int32_t i = 0; listed && i < ps->params; i++) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
+        ps->types[i] = params[i].dtype;
+        size = ps->lengths[i] > 0 ? DDL__MAX(size, ddl_dtype_bytes(params[i].dtype)) : size;
         total += ps->lengths[i];
     }
-    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes,
+    int64_t limit = ddl__ps_piece_limit(total, size, ps->config.servers, ps->config.piece_bytes,
                                         ddl__optim_needs_sums(&ps->config.optimizer));
-    n = ps->piece_count = ps->lengths != NULL ? ddl__ps_cut(ps->lengths, ps->params, limit, NULL) : 0;
+    n = ps->piece_count = listed ? ddl__ps_cut(ps->lengths, ps->types, ps->params, limit, NULL) : 0;
     ps->pieces = ddl__alloc_array(base, (size_t)n, sizeof *ps->pieces);
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
     int64_t *load = ddl__alloc_array(base, (size_t)ps->config.servers, sizeof *load);
-    bool good = ps->lengths != NULL && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
+    bool good = listed && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
                 load != NULL && ps->signatures != NULL && n < INT32_MAX;
     if (good) {
-        ddl__ps_cut(ps->lengths, ps->params, limit, ps->pieces);
+        ddl__ps_cut(ps->lengths, ps->types, ps->params, limit, ps->pieces);
         ddl__ps_assign(ps->pieces, n, ps->config.servers, order, load);
         for (int64_t i = n - 1; i >= 0; i--) {
             ps->first[ps->pieces[i].param] = i;
@@ -36277,6 +36293,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sente
 static uint64_t ddl__ps_signature(const ddl_ps *ps) {
     const ddl_ps_config *o = &ps->config;
     uint64_t h = ddl__mix_bytes(0x7073, ps->lengths, (size_t)ps->params * sizeof *ps->lengths);
+    h = ddl__mix_bytes(h, ps->types, (size_t)ps->params * sizeof *ps->types);
     const uint64_t words[] = {(uint64_t)o->servers,
                               (uint64_t)o->dedicated,
                               (uint64_t)o->sync.mode,
@@ -36314,6 +36331,7 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     s->workers = ps->workers;
     s->params = ps->params;
     s->lengths = ps->lengths;
+    s->types = ps->types;
     s->pieces = ps->pieces;
     s->piece_count = ps->piece_count;
     s->optimizer = ps->config.optimizer;
@@ -36444,13 +36462,14 @@ static ddl_status ddl__ps_check_create(ddl_group *group, const ddl_ps_config *co
     bool serves_only = out->dedicated && group->rank >= group->size - out->servers;
     for (int32_t i = 0; i < count; i++) {
         const ddl_tensor *t = &params[i];
-        bool good = t->dtype == DDL_F32 && t->device == DDL_HOST && ddl_tensor_count(t) >= 0 && ddl__is_contiguous(t) &&
+        bool type = t->dtype == DDL_F32 || t->dtype == DDL_F64;
+        bool good = type && t->device == DDL_HOST && ddl_tensor_count(t) >= 0 && ddl__is_contiguous(t) &&
                     (serves_only || t->data != NULL || ddl_tensor_count(t) == 0);
         if (!good) {
             return ddl__error(c, DDL_ERR_ARG,
-                              "ddl_ps_create: parameter %d is %s; contiguous f32 in ordinary memory is "
+                              "ddl_ps_create: parameter %d is %s; contiguous f32 or f64 in ordinary memory is "
                               "wanted",
-                              i, t->dtype != DDL_F32 ? ddl_dtype_name(t->dtype) : "NULL, strided or on a device");
+                              i, !type ? ddl_dtype_name(t->dtype) : "NULL, strided or on a device");
         }
     }
     return DDL_OK;
@@ -36595,11 +36614,12 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
                           ps->params - 1);
     }
     int64_t count = ps->lengths[a->param];
+    ddl_dtype dtype = ps->types[a->param];
     if (a->grad != NULL) {
-        DDL__TRY(ddl__ps_tensor_check(ps, a->grad, count, false, a->what, "grad"));
+        DDL__TRY(ddl__ps_tensor_check(ps, a->grad, dtype, count, false, a->what, "grad"));
     }
     if (a->out != NULL) {
-        DDL__TRY(ddl__ps_tensor_check(ps, a->out, count, true, a->what, "out"));
+        DDL__TRY(ddl__ps_tensor_check(ps, a->out, dtype, count, true, a->what, "out"));
     }
     if (a->grad != NULL && a->out != NULL && ddl__tensor_touches(a->grad, a->out)) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
@@ -36614,11 +36634,14 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
     return DDL_OK;
 }
 
-/* The first element that is not finite, or count. */
-static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
+/* The first element that is not finite, or count; *out_value: what it is. */
+static int64_t ddl__ps_first_odd(const ddl_tensor *t, int64_t count, double *out_value) {
     int64_t i = 0;
-    while (i < count && x[i] - x[i] == 0) {
-        i++;
+    for (*out_value = 0; i < count; i++) {
+        *out_value = t->dtype == DDL_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+        if (*out_value - *out_value != 0) {
+            break;
+        }
     }
     return i;
 }
@@ -36628,11 +36651,12 @@ static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
 static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tensor *grad, int32_t number,
                                     const uint64_t *ids) {
     int64_t count = ddl_tensor_count(grad);
-    if (ps->config.unchecked || ddl__ps_is_finite(grad->data, count)) {
+    if (ps->config.unchecked || !ddl__not_finite(grad->data, count, grad->dtype)) {
         return DDL_OK;
     }
     char where[64];
-    int64_t at = ddl__ps_first_odd(grad->data, count);
+    double value;
+    int64_t at = ddl__ps_first_odd(grad, count, &value);
     DDL__TRY(ddl__ps_enter(ps, true, what));
     int32_t width = ids != NULL ? ps->tables[number].width : 1;
     if (ids != NULL) {
@@ -36643,8 +36667,7 @@ static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tens
     ddl_status status = ddl__error(ps->c, DDL_ERR_ARG,
                                    "%s: the gradient of %s is not finite on worker %d (element %lld is %g); nothing "
                                    "was pushed",
-                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at),
-                                   (double)((const float *)grad->data)[at]);
+                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at), value);
     ddl__unlock(ps->c);
     return status;
 }
@@ -36903,7 +36926,8 @@ static ddl_status ddl__ps_rows_check(ddl_ps *ps, int32_t table, const uint64_t *
     if (count < 0 || count > INT32_MAX || (count > 0 && ids == NULL)) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: %lld ids at %p", what, (long long)count, (const void *)ids);
     }
-    return ddl__ps_tensor_check(ps, t, count * ps->tables[table].width, output, what, output ? "out" : "grads");
+    return ddl__ps_tensor_check(ps, t, DDL_F32, count * ps->tables[table].width, output, what,
+                                output ? "out" : "grads");
 }
 
 static ddl_status ddl__ps_push_rows_check(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,
@@ -37497,7 +37521,7 @@ typedef struct ddl__unit {
  * first. */
 typedef struct ddl__served {
     ddl_ps *ps;        /* NULL: there are none */
-    ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
+    ddl_tensor pulled[DDL__ARENAS]; /* f32 and f64, in the order of the arenas: parameters as they come */
     ddl__ps_trait *traits;
     bool *bad;             /* the gradient of this step is not finite */
     int64_t *grains;       /* bytes of the servers' pieces */
@@ -37529,7 +37553,8 @@ struct ddl_trainer {
     ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
     void *stream;    /* the program's, for the lane; NULL: none */
     uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
-    float *mirror;   /* of the f32 arena, in ordinary memory, for what the host does with gradients of a device */
+    void *mirrors[DDL__ARENAS]; /* of the f32 and f64 arenas, in ordinary memory, for what the host does with gradients
+                                   of a device */
     int32_t arriving; /* gradients that are being packed */
     uint64_t asked_ns, taken_ns; /* when a gradient was made ready last, and when one was in the arena */
     int32_t rank, size;
@@ -37872,10 +37897,6 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     if (wide && t->config.outer_rate != 0) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, name);
     }
-    if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
-                          name);
-    }
     return DDL_OK;
 }
 
@@ -38033,24 +38054,32 @@ enum { DDL__SERVED_PIECE_BYTES = 1 << 20 }; /* most of one message */
 /* The parameter of the servers that tensor `index` is, and the reverse. */
 static int32_t ddl__served_number(const ddl_trainer *t, int32_t index) { return t->count - 1 - index; }
 
-static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (float *)t->served.pulled.data + at; }
+/* What comes of element `at` of an arena. */
+static void *ddl__served_pulled(const ddl_trainer *t, ddl_dtype dtype, int64_t at) {
+    return (char *)t->served.pulled[dtype].data + (size_t)at * ddl_dtype_bytes(dtype);
+}
+
+/* Element `at` of an arena in ordinary memory. */
+static void *ddl__served_mirror(const ddl_trainer *t, ddl_dtype dtype, int64_t at) {
+    char *mirror = t->mirrors[dtype];
+    return (mirror != NULL ? mirror : (char *)t->arenas[dtype].data) + (size_t)at * ddl_dtype_bytes(dtype);
+}
 
 /* Starts a unit. The lock is held. */
 static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
-    const float *grads = (t->mirror != NULL ? t->mirror : (const float *)t->arenas[DDL_F32].data) + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
     ddl__ps_codes codes = {t->served.codes, t->served.code_at};
-    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
-                              ddl__served_pulled(t, u->begin), t->served.bad, &u->request);
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end,
+                              ddl__served_mirror(t, u->dtype, u->begin), &codes,
+                              ddl__served_pulled(t, u->dtype, u->begin), t->served.bad, &u->request);
 }
 
-/* What a unit pushes; it pulls f32. */
+/* What a unit pushes. */
 static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
     int64_t bytes = 0;
     for (int64_t i = u->grain_first; i < u->grain_end; i++) {
-        const ddl__ps_piece *piece = &t->served.ps->pieces[i];
-        bytes += ddl__ps_push_bytes(t->served.traits, piece->param, piece->count);
+        bytes += ddl__ps_push_bytes(t->served.traits, &t->served.ps->pieces[i]);
     }
     return bytes;
 }
@@ -38097,6 +38126,24 @@ static ddl_status ddl__served_clock(ddl_trainer *t) {
     return status;
 }
 
+/* Pulls pieces first ... end - 1, as this iteration may see them. The lock is not held. */
+static ddl_status ddl__served_pull(ddl_trainer *t, const char *what, int64_t first, int64_t end) {
+    const ddl__ps_piece *pieces = t->served.ps->pieces;
+    ddl_status status = DDL_OK;
+    for (int64_t i = first, next; i < end && status == DDL_OK; i = next) {
+        ddl_request *r;
+        const ddl__weight *w = &t->weights[ddl__served_number(t, pieces[i].param)];
+        for (next = i + 1; next < end && pieces[next].dtype == pieces[i].dtype; next++) {
+        }
+        DDL__TRY(ddl__enter(t->context));
+        status = ddl__ps_range_call(t->served.ps, what, i, next, NULL, NULL,
+                                    ddl__served_pulled(t, pieces[i].dtype, w->at + pieces[i].begin), t->served.bad, &r);
+        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+        ddl__unlock(t->context);
+    }
+    return status;
+}
+
 /* >>making. The lock is not held. */
 
 static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
@@ -38125,10 +38172,11 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
 }
 
-/* Elements of a tensor that the servers have. */
+/* Elements of a tensor that the servers have: f32, and f64 where all go there. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
     bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
-    return ddl__weight_wire_type(t, w) == DDL_F32 && !squeezed ? w->count : 0;
+    bool all = t->config.architecture == DDL_ARCHITECTURE_PS;
+    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !squeezed ? w->count : 0;
 }
 
 /* Which line an operation is on. */
@@ -38175,24 +38223,36 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
     return status;
 }
 
-/* The parameter in f32, in ordinary memory. */
-static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, float *to) {
+/* The parameter in the type that servers keep it in, in ordinary memory. */
+static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, void *to) {
+    ddl_dtype dtype = ddl__weight_type(w);
     if (ddl__lane_is_host(&t->lane)) {
-        ddl__convert(to, DDL_F32, w->param.data, w->param.dtype, w->count);
+        ddl__convert(to, dtype, w->param.data, w->param.dtype, w->count);
         return DDL_OK;
     }
-    ddl__lane_convert(&t->lane, t->lane.scratch[0], DDL_F32, w->param.data, w->param.dtype, w->count);
-    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * sizeof *to);
+    ddl__lane_convert(&t->lane, t->lane.scratch[0], dtype, w->param.data, w->param.dtype, w->count);
+    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * ddl_dtype_bytes(dtype));
     return ddl__lane_wait(&t->lane, "ddl_trainer_start");
 }
 
-/* Memory by parameter, and the parameters in f32 as the servers' first values. */
+/* Memory for parameters as they come. */
+static ddl_status ddl__served_room(ddl_trainer *t) {
+    int64_t totals[DDL__ARENAS] = {0};
+    for (int32_t i = 0; i < t->count; i++) {
+        totals[ddl__weight_type(&t->weights[i])] += ddl__served_count(t, &t->weights[i]);
+    }
+    for (int32_t d = 0; d < DDL__ARENAS && !t->served.only; d++) {
+        if (d == DDL_F32 || d == DDL_F64) {
+            DDL__TRY(ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &(int64_t){totals[d] + 1}, &t->served.pulled[d]));
+        }
+    }
+    return DDL_OK;
+}
+
+/* Memory by parameter, and the parameters as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
-    int64_t total = 0;
-    for (int32_t i = 0; i < t->count; i++) {
-        total += ddl__served_count(t, &t->weights[i]);
-    }
+    int64_t at[DDL__ARENAS] = {0};
     DDL__TRY(ddl__enter(t->context));
     s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
     s->bad = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->bad);
@@ -38201,12 +38261,15 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
                             : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     ddl__unlock(t->context);
     DDL__TRY(status);
-    DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
-    for (int64_t i = t->count - 1, at = 0; i >= 0; at += ddl__served_count(t, &t->weights[i--])) {
+    DDL__TRY(ddl__served_room(t));
+    for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
-        float *to = s->only ? NULL : ddl__served_pulled(t, at);
-        int32_t number = ddl__served_number(t, (int32_t)i);
-        params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
+        ddl_dtype dtype = ddl__weight_type(w);
+        int64_t count = ddl__served_count(t, w);
+        void *to = s->only || count == 0 ? NULL : ddl__served_pulled(t, dtype, at[dtype]);
+        int32_t number = ddl__served_number(t, i);
+        params[number] = ddl_tensor_1d(to, dtype, count);
+        at[dtype] += count;
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] =
             (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
@@ -38243,11 +38306,9 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
     for (int64_t i = 0; grains != NULL && at != NULL && i < ps->piece_count; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
         bool coded = t->served.traits[piece->param].code.kind != DDL_COMPRESS_NONE;
-        grains[i] = piece->count * (int64_t)sizeof(float);
+        grains[i] = (int64_t)ddl__ps_piece_bytes(piece);
         at[i] = coded ? bytes : -1;
-        bytes += coded
-                     ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece->param, piece->count))
-                     : 0;
+        bytes += coded ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece)) : 0;
     }
     t->served.grains = grains;
     t->served.code_at = at;
@@ -38287,8 +38348,10 @@ static ddl_status ddl__served_switch(ddl_trainer *t) {
 static void ddl__served_free(ddl_trainer *t) {
     ddl__served *s = &t->served;
     ddl_ps_free(&s->ps);
-    if (s->pulled.data != NULL && !t->context->finalized) {
-        ddl_tensor_free(t->context, &s->pulled);
+    for (int32_t d = 0; d < DDL__ARENAS && !t->context->finalized; d++) {
+        if (s->pulled[d].data != NULL) {
+            ddl_tensor_free(t->context, &s->pulled[d]);
+        }
     }
     ddl__lock(t->context);
     ddl__free(&t->context->base, s->traits);
@@ -38607,13 +38670,10 @@ static char *ddl__weight_wire(const ddl_trainer *t, const ddl__weight *w) {
     return (char *)t->arenas[w->wire].data + (size_t)w->at * ddl_dtype_bytes(w->wire);
 }
 
-/* The same in ordinary memory. */
-static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
-    return (t->mirror != NULL ? t->mirror : (float *)t->arenas[DDL_F32].data) + w->at;
-}
+static size_t ddl__weight_wire_bytes(const ddl__weight *w) { return (size_t)w->count * ddl_dtype_bytes(w->wire); }
 
 static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
-    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
+    return t->mirrors[w->wire] != NULL && (w->served || w->coded != NULL);
 }
 
 /* The sum of n batches becomes their mean: this rank's gradient. */
@@ -38623,7 +38683,7 @@ static void ddl__weight_mean(ddl_trainer *t, const ddl__weight *w, int32_t n) {
         ddl__lane_average(&t->lane, wire, w->count, w->wire, n);
     }
     if (ddl__weight_is_mirrored(t, w)) {
-        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__served_mirror(t, w->wire, w->at), wire, ddl__weight_wire_bytes(w));
     }
 }
 
@@ -38646,9 +38706,9 @@ static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
 
 static void ddl__weight_zero(ddl_trainer *t, ddl__weight *w) {
     char *wire = ddl__weight_wire(t, w);
-    ddl__lane_zero(&t->lane, wire, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    ddl__lane_zero(&t->lane, wire, ddl__weight_wire_bytes(w));
     if (ddl__weight_is_mirrored(t, w)) {
-        memset(ddl__weight_mirror(t, w), 0, (size_t)w->count * sizeof(float));
+        memset(ddl__served_mirror(t, w->wire, w->at), 0, ddl__weight_wire_bytes(w));
     }
     w->bad = false;
 }
@@ -38698,19 +38758,19 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
     if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
-        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
-                       (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->wire, w->at),
+                       ddl__weight_wire_bytes(w));
     }
 }
 
 /* What servers have made of a parameter, by way of the arena where it is on a device. */
 static void ddl__weight_take_served(ddl_trainer *t, const ddl__weight *w) {
-    const float *pulled = ddl__served_pulled(t, w->at);
+    const void *pulled = ddl__served_pulled(t, w->wire, w->at);
     if (!ddl__lane_is_host(&t->lane)) {
-        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, (size_t)w->count * sizeof(float));
-        pulled = (const float *)(const void *)ddl__weight_wire(t, w);
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, ddl__weight_wire_bytes(w));
+        pulled = ddl__weight_wire(t, w);
     }
-    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, DDL_F32, w->count);
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, w->wire, w->count);
 }
 
 static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weight *w) {
@@ -38788,20 +38848,29 @@ static void ddl__arenas_free(ddl_trainer *t) {
         t->arenas[d] = (ddl_tensor){0};
     }
     ddl__lock(t->context);
-    ddl__lane_free_pinned(&t->lane, t->mirror);
-    t->mirror = NULL;
+    for (int32_t d = 0; d < DDL__ARENAS; d++) {
+        ddl__lane_free_pinned(&t->lane, t->mirrors[d]);
+        t->mirrors[d] = NULL;
+    }
     ddl__unlock(t->context);
 }
 
 /* Where a device's gradients are also in ordinary memory: for servers. */
-static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
+static ddl_status ddl__mirrors_make(ddl_trainer *t, const int64_t counts[DDL__ARENAS]) {
     if (t->served.ps == NULL || ddl__lane_is_host(&t->lane)) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(t->context));
-    t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
-    ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
-                                                                "gradients that go to servers");
+    ddl_status status = DDL_OK;
+    for (int32_t d = 0; d < DDL__ARENAS && status == DDL_OK; d++) {
+        bool used = d == DDL_F32 || (d == DDL_F64 && t->config.architecture == DDL_ARCHITECTURE_PS);
+        if (used && counts[d] > 0) {
+            t->mirrors[d] = ddl__lane_alloc_pinned(&t->lane, (size_t)counts[d] * ddl_dtype_bytes((ddl_dtype)d));
+            status = t->mirrors[d] != NULL ? DDL_OK
+                                           : ddl__error(t->context, DDL_ERR_NOMEM,
+                                                        "no pinned memory for gradients that go to servers");
+        }
+    }
     ddl__unlock(t->context);
     return status;
 }
@@ -38826,7 +38895,7 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
                          : ddl_tensor_alloc_on(t->context, device, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]);
         }
     }
-    status = status < 0 ? status : ddl__mirror_make(t, counts[DDL_F32]);
+    status = status < 0 ? status : ddl__mirrors_make(t, counts);
     if (status < 0) {
         ddl__arenas_free(t);
     }
@@ -39169,14 +39238,8 @@ static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int
 static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t end, int32_t times, double *out_s) {
     *out_s = 1e9;
     for (int32_t i = 0; i < times; i++) {
-        ddl_request *r;
         uint64_t start = ddl__now_ns();
-        DDL__TRY(ddl__enter(t->context));
-        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL, NULL,
-                                               ddl__served_pulled(t, 0), t->served.bad, &r);
-        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-        ddl__unlock(t->context);
-        DDL__TRY(status);
+        DDL__TRY(ddl__served_pull(t, "ddl_trainer_start", first, end));
         *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
     }
     return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
@@ -39197,7 +39260,7 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t, ddl__line *line) {
     double brief, lengthy;
     int64_t end = 0, bytes = 0;
     while (end < ps->piece_count && bytes < LONG_BYTES) {
-        bytes += ps->pieces[end++].count * (int64_t)sizeof(float);
+        bytes += (int64_t)ddl__ps_piece_bytes(&ps->pieces[end++]);
     }
     if (end == 0) {
         return DDL_OK;
@@ -40267,7 +40330,7 @@ static void ddl__weight_take(ddl_trainer *t, ddl__weight *w) {
     w->taken = true;
     w->bad = !t->config.unchecked && t->odds_told[w - t->weights] != 0;
     if (w->coded != NULL) {
-        ddl__served_encode(t, w, ddl__weight_mirror(t, w));
+        ddl__served_encode(t, w, ddl__served_mirror(t, w->wire, w->at));
     }
     double since_s = (double)(t->taken_ns - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);
@@ -41725,7 +41788,6 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     ddl__ps_generation found[DDL__PS_GENERATIONS];
     double any = ddl__ps_generations(folder, found);
     ddl_ps *ps = t->served.ps;
-    ddl_request *r;
     *out_step = -1;
     DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
     if (any == 0) {
@@ -41738,10 +41800,8 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
             memset(t->weights[i].residual, 0, (size_t)t->weights[i].count * sizeof(float));
         }
     }
-    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
-                                           ddl__served_pulled(t, 0), t->served.bad, &r);
-    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     ddl__unlock(t->context);
+    ddl_status status = ddl__served_pull(t, "ddl_trainer_load", 0, ps->piece_count);
     status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
     if (status == DDL_OK) {

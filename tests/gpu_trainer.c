@@ -582,14 +582,16 @@ TEST(servers) {
          .config = {.optimizer = rated(DDL_ADAM), .architecture = DDL_ARCHITECTURE_AUTO}},
         {.text = "SSP", .config = {.optimizer = rated(DDL_SGD), .sync = DDL_SYNC_SSP}, .streamed = true},
         {.text = "ASP", .config = {.optimizer = rated(DDL_SGD), .sync = DDL_SYNC_ASP, .servers = 1}},
+        {.text = "f64", .config = {.optimizer = rated(DDL_ADAM)}, .dtype = DDL_F64, .streamed = true},
+        {.text = "f64, sums", .config = {.optimizer = rated(DDL_ADAM), .clip_norm = 0.5}, .dtype = DDL_F64},
     };
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         ddl_trainer_config *o = &jobs[i].config;
         o->architecture = o->architecture == DDL_ARCHITECTURE_AUTO ? o->architecture : DDL_ARCHITECTURE_PS;
         o->latency_s = 1e-5;
         o->seconds_per_byte = 1e-9;
     }
-    same_bits(jobs, 6);
+    same_bits(jobs, 8);
 }
 
 TEST(dedicated_servers) {

@@ -214,8 +214,9 @@ static void refuse_work(ddl_group *w, ddl_ps *ps, void *arg) {
 
 static void refuse(ddl_group *w, void *arg) {
     float three[3] = {0};
+    uint16_t halves[3] = {0};
     double doubles[3] = {0};
-    ddl_tensor param = DDL_ARRAY(three), other = DDL_ARRAY(doubles);
+    ddl_tensor param = DDL_ARRAY(three), other = ddl_tensor_1d(halves, DDL_F16, 3), wide = DDL_ARRAY(doubles);
     const struct {
         ddl_ps_config config;
         const char *text;
@@ -235,7 +236,9 @@ static void refuse(ddl_group *w, void *arg) {
         CHECK(ps == NULL);
     }
     ddl_ps_config good = {.servers = 2};
-    FAILS(ddl_ps_create(w, &good, &other, 1, &ps), DDL_ERR_ARG, "parameter 0 is f64");
+    FAILS(ddl_ps_create(w, &good, &other, 1, &ps), DDL_ERR_ARG, "parameter 0 is f16");
+    FAILS(ddl_ps_create(w, &good, ddl_rank(w) == 0 ? &wide : &param, 1, &ps), DDL_ERR_MISMATCH,
+          "passed other parameters");
     param = ddl_tensor_1d(three, DDL_F32, ddl_rank(w) + 1);
     FAILS(ddl_ps_create(w, &good, &param, 1, &ps), DDL_ERR_MISMATCH, "passed other parameters");
     param = DDL_ARRAY(three);

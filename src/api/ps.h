@@ -9,8 +9,9 @@ extern "C" {
 #endif
 
 /* >>ps
- * Parameter servers. Parameters (f32) live on servers, cut into pieces that are spread evenly; workers push gradients
- * and pull parameters, servers run the optimizer. Workers are ranks 0, 1, ... of the group:
+ * Parameter servers. Parameters (f32 and f64, each summed up and stepped in its type) live on servers, cut into pieces
+ * that are spread evenly; workers push gradients and pull parameters, of the same type, servers run the optimizer.
+ * Workers are ranks 0, 1, ... of the group:
  *
  *     servers beside workers   dedicated = 0   ranks 0 .. servers-1 serve on a thread of their own, all ranks work
  *     servers alone            dedicated = 1   the last `servers` ranks call ddl_ps_serve, the others work
@@ -56,10 +57,10 @@ typedef struct ddl_ps_config {
     int32_t unchecked;       /* 1: gradients that are not finite are pushed as they are */
 } ddl_ps_config;
 
-/* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32, of the same lengths on all
- * ranks; ranks that only serve may pass NULL for data. Every rank of the group calls. Blocks. Errors: DDL_ERR_ARG
- * (servers, staleness, optimizer or types that cannot work), DDL_ERR_NOMEM (memory_bytes is too little: how much is
- * needed), DDL_ERR_MISMATCH (ranks differ). */
+/* Makes servers for count parameters; the values of rank 0 are the first. Contiguous f32 or f64, of the same lengths
+ * and types on all ranks; ranks that only serve may pass NULL for data. Every rank of the group calls. Blocks. Errors:
+ * DDL_ERR_ARG (servers, staleness, optimizer or types that cannot work), DDL_ERR_NOMEM (memory_bytes is too little: how
+ * much is needed), DDL_ERR_MISMATCH (ranks differ). */
 DDL_API ddl_status ddl_ps_create(ddl_group *group, const ddl_ps_config *config, const ddl_tensor *params, int32_t count,
                                  ddl_ps **out_ps);
 /* Leaves (ddl_ps_leave), waits until this rank's server is needed by nobody, frees and sets *ps to NULL; NULL is fine.

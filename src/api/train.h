@@ -104,7 +104,7 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * one shape, contiguous, in memory that stays where it is until ddl_trainer_free: all tensors of a trainer in host
  * memory, or all on one device, where its work is done too. f16 and bf16 parameters get a copy that the optimizer works
  * on; f64 is trained in f64. name NULL: "tensor 7". out_index may be NULL. Errors: DDL_ERR_ARG, DDL_ERR_STATE (after
- * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 with servers, compressed, or with outer_rate). [one thread] */
+ * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 compressed, or with outer_rate). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
 /* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.

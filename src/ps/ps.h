@@ -60,18 +60,18 @@ static ddl_status ddl__ps_config_resolve(ddl__sentence *why, const ddl_ps_config
     return DDL_OK;
 }
 
-/* A contiguous f32 view of so many elements. */
-static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, int64_t count, bool output, const char *what,
-                                       const char *name) {
+/* A contiguous view of so many elements of a type. */
+static ddl_status ddl__ps_tensor_check(ddl_ps *ps, const ddl_tensor *t, ddl_dtype dtype, int64_t count, bool output,
+                                       const char *what, const char *name) {
     ddl_context *c = ps->c;
     DDL__TRY(ddl__tensor_check_host(c, t, what, name));
     if (output) {
         DDL__TRY(ddl__tensor_check_output(c, t, what, name));
     }
-    if (t->dtype != DDL_F32 || !ddl__is_contiguous(t) || ddl_tensor_count(t) != count) {
-        return ddl__error(c, DDL_ERR_ARG, "%s: `%s` has %lld elements of %s%s; %lld contiguous f32 are wanted", what,
+    if (t->dtype != dtype || !ddl__is_contiguous(t) || ddl_tensor_count(t) != count) {
+        return ddl__error(c, DDL_ERR_ARG, "%s: `%s` has %lld elements of %s%s; %lld contiguous %s are wanted", what,
                           name, (long long)ddl_tensor_count(t), ddl_dtype_name(t->dtype),
-                          ddl__is_contiguous(t) ? "" : ", with strides", (long long)count);
+                          ddl__is_contiguous(t) ? "" : ", with strides", (long long)count, ddl_dtype_name(dtype));
     }
     return DDL_OK;
 }
@@ -122,6 +122,7 @@ static void ddl__ps_release(ddl_ps *ps) {
     ddl__lock(c);
     ddl__free(&c->base, ps->server);
     ddl__free(&c->base, ps->lengths);
+    ddl__free(&c->base, ps->types);
     ddl__free(&c->base, ps->pieces);
     ddl__free(&c->base, ps->first);
     ddl__free(&c->base, ps->pushed);
@@ -155,25 +156,29 @@ static bool ddl__ps_has_ended(ddl_context *c, void *arg) {
 static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sentence *why) {
     ddl__base *base = &ps->c->base;
     int64_t total = 0, n;
-    size_t count = (size_t)ps->params;
+    size_t count = (size_t)ps->params, size = sizeof(float);
     ps->lengths = ddl__alloc_array(base, count, sizeof *ps->lengths);
+    ps->types = ddl__alloc_array(base, count, sizeof *ps->types);
     ps->first = ddl__alloc_array(base, count + 1, sizeof *ps->first);
     ps->pushed = ddl__alloc_array(base, count, sizeof *ps->pushed);
     ps->signatures = ddl__alloc_array(base, (size_t)ps->group->size, sizeof *ps->signatures);
-    for (int32_t i = 0; ps->lengths != NULL && i < ps->params; i++) {
+    bool listed = ps->lengths != NULL && ps->types != NULL;
+    for (int32_t i = 0; listed && i < ps->params; i++) {
         ps->lengths[i] = ddl_tensor_count(&params[i]);
+        ps->types[i] = params[i].dtype;
+        size = ps->lengths[i] > 0 ? DDL__MAX(size, ddl_dtype_bytes(params[i].dtype)) : size;
         total += ps->lengths[i];
     }
-    int64_t limit = ddl__ps_piece_limit(total, ps->config.servers, ps->config.piece_bytes,
+    int64_t limit = ddl__ps_piece_limit(total, size, ps->config.servers, ps->config.piece_bytes,
                                         ddl__optim_needs_sums(&ps->config.optimizer));
-    n = ps->piece_count = ps->lengths != NULL ? ddl__ps_cut(ps->lengths, ps->params, limit, NULL) : 0;
+    n = ps->piece_count = listed ? ddl__ps_cut(ps->lengths, ps->types, ps->params, limit, NULL) : 0;
     ps->pieces = ddl__alloc_array(base, (size_t)n, sizeof *ps->pieces);
     ddl__ps_piece **order = ddl__alloc_array(base, (size_t)n, sizeof *order);
     int64_t *load = ddl__alloc_array(base, (size_t)ps->config.servers, sizeof *load);
-    bool good = ps->lengths != NULL && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
+    bool good = listed && ps->first != NULL && ps->pushed != NULL && ps->pieces != NULL && order != NULL &&
                 load != NULL && ps->signatures != NULL && n < INT32_MAX;
     if (good) {
-        ddl__ps_cut(ps->lengths, ps->params, limit, ps->pieces);
+        ddl__ps_cut(ps->lengths, ps->types, ps->params, limit, ps->pieces);
         ddl__ps_assign(ps->pieces, n, ps->config.servers, order, load);
         for (int64_t i = n - 1; i >= 0; i--) {
             ps->first[ps->pieces[i].param] = i;
@@ -192,6 +197,7 @@ static ddl_status ddl__ps_shard(ddl_ps *ps, const ddl_tensor *params, ddl__sente
 static uint64_t ddl__ps_signature(const ddl_ps *ps) {
     const ddl_ps_config *o = &ps->config;
     uint64_t h = ddl__mix_bytes(0x7073, ps->lengths, (size_t)ps->params * sizeof *ps->lengths);
+    h = ddl__mix_bytes(h, ps->types, (size_t)ps->params * sizeof *ps->types);
     const uint64_t words[] = {(uint64_t)o->servers,
                               (uint64_t)o->dedicated,
                               (uint64_t)o->sync.mode,
@@ -229,6 +235,7 @@ static ddl_status ddl__ps_make_server(ddl_ps *ps, ddl__sentence *why) {
     s->workers = ps->workers;
     s->params = ps->params;
     s->lengths = ps->lengths;
+    s->types = ps->types;
     s->pieces = ps->pieces;
     s->piece_count = ps->piece_count;
     s->optimizer = ps->config.optimizer;
@@ -359,13 +366,14 @@ static ddl_status ddl__ps_check_create(ddl_group *group, const ddl_ps_config *co
     bool serves_only = out->dedicated && group->rank >= group->size - out->servers;
     for (int32_t i = 0; i < count; i++) {
         const ddl_tensor *t = &params[i];
-        bool good = t->dtype == DDL_F32 && t->device == DDL_HOST && ddl_tensor_count(t) >= 0 && ddl__is_contiguous(t) &&
+        bool type = t->dtype == DDL_F32 || t->dtype == DDL_F64;
+        bool good = type && t->device == DDL_HOST && ddl_tensor_count(t) >= 0 && ddl__is_contiguous(t) &&
                     (serves_only || t->data != NULL || ddl_tensor_count(t) == 0);
         if (!good) {
             return ddl__error(c, DDL_ERR_ARG,
-                              "ddl_ps_create: parameter %d is %s; contiguous f32 in ordinary memory is "
+                              "ddl_ps_create: parameter %d is %s; contiguous f32 or f64 in ordinary memory is "
                               "wanted",
-                              i, t->dtype != DDL_F32 ? ddl_dtype_name(t->dtype) : "NULL, strided or on a device");
+                              i, !type ? ddl_dtype_name(t->dtype) : "NULL, strided or on a device");
         }
     }
     return DDL_OK;
@@ -510,11 +518,12 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
                           ps->params - 1);
     }
     int64_t count = ps->lengths[a->param];
+    ddl_dtype dtype = ps->types[a->param];
     if (a->grad != NULL) {
-        DDL__TRY(ddl__ps_tensor_check(ps, a->grad, count, false, a->what, "grad"));
+        DDL__TRY(ddl__ps_tensor_check(ps, a->grad, dtype, count, false, a->what, "grad"));
     }
     if (a->out != NULL) {
-        DDL__TRY(ddl__ps_tensor_check(ps, a->out, count, true, a->what, "out"));
+        DDL__TRY(ddl__ps_tensor_check(ps, a->out, dtype, count, true, a->what, "out"));
     }
     if (a->grad != NULL && a->out != NULL && ddl__tensor_touches(a->grad, a->out)) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: `grad` and `out` overlap; they must be apart", a->what);
@@ -529,11 +538,14 @@ static ddl_status ddl__ps_param_check(ddl_ps *ps, const ddl__ps_move_args *a) {
     return DDL_OK;
 }
 
-/* The first element that is not finite, or count. */
-static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
+/* The first element that is not finite, or count; *out_value: what it is. */
+static int64_t ddl__ps_first_odd(const ddl_tensor *t, int64_t count, double *out_value) {
     int64_t i = 0;
-    while (i < count && x[i] - x[i] == 0) {
-        i++;
+    for (*out_value = 0; i < count; i++) {
+        *out_value = t->dtype == DDL_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+        if (*out_value - *out_value != 0) {
+            break;
+        }
     }
     return i;
 }
@@ -543,11 +555,12 @@ static int64_t ddl__ps_first_odd(const float *x, int64_t count) {
 static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tensor *grad, int32_t number,
                                     const uint64_t *ids) {
     int64_t count = ddl_tensor_count(grad);
-    if (ps->config.unchecked || ddl__ps_is_finite(grad->data, count)) {
+    if (ps->config.unchecked || !ddl__not_finite(grad->data, count, grad->dtype)) {
         return DDL_OK;
     }
     char where[64];
-    int64_t at = ddl__ps_first_odd(grad->data, count);
+    double value;
+    int64_t at = ddl__ps_first_odd(grad, count, &value);
     DDL__TRY(ddl__ps_enter(ps, true, what));
     int32_t width = ids != NULL ? ps->tables[number].width : 1;
     if (ids != NULL) {
@@ -558,8 +571,7 @@ static ddl_status ddl__ps_push_look(ddl_ps *ps, const char *what, const ddl_tens
     ddl_status status = ddl__error(ps->c, DDL_ERR_ARG,
                                    "%s: the gradient of %s is not finite on worker %d (element %lld is %g); nothing "
                                    "was pushed",
-                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at),
-                                   (double)((const float *)grad->data)[at]);
+                                   what, where, ps->worker, (long long)(ids != NULL ? at % width : at), value);
     ddl__unlock(ps->c);
     return status;
 }
@@ -818,7 +830,8 @@ static ddl_status ddl__ps_rows_check(ddl_ps *ps, int32_t table, const uint64_t *
     if (count < 0 || count > INT32_MAX || (count > 0 && ids == NULL)) {
         return ddl__error(ps->c, DDL_ERR_ARG, "%s: %lld ids at %p", what, (long long)count, (const void *)ids);
     }
-    return ddl__ps_tensor_check(ps, t, count * ps->tables[table].width, output, what, output ? "out" : "grads");
+    return ddl__ps_tensor_check(ps, t, DDL_F32, count * ps->tables[table].width, output, what,
+                                output ? "out" : "grads");
 }
 
 static ddl_status ddl__ps_push_rows_check(ddl_ps *ps, int32_t table, const uint64_t *ids, int64_t count,

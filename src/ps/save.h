@@ -9,8 +9,8 @@
  *
  *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
  *     u64 order, clock, pushes
- *     by worker: u64 clock, sequence      by parameter: u64 elements      by table: u32 width
- *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   f32 values, state
+ *     by worker: u64 clock, sequence      by parameter: u64 elements (f64 ones: + 2^63)      by table: u32 width
+ *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   values, state, of its type
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
 #ifndef DDL_PS_SAVE_H
 #define DDL_PS_SAVE_H
@@ -34,6 +34,11 @@ typedef struct ddl__ps_file {
 static void ddl__ps_name(char out[DDL__PS_NAME_BYTES], const ddl__ps_generation *g, int32_t server) {
     snprintf(out, DDL__PS_NAME_BYTES, "ddl-ps.%" PRIu64 ".%" PRId64 ".%" PRIu64 ".%d-of-%d", g->order, g->clock,
              g->pushes, server, g->servers);
+}
+
+/* What a file says of a parameter. A reader that knows no f64 finds another length. */
+static uint64_t ddl__ps_word(const ddl__ps_server *s, int32_t param) {
+    return (uint64_t)s->lengths[param] | (uint64_t)(s->types[param] == DDL_F64) << 63;
 }
 
 /* >>writing */
@@ -78,7 +83,7 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
         ddl__ps_write_u64(f, sequences[w]);
     }
     for (int32_t i = 0; i < s->params; i++) {
-        ddl__ps_write_u64(f, (uint64_t)s->lengths[i]);
+        ddl__ps_write_u64(f, ddl__ps_word(s, i));
     }
     for (int32_t i = 0; i < s->table_count; i++) {
         ddl__ps_write_u32(f, (uint32_t)s->tables[i]->rows.config.width);
@@ -101,7 +106,7 @@ static void ddl__ps_write_pieces(ddl__ps_file *f, const ddl__ps_server *s) {
     for (int64_t i = 0; i < s->piece_count; i++) {
         const ddl__ps_place *p = s->places[i];
         if (p != NULL) {
-            size_t bytes = (size_t)p->piece->count * sizeof(float);
+            size_t bytes = ddl__ps_piece_bytes(p->piece);
             ddl__ps_write_u32(f, (uint32_t)p->piece->param);
             ddl__ps_write_u64(f, (uint64_t)p->piece->begin);
             ddl__ps_write_u64(f, (uint64_t)p->piece->count);
@@ -245,7 +250,7 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
         sequences[w] = most;
     }
     for (int32_t i = 0; *out_match && i < s->params; i++) {
-        *out_match = ddl__ps_read_u64(f) == (uint64_t)s->lengths[i] && *out_match;
+        *out_match = ddl__ps_read_u64(f) == ddl__ps_word(s, i) && *out_match;
     }
     for (int32_t i = 0; *out_match && i < s->table_count; i++) {
         *out_match = ddl__ps_read_u32(f) == (uint32_t)s->tables[i]->rows.config.width && *out_match;
@@ -268,11 +273,12 @@ static void ddl__ps_take_piece(ddl__ps_file *f, ddl__ps_place *p, int64_t begin,
                                off_t data) {
     int64_t from = DDL__MAX(begin, p->piece->begin);
     int64_t end = DDL__MIN(begin + count, p->piece->begin + p->piece->count);
+    int64_t size = (int64_t)ddl_dtype_bytes(p->piece->dtype);
     for (size_t slot = 0; from < end && slot <= slots; slot++) {
-        float *to = slot == 0 ? p->value->data : p->state + (slot - 1) * (size_t)p->piece->count;
-        off_t at = data + (off_t)(((int64_t)slot * count + from - begin) * (int64_t)sizeof(float));
+        char *to = slot == 0 ? p->value->data : (char *)p->state + (slot - 1) * ddl__ps_piece_bytes(p->piece);
+        off_t at = data + (off_t)(((int64_t)slot * count + from - begin) * size);
         f->bad = f->bad || fseeko(f->file, at, SEEK_SET) != 0;
-        ddl__ps_read_bytes(f, to + (from - p->piece->begin), (size_t)(end - from) * sizeof(float));
+        ddl__ps_read_bytes(f, to + (from - p->piece->begin) * size, (size_t)((end - from) * size));
     }
 }
 
@@ -283,6 +289,10 @@ static void ddl__ps_read_pieces(ddl__ps_file *f, ddl__ps_server *s, uint64_t *sc
         int32_t param = (int32_t)ddl__ps_read_u32(f);
         int64_t begin = (int64_t)ddl__ps_read_u64(f), count = (int64_t)ddl__ps_read_u64(f);
         int64_t steps = (int64_t)ddl__ps_read_u64(f);
+        if (param < 0 || param >= s->params) {
+            f->bad = true;
+            return;
+        }
         memset(scratch, 0, (size_t)s->workers * sizeof *scratch);
         ddl__ps_read_sequences(f, s, scratch, workers);
         off_t data = ftello(f->file);
@@ -298,7 +308,7 @@ static void ddl__ps_read_pieces(ddl__ps_file *f, ddl__ps_server *s, uint64_t *sc
             }
         }
         f->bad = f->bad || fseeko(f->file, data, SEEK_SET) != 0;
-        ddl__ps_skip(f, (uint64_t)count * sizeof(float) * (slots + 1));
+        ddl__ps_skip(f, (uint64_t)count * ddl_dtype_bytes(s->types[param]) * (slots + 1));
     }
 }
 

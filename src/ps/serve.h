@@ -144,42 +144,31 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 
 /* >>steps */
 
-/* Are all elements numbers? Sums that overflow are found so, too. */
-static bool ddl__ps_is_finite(const float *x, int64_t count) {
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad == 0;
-}
-
 /* sum = gradient, or sum += gradient, of a push that may be a code. */
 static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
     size_t count = (size_t)p->piece->count;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
     if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
-        memset(p->sum, 0, first ? count * sizeof(float) : 0);
+        memset(p->sum, 0, first ? count * sizeof(float) : 0); /* only f32 is encoded */
         ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
     } else if (first) {
-        memcpy(p->sum, job->in, count * sizeof(float));
+        memcpy(p->sum, job->in, ddl__ps_piece_bytes(p->piece));
     } else {
-        ddl__reduce_kernel(DDL_F32, DDL_SUM)(p->sum, p->sum, job->in, count);
+        ddl__reduce_kernel(p->piece->dtype, DDL_SUM)(p->sum, p->sum, job->in, count);
     }
 }
 
 /* One step with a gradient, which is changed. False: it is not finite, and nothing was done. */
-static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad, int32_t among, double rate, bool bad) {
+static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, void *grad, int32_t among, double rate, bool bad) {
     static const ddl__ps_trait plain;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : &plain;
     size_t count = (size_t)p->piece->count;
     ddl_optimizer o = s->optimizer;
     double factor = trait->rate_factor == 0 ? 1 : trait->rate_factor;
     if (s->op == DDL_AVG) {
-        ddl__average(grad, count, DDL_F32, among);
+        ddl__average(grad, count, p->piece->dtype, among);
     }
-    if (s->extra.check && (bad || !ddl__ps_is_finite(grad, p->piece->count))) {
+    if (s->extra.check && (bad || ddl__not_finite(grad, p->piece->count, p->piece->dtype))) { /* or overflowed */
         return false;
     }
     if (factor < 0) {
@@ -191,10 +180,11 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, float *grad,
                                .tensor = p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
-                               .param = p->value->data,
+                               .param = (float *)(void *)p->value->data,
                                .grad = grad,
                                .state = p->state,
-                               .state_stride = p->piece->count};
+                               .state_stride = p->piece->count,
+                               .dtype = p->piece->dtype};
     double sums[2];
     ddl__optim_sums(&o, &part, sums); /* of LARS and LAMB: the piece is the whole tensor */
     ddl__optim_step(&o, &part, sums);
@@ -247,10 +237,9 @@ static void ddl__ps_add(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
 
 /* Servers that only add: workers run the optimizer. */
 static void ddl__ps_show_sum(ddl__ps_server *s, ddl__ps_place *p) {
-    size_t count = (size_t)p->piece->count;
-    memcpy(p->value->data, p->sum, count * sizeof(float));
+    memcpy(p->value->data, p->sum, ddl__ps_piece_bytes(p->piece));
     if (s->op == DDL_AVG) {
-        ddl__average(p->value->data, count, DDL_F32, p->given);
+        ddl__average(p->value->data, (size_t)p->piece->count, p->piece->dtype, p->given);
     }
 }
 
@@ -414,7 +403,7 @@ static ddl__ps_step ddl__ps_read(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     ok.notes = skipped ? DDL__PS_SKIPPED : 0;
     job->value = p->value;
     p->value->readers++;
-    ddl__ps_send(s, job, &ok, p->value->data, (size_t)p->piece->count * sizeof(float));
+    ddl__ps_send(s, job, &ok, p->value->data, ddl__ps_piece_bytes(p->piece));
     return ddl__ps_leave_queue(s, p, job);
 }
 

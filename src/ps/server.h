@@ -418,7 +418,7 @@ static bool ddl__ps_ask_fits(const ddl__ps_server *s, const ddl__ps_ask *a) {
         }
         const ddl__ps_piece *piece = &s->pieces[a->place];
         const ddl__ps_trait *traits = a->op == DDL__PS_INIT ? NULL : s->extra.traits;
-        return a->bytes == ddl__ps_push_bytes(traits, piece->param, piece->count);
+        return a->bytes == ddl__ps_push_bytes(traits, piece);
     }
     int64_t most = a->op >= DDL__PS_SAVE ? DDL__PS_PATH_BYTES : 64;
     return ddl__ps_is_joint(a->op) ? a->bytes > 0 && a->bytes <= most : a->bytes == 0;
@@ -652,7 +652,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
     *out_largest = 0;
     for (int64_t i = 0; i < s->piece_count; i++) {
         if (s->pieces[i].server == s->number) {
-            uint64_t bytes = (uint64_t)s->pieces[i].count * sizeof(float);
+            uint64_t bytes = ddl__ps_piece_bytes(&s->pieces[i]);
             uint64_t by_worker = (uint64_t)s->workers * (sizeof(int64_t) + sizeof(uint64_t));
             *out_largest = DDL__MAX(*out_largest, bytes + sizeof(ddl__ps_value));
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
@@ -670,13 +670,13 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     if (p == NULL || !ddl__ps_place_begin(s, p, (int32_t)number)) {
         return false;
     }
-    size_t count = (size_t)piece->count;
+    size_t bytes = ddl__ps_piece_bytes(piece);
     p->piece = piece;
     p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
-    p->sum = ddl__ps_alloc(&s->memory, count, sizeof(float));
-    p->state = ddl__ps_alloc(&s->memory, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    p->sum = ddl__ps_alloc(&s->memory, bytes, 1);
+    p->state = ddl__ps_alloc(&s->memory, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
 }
 
@@ -718,9 +718,9 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
 }
 
 static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
-    size_t count = p->piece != NULL ? (size_t)p->piece->count : 0;
-    ddl__ps_free(&s->memory, p->sum, count, sizeof(float));
-    ddl__ps_free(&s->memory, p->state, count * (size_t)ddl__optim_slots(&s->optimizer), sizeof(float));
+    size_t bytes = p->piece != NULL ? ddl__ps_piece_bytes(p->piece) : 0;
+    ddl__ps_free(&s->memory, p->sum, bytes, 1);
+    ddl__ps_free(&s->memory, p->state, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     if (p->value != NULL) {
         s->passing += ddl__ps_value_bytes(p);
         ddl__ps_buffer_put(s, p->value, ddl__ps_value_bytes(p));

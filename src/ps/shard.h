@@ -3,7 +3,7 @@
 #define DDL_PS_SHARD_H
 
 #include "../compress/sparse.h"
-#include "../optim/optim.h"
+#include "../optim/lane.h"
 
 enum {
     DDL__PS_SPREAD = 8,        /* pieces of a server, at least: so that none has much more than another */
@@ -14,13 +14,18 @@ enum {
 typedef struct ddl__ps_piece {
     int32_t param, server;
     int64_t begin, count;
+    ddl_dtype dtype; /* of its values, gradients, sums and optimizer state: f32 or f64 */
 } ddl__ps_piece;
+
+static size_t ddl__ps_piece_bytes(const ddl__ps_piece *piece) {
+    return (size_t)piece->count * ddl_dtype_bytes(piece->dtype);
+}
 
 /* What the trainer says of a parameter, and users of ddl_ps_create cannot. All zero: an ordinary one. */
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
-    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: f32 */
+    ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: as they are */
 } ddl__ps_trait;
 
 /* Of all parameters. */
@@ -36,31 +41,32 @@ static bool ddl__ps_takes(ddl_compression_kind kind) {
            kind == DDL_COMPRESS_QSGD || kind == DDL_COMPRESS_SIGN || kind == DDL_COMPRESS_TOP_K;
 }
 
-/* Bytes of a push of `count` elements. traits: of all parameters, or NULL. */
-static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, int32_t param, int64_t count) {
-    bool coded = traits != NULL && traits[param].code.kind != DDL_COMPRESS_NONE;
-    return coded ? (int64_t)ddl__code_bytes(&traits[param].code, count) : count * (int64_t)sizeof(float);
+/* Bytes of a push to a piece. traits: of all parameters, or NULL. */
+static int64_t ddl__ps_push_bytes(const ddl__ps_trait *traits, const ddl__ps_piece *piece) {
+    bool coded = traits != NULL && traits[piece->param].code.kind != DDL_COMPRESS_NONE;
+    return (int64_t)(coded ? ddl__code_bytes(&traits[piece->param].code, piece->count) : ddl__ps_piece_bytes(piece));
 }
 
-/* Elements of the largest piece: total is that of all parameters. whole: the optimizer needs norms of whole tensors
- * (LARS, LAMB), so that each is one piece, on one server. */
-static int64_t ddl__ps_piece_limit(int64_t total, int32_t servers, int64_t piece_bytes, bool whole) {
+/* Elements of the largest piece: total is that of all parameters, whose largest elements have `size` bytes. whole: the
+ * optimizer needs norms of whole tensors (LARS, LAMB), so that each is one piece, on one server. */
+static int64_t ddl__ps_piece_limit(int64_t total, size_t size, int32_t servers, int64_t piece_bytes, bool whole) {
     if (whole) {
         return DDL__MAX(total, 1);
     }
     int64_t even = total / ((int64_t)servers * DDL__PS_SPREAD) + 1;
-    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)sizeof(float));
+    return DDL__MIN(DDL__MAX(even, (int64_t)DDL__PS_PIECE_LEAST), piece_bytes / (int64_t)size);
 }
 
 /* Cuts parameters into pieces of at most `limit` elements, in order; returns how many. out may be NULL, to count. */
-static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit, ddl__ps_piece *out) {
+static int64_t ddl__ps_cut(const int64_t *counts, const ddl_dtype *types, int32_t params, int64_t limit,
+                           ddl__ps_piece *out) {
     int64_t pieces = 0;
     for (int32_t p = 0; p < params; p++) {
         int64_t parts = counts[p] / limit + (counts[p] % limit != 0);
         for (int64_t i = 0; i < parts; i++, pieces++) {
             if (out != NULL) {
                 ddl__ps_piece *at = &out[pieces];
-                *at = (ddl__ps_piece){.param = p};
+                *at = (ddl__ps_piece){.param = p, .dtype = types[p]};
                 ddl_part(counts[p], (int32_t)parts, (int32_t)i, &at->begin, &at->count);
             }
         }
@@ -70,7 +76,8 @@ static int64_t ddl__ps_cut(const int64_t *counts, int32_t params, int64_t limit,
 
 static int ddl__ps_larger_first(const void *a, const void *b) {
     const ddl__ps_piece *x = *(ddl__ps_piece *const *)a, *y = *(ddl__ps_piece *const *)b;
-    return x->count != y->count ? (x->count < y->count) - (x->count > y->count) : (x > y) - (x < y);
+    size_t a_bytes = ddl__ps_piece_bytes(x), b_bytes = ddl__ps_piece_bytes(y);
+    return a_bytes != b_bytes ? (a_bytes < b_bytes) - (a_bytes > b_bytes) : (x > y) - (x < y);
 }
 
 /* Gives the pieces to servers, the largest first, each to the server that has least (LPT, Graham 1969). No server then
@@ -90,7 +97,7 @@ static void ddl__ps_assign(ddl__ps_piece *pieces, int64_t n, int32_t servers, dd
             least = load[s] < load[least] ? s : least;
         }
         order[i]->server = least;
-        load[least] += order[i]->count;
+        load[least] += (int64_t)ddl__ps_piece_bytes(order[i]);
     }
 }
 

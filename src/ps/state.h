@@ -11,7 +11,7 @@ enum { DDL__PS_JOBS_MAX = 1 << 16 }; /* of one worker: what waits beyond stays w
 typedef struct ddl__ps_value {
     int32_t readers;
     bool current; /* else it goes when its last reader has */
-    float data[];
+    _Alignas(double) char data[]; /* of the piece's type */
 } ddl__ps_value;
 
 typedef enum ddl__ps_phase {
@@ -73,7 +73,7 @@ typedef struct ddl__ps_place {
     bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
-    float *sum, *state;
+    void *sum, *state;
     int64_t steps;
     /* of a table */
     ddl__ps_rows rows;
@@ -84,6 +84,7 @@ typedef struct ddl__ps_server {
     ddl_group *group;
     int32_t number, servers, workers, params;
     const int64_t *lengths;      /* elements of each parameter */
+    const ddl_dtype *types;
     const ddl__ps_piece *pieces; /* all, of all servers */
     int64_t piece_count;
     ddl__ps_place **places; /* by piece; NULL: another server's */
@@ -153,7 +154,7 @@ static void ddl__ps_buffer_put(ddl__ps_server *s, void *memory, size_t bytes) {
 /* >>values */
 
 static size_t ddl__ps_value_bytes(const ddl__ps_place *p) {
-    return sizeof(ddl__ps_value) + (size_t)p->piece->count * sizeof(float);
+    return sizeof(ddl__ps_value) + ddl__ps_piece_bytes(p->piece);
 }
 
 static ddl__ps_value *ddl__ps_value_new(ddl__ps_server *s, const ddl__ps_place *p) {
@@ -182,7 +183,7 @@ static bool ddl__ps_own(ddl__ps_server *s, ddl__ps_place *p) {
         s->starved = true;
         return false;
     }
-    memcpy(copy->data, p->value->data, (size_t)p->piece->count * sizeof(float));
+    memcpy(copy->data, p->value->data, ddl__ps_piece_bytes(p->piece));
     p->value->current = false;
     p->value = copy;
     return true;

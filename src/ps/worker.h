@@ -23,6 +23,7 @@ struct ddl_ps {
     int32_t workers, worker; /* worker -1: this rank only serves */
     int32_t params;
     int64_t *lengths;
+    ddl_dtype *types; /* by parameter */
     ddl__ps_piece *pieces;
     int64_t *first; /* of each parameter's pieces; and one past the last */
     uint64_t *signatures; /* scratch, by rank */
@@ -304,22 +305,23 @@ static ddl_status ddl__ps_ask_all(ddl_ps *ps, const char *what, int32_t servers,
 /* >>parameters */
 
 /* A call about all pieces of a parameter. grad, out: its elements, or NULL where the op has none. */
-static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, int32_t param, const float *grad,
-                                     float *out, uint64_t sequence, ddl_request **out_request) {
+static ddl_status ddl__ps_param_call(ddl_ps *ps, const char *what, int32_t op, int32_t param, const void *grad,
+                                     void *out, uint64_t sequence, ddl_request **out_request) {
     int64_t first = ps->first[param], end = ps->first[param + 1];
     DDL__TRY(ddl__ps_call_new(ps, what, "parameter", param, end - first, out_request));
     ddl_status status = DDL_OK;
     for (int64_t i = first; i < end && status == DDL_OK; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
-        size_t bytes = (size_t)piece->count * sizeof(float);
+        size_t bytes = ddl__ps_piece_bytes(piece), at = (size_t)piece->begin * ddl_dtype_bytes(piece->dtype);
         ddl__ps_ask ask = {.op = op,
                            .place = (int32_t)i,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
                            .bytes = grad != NULL ? (int64_t)bytes : 0};
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, grad != NULL ? grad + piece->begin : NULL,
-                                  out != NULL ? out + piece->begin : NULL, bytes);
+        status = ddl__ps_call_add(*out_request, piece->server, &ask,
+                                  grad != NULL ? (const char *)grad + at : NULL, out != NULL ? (char *)out + at : NULL,
+                                  bytes);
     }
     return ddl__ps_call_start(out_request, status);
 }
@@ -330,32 +332,33 @@ typedef struct ddl__ps_codes {
     const int64_t *at; /* by piece: where its code begins, -1: it has none */
 } ddl__ps_codes;
 
-/* A call about pieces first ... end - 1, of several parameters or a part of one: pushes their gradients and pulls what
- * the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one after the other, from
- * `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which gradients of this
- * worker are not. */
-static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const float *grads,
-                                     const ddl__ps_codes *codes, float *out, const bool *not_finite,
+/* A call about pieces first ... end - 1, of several parameters or a part of one, all of one type: pushes their
+ * gradients and pulls what the next clock may see; grads NULL: pulls what this one may. Elements of all pieces lie one
+ * after the other, from `grads` (of pieces with a code from there) and from `out`. not_finite, by parameter, says which
+ * gradients of this worker are not. */
+static ddl_status ddl__ps_range_call(ddl_ps *ps, const char *what, int64_t first, int64_t end, const void *grads,
+                                     const ddl__ps_codes *codes, void *out, const bool *not_finite,
                                      ddl_request **out_request) {
+    const char *grad = grads;
+    char *to = out;
     uint64_t sequence = grads != NULL ? ++ps->sequence : 0;
     DDL__TRY(
         ddl__ps_call_new(ps, what, "parameter", first < end ? ps->pieces[first].param : 0, end - first, out_request));
     ddl_status status = DDL_OK;
     for (int64_t i = first; i < end && status == DDL_OK; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
-        size_t bytes = (size_t)piece->count * sizeof(float);
+        size_t bytes = ddl__ps_piece_bytes(piece);
         ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_PULL : DDL__PS_PULL,
                            .place = (int32_t)i,
                            .flags = not_finite[piece->param] ? DDL__PS_NOT_FINITE : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS,
-                           .bytes =
-                               grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece->param, piece->count) : 0};
-        const void *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : (const void *)grads;
+                           .bytes = grads != NULL ? ddl__ps_push_bytes(ps->extra.traits, piece) : 0};
+        const char *push = grads != NULL && codes->at[i] >= 0 ? codes->data + codes->at[i] : grad;
         memcpy(&ask.value, &ps->rate, sizeof ask.value);
-        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, out, bytes);
-        grads = grads != NULL ? grads + piece->count : NULL;
-        out += piece->count;
+        status = ddl__ps_call_add(*out_request, piece->server, &ask, push, to, bytes);
+        grad = grads != NULL ? grad + bytes : NULL;
+        to += bytes;
     }
     return ddl__ps_call_start(out_request, status);
 }

@@ -157,14 +157,8 @@ static ddl_status ddl__line_probe(ddl_trainer *t, void *data, int64_t bytes, int
 static ddl_status ddl__line_probe_servers(ddl_trainer *t, int64_t first, int64_t end, int32_t times, double *out_s) {
     *out_s = 1e9;
     for (int32_t i = 0; i < times; i++) {
-        ddl_request *r;
         uint64_t start = ddl__now_ns();
-        DDL__TRY(ddl__enter(t->context));
-        ddl_status status = ddl__ps_range_call(t->served.ps, "ddl_trainer_start", first, end, NULL, NULL,
-                                               ddl__served_pulled(t, 0), t->served.bad, &r);
-        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
-        ddl__unlock(t->context);
-        DDL__TRY(status);
+        DDL__TRY(ddl__served_pull(t, "ddl_trainer_start", first, end));
         *out_s = DDL__MIN(*out_s, (double)(ddl__now_ns() - start) / 1e9);
     }
     return ddl_all_reduce_scalar(t->group, out_s, DDL_MAX);
@@ -185,7 +179,7 @@ static ddl_status ddl__line_measure_servers(ddl_trainer *t, ddl__line *line) {
     double brief, lengthy;
     int64_t end = 0, bytes = 0;
     while (end < ps->piece_count && bytes < LONG_BYTES) {
-        bytes += ps->pieces[end++].count * (int64_t)sizeof(float);
+        bytes += (int64_t)ddl__ps_piece_bytes(&ps->pieces[end++]);
     }
     if (end == 0) {
         return DDL_OK;

@@ -12,13 +12,10 @@ static char *ddl__weight_wire(const ddl_trainer *t, const ddl__weight *w) {
     return (char *)t->arenas[w->wire].data + (size_t)w->at * ddl_dtype_bytes(w->wire);
 }
 
-/* The same in ordinary memory. */
-static float *ddl__weight_mirror(const ddl_trainer *t, const ddl__weight *w) {
-    return (t->mirror != NULL ? t->mirror : (float *)t->arenas[DDL_F32].data) + w->at;
-}
+static size_t ddl__weight_wire_bytes(const ddl__weight *w) { return (size_t)w->count * ddl_dtype_bytes(w->wire); }
 
 static bool ddl__weight_is_mirrored(const ddl_trainer *t, const ddl__weight *w) {
-    return t->mirror != NULL && w->wire == DDL_F32 && (w->served || w->coded != NULL);
+    return t->mirrors[w->wire] != NULL && (w->served || w->coded != NULL);
 }
 
 /* The sum of n batches becomes their mean: this rank's gradient. */
@@ -28,7 +25,7 @@ static void ddl__weight_mean(ddl_trainer *t, const ddl__weight *w, int32_t n) {
         ddl__lane_average(&t->lane, wire, w->count, w->wire, n);
     }
     if (ddl__weight_is_mirrored(t, w)) {
-        ddl__lane_copy(&t->lane, ddl__weight_mirror(t, w), wire, (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__served_mirror(t, w->wire, w->at), wire, ddl__weight_wire_bytes(w));
     }
 }
 
@@ -51,9 +48,9 @@ static void ddl__weight_pack(ddl_trainer *t, ddl__weight *w) {
 
 static void ddl__weight_zero(ddl_trainer *t, ddl__weight *w) {
     char *wire = ddl__weight_wire(t, w);
-    ddl__lane_zero(&t->lane, wire, (size_t)w->count * ddl_dtype_bytes(w->wire));
+    ddl__lane_zero(&t->lane, wire, ddl__weight_wire_bytes(w));
     if (ddl__weight_is_mirrored(t, w)) {
-        memset(ddl__weight_mirror(t, w), 0, (size_t)w->count * sizeof(float));
+        memset(ddl__served_mirror(t, w->wire, w->at), 0, ddl__weight_wire_bytes(w));
     }
     w->bad = false;
 }
@@ -103,19 +100,19 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
     if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
-        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->at),
-                       (size_t)w->count * sizeof(float));
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->wire, w->at),
+                       ddl__weight_wire_bytes(w));
     }
 }
 
 /* What servers have made of a parameter, by way of the arena where it is on a device. */
 static void ddl__weight_take_served(ddl_trainer *t, const ddl__weight *w) {
-    const float *pulled = ddl__served_pulled(t, w->at);
+    const void *pulled = ddl__served_pulled(t, w->wire, w->at);
     if (!ddl__lane_is_host(&t->lane)) {
-        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, (size_t)w->count * sizeof(float));
-        pulled = (const float *)(const void *)ddl__weight_wire(t, w);
+        ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), pulled, ddl__weight_wire_bytes(w));
+        pulled = ddl__weight_wire(t, w);
     }
-    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, DDL_F32, w->count);
+    ddl__lane_convert(&t->lane, w->param.data, w->param.dtype, pulled, w->wire, w->count);
 }
 
 static ddl_optimizer ddl__weight_optimizer(const ddl_trainer *t, const ddl__weight *w) {
@@ -193,20 +190,29 @@ static void ddl__arenas_free(ddl_trainer *t) {
         t->arenas[d] = (ddl_tensor){0};
     }
     ddl__lock(t->context);
-    ddl__lane_free_pinned(&t->lane, t->mirror);
-    t->mirror = NULL;
+    for (int32_t d = 0; d < DDL__ARENAS; d++) {
+        ddl__lane_free_pinned(&t->lane, t->mirrors[d]);
+        t->mirrors[d] = NULL;
+    }
     ddl__unlock(t->context);
 }
 
 /* Where a device's gradients are also in ordinary memory: for servers. */
-static ddl_status ddl__mirror_make(ddl_trainer *t, int64_t count) {
+static ddl_status ddl__mirrors_make(ddl_trainer *t, const int64_t counts[DDL__ARENAS]) {
     if (t->served.ps == NULL || ddl__lane_is_host(&t->lane)) {
         return DDL_OK;
     }
     DDL__TRY(ddl__enter(t->context));
-    t->mirror = ddl__lane_alloc_pinned(&t->lane, (size_t)count * sizeof(float));
-    ddl_status status = t->mirror != NULL ? DDL_OK : ddl__error(t->context, DDL_ERR_NOMEM, "no pinned memory for "
-                                                                "gradients that go to servers");
+    ddl_status status = DDL_OK;
+    for (int32_t d = 0; d < DDL__ARENAS && status == DDL_OK; d++) {
+        bool used = d == DDL_F32 || (d == DDL_F64 && t->config.architecture == DDL_ARCHITECTURE_PS);
+        if (used && counts[d] > 0) {
+            t->mirrors[d] = ddl__lane_alloc_pinned(&t->lane, (size_t)counts[d] * ddl_dtype_bytes((ddl_dtype)d));
+            status = t->mirrors[d] != NULL ? DDL_OK
+                                           : ddl__error(t->context, DDL_ERR_NOMEM,
+                                                        "no pinned memory for gradients that go to servers");
+        }
+    }
     ddl__unlock(t->context);
     return status;
 }
@@ -231,7 +237,7 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
                          : ddl_tensor_alloc_on(t->context, device, (ddl_dtype)d, 1, &counts[d], &t->arenas[d]);
         }
     }
-    status = status < 0 ? status : ddl__mirror_make(t, counts[DDL_F32]);
+    status = status < 0 ? status : ddl__mirrors_make(t, counts);
     if (status < 0) {
         ddl__arenas_free(t);
     }

@@ -436,7 +436,6 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     ddl__ps_generation found[DDL__PS_GENERATIONS];
     double any = ddl__ps_generations(folder, found);
     ddl_ps *ps = t->served.ps;
-    ddl_request *r;
     *out_step = -1;
     DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
     if (any == 0) {
@@ -449,10 +448,8 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
             memset(t->weights[i].residual, 0, (size_t)t->weights[i].count * sizeof(float));
         }
     }
-    ddl_status status = ddl__ps_range_call(ps, "ddl_trainer_load", 0, ps->piece_count, NULL, NULL,
-                                           ddl__served_pulled(t, 0), t->served.bad, &r);
-    status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
     ddl__unlock(t->context);
+    ddl_status status = ddl__served_pull(t, "ddl_trainer_load", 0, ps->piece_count);
     status = status < 0 ? status : ddl__weights_update(t, 0, t->count - 1);
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
     if (status == DDL_OK) {

@@ -12,24 +12,32 @@ enum { DDL__SERVED_PIECE_BYTES = 1 << 20 }; /* most of one message */
 /* The parameter of the servers that tensor `index` is, and the reverse. */
 static int32_t ddl__served_number(const ddl_trainer *t, int32_t index) { return t->count - 1 - index; }
 
-static float *ddl__served_pulled(const ddl_trainer *t, int64_t at) { return (float *)t->served.pulled.data + at; }
+/* What comes of element `at` of an arena. */
+static void *ddl__served_pulled(const ddl_trainer *t, ddl_dtype dtype, int64_t at) {
+    return (char *)t->served.pulled[dtype].data + (size_t)at * ddl_dtype_bytes(dtype);
+}
+
+/* Element `at` of an arena in ordinary memory. */
+static void *ddl__served_mirror(const ddl_trainer *t, ddl_dtype dtype, int64_t at) {
+    char *mirror = t->mirrors[dtype];
+    return (mirror != NULL ? mirror : (char *)t->arenas[dtype].data) + (size_t)at * ddl_dtype_bytes(dtype);
+}
 
 /* Starts a unit. The lock is held. */
 static ddl_status ddl__served_begin(ddl_trainer *t, ddl__unit *u) {
     ddl_ps *ps = t->served.ps;
-    const float *grads = (t->mirror != NULL ? t->mirror : (const float *)t->arenas[DDL_F32].data) + u->begin;
     ps->rate = t->rate; /* the servers' own is 1 */
     ddl__ps_codes codes = {t->served.codes, t->served.code_at};
-    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end, grads, &codes,
-                              ddl__served_pulled(t, u->begin), t->served.bad, &u->request);
+    return ddl__ps_range_call(ps, "ddl_step", u->grain_first, u->grain_end,
+                              ddl__served_mirror(t, u->dtype, u->begin), &codes,
+                              ddl__served_pulled(t, u->dtype, u->begin), t->served.bad, &u->request);
 }
 
-/* What a unit pushes; it pulls f32. */
+/* What a unit pushes. */
 static int64_t ddl__served_bytes(const ddl_trainer *t, const ddl__unit *u) {
     int64_t bytes = 0;
     for (int64_t i = u->grain_first; i < u->grain_end; i++) {
-        const ddl__ps_piece *piece = &t->served.ps->pieces[i];
-        bytes += ddl__ps_push_bytes(t->served.traits, piece->param, piece->count);
+        bytes += ddl__ps_push_bytes(t->served.traits, &t->served.ps->pieces[i]);
     }
     return bytes;
 }
@@ -76,6 +84,24 @@ static ddl_status ddl__served_clock(ddl_trainer *t) {
     return status;
 }
 
+/* Pulls pieces first ... end - 1, as this iteration may see them. The lock is not held. */
+static ddl_status ddl__served_pull(ddl_trainer *t, const char *what, int64_t first, int64_t end) {
+    const ddl__ps_piece *pieces = t->served.ps->pieces;
+    ddl_status status = DDL_OK;
+    for (int64_t i = first, next; i < end && status == DDL_OK; i = next) {
+        ddl_request *r;
+        const ddl__weight *w = &t->weights[ddl__served_number(t, pieces[i].param)];
+        for (next = i + 1; next < end && pieces[next].dtype == pieces[i].dtype; next++) {
+        }
+        DDL__TRY(ddl__enter(t->context));
+        status = ddl__ps_range_call(t->served.ps, what, i, next, NULL, NULL,
+                                    ddl__served_pulled(t, pieces[i].dtype, w->at + pieces[i].begin), t->served.bad, &r);
+        status = status == DDL_OK ? ddl__ps_call_wait(&r, NULL) : status;
+        ddl__unlock(t->context);
+    }
+    return status;
+}
+
 /* >>making. The lock is not held. */
 
 static ddl_ps_config ddl__served_config(const ddl_trainer *t) {
@@ -104,10 +130,11 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS && (bound || o->sync == DDL_SYNC_ASP);
 }
 
-/* Elements of a tensor that the servers have. */
+/* Elements of a tensor that the servers have: f32, and f64 where all go there. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
     bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
-    return ddl__weight_wire_type(t, w) == DDL_F32 && !squeezed ? w->count : 0;
+    bool all = t->config.architecture == DDL_ARCHITECTURE_PS;
+    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !squeezed ? w->count : 0;
 }
 
 /* Which line an operation is on. */
@@ -154,24 +181,36 @@ static ddl_status ddl__served_code(ddl_trainer *t, ddl__weight *w, ddl__ps_trait
     return status;
 }
 
-/* The parameter in f32, in ordinary memory. */
-static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, float *to) {
+/* The parameter in the type that servers keep it in, in ordinary memory. */
+static ddl_status ddl__served_first(ddl_trainer *t, const ddl__weight *w, void *to) {
+    ddl_dtype dtype = ddl__weight_type(w);
     if (ddl__lane_is_host(&t->lane)) {
-        ddl__convert(to, DDL_F32, w->param.data, w->param.dtype, w->count);
+        ddl__convert(to, dtype, w->param.data, w->param.dtype, w->count);
         return DDL_OK;
     }
-    ddl__lane_convert(&t->lane, t->lane.scratch[0], DDL_F32, w->param.data, w->param.dtype, w->count);
-    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * sizeof *to);
+    ddl__lane_convert(&t->lane, t->lane.scratch[0], dtype, w->param.data, w->param.dtype, w->count);
+    ddl__lane_copy(&t->lane, to, t->lane.scratch[0], (size_t)w->count * ddl_dtype_bytes(dtype));
     return ddl__lane_wait(&t->lane, "ddl_trainer_start");
 }
 
-/* Memory by parameter, and the parameters in f32 as the servers' first values. */
+/* Memory for parameters as they come. */
+static ddl_status ddl__served_room(ddl_trainer *t) {
+    int64_t totals[DDL__ARENAS] = {0};
+    for (int32_t i = 0; i < t->count; i++) {
+        totals[ddl__weight_type(&t->weights[i])] += ddl__served_count(t, &t->weights[i]);
+    }
+    for (int32_t d = 0; d < DDL__ARENAS && !t->served.only; d++) {
+        if (d == DDL_F32 || d == DDL_F64) {
+            DDL__TRY(ddl_tensor_alloc(t->context, (ddl_dtype)d, 1, &(int64_t){totals[d] + 1}, &t->served.pulled[d]));
+        }
+    }
+    return DDL_OK;
+}
+
+/* Memory by parameter, and the parameters as the servers' first values. */
 static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
     ddl__served *s = &t->served;
-    int64_t total = 0;
-    for (int32_t i = 0; i < t->count; i++) {
-        total += ddl__served_count(t, &t->weights[i]);
-    }
+    int64_t at[DDL__ARENAS] = {0};
     DDL__TRY(ddl__enter(t->context));
     s->traits = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->traits);
     s->bad = ddl__alloc_array(&t->context->base, (size_t)t->count + 1, sizeof *s->bad);
@@ -180,12 +219,15 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
                             : ddl__error(t->context, DDL_ERR_NOMEM, "ddl_trainer_start: no memory");
     ddl__unlock(t->context);
     DDL__TRY(status);
-    DDL__TRY(s->only ? DDL_OK : ddl_tensor_alloc(t->context, DDL_F32, 1, &(int64_t){total + 1}, &s->pulled));
-    for (int64_t i = t->count - 1, at = 0; i >= 0; at += ddl__served_count(t, &t->weights[i--])) {
+    DDL__TRY(ddl__served_room(t));
+    for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
-        float *to = s->only ? NULL : ddl__served_pulled(t, at);
-        int32_t number = ddl__served_number(t, (int32_t)i);
-        params[number] = ddl_tensor_1d(to, DDL_F32, ddl__served_count(t, w));
+        ddl_dtype dtype = ddl__weight_type(w);
+        int64_t count = ddl__served_count(t, w);
+        void *to = s->only || count == 0 ? NULL : ddl__served_pulled(t, dtype, at[dtype]);
+        int32_t number = ddl__served_number(t, i);
+        params[number] = ddl_tensor_1d(to, dtype, count);
+        at[dtype] += count;
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] =
             (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
@@ -222,11 +264,9 @@ static ddl_status ddl__served_grains(ddl_trainer *t) {
     for (int64_t i = 0; grains != NULL && at != NULL && i < ps->piece_count; i++) {
         const ddl__ps_piece *piece = &ps->pieces[i];
         bool coded = t->served.traits[piece->param].code.kind != DDL_COMPRESS_NONE;
-        grains[i] = piece->count * (int64_t)sizeof(float);
+        grains[i] = (int64_t)ddl__ps_piece_bytes(piece);
         at[i] = coded ? bytes : -1;
-        bytes += coded
-                     ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece->param, piece->count))
-                     : 0;
+        bytes += coded ? (int64_t)ddl__round_64((size_t)ddl__ps_push_bytes(t->served.traits, piece)) : 0;
     }
     t->served.grains = grains;
     t->served.code_at = at;
@@ -266,8 +306,10 @@ static ddl_status ddl__served_switch(ddl_trainer *t) {
 static void ddl__served_free(ddl_trainer *t) {
     ddl__served *s = &t->served;
     ddl_ps_free(&s->ps);
-    if (s->pulled.data != NULL && !t->context->finalized) {
-        ddl_tensor_free(t->context, &s->pulled);
+    for (int32_t d = 0; d < DDL__ARENAS && !t->context->finalized; d++) {
+        if (s->pulled[d].data != NULL) {
+            ddl_tensor_free(t->context, &s->pulled[d]);
+        }
     }
     ddl__lock(t->context);
     ddl__free(&t->context->base, s->traits);

@@ -92,7 +92,7 @@ static void ddl__weight_take(ddl_trainer *t, ddl__weight *w) {
     w->taken = true;
     w->bad = !t->config.unchecked && t->odds_told[w - t->weights] != 0;
     if (w->coded != NULL) {
-        ddl__served_encode(t, w, ddl__weight_mirror(t, w));
+        ddl__served_encode(t, w, ddl__served_mirror(t, w->wire, w->at));
     }
     double since_s = (double)(t->taken_ns - t->first_ready_ns) / 1e9;
     w->ready_s = t->steps_tried < DDL__WARM_STEPS ? since_s : w->ready_s + 0.25 * (since_s - w->ready_s);

@@ -80,7 +80,7 @@ typedef struct ddl__unit {
  * first. */
 typedef struct ddl__served {
     ddl_ps *ps;        /* NULL: there are none */
-    ddl_tensor pulled; /* f32, in the order of the arena: parameters as they come */
+    ddl_tensor pulled[DDL__ARENAS]; /* f32 and f64, in the order of the arenas: parameters as they come */
     ddl__ps_trait *traits;
     bool *bad;             /* the gradient of this step is not finite */
     int64_t *grains;       /* bytes of the servers' pieces */
@@ -112,7 +112,8 @@ struct ddl_trainer {
     ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
     void *stream;    /* the program's, for the lane; NULL: none */
     uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
-    float *mirror;   /* of the f32 arena, in ordinary memory, for what the host does with gradients of a device */
+    void *mirrors[DDL__ARENAS]; /* of the f32 and f64 arenas, in ordinary memory, for what the host does with gradients
+                                   of a device */
     int32_t arriving; /* gradients that are being packed */
     uint64_t asked_ns, taken_ns; /* when a gradient was made ready last, and when one was in the arena */
     int32_t rank, size;
@@ -454,10 +455,6 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
     }
     if (wide && t->config.outer_rate != 0) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, DDL__NO_WIDE_OUTER, what, name);
-    }
-    if (wide && t->config.architecture == DDL_ARCHITECTURE_PS) {
-        return ddl__error(c, DDL_ERR_UNSUPPORTED, "%s: \"%s\" is f64, but servers work in f32; take all-reduce", what,
-                          name);
     }
     return DDL_OK;
 }
