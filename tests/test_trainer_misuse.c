@@ -243,10 +243,16 @@ static void give_back(void *user, void *memory) {
     free(memory);
 }
 
+typedef struct shortage {
+    int allowed;         /* allocations */
+    ddl_status ended[2]; /* the step, by rank */
+    pthread_barrier_t through; /* before: what comes early for the next step could find no memory, too */
+} shortage;
+
 /* Memory ends somewhere in the change of plans after step 3: the trainer ends with a sentence, each call after it says
  * so again, and free works. Who ends first leaves, and the other may be told that instead. */
 static void no_new_plan(ddl_group *w, void *arg) {
-    int *job = arg;
+    shortage *job = arg;
     bench b;
     bench_make(w, &b, &(ddl_trainer_config){PLAIN, .schedule = DDL_SCHEDULE_MERGED, .latency_s = 1,
                                             .seconds_per_byte = 1e-9, .bucket_bytes = 1});
@@ -254,10 +260,11 @@ static void no_new_plan(ddl_group *w, void *arg) {
     bench_step(w, &b);
     bench_step(w, &b);
     OK(ddl_grad_ready(b.t, DDL_ALL));
-    allowed = job[0];
+    allowed = job->allowed;
     ddl_status status = ddl_step(b.t);
     allowed = -1;
-    job[1 + ddl_rank(w)] = status;
+    job->ended[ddl_rank(w)] = status;
+    pthread_barrier_wait(&job->through);
     bench_check(&b, 3);
     if (status == DDL_OK) {
         bench_step(w, &b);
@@ -270,16 +277,18 @@ static void no_new_plan(ddl_group *w, void *arg) {
     OK(ddl_trainer_free(&b.t));
 }
 TEST(no_memory_for_a_new_plan) {
-    int job[3] = {0}; /* allocations, and how the step ended on each rank */
+    shortage job = {0};
     ddl_config config = {.allocator = {may_refuse, give_back, NULL}};
     world_config = &config;
+    pthread_barrier_init(&job.through, NULL, 2);
     do {
-        job[0]++;
-        world_threads(2, no_new_plan, job);
-        CHECK_EQ(job[1] == DDL_OK, job[2] == DDL_OK);
-        CHECK(job[1] == DDL_OK || job[1] == DDL_ERR_NOMEM || job[2] == DDL_ERR_NOMEM);
-    } while (job[1] != DDL_OK && job[0] < 40);
-    CHECK(job[0] > 1 && job[0] < 40);
+        job.allowed++;
+        world_threads(2, no_new_plan, &job);
+        CHECK_EQ(job.ended[0] == DDL_OK, job.ended[1] == DDL_OK);
+        CHECK(job.ended[0] == DDL_OK || job.ended[0] == DDL_ERR_NOMEM || job.ended[1] == DDL_ERR_NOMEM);
+    } while (job.ended[0] != DDL_OK && job.allowed < 40);
+    CHECK(job.allowed > 1 && job.allowed < 40);
+    pthread_barrier_destroy(&job.through);
     world_config = NULL;
 }
 

@@ -117,7 +117,7 @@ static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
  * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
     struct fid_mr **mr = o->region->mr;
-    bool ours = o->region->id == 0; /* of this message alone: it was never kept for others */
+    int ours = o->region->id == 0; /* of this message alone: it was never kept for others */
     for (int32_t i = 0; i < s->rail_count && ours && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
         uint64_t key = fi_mr_key(mr[i]);
         fabric_mr_close(&mr[i]);
