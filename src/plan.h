@@ -12,7 +12,8 @@ typedef enum ddl__step_kind {
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
     DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
-    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's */
+    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's. Out of
+                           * TMP it divides an average, in place */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
@@ -453,8 +454,9 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
     if (step.kind == DDL__NATIVE) {
         return index; /* see ddl__plan_native */
     }
-    if (step.kind != DDL__RECV) {
-        ddl__plan_touch(p, index, step.src_space, step.src, step.bytes, false);
+    if (step.kind != DDL__RECV) { /* what is moved out of scratch is averaged there: sends of it go before */
+        bool changes = step.kind == DDL__MOVE && step.src_space == DDL__TMP;
+        ddl__plan_touch(p, index, step.src_space, step.src, step.bytes, changes);
     }
     if (step.kind != DDL__SEND) {
         ddl__plan_touch(p, index, step.dst_space, step.dst, step.bytes, true);

@@ -478,7 +478,7 @@ TEST(types) {
 
 /* All optimizers in f64, ZeRO-1, clipping, local SGD, sums over calls, a checkpoint, a NaN. */
 TEST(wide_types) {
-    char folder[] = "/tmp/ddl-gpu-trainer-XXXXXX", command[80];
+    char folder[] = "/tmp/ddl-test-gpu-trainer-XXXXXX", command[80];
     job jobs[DDL_LAMB + 4];
     REQUIRE(mkdtemp(folder) != NULL);
     for (int k = 0; k < DDL_LAMB + 4; k++) {
@@ -649,7 +649,7 @@ TEST(not_finite) {
 }
 
 TEST(checkpoints) {
-    char folder[] = "/tmp/ddl-gpu-trainer-XXXXXX", inner[5][64], command[80];
+    char folder[] = "/tmp/ddl-test-gpu-trainer-XXXXXX", inner[5][64], command[80];
     REQUIRE(mkdtemp(folder) != NULL);
     job jobs[] = {
         {.text = "a checkpoint", .config = {.optimizer = rated(DDL_ADAM)}, .dtype = DDL_BF16, .streamed = true},

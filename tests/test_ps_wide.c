@@ -1,6 +1,6 @@
 /* f64 on parameter servers: kept, added up and stepped in f64, beside f32 parameters; through ddl_ps and through the
  * trainer, with checkpoints; what does not fit is refused. The oracle is plain loops in double, to 1e-12.
- * tests/run: variants=gcc,asan */
+ * tests/run: variants=gcc,asan libs=-lm */
 #include "ps.h"
 
 #include <math.h>
