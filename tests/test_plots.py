@@ -27,6 +27,8 @@ def figures(transport):
     found = {}
     with open(max(files, key=lambda p: p.name)) as file:
         for row in csv.DictReader(file):
+            if row["op"] in ("reduce", "barrier") or row["bytes"] == "0":
+                continue  # not drawn: what has no place on a logarithmic axis, and more panels than are read
             found.setdefault((row["op"], row["ranks"], row["peer"]), {})[int(row["bytes"])] = float(row["median_us"])
     return found
 
