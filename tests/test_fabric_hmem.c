@@ -155,6 +155,19 @@ TEST(registrations_and_reads_that_fail) {
     free(to);
 }
 
+/* Both go on for a while, and nobody writes to memory that is all 0xaa. */
+static void check_untouched(endpoint *e, const uint8_t *to, size_t bytes) {
+    size_t bad = 0;
+    for (int i = 0; i < 300; i++) {
+        fabric_transport.progress(e[0].self, -1);
+        fabric_transport.progress(e[1].self, -1);
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        bad += to[i] != 0xaa;
+    }
+    CHECK_EQ(bad, 0);
+}
+
 /* Memory that is wanted back, and a peer that dies, while the peer's process helps nobody read: the get ends before that
  * returns, once, and nothing is written afterwards. */
 static void wanted_back(int dies) {
@@ -189,15 +202,7 @@ static void wanted_back(int dies) {
     CHECK_EQ(transferred.status[0], dies ? DDL_ERR_PEER : DDL_ERR_CANCELLED);
     CHECK(dies || transferred.cookies[0] == &key);
     memset(to, 0xaa, bytes);
-    for (int i = 0; i < 300; i++) {
-        fabric_transport.progress(e[0].self, -1);
-        fabric_transport.progress(e[1].self, -1);
-    }
-    size_t bad = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        bad += to[i] != 0xaa;
-    }
-    CHECK_EQ(bad, 0);
+    check_untouched(e, to, bytes);
     CHECK_EQ(hmem.reads, reads);
     CHECK_EQ(transferred.count, 2); /* the other's link was cut as well */
     CHECK_EQ(transferred.status[1], dies ? DDL_ERR_PEER : DDL_ERR_SYSTEM);
@@ -248,15 +253,7 @@ TEST(a_peer_dies_and_the_library_is_old) {
     CHECK_EQ(transferred.status[0], DDL_ERR_PEER);
     CHECK_STR(e[1].log, "the endpoint is closed");
     CHECK_EQ(fabric_transport.progress(e[1].self, -1), DDL_ERR_SYSTEM);
-    for (int i = 0; i < 300; i++) {
-        fabric_transport.progress(e[0].self, -1);
-        fabric_transport.progress(e[1].self, -1);
-    }
-    size_t bad = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        bad += to[i] != 0xaa;
-    }
-    CHECK_EQ(bad, 0);
+    check_untouched(e, to, bytes);
     fabric_transport.memory_release(e[1].self, here);
     fabric_transport.memory_release(e[0].self, there);
     fabric_transport.peer_dead(e[0].self, 1);

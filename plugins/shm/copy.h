@@ -64,7 +64,8 @@ static bool shm_copies_strings(void) {
 }
 
 /* Into lines that the reader's core holds from the last time: a string copy asks for many of them at once, where stores
- * get them one after another. Between cores that are far apart it takes two thirds of the time. */
+ * get them one after another. 4 KiB by ping-pong between cores that are far apart:
+ * 1.20 us, or 0.77 so; between near ones no difference (EPYC). */
 static inline void shm_copy_over(void *to, const void *from, uint64_t bytes, bool strings) {
 #if defined(__x86_64__)
     if (strings && bytes >= SHM_STRING_LEAST) {
