@@ -2,7 +2,7 @@
 """Glue the rooms of src/ into ddl.h, and check that they keep the rules of the house.
 
     amalgamate.py                       write ddl.h (only when its bytes change)
-    amalgamate.py --with plugins/shm    fold a plugin in: it is found without a shared object (repeatable)
+    amalgamate.py --with shm            fold a plugin in, by name or folder: it is found without a shared object (repeatable)
     amalgamate.py -o FILE               write another file; - is standard output
     amalgamate.py --check               one line per broken rule, exit status 1 if there is one
     amalgamate.py --stats               size, comments and function lengths of each room
@@ -210,12 +210,15 @@ def included_from(sources):
 
 
 def read_plugin(house, folder):
-    """Name and sources of a plugin, headers first."""
-    path = (house.root / folder).resolve()
+    """Name and sources of a plugin, headers first. One of plugins/ by its name, or any folder, from here or from the root."""
+    places = [house.root / "plugins" / folder] if pathlib.Path(folder).name == folder else []
+    places += [pathlib.Path(folder), house.root / folder]
+    path = next((p for p in places if p.is_dir()), house.root / folder).resolve()
     sources = sorted(path.glob("*.c"))
     files = included_from(sources) + sources
     if not any(f.suffix == ".c" for f in files):
-        sys.exit(f"amalgamate.py: {folder} holds no .c file")
+        why = "its folder holds no .c file" if path.is_dir() else "there is no such folder"
+        sys.exit(f"amalgamate.py: {folder} is no plugin: {why}")
     return path.name, house.in_include_order([Fragment(house.root, f, "plugin") for f in files])
 
 

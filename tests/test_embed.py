@@ -79,7 +79,7 @@ def each_plugin_folded_in():
     for name in sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / f"{p.name}.c").exists()):
         with scratch() as folder:
             project = copied("copy", folder)
-            good("./amalgamate.py --with", f"plugins/{name}", "-o", project / "ddl.h")
+            good("./amalgamate.py --with", name, "-o", project / "ddl.h")
             probe = pathlib.Path(project, "main.c")
             probe.write_text(probe.read_text().replace("ddl_context *context;", "ddl_context *context;\n"
                                                        f'    if (ddl_feature("{name}") != 1) {{ return 9; }}'))

@@ -208,6 +208,30 @@ def info_of_a_job_shows_transports_and_algorithms():
 
 
 @test
+def info_alone_tells_what_two_ranks_would_use():
+    """Beside make demo: shm by itself, and why; what is asked for; and why two would not meet. No file of theirs stays."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("DDL_")}
+    with scratch() as folder:
+        for setting, words in (({}, r"would use shm: tensor memory direct.*\n  why: of .*\bshm\b.*promises the least time"),
+                               ({"DDL_TRANSPORTS": "tcp"}, r"would use tcp\n  why: of DDL_TRANSPORTS \(tcp\) it is the first"),
+                               ({"DDL_TRANSPORTS": "shm,tcp", "DDL_SHM_CMA": "0"}, r"would use shm: .*ordinary memory staged\n"),
+                               ({"DDL_TRANSPORTS": "fabric:nonesuch"}, r"would not meet: ddl_init: .*fabric.*\n")):
+            result = sh([BUILD / "ddl-info"], env={**plain, "DDL_TRACE": f"{folder}/trace", "DDL_TUNE_CACHE": f"{folder}/tune",
+                                                   **setting})
+            check(re.search(r"two ranks of this host \(ddlrun -n 2\)\n  " + words, result.stdout), f"{setting}: {result.stdout}")
+        small = sh(["sh", "-c", f"ulimit -f 1000; exec {BUILD}/ddl-info"], env=plain).stdout
+        check(re.search(r"would use tcp\n  why: shm: no segment of .*\(look at ulimit -f", small), small)
+        check(os.path.getsize(f"{folder}/tune") == 0, "the two have left their measurements")
+    found = json.loads(sh([BUILD / "ddl-info", "--json"], env=plain).stdout)["two_ranks"]
+    check(found["transport"] == "shm" and "tcp" in found["among"] and found["error"] is None, f"{found}")
+    check("two ranks of" not in perf_info(2), "in a job the ranks themselves are shown")
+
+
+def perf_info(ranks):
+    return sh([BUILD / "ddlrun", "-n", str(ranks), "--no-prefix", BUILD / "ddl-info"]).stdout
+
+
+@test
 def info_tells_how_shared_memory_moves_data():
     for pulls, words in (("1", ("by process_vm_readv", "staged")), ("0", ("staged",))):  # the kernel may forbid the first
         env = dict(os.environ, DDL_TRANSPORTS="shm", DDL_SHM_CMA=pulls)

@@ -255,6 +255,7 @@ static ddl_log_level info_level(notes *n) {
     return n->shown > DDL_LOG_INFO ? n->shown : DDL_LOG_INFO;
 }
 
+#include "two_ranks.h"
 #include "info_json.h"
 
 typedef struct arguments {
@@ -336,9 +337,9 @@ static int read_arguments(int argc, char **argv, arguments *out) {
 }
 
 /* On the rank that tells. */
-static void tell(ddl_context *c, ddl_group *group, bool json, const notes *said) {
+static void tell(ddl_context *c, ddl_group *group, bool json, const notes *said, const two_ranks *two) {
     if (json) {
-        json_info(c, group, said);
+        json_info(c, group, said, two);
         return;
     }
     print_version();
@@ -351,11 +352,13 @@ static void tell(ddl_context *c, ddl_group *group, bool json, const notes *said)
     if (c->world_size > 1) {
         print_links(c);
         print_algorithms(group);
+    } else if (two != NULL) {
+        print_two_ranks(two, c);
     }
 }
 
 /* The exit code. The first rank of the group tells. */
-static int info(ddl_context *c, const arguments *asked, const notes *said) {
+static int info(ddl_context *c, const arguments *asked, const notes *said, const two_ranks *two) {
     int32_t count = 0, *ranks = calloc((size_t)c->world_size, sizeof *ranks);
     ddl_group *group = NULL;
     ddl_status status = ranks != NULL ? DDL_OK : DDL_ERR_NOMEM;
@@ -376,7 +379,7 @@ static int info(ddl_context *c, const arguments *asked, const notes *said) {
         }
     }
     if (status == DDL_OK && group != NULL && ddl_rank(group) == 0) {
-        tell(c, group, asked->json, said);
+        tell(c, group, asked->json, said, two);
     }
     fflush(stdout);
     ddl_status together = ddl_barrier(ddl_world(c)); /* so that nobody has left before that rank has looked */
@@ -403,6 +406,13 @@ int main(int argc, char **argv) {
     char why[DDL__SENTENCE_BYTES] = "";
     static notes said;
     ddl_log_level level = info_level(&said);
+    ddl__launch launch = {0};
+    bool alone = !asked.doctor && asked.group == NULL && ddl__launch_find(&(ddl_config){0}, &launch, NULL) == DDL_OK &&
+                 launch.world == 1;
+    two_ranks two = {0};
+    if (alone) { /* before this process opens anything that a child of it should not have */
+        two = ask_two_ranks();
+    }
     ddl_config config = {.error_text = why, .error_bytes = sizeof why, .log = note, .log_user = &said, .log_level = level};
     ddl_context *c;
     ddl_status status = ddl_init(&config, &c);
@@ -424,7 +434,7 @@ int main(int argc, char **argv) {
         printf("\nddl_init fails with %s: %s\n", ddl_status_name(status), why);
         return 1;
     }
-    int result = asked.doctor ? doctor(c, asked.json) : info(c, &asked, &said);
+    int result = asked.doctor ? doctor(c, asked.json) : info(c, &asked, &said, alone ? &two : NULL);
     fflush(stdout);
     ddl_finalize(&c);
     return result;

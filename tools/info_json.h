@@ -135,7 +135,7 @@ static void json_algorithms(ddl_group *group) {
     json_close(']');
 }
 
-static void json_info(const ddl_context *c, ddl_group *group, const notes *said) {
+static void json_info(const ddl_context *c, ddl_group *group, const notes *said, const two_ranks *two) {
     json_open(NULL, '{');
     json_integer("version", 1);
     json_integer("ddl", ddl_version());
@@ -148,6 +148,9 @@ static void json_info(const ddl_context *c, ddl_group *group, const notes *said)
     json_text("transports_found", said->text);
     json_ranks(c);
     json_algorithms(group);
+    if (two != NULL) {
+        json_two_ranks(two);
+    }
     json_close('}');
 }
 
