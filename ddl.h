@@ -3101,8 +3101,10 @@ typedef enum ddl__step_kind {
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
     DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
-    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's. Out of
+    DDL__MOVE = 7,        /* dst = src, one of them TMP: in the host's memory, where all others are a device's. Out of
                            * TMP it divides an average, in place */
+    DDL__FOLD = 8         /* dst = (src[0] op src[1]) op ... of `slot` blocks, each ddl__fold_room behind the last, by
+                           * the device, which divides an average; dst is none of them, or the first */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
@@ -3115,8 +3117,9 @@ typedef enum ddl__space {
 
 enum { DDL__SPACES = 4 };
 
-/* DDL__AT_ONCE: a send that does not wait for the fence. */
-enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
+/* DDL__AT_ONCE: a send that does not wait for the fence. DDL__SCALED: a copy on a device that multiplies by what the
+ * call's inputs are scaled by. */
+enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2, DDL__SCALED = 4 };
 
 #define DDL__EAGER_BYTES 65536 /* to a rank that may not have called yet */
 
@@ -3148,6 +3151,7 @@ typedef struct ddl__plan_args {
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
     bool straight;          /* or not at all: devices of all ranks reach each other through the network */
+    bool folds, scaled;     /* devices have kernels for the op; that scale its inputs first */
     const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
@@ -3540,8 +3544,8 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
         ddl__scope_apply(p->scope, &step);
     }
     p->steps[index] = step;
-    if (step.kind == DDL__NATIVE) {
-        return index; /* see ddl__plan_native */
+    if (step.kind == DDL__NATIVE || step.kind == DDL__FOLD) {
+        return index; /* see ddl__plan_native, ddl__plan_fold */
     }
     if (step.kind != DDL__RECV) { /* what is moved out of scratch is averaged there: sends of it go before */
         bool changes = step.kind == DDL__MOVE && step.src_space == DDL__TMP;
@@ -3623,6 +3627,26 @@ static uint32_t ddl__plan_native(ddl__planner *p, ddl_kind kind, int32_t root, d
     if (step != DDL__NO_STEP) {
         ddl__plan_touch(p, step, (uint8_t)src.space, from.at + src.base, from.bytes, false);
         ddl__plan_touch(p, step, (uint8_t)dst.space, to.at + dst.base, to.bytes, true);
+    }
+    return step;
+}
+
+/* Between the blocks of a FOLD: aligned for any vector. */
+static int64_t ddl__fold_room(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* count blocks that begin at `blocks` of THERE are reduced in their order. */
+static uint32_t ddl__plan_fold(ddl__planner *p, int32_t count, int64_t blocks, ddl__place dst, ddl__span span) {
+    uint32_t step = ddl__plan_add(p, (ddl__step){.kind = DDL__FOLD,
+                                                 .peer = -1,
+                                                 .slot = (uint32_t)count,
+                                                 .src_space = DDL__THERE,
+                                                 .dst_space = (uint8_t)dst.space,
+                                                 .src = blocks,
+                                                 .dst = span.at + dst.base,
+                                                 .bytes = span.bytes});
+    if (step != DDL__NO_STEP) {
+        ddl__plan_touch(p, step, DDL__THERE, blocks, count * ddl__fold_room(span.bytes), false);
+        ddl__plan_touch(p, step, (uint8_t)dst.space, span.at + dst.base, span.bytes, true);
     }
     return step;
 }
@@ -5717,6 +5741,136 @@ static void ddl__algo_device_straight(ddl__planner *p, const ddl__plan_args *arg
     p->straight = true;
 }
 
+/* >>algo-exchange: there, what reduces goes from device to device too, in pieces. Each rank takes its part of a piece
+ * from all others, in scratch on its device in the order of ranks; one kernel reduces them, and the results go on:
+ *
+ *     piece k:  parts to their ranks | FOLD | results to all, or to the root
+ *
+ * 2 (n-1)/n M bytes leave a rank of an all_reduce, in two hops: the least. Up to three pieces are under way. */
+static bool ddl__can_exchange(const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    return args->straight && args->folds &&
+           (kind == DDL_ALL_REDUCE || kind == DDL_REDUCE || kind == DDL_REDUCE_SCATTER);
+}
+
+typedef struct ddl__exchange {
+    ddl__planner *p;
+    const ddl__plan_args *args; /* of the call among those ranks */
+    const int32_t *ranks;       /* of the group; NULL: all */
+    ddl__place in, out;         /* the tensors, on the device */
+    bool blocks, scaled;        /* a reduce_scatter; its inputs are scaled here */
+    int64_t each;               /* elements of a piece, or of its part of each block */
+    int64_t at[DDL__MOVE_SLOTS], scaled_at[DDL__MOVE_SLOTS], room; /* scratch; room: for one part */
+    uint32_t fold[DDL__MOVE_SLOTS]; /* of the last piece there */
+    int64_t written;            /* pieces */
+} ddl__exchange;
+
+/* scaled: not where native steps come first, which do it. */
+static ddl__exchange ddl__exchange_open(ddl__planner *p, const ddl__plan_args *args, const int32_t *ranks, int64_t each,
+                                        bool scaled) {
+    int64_t n = args->size;
+    ddl__exchange x = {.p = p, .args = args, .ranks = ranks, .in = ddl__in, .out = ddl__out, .scaled = scaled,
+                       .each = each};
+    x.blocks = ddl__kind_base(args->kind) == DDL_REDUCE_SCATTER;
+    x.room = ddl__fold_room((x.blocks ? each : (each + n - 1) / n) * args->element_bytes);
+    for (int i = 0; i < DDL__MOVE_SLOTS; i++) {
+        x.at[i] = ddl__plan_there(p, n * x.room).base;
+        x.scaled_at[i] = scaled ? ddl__plan_there(p, n * x.room).base : 0;
+        x.fold[i] = DDL__NO_STEP;
+    }
+    p->straight = true;
+    return x;
+}
+
+static int32_t ddl__exchange_rank(const ddl__exchange *x, int32_t r) { return x->ranks != NULL ? x->ranks[r] : r; }
+
+/* A rank's part of a piece: of its block, or of the elements that the piece is. */
+static ddl__span ddl__exchange_part(const ddl__exchange *x, ddl__span piece, int32_t r) {
+    if (!x->blocks) {
+        return ddl__span_part(piece, x->args->size, r, x->args->element_bytes);
+    }
+    ddl__span block = ddl__block(x->args, r);
+    int64_t skip = DDL__MIN(piece.at, block.bytes);
+    return (ddl__span){block.at + skip, DDL__MIN(block.bytes - skip, piece.bytes)};
+}
+
+/* Sends the others their parts, takes this rank's, and reduces them into `to`. */
+static uint32_t ddl__exchange_fold(ddl__exchange *x, ddl__span piece, uint32_t slot, ddl__place to) {
+    ddl__planner *p = x->p;
+    int32_t n = x->args->size, rank = x->args->rank, turn = (int32_t)(x->written % DDL__MOVE_SLOTS);
+    ddl__span mine = ddl__exchange_part(x, piece, rank);
+    int64_t at = x->at[turn], room = ddl__fold_room(mine.bytes);
+    uint8_t flags = x->scaled ? DDL__SCALED : 0;
+    for (int32_t i = 1; i < n; i++) {
+        int32_t r = (rank + i) % n;
+        ddl__span part = ddl__exchange_part(x, piece, r);
+        ddl__place from = x->in;
+        if (x->scaled && part.bytes > 0) {
+            from = (ddl__place){DDL__THERE, x->scaled_at[turn] + r * x->room - part.at};
+            ddl__plan_local(p, DDL__COPY, x->in, from, part, flags);
+        }
+        if (part.bytes > 0) { /* not further ahead of its own results than there is scratch */
+            ddl__plan_after(p, ddl__plan_send(p, ddl__exchange_rank(x, r), slot, from, part), x->fold[turn]);
+        }
+    }
+    if (mine.bytes == 0) {
+        return DDL__NO_STEP;
+    }
+    for (int32_t i = 1; i < n; i++) {
+        int32_t r = (rank - i + n) % n;
+        ddl__plan_recv(p, ddl__exchange_rank(x, r), slot, (ddl__place){DDL__THERE, at + r * room - mine.at}, mine);
+    }
+    ddl__plan_local(p, DDL__COPY, x->in, (ddl__place){DDL__THERE, at + rank * room - mine.at}, mine, flags);
+    return ddl__plan_fold(p, n, at, to, mine);
+}
+
+/* One piece: bytes of the tensor or, of a reduce_scatter, of each block. All ranks write the same ones. */
+static void ddl__exchange_write(ddl__exchange *x, ddl__span piece) {
+    ddl__planner *p = x->p;
+    const ddl__plan_args *args = x->args;
+    int32_t n = args->size, rank = args->rank, turn = (int32_t)(x->written % DDL__MOVE_SLOTS);
+    bool all = args->kind == DDL_ALL_REDUCE, root = args->kind == DDL_REDUCE && rank == args->root;
+    uint32_t slot = ddl__plan_slots(p, 2);
+    ddl__span mine = ddl__exchange_part(x, piece, rank);
+    ddl__place to = x->out;
+    if (x->blocks) {
+        to.base -= ddl__block(args, rank).at;
+    } else if (!all && !root) { /* it has no OUT */
+        to = (ddl__place){DDL__THERE, x->at[turn] - mine.at};
+    }
+    x->fold[turn] = ddl__exchange_fold(x, piece, slot, to);
+    for (int32_t i = 1; !x->blocks && i < n; i++) {
+        int32_t r = (rank + i) % n, from = (rank - i + n) % n;
+        ddl__span theirs = ddl__exchange_part(x, piece, from);
+        if (mine.bytes > 0 && (all || (!root && r == args->root))) {
+            ddl__plan_send(p, ddl__exchange_rank(x, r), slot + 1, to, mine);
+        }
+        if (theirs.bytes > 0 && (all || root)) {
+            ddl__plan_recv(p, ddl__exchange_rank(x, from), slot + 1, x->out, theirs);
+        }
+    }
+    x->written++;
+}
+
+/* Elements of a piece. */
+static int64_t ddl__exchange_elements(const ddl__plan_args *args) {
+    int64_t blocks = ddl__kind_base(args->kind) == DDL_REDUCE_SCATTER ? args->size : 1;
+    return DDL__MAX(args->move_bytes / args->element_bytes / blocks, 1);
+}
+
+static void ddl__exchange_all(ddl__exchange *x) {
+    const ddl__plan_args *args = x->args;
+    int64_t size = args->element_bytes, bytes = x->blocks ? ddl__block_bytes(args) : args->count * size;
+    for (int64_t at = 0; x->p->status >= 0 && at < bytes; at += x->each * size) {
+        ddl__exchange_write(x, (ddl__span){at, DDL__MIN(x->each * size, bytes - at)});
+    }
+}
+
+static void ddl__algo_device_exchange(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__exchange x = ddl__exchange_open(p, args, NULL, ddl__exchange_elements(args), args->scaled);
+    ddl__exchange_all(&x);
+}
+
 /* >>algo-device-hierarchy: several hosts with as many ranks each, whose devices run collectives inside the host. Their
  * native steps are in one order on all ranks of a host. */
 static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
@@ -5794,8 +5948,14 @@ static void ddl__algo_reduce_device(ddl__planner *p, const ddl__plan_args *args)
     int32_t *ranks, number = ddl__number_on_host(args, args->root);
     ddl__plan_args between;
     ddl__pieces w = {.p = p};
-    bool part = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
-    int64_t each = ddl__piece_elements(&between), size = args->element_bytes;
+    ddl__exchange x;
+    bool straight = ddl__can_exchange(args), part = ddl__team_make(p, args, number, &ranks, &between);
+    part = part && (straight || ddl__pieces_open(&w, p, &between, ranks));
+    int64_t each = straight ? ddl__exchange_elements(&between) : ddl__piece_elements(&between);
+    int64_t size = args->element_bytes;
+    if (straight && part) {
+        x = ddl__exchange_open(p, &between, ranks, each, false);
+    }
     int64_t room = (DDL__MIN(each, args->count) * size + 63) / 64 * 64;
     ddl__place scratch = part ? ddl__plan_there(p, DDL__MOVE_SLOTS * room) : ddl__out;
     uint32_t last = DDL__NO_STEP;
@@ -5808,11 +5968,15 @@ static void ddl__algo_reduce_device(ddl__planner *p, const ddl__plan_args *args)
         uint32_t step = ddl__plan_native(p, DDL_REDUCE, number, ddl__in, piece, to, piece);
         ddl__plan_after(p, step, last);
         last = step;
-        if (part) {
+        if (part && straight) {
+            x.in = to;
+            ddl__exchange_write(&x, piece);
+        } else if (part) {
             w.in = to;
             ddl__piece_write(&w, k);
         }
     }
+    p->straight = straight;
     ddl__pieces_close(&w);
     ddl__free(p->base, ranks);
 }
@@ -5854,7 +6018,8 @@ static void ddl__algo_all_gather_device(ddl__planner *p, const ddl__plan_args *a
  * scratch on the device; then between these. Scratch is as large as `in` divided by the ranks of a host. */
 static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_args *args) {
     int32_t *ranks, number = ddl__number_on_host(args, args->rank);
-    int64_t block = args->count * args->element_bytes, room = (block + 63) / 64 * 64;
+    bool straight = ddl__can_exchange(args);
+    int64_t block = args->count * args->element_bytes, room = straight ? block : (block + 63) / 64 * 64;
     ddl__plan_args between;
     ddl__pieces w = {.p = p};
     bool ok = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
@@ -5869,7 +6034,12 @@ static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_arg
         ddl__plan_after(p, step, last);
         last = step;
     }
-    for (int64_t k = 0; ok && k < w.number; k++) {
+    if (ok && straight) {
+        ddl__exchange x = ddl__exchange_open(p, &between, ranks, ddl__exchange_elements(&between), false);
+        x.in = w.in;
+        ddl__exchange_all(&x);
+    }
+    for (int64_t k = 0; ok && !straight && k < w.number; k++) {
         ddl__piece_write(&w, k);
     }
     ddl__pieces_close(&w);
@@ -5877,17 +6047,22 @@ static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_arg
 }
 
 /* all_reduce: natively reduced and scattered inside each host; between hosts each rank's part goes by the host's
- * memory, piece by piece:
+ * memory, or is exchanged straight, piece by piece:
  *
  *     piece k:  reduce-scatter | move to the host | ring between hosts | move back | all-gather
+ *     straight: reduce-scatter | exchange                                          | all-gather
  *
  * The native steps of a host's ranks are in one order, in which the all-gather of a piece comes after the
  * reduce-scatter of the next two: so up to three pieces are under way, one on the devices, one copied, one on the
  * network, and scratch is for three. */
 
-/* This rank's part of a piece, all-reduced between the hosts by way of scratch. */
-static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const ddl__ring *across, ddl__span part,
-                             ddl__place there) {
+/* This rank's part of a piece, all-reduced between the hosts: straight, or by way of scratch (x NULL). */
+static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, ddl__exchange *x, const ddl__ring *across,
+                             ddl__span part, ddl__place there) {
+    if (x != NULL) {
+        ddl__exchange_write(x, part);
+        return;
+    }
     ddl__cut cut = {args, false, part, across->size};
     ddl__plan_local(p, DDL__MOVE, ddl__out, there, part, 0);
     ddl__ring_reduce_scatter(p, across, &cut, (ddl__flow){there, there, there, 0});
@@ -5895,12 +6070,12 @@ static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const 
     ddl__plan_local(p, DDL__MOVE, there, ddl__out, part, 0);
 }
 
-static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+/* By pieces; x as above. each: bytes of a rank's part of them all; most: of a piece. */
+static void ddl__all_reduce_pieces(ddl__planner *p, const ddl__plan_args *args, ddl__exchange *x, int64_t each,
+                                   int64_t most) {
     ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
-    int64_t bytes = args->element_bytes, each = args->count / inside.size * bytes;
-    int64_t most = DDL__MAX(args->move_bytes / bytes, 1) * bytes, pieces = (each + most - 1) / most;
-    int64_t slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
-    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, slots * slot});
+    int64_t pieces = (each + most - 1) / most, slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
+    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, x == NULL ? slots * slot : 0});
     uint32_t last = DDL__NO_STEP;
     for (int64_t k = 0; k < pieces + DDL__MOVE_SLOTS - 1; k++) {
         for (int64_t j = k; j > k - DDL__MOVE_SLOTS; j -= DDL__MOVE_SLOTS - 1) { /* piece k begins, k - 2 ends */
@@ -5914,16 +6089,31 @@ static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *a
             ddl__plan_after(p, step, last);
             last = step;
             if (j == k) {
-                ddl__plan_across(p, args, &across, mine,
+                ddl__plan_across(p, args, x, &across, mine,
                                  (ddl__place){DDL__TMP, scratch.base + j % slots * slot - mine.at});
             }
         }
     }
-    ddl__span rest = {each * inside.size, args->count * bytes - each * inside.size};
+    ddl__span rest = {each * inside.size, args->count * args->element_bytes - each * inside.size};
     if (rest.bytes > 0) { /* that the ranks of a host cannot share evenly: reduced on each, and round all rings alike */
         ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_REDUCE, 0, ddl__in, rest, ddl__out, rest), last);
-        ddl__plan_across(p, args, &across, rest, ddl__plan_tmp(p, rest));
+        ddl__plan_across(p, args, x, &across, rest, x == NULL ? ddl__plan_tmp(p, rest) : ddl__out);
     }
+}
+
+static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t inside = args->size / ddl__host_count(args), *ranks = NULL;
+    int64_t bytes = args->element_bytes, each = args->count / inside * bytes;
+    int64_t most = DDL__MAX(args->move_bytes / bytes, 1), rest = args->count % inside;
+    ddl__plan_args between;
+    if (!ddl__can_exchange(args)) {
+        ddl__all_reduce_pieces(p, args, NULL, each, most * bytes);
+    } else if (ddl__team_make(p, args, ddl__number_on_host(args, args->rank), &ranks, &between)) {
+        ddl__exchange x = ddl__exchange_open(p, &between, ranks, DDL__MAX(most, rest), false);
+        x.in = ddl__out;
+        ddl__all_reduce_pieces(p, args, &x, each, most * bytes);
+    }
+    ddl__free(p->base, ranks);
 }
 
 /* >>algo/table */
@@ -6036,6 +6226,10 @@ static const ddl__algo ddl__algo_pieces = {
 static const ddl__algo ddl__algo_straight = {
     "device_straight", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, ddl__can_straight, ddl__algo_device_straight,
     ddl__cost_native_hierarchy, ddl__peer_twice};
+
+static const ddl__algo ddl__algo_exchange = {
+    "device_exchange", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V | DDL__RANK_ORDER, ddl__can_exchange,
+    ddl__algo_device_exchange, ddl__cost_native_hierarchy, ddl__peer_twice};
 
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
@@ -6196,18 +6390,22 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
 
 static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args);
 
-/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
- * is taken among all ranks, and the devices of a host do nothing by themselves. */
+/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen (an exchange has its
+ * estimate). Asked for by name, it is taken among all ranks, and the devices of a host do nothing by themselves. */
 static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
-    bool straight = ddl__can_straight(args);
-    const ddl__algo *algo = straight ? &ddl__algo_straight : &ddl__algo_pieces;
+    bool straight = ddl__can_straight(args), inside = false;
     bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
+    bool last_digit = tuning->deterministic && args->scaled; /* devices multiply where the host divides */
+    const ddl__algo *algo = straight                                             ? &ddl__algo_straight
+                            : !asked && !last_digit && ddl__can_exchange(args) ? &ddl__algo_exchange
+                                                                                 : &ddl__algo_pieces;
     for (size_t i = 0; !straight && !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
             algo = &ddl__algos_on_device[i];
+            inside = true;
         }
     }
-    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces && !straight);
+    ddl__plan_args piece = ddl__piece_args(args, inside);
     ddl__choice best = ddl__tune_choose(tuning, &piece);
     best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
     best.inner = best.algo;
@@ -17650,6 +17848,14 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
     return status < 0 ? status : any ? DDL_IN_PROGRESS : DDL_OK;
 }
 
+/* Kernels that were put on a device's stream are waited for as copies are; `status`: of putting them there. */
+static ddl_status ddl__stage_await(ddl_context *c, ddl__stage *s, const ddl__device *d, ddl_status status) {
+    ddl_status marked = ddl__stage_mark(d, s);
+    s->phase = DDL__STAGE_DRAIN;
+    ddl__stage_list(c, s);
+    return status < 0 ? status : marked < 0 ? marked : DDL_IN_PROGRESS;
+}
+
 /* DDL_OK: all is there. DDL_IN_PROGRESS: done() will be called, by whoever polls. An error: leave it. */
 static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
     if (s->stream_device == NULL) {
@@ -18621,6 +18827,7 @@ struct ddl_group {
 
     ddl__native device_native;  /* for tensors on devices */
     bool straight;              /* all ranks reach devices of all others without their hosts */
+    bool folds;                 /* and all these devices reduce */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
     void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
@@ -21628,7 +21835,8 @@ typedef struct ddl__op {
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
-    ddl_status move_failed; /* a copy could not begin, or a message failed */
+    ddl_status move_failed; /* a copy or kernel could not begin, or a message failed */
+    const ddl__step *failed_step; /* that was it */
     ddl__step_state *messages; /* steps that have one */
     struct ddl__op *messaging_next; /* of the context's, while there are some */
     ddl__device *device; /* that it runs on; NULL: on none */
@@ -21667,6 +21875,7 @@ typedef struct ddl__cached {
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative, on_device;
+    bool folds, scaled; /* see ddl__plan_args */
     uint32_t settings_version;
     int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
     int32_t array_count;
@@ -21770,6 +21979,13 @@ static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl_
     return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
 }
 
+/* The same, of a call; and whether a device has a kernel for its op. */
+static bool ddl__call_scaled(const ddl_group *g, const ddl__call *call) {
+    return call->nature == DDL__SCALED_SUM || ddl__averages_scaled(g, call);
+}
+
+static bool ddl__call_folds(const ddl__call *call) { return call->nature <= DDL__SCALED_SUM; }
+
 static void ddl__op_scale(const ddl__op *op, char *at, size_t bytes) {
     const ddl__call *call = &op->call;
     double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
@@ -21857,6 +22073,7 @@ static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl
     bool on_device = call->on_device != DDL_HOST;
     if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
         e->commutative != call->commutative || e->on_device != on_device ||
+        (on_device && (e->folds != ddl__call_folds(call) || e->scaled != ddl__call_scaled(g, call))) ||
         e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) || e->settings_version != g->settings_version ||
         e->array_count != ddl__call_arrays(call)) {
         return false;
@@ -21925,8 +22142,7 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
-    bool function = call->nature == DDL__FUNCTION || call->nature == DDL__FUNCTION_IN_ORDER;
-    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && function)) {
+    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && !ddl__call_folds(call))) {
         return 0;
     }
     uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
@@ -21949,7 +22165,9 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .host_of = g->host_of,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
-                           .straight = g->straight};
+                           .straight = g->straight,
+                           .folds = g->folds && ddl__call_folds(call),
+                           .scaled = ddl__call_scaled(g, call)};
     args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
     return args;
 }
@@ -21979,6 +22197,8 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->in_place = call->in_place;
     e->commutative = call->commutative;
     e->on_device = call->on_device != DDL_HOST;
+    e->folds = ddl__call_folds(call);
+    e->scaled = ddl__call_scaled(g, call);
     e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
     e->settings_version = g->settings_version;
     ddl__plan_args args = ddl__call_args(g, call);
@@ -22181,7 +22401,12 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 }
 
 /* What can run collectives of a group by itself. */
-enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2, DDL__NATIVE_STRAIGHT = 4 /* see ddl_group.straight */ };
+enum {
+    DDL__NATIVE_HOST = 1,
+    DDL__NATIVE_DEVICE = 2,
+    DDL__NATIVE_STRAIGHT = 4, /* see ddl_group.straight, */
+    DDL__NATIVE_FOLDS = 8     /* and folds */
+};
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
 static bool ddl__native_fits_devices(const ddl_group *g) {
@@ -22211,6 +22436,16 @@ static bool ddl__straight_reaches(const ddl_group *g) {
     return all;
 }
 
+/* Whether all devices here reduce and scale. */
+static bool ddl__devices_fold(const ddl_context *c) {
+    bool all = c->devices != NULL;
+    for (int32_t i = 0; all && i < c->devices->count; i++) {
+        const ddl_device *d = c->devices->list[i].table;
+        all = DDL_HAS(d, reduce) && DDL_HAS(d, kernel);
+    }
+    return all;
+}
+
 /* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
  * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
 static int32_t ddl__native_open(ddl_group *g) {
@@ -22230,7 +22465,8 @@ static int32_t ddl__native_open(ddl_group *g) {
     }
     ddl__free(&c->base, ranks);
     g->straight = ddl__straight_reaches(g);
-    opened |= g->straight ? DDL__NATIVE_STRAIGHT : 0;
+    g->folds = g->straight && ddl__devices_fold(c);
+    opened |= (g->straight ? DDL__NATIVE_STRAIGHT : 0) | (g->folds ? DDL__NATIVE_FOLDS : 0);
     return opened;
 }
 
@@ -22250,11 +22486,22 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     if ((keep & DDL__NATIVE_DEVICE) == 0) {
         ddl__native_close_one(g, &g->device_native);
     }
-    g->settings_version += g->straight && (keep & DDL__NATIVE_STRAIGHT) == 0;
-    g->straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
+    bool straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
+    bool folds = g->folds && (keep & DDL__NATIVE_FOLDS) != 0;
+    g->settings_version += g->straight != straight || g->folds != folds;
+    g->straight = straight;
+    g->folds = folds;
 }
 
 /* >>operation */
+
+/* On this rank a device or an adapter failed in step i; op ends as soon as ddl__op_run sees it. The first counts. */
+static void ddl__step_failed(ddl__op *op, uint32_t i, ddl_status status) {
+    if (op->move_failed >= 0) {
+        op->move_failed = status;
+        op->failed_step = &op->cached->plan.steps[i];
+    }
+}
 
 /* As a transport calls it. */
 static void ddl__native_reduce(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes) {
@@ -22467,7 +22714,7 @@ static void ddl__step_message(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__stage *stage = ddl__stage_make(c, 1);
     if (stage == NULL || ddl__request_new(op->group, &ddl__p2p_ops, &r) < 0) {
         ddl__stage_leave(c, &stage);
-        op->move_failed = DDL_ERR_NOMEM;
+        ddl__step_failed(op, i, DDL_ERR_NOMEM);
         return;
     }
     r->is_recv = recv;
@@ -22503,8 +22750,9 @@ static bool ddl__messages_look(ddl_context *c, ddl__op *op) {
         *at = st->message_next;
         st->message = NULL;
         moved = true;
-        op->move_failed = r->status < 0 ? r->status : op->move_failed;
-        if (r->status >= 0) {
+        if (r->status < 0) {
+            ddl__step_failed(op, (uint32_t)st->out.index, r->status);
+        } else {
             op->last_peer = r->is_recv ? r->peer : op->last_peer;
             ddl__step_finish(op, (uint32_t)st->out.index);
         }
@@ -22799,9 +23047,11 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__step_state *st = s->owner;
     ddl__op *op = st->op;
-    bool comes = s->items[0].comes;
+    bool comes = s->count > 0 && s->items[0].comes;
     ddl__stage_leave(c, &st->move);
-    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status < 0) {
+        ddl__step_failed(op, (uint32_t)st->out.index, status);
+    }
     if (status >= 0 && comes && op->cached->native_count == 0 && ddl__is_scaled(op->group, &op->call, op->user)) {
         const ddl__step *step = ddl__op_step(op, (uint32_t)st->out.index); /* where it is native, its kernels scale */
         ddl__op_scale(op, ddl__dst(op, step), (size_t)step->bytes);
@@ -22822,7 +23072,7 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     char *there = comes ? ddl__src(op, s) : ddl__dst(op, s), *here = comes ? ddl__dst(op, s) : ddl__src(op, s);
     ddl_tensor t = ddl_tensor_1d(there, DDL_U8, s->bytes);
     t.device = op->call.on_device;
-    if (!comes && op->call.op == DDL_AVG) {
+    if (s->kind == DDL__MOVE && !comes && op->call.op == DDL_AVG) {
         ddl__op_average(op, here, (size_t)s->bytes);
     }
     st->move = ddl__stage_make(c, 1);
@@ -22840,8 +23090,78 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     if (status != DDL_IN_PROGRESS) {
         ddl__stage_leave(c, &st->move);
     }
-    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status < 0) {
+        ddl__step_failed(op, i, status);
+    }
     return status == DDL_OK;
+}
+
+/* What the device does with a copy that scales, or with blocks. Nothing of it is waited for here. */
+static ddl_status ddl__step_kernels(ddl_context *c, const ddl__op *op, const ddl__step *s) {
+    const ddl__device *d = op->device;
+    int32_t n = op->group->size, blocks = (int32_t)s->slot;
+    double scale = op->user != NULL ? op->user->factor : ddl__average_scale(n);
+    ddl_kernel_scale k = {.dst = ddl__dst(op, s), .src = ddl__src(op, s), .dtype = (int32_t)op->call.dtype,
+                          .count = s->bytes / op->cached->element_bytes, .divisor = 1, .factor = scale};
+    if (s->kind == DDL__COPY) {
+        return d->table->kernel(d->self, DDL_KERNEL_SCALE, &k, d->stream);
+    }
+    const void **srcs = ddl__alloc_array(&c->base, (size_t)blocks, sizeof *srcs);
+    if (srcs == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < blocks; i++) {
+        srcs[i] = ddl__src(op, s) + i * ddl__fold_room(s->bytes);
+    }
+    bool average = op->user == NULL && op->call.op == DDL_AVG, scaled = ddl__averages_scaled(op->group, &op->call);
+    int32_t sum = op->user != NULL || average ? DDL_SUM : (int32_t)op->call.op;
+    ddl_status status = d->table->reduce(d->self, k.dst, srcs, blocks, k.count, k.dtype, sum, d->stream);
+    k.src = k.dst; /* as ddl__op_average, from here */
+    k.factor = scaled ? 1 / (n * scale) : 1;
+    k.divisor = scaled ? 1 : n;
+    if (status >= 0 && average && (!scaled || n * scale < 1)) {
+        status = d->table->kernel(d->self, DDL_KERNEL_SCALE, &k, d->stream);
+    }
+    ddl__free(&c->base, srcs);
+    return status;
+}
+
+static void ddl__step_kernel(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    st->move = ddl__stage_make(c, 0);
+    ddl_status status = DDL_ERR_NOMEM;
+    if (st->move != NULL) {
+        st->move->owner = st;
+        st->move->done = ddl__step_moved;
+        status = ddl__stage_await(c, st->move, op->device, ddl__step_kernels(c, op, ddl__op_step(op, i)));
+    }
+    if (status < 0) {
+        ddl__stage_leave(c, &st->move);
+        ddl__step_failed(op, i, status);
+    }
+}
+
+/* What failed in a step that is this rank's alone, or a message between devices: all ranks are told. */
+static void ddl__step_break(ddl_context *c, ddl__op *op) {
+    const ddl_group *g = op->group;
+    const ddl__step *s = op->failed_step;
+    ddl_status status = op->move_failed, why = ddl__may_break(status) ? status : DDL_ERR_SYSTEM;
+    const char *what = ddl__kind_name(op->call.kind), *text = ddl_status_text(status);
+    long long bytes = (long long)s->bytes;
+    int32_t device = op->call.on_device;
+    op->move_failed = DDL_OK;
+    if (s->kind == DDL__SEND || s->kind == DDL__RECV) {
+        bool sends = s->kind == DDL__SEND;
+        ddl__break_everywhere(c, op->group, why, "rank %d could not %s %lld bytes of %s, straight between devices, %s "
+                              "rank %d: %s", g->rank, sends ? "give" : "take", bytes, what, sends ? "to" : "from",
+                              s->peer, text);
+    } else if (s->kind == DDL__FOLD) {
+        ddl__break_everywhere(c, op->group, why, "rank %d could not reduce %lld bytes of %s on its device %d: %s",
+                              g->rank, bytes, what, device, text);
+    } else {
+        ddl__break_everywhere(c, op->group, why, "rank %d could not move its part of %s, %lld bytes, from its device "
+                              "%d or to it: %s", g->rank, what, bytes, device, text);
+    }
 }
 
 /* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
@@ -22867,8 +23187,12 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
         op->steps[i].start_ns = ddl__now_ns();
     }
     bool straight = op->cached->plan.straight && s->bytes > 0;
-    if (straight && s->kind != DDL__COPY) {
+    if (straight && (s->kind == DDL__SEND || s->kind == DDL__RECV)) {
         ddl__step_message(c, op, i);
+        return;
+    }
+    if (s->kind == DDL__FOLD || (s->kind == DDL__COPY && s->flags == DDL__SCALED)) {
+        ddl__step_kernel(c, op, i);
         return;
     }
     switch (s->kind) {
@@ -22922,11 +23246,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
     }
     op->running = false;
     if (op->move_failed < 0) {
-        ddl_status status = op->move_failed;
-        op->move_failed = DDL_OK;
-        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not move "
-                              "its part of %s from its device or to it: %s", op->group->rank,
-                              ddl__kind_name(op->call.kind), ddl_status_text(status));
+        ddl__step_break(c, op);
         return;
     }
     if (op->left == 0 && op->group->doubt_ns == 0) {
@@ -24377,6 +24697,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->held = call->held;
     op->stage = op->scratch = NULL;
     op->move_failed = DDL_OK;
+    op->failed_step = NULL;
     op->device = NULL;
     op->stream = op->mark = NULL;
     op->captured = false;

@@ -424,6 +424,14 @@ static ddl_status ddl__stage_copies(ddl_context *c, ddl__stage *s, bool back, ui
     return status < 0 ? status : any ? DDL_IN_PROGRESS : DDL_OK;
 }
 
+/* Kernels that were put on a device's stream are waited for as copies are; `status`: of putting them there. */
+static ddl_status ddl__stage_await(ddl_context *c, ddl__stage *s, const ddl__device *d, ddl_status status) {
+    ddl_status marked = ddl__stage_mark(d, s);
+    s->phase = DDL__STAGE_DRAIN;
+    ddl__stage_list(c, s);
+    return status < 0 ? status : marked < 0 ? marked : DDL_IN_PROGRESS;
+}
+
 /* DDL_OK: all is there. DDL_IN_PROGRESS: done() will be called, by whoever polls. An error: leave it. */
 static ddl_status ddl__stage_fill(ddl_context *c, ddl__stage *s) {
     if (s->stream_device == NULL) {

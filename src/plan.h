@@ -12,8 +12,10 @@ typedef enum ddl__step_kind {
     DDL__COPY = 4,        /* dst = src */
     DDL__REDUCE = 5,      /* dst = src op dst (DDL__DST_FIRST: dst op src) */
     DDL__NATIVE = 6,      /* a collective of this host's ranks, run by a transport: slot is its kind, peer its root */
-    DDL__MOVE = 7         /* dst = src, one of them TMP: in the host's memory, where all others are a device's. Out of
+    DDL__MOVE = 7,        /* dst = src, one of them TMP: in the host's memory, where all others are a device's. Out of
                            * TMP it divides an average, in place */
+    DDL__FOLD = 8         /* dst = (src[0] op src[1]) op ... of `slot` blocks, each ddl__fold_room behind the last, by
+                           * the device, which divides an average; dst is none of them, or the first */
 } ddl__step_kind;
 
 /* What an offset counts from. When a call is in place, the engine makes IN and OUT point at the same elements. */
@@ -26,8 +28,9 @@ typedef enum ddl__space {
 
 enum { DDL__SPACES = 4 };
 
-/* DDL__AT_ONCE: a send that does not wait for the fence. */
-enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2 };
+/* DDL__AT_ONCE: a send that does not wait for the fence. DDL__SCALED: a copy on a device that multiplies by what the
+ * call's inputs are scaled by. */
+enum { DDL__THEIRS_FIRST = 1, DDL__DST_FIRST = 1, DDL__AT_ONCE = 2, DDL__SCALED = 4 };
 
 #define DDL__EAGER_BYTES 65536 /* to a rank that may not have called yet */
 
@@ -59,6 +62,7 @@ typedef struct ddl__plan_args {
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
     int64_t move_bytes;     /* then: how much of it is in the host's memory in one piece, which goes by the network */
     bool straight;          /* or not at all: devices of all ranks reach each other through the network */
+    bool folds, scaled;     /* devices have kernels for the op; that scale its inputs first */
     const struct ddl__algo *inner; /* and by what it goes; NULL: the plan knows */
 } ddl__plan_args;
 
@@ -451,8 +455,8 @@ static uint32_t ddl__plan_add(ddl__planner *p, ddl__step step) {
         ddl__scope_apply(p->scope, &step);
     }
     p->steps[index] = step;
-    if (step.kind == DDL__NATIVE) {
-        return index; /* see ddl__plan_native */
+    if (step.kind == DDL__NATIVE || step.kind == DDL__FOLD) {
+        return index; /* see ddl__plan_native, ddl__plan_fold */
     }
     if (step.kind != DDL__RECV) { /* what is moved out of scratch is averaged there: sends of it go before */
         bool changes = step.kind == DDL__MOVE && step.src_space == DDL__TMP;
@@ -534,6 +538,26 @@ static uint32_t ddl__plan_native(ddl__planner *p, ddl_kind kind, int32_t root, d
     if (step != DDL__NO_STEP) {
         ddl__plan_touch(p, step, (uint8_t)src.space, from.at + src.base, from.bytes, false);
         ddl__plan_touch(p, step, (uint8_t)dst.space, to.at + dst.base, to.bytes, true);
+    }
+    return step;
+}
+
+/* Between the blocks of a FOLD: aligned for any vector. */
+static int64_t ddl__fold_room(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* count blocks that begin at `blocks` of THERE are reduced in their order. */
+static uint32_t ddl__plan_fold(ddl__planner *p, int32_t count, int64_t blocks, ddl__place dst, ddl__span span) {
+    uint32_t step = ddl__plan_add(p, (ddl__step){.kind = DDL__FOLD,
+                                                 .peer = -1,
+                                                 .slot = (uint32_t)count,
+                                                 .src_space = DDL__THERE,
+                                                 .dst_space = (uint8_t)dst.space,
+                                                 .src = blocks,
+                                                 .dst = span.at + dst.base,
+                                                 .bytes = span.bytes});
+    if (step != DDL__NO_STEP) {
+        ddl__plan_touch(p, step, DDL__THERE, blocks, count * ddl__fold_room(span.bytes), false);
+        ddl__plan_touch(p, step, (uint8_t)dst.space, span.at + dst.base, span.bytes, true);
     }
     return step;
 }

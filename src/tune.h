@@ -67,18 +67,22 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
 
 static ddl__choice ddl__tune_choose(const ddl__tuning *tuning, const ddl__plan_args *args);
 
-/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen. Asked for by name, it
- * is taken among all ranks, and the devices of a host do nothing by themselves. */
+/* Between hosts a plan on devices is one of ordinary memory, piece by piece: that one is chosen (an exchange has its
+ * estimate). Asked for by name, it is taken among all ranks, and the devices of a host do nothing by themselves. */
 static ddl__choice ddl__tune_on_device(const ddl__tuning *tuning, const ddl__plan_args *args) {
-    bool straight = ddl__can_straight(args);
-    const ddl__algo *algo = straight ? &ddl__algo_straight : &ddl__algo_pieces;
+    bool straight = ddl__can_straight(args), inside = false;
     bool asked = tuning->forced[ddl__kind_base(args->kind)] != NULL;
+    bool last_digit = tuning->deterministic && args->scaled; /* devices multiply where the host divides */
+    const ddl__algo *algo = straight                                             ? &ddl__algo_straight
+                            : !asked && !last_digit && ddl__can_exchange(args) ? &ddl__algo_exchange
+                                                                                 : &ddl__algo_pieces;
     for (size_t i = 0; !straight && !asked && i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         if (ddl__algo_can(&ddl__algos_on_device[i], args, tuning->deterministic)) {
             algo = &ddl__algos_on_device[i];
+            inside = true;
         }
     }
-    ddl__plan_args piece = ddl__piece_args(args, algo != &ddl__algo_pieces && !straight);
+    ddl__plan_args piece = ddl__piece_args(args, inside);
     ddl__choice best = ddl__tune_choose(tuning, &piece);
     best.seconds *= (double)ddl__total_bytes(args) / (double)DDL__MAX(ddl__total_bytes(&piece), 1);
     best.inner = best.algo;

@@ -1,5 +1,7 @@
 /* hmem_device: a device plugin by the name of cuda whose memory is ordinary memory and whose copies are done at once: for
- * tests of transports that register such memory. No device at all. */
+ * tests of transports that register such memory. No device at all. Its kernels are the host's. */
+#define DDL_STATIC
+#define DDL_IMPLEMENTATION
 #include "ddl.h"
 
 #include <stdlib.h>
@@ -75,6 +77,36 @@ static ddl_status copy(void *self, void *dst, const void *src, size_t bytes, voi
     return DDL_OK;
 }
 
+/* The first source, at most, is where the result goes. DDL_HMEM_FAIL=n: the n-th fails. */
+static ddl_status reduce(void *self, void *dst, const void *const *srcs, int32_t src_count, int64_t elements,
+                         int32_t dtype, int32_t op, void *stream) {
+    static int calls;
+    ddl__reduction r = ddl__reduction_of((ddl_op)op, (ddl_dtype)dtype, NULL);
+    const char *fail = getenv("DDL_HMEM_FAIL");
+    (void)self, (void)stream;
+    for (int32_t i = 1; i < src_count; i++) {
+        if (srcs[i] == dst) {
+            return DDL_ERR_ARG;
+        }
+    }
+    if (r.kernel == NULL || (fail != NULL && ++calls == atoi(fail))) {
+        return DDL_ERR_SYSTEM;
+    }
+    ddl__reduce_many(&r, dst, (const char *const *)srcs, src_count, (uint64_t)elements << r.element_shift);
+    return DDL_OK;
+}
+
+static ddl_status kernel(void *self, int32_t which, const void *params, void *stream) {
+    const ddl_kernel_scale *k = params;
+    (void)self, (void)stream;
+    if (which != DDL_KERNEL_SCALE) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    ddl__scale(k->dst, k->src, (size_t)k->count, (ddl_dtype)k->dtype, k->factor);
+    ddl__average(k->dst, (size_t)k->count, (ddl_dtype)k->dtype, k->divisor);
+    return DDL_OK;
+}
+
 static ddl_status event_record(void *self, void *stream, void **out_event) {
     (void)stream;
     *out_event = self;
@@ -93,7 +125,7 @@ const ddl_plugin *ddl_plugin_cuda_v1(const ddl_host *host) {
     static const ddl_device device = {.size = sizeof device, .open = device_open, .close = device_close, .count = count,
                                       .owner = owner, .alloc = device_alloc, .free = device_free, .copy = copy,
                                       .event_record = event_record, .event_test = event_test, .event_free = event_free,
-                                      .allocation = allocation};
+                                      .allocation = allocation, .reduce = reduce, .kernel = kernel};
     static const ddl_plugin plugin = {.size = sizeof plugin, .abi = DDL_PLUGIN_ABI, .name = "cuda", .version = "0",
                                       .about = "Ordinary memory under the name of a device, for tests.", .device = &device};
     (void)host;

@@ -27,6 +27,7 @@ typedef struct sim_case {
     int64_t move_bytes;     /* tensors are on devices, and go by the host in such pieces; 0: they are not */
     const ddl__algo *inner; /* then: what goes between hosts */
     bool straight;          /* or not by the host at all */
+    bool scaled;            /* inputs are scaled before they are reduced: see sim_scale */
     bool natives;           /* devices run collectives inside hosts */
     uint64_t seed;
 } sim_case;
@@ -109,6 +110,20 @@ static void sim_combine_all(sim_op op, unsigned char *dst, const unsigned char *
                             int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += sim_element_bytes(op)) {
         sim_combine(op, dst + i, a + i, b + i);
+    }
+}
+
+/* What stands for a scaled sum: u32 times 3, f32 times 2; affine maps are not scaled. */
+static void sim_scale(sim_op op, unsigned char *dst, const unsigned char *src, int64_t bytes) {
+    memmove(dst, src, (size_t)bytes);
+    for (int64_t i = 0; op != SIM_AFFINE && i < bytes; i += 4) {
+        uint32_t x;
+        float f;
+        memcpy(&x, src + i, 4);
+        memcpy(&f, src + i, 4);
+        x *= 3;
+        f *= 2;
+        memcpy(dst + i, op == SIM_U32 ? (const void *)&x : &f, 4);
     }
 }
 
@@ -219,6 +234,8 @@ static void sim_args(const sim_case *c, int32_t rank, ddl__plan_args *args) {
                              .move_bytes = c->move_bytes,
                              .inner = c->inner,
                              .straight = c->straight,
+                             .folds = c->straight,
+                             .scaled = c->scaled,
                              .native_s = c->natives ? 1e-6 : 0};
 }
 
@@ -286,6 +303,9 @@ static int32_t sim_on_host(const sim *s, int32_t rank) {
 /* What it reads and writes, in bytes; step->bytes are those of the smaller tensor. */
 static int64_t sim_reads(const sim *s, const sim_rank *r, const ddl__step *step) {
     bool many = step->kind == DDL__NATIVE && step->slot == DDL_REDUCE_SCATTER;
+    if (step->kind == DDL__FOLD) {
+        return step->slot * ((step->bytes + 63) / 64 * 64);
+    }
     return step->bytes * (many ? sim_on_host(s, r->args.rank) : 1);
 }
 
@@ -351,6 +371,31 @@ static bool sim_check_devices(sim *s, sim_rank *r) {
         }
     }
     return true;
+}
+
+/* Scratch of an exchange: of three pieces, again where they are scaled, and parts rounded up. What comes for the second
+ * piece and the third waits for no data of a peer. */
+static bool sim_check_exchange(sim *s, sim_rank *r) {
+    const sim_case *c = s->c;
+    int64_t piece = DDL__MAX(c->move_bytes, c->n * (int64_t)r->args.element_bytes), receives = 0, at_once = 0;
+    int64_t bound = DDL__MOVE_SLOTS * (1 + c->scaled) * (piece + c->n * (64 + (int64_t)r->args.element_bytes));
+    bool *data = calloc(r->plan.step_count + 1, sizeof *data);
+    for (uint32_t k = 0; k < r->plan.step_count; k++) {
+        const ddl__step *step = &r->plan.steps[k];
+        bool comes = step->kind == DDL__RECV && step->bytes > 0;
+        receives += comes && step->dst_space == DDL__THERE;
+        at_once += comes && step->dst_space == DDL__THERE && !data[k];
+        for (uint32_t i = 0; i < step->next_count; i++) {
+            data[r->plan.nexts[step->first_next + i]] |= data[k] || comes;
+        }
+    }
+    free(data);
+    if (r->plan.there_bytes > bound) {
+        return sim_fail(s, "rank %d has %lld bytes of scratch on its device, in pieces of %lld", r->args.rank,
+                        (long long)r->plan.there_bytes, (long long)c->move_bytes);
+    }
+    return at_once >= DDL__MIN(receives, DDL__MOVE_SLOTS * (c->n - 1)) ||
+           sim_fail(s, "rank %d: %lld of %lld parts come at once", r->args.rank, (long long)at_once, (long long)receives);
 }
 
 static bool sim_receives(const ddl__step *step) { return step->kind == DDL__RECV || step->kind == DDL__RECV_REDUCE; }
@@ -656,7 +701,20 @@ static void sim_apply(sim *s, uint32_t at, const unsigned char *message) {
     case DDL__RECV_REDUCE:
         sim_combine_all(s->c->op, dst, turned ? message : src, turned ? src : message, step->bytes);
         break;
+    case DDL__FOLD: {
+        int64_t room = (step->bytes + 63) / 64 * 64;
+        memmove(dst, src, (size_t)step->bytes);
+        for (int32_t i = 1; i < (int32_t)step->slot; i++) {
+            sim_combine_all(s->c->op, dst, dst, src + i * room, step->bytes);
+        }
+        break;
+    }
     case DDL__COPY:
+        if (step->flags == DDL__SCALED) {
+            sim_scale(s->c->op, dst, src, step->bytes);
+            break;
+        }
+    /* fall through */
     case DDL__MOVE:
         memmove(dst, src, (size_t)step->bytes);
         if (step->kind == DDL__MOVE && step->src_space == DDL__TMP) {

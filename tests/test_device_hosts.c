@@ -2,6 +2,7 @@
  * through pinned memory (the plans: test_plans.c). Every kind, types, sizes that divide nothing, in place, strided, partly
  * in ordinary memory, ops of a program; how much is pinned; a rank that dies, and a device that fails.
  * tests/run: variants=gcc,asan,tsan timeout=120 libs=-ldl */
+#include "apart.h"
 #include "device.h"
 
 typedef struct host_job {
@@ -11,34 +12,18 @@ typedef struct host_job {
 
 static ddl_context *join(int rank, int n, void *arg) {
     const host_job *j = (const host_job *)arg;
-    char name[INET_ADDRSTRLEN];
-    CHECK(ranks_own_address(name));
-    setenv("MASTER_ADDR", name, 1);
-    snprintf(name, sizeof name, "host%d", j->hosts[rank]);
-    setenv("DDL_HOST_ID", name, 1);
-    return coll_join(rank, n, &j->job);
+    return apart_join(rank, n, &j->job, j->hosts[rank]);
 }
 
 /* False: this machine has no network. */
 static bool run(ranks_fn fn, int n, host_job j) {
-    char address[INET_ADDRSTRLEN];
-    if (!ranks_own_address(address)) {
+    if (!apart_possible()) {
         return false;
     }
     standin("");
     coll_job_make(&j.job);
     ranks_fork(n, fn, &j, 100);
     return true;
-}
-
-static uint64_t pieces_of(ddl_context *c) {
-    ddl_stats s;
-    uint64_t calls = 0;
-    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
-    for (int i = 0; i < DDL_STATS_ALGORITHMS && s.algorithms[i].name != NULL; i++) {
-        calls += strcmp(s.algorithms[i].name, "device_pieces") == 0 ? s.algorithms[i].operations : 0;
-    }
-    return calls;
 }
 
 /* Larger than 64 KiB in all, so that they go by pieces. */
@@ -86,11 +71,11 @@ static void collectives(int rank, int n, void *arg) {
     REQUIRE(c != NULL);
     unsigned random = coll_seed() * 23 + (unsigned)n;
     if (some_cases(ddl_world(c), &random)) {
-        CHECK_EQ(pieces_of(c), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST));
+        CHECK_EQ(apart_calls(c, "device_pieces"), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST));
         CHECK(coll_force(ddl_world(c), "ring")); /* for those that have one; devices do not hinder it */
         coll_case k = {.kind = DDL_ALL_GATHER, .dtype = DDL_I32, .count = 50021, .in_device = 1, .out_device = 1};
         CHECK(coll_check(ddl_world(c), &k));
-        CHECK_EQ(pieces_of(c), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST) + 1);
+        CHECK_EQ(apart_calls(c, "device_pieces"), 3 * (DDL_ALL_TO_ALLV - DDL_BROADCAST) + 1);
         CHECK(coll_force(ddl_world(c), "auto"));
     }
     coll_leave(c);
@@ -145,7 +130,7 @@ static void ops(int rank, int n, void *arg) {
         }
         CHECK_EQ(wrong, 0);
     }
-    CHECK_EQ(pieces_of(c), 2);
+    CHECK_EQ(apart_calls(c, "device_pieces"), 2);
     CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
     CHECK_EQ(ddl_tensor_free(c, &to), DDL_OK);
     free(in);
@@ -186,7 +171,7 @@ static void pinned(int rank, int n, void *arg) {
     CHECK(largest >= 2 * PIECE); /* three pieces are under way */
     CHECK(largest <= 8 * PIECE);
     CHECK(s->pinned_bytes <= (8 + 4 + 2) * PIECE); /* a block of each size is kept */
-    CHECK_EQ(pieces_of(c), 8);
+    CHECK_EQ(apart_calls(c, "device_pieces"), 8);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(ddl_tensor_free(c, &whole[i]), DDL_OK);
     }
@@ -204,41 +189,16 @@ TEST(little_is_pinned) {
 
 /* ---- failures ---- */
 
-/* Rank 1 dies in the middle of a broadcast from rank 0: the others are told who it was. */
-static void dies(int rank, int n, void *arg) {
-    ddl_context *c = join(rank, n, arg);
-    REQUIRE(c != NULL);
-    ddl_tensor t = standin_tensor(c, 1, NULL, DDL_U8, 8 << 20);
-    ddl_status status = DDL_OK;
-    for (int i = 0; status == DDL_OK && i < 1000; i++) {
-        if (rank == 1 && i == 2) {
-            ddl_request *r = NULL;
-            ddl_ibroadcast(ddl_world(c), t, 0, &r);
-            raise(SIGKILL);
-        }
-        status = ddl_broadcast(ddl_world(c), t, 0);
-    }
-    CHECK_EQ(status, DDL_ERR_PEER);
-    CHECK_STR(ddl_error(c), "rank 1");
-    CHECK_STR(ddl_error(c), "device_pieces");
-    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
-    coll_leave(c);
-}
+static void dies(int rank, int n, void *arg) { apart_dies(join(rank, n, arg), rank, DDL_BROADCAST, "device_pieces"); }
 
 TEST(a_rank_that_dies_is_named) {
-    char address[INET_ADDRSTRLEN];
     host_job j = {.hosts = {0, 1, 2}};
-    ranks r;
-    if (!ranks_own_address(address)) {
+    if (!apart_possible()) {
         SKIP("this machine has no network but loopback");
     }
     standin("");
     coll_job_make(&j.job);
-    ranks_start(&r, 3, dies, &j);
-    ranks_wait(&r, 60);
-    CHECK_EQ(r.timed_out, 0);
-    CHECK(r.status[0] == 0 && r.status[2] == 0);
-    CHECK(WIFSIGNALED(r.status[1]) && WTERMSIG(r.status[1]) == SIGKILL);
+    apart_run_dies(dies, &j);
 }
 
 /* A copy fails on rank 1's device: all are told which rank it was. */

@@ -25,10 +25,20 @@ static void expect_copy(sim *s, int32_t to, int64_t to_at, int32_t from, int64_t
 static void expect_fold(sim *s, int32_t to, int64_t from_at, int64_t bytes, int32_t last) {
     sim_rank *r = &s->rank[to];
     unsigned char *out = r->expected + r->at[DDL__OUT];
-    memcpy(out, operand(s, 0, from_at), (size_t)bytes);
-    for (int32_t i = 1; i <= last; i++) {
-        sim_combine_all(s->c->op, out, out, operand(s, i, from_at), bytes);
+    unsigned char *scaled = malloc((size_t)bytes + 1);
+    for (int32_t i = 0; i <= last; i++) {
+        const unsigned char *x = operand(s, i, from_at);
+        if (s->c->scaled) {
+            sim_scale(s->c->op, scaled, x, bytes);
+            x = scaled;
+        }
+        if (i == 0) {
+            memcpy(out, x, (size_t)bytes);
+        } else {
+            sim_combine_all(s->c->op, out, out, x, bytes);
+        }
     }
+    free(scaled);
 }
 
 static void expect_all_to_all(sim *s, int32_t rank) {
@@ -93,8 +103,8 @@ static void expect(sim *s, int32_t rank) {
  * must be untouched, so whole images of memory are compared. */
 static bool same_memory(const sim *s, const sim_rank *r, int64_t *where) {
     bool by_inner = s->c->inner == NULL || ddl__algo_has(s->c->inner, DDL__RANK_ORDER);
-    bool by_algo = s->c->algo == &ddl__algo_pieces || s->c->straight || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
-    bool exact = s->c->op != SIM_F32 || (by_inner && by_algo);
+    bool by_algo = s->c->algo == &ddl__algo_pieces || ddl__algo_has(s->c->algo, DDL__RANK_ORDER);
+    bool exact = s->c->op != SIM_F32 || s->c->algo == &ddl__algo_exchange || (by_inner && by_algo);
     for (int64_t i = 0; i < r->user_bytes; i += exact ? 1 : 4) {
         bool same = r->user[i] == r->expected[i];
         if (!exact && i + 4 <= r->user_bytes) {
@@ -208,6 +218,7 @@ static bool check_device(sim *s, sim_rank *r) {
                         (long long)c->move_bytes);
     }
     return sim_check_devices(s, r) && sim_check_natives(s, r) && (!c->straight || r->plan.straight) &&
+           (c->algo != &ddl__algo_exchange || sim_check_exchange(s, r)) &&
            (ddl__kind_is_v(c->kind) || c->straight || c->kind == DDL_ALL_REDUCE || check_overlap(s, r, pieces));
 }
 
@@ -441,7 +452,10 @@ static int try_device(sim_case *c, const ddl__algo *algo, const ddl__algo *inner
     }
     c->algo = algo;
     c->natives = algo->kind != DDL_KIND_NONE;
-    c->straight = algo == &ddl__algo_straight;
+    c->straight = algo == &ddl__algo_straight || algo == &ddl__algo_exchange;
+    c->straight = c->straight || (c->natives && algo->kind != DDL_BROADCAST && algo->kind != DDL_ALL_GATHER &&
+                                  sim_random(random) % 2 == 0);
+    c->scaled = algo == &ddl__algo_exchange && sim_random(random) % 3 == 0;
     c->op = c->natives && c->op == SIM_AFFINE ? SIM_U32 : c->op;
     c->move_bytes = element * sim_element_bytes(c->op) * (1 + (int64_t)(sim_random(random) % 12)) + 3;
     sim_args(c, 0, &args);
@@ -492,6 +506,15 @@ TEST(devices_straight) {
     uint64_t random = test_seed() + 2;
     for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
         try_device_kind(&ddl__algo_straight, kinds[i], &random);
+    }
+}
+
+TEST(devices_exchange) {
+    static const ddl_kind kinds[] = {DDL_REDUCE, DDL_ALL_REDUCE, DDL_REDUCE_SCATTER};
+    uint64_t random = test_seed() + 3;
+    for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
+        int ran = try_device_kind(&ddl__algo_exchange, kinds[i], &random);
+        printf("     %s: %d calls\n", ddl__kind_name(kinds[i]), ran);
     }
 }
 

@@ -241,6 +241,136 @@ static void ddl__algo_device_straight(ddl__planner *p, const ddl__plan_args *arg
     p->straight = true;
 }
 
+/* >>algo-exchange: there, what reduces goes from device to device too, in pieces. Each rank takes its part of a piece
+ * from all others, in scratch on its device in the order of ranks; one kernel reduces them, and the results go on:
+ *
+ *     piece k:  parts to their ranks | FOLD | results to all, or to the root
+ *
+ * 2 (n-1)/n M bytes leave a rank of an all_reduce, in two hops: the least. Up to three pieces are under way. */
+static bool ddl__can_exchange(const ddl__plan_args *args) {
+    ddl_kind kind = ddl__kind_base(args->kind);
+    return args->straight && args->folds &&
+           (kind == DDL_ALL_REDUCE || kind == DDL_REDUCE || kind == DDL_REDUCE_SCATTER);
+}
+
+typedef struct ddl__exchange {
+    ddl__planner *p;
+    const ddl__plan_args *args; /* of the call among those ranks */
+    const int32_t *ranks;       /* of the group; NULL: all */
+    ddl__place in, out;         /* the tensors, on the device */
+    bool blocks, scaled;        /* a reduce_scatter; its inputs are scaled here */
+    int64_t each;               /* elements of a piece, or of its part of each block */
+    int64_t at[DDL__MOVE_SLOTS], scaled_at[DDL__MOVE_SLOTS], room; /* scratch; room: for one part */
+    uint32_t fold[DDL__MOVE_SLOTS]; /* of the last piece there */
+    int64_t written;            /* pieces */
+} ddl__exchange;
+
+/* scaled: not where native steps come first, which do it. */
+static ddl__exchange ddl__exchange_open(ddl__planner *p, const ddl__plan_args *args, const int32_t *ranks, int64_t each,
+                                        bool scaled) {
+    int64_t n = args->size;
+    ddl__exchange x = {.p = p, .args = args, .ranks = ranks, .in = ddl__in, .out = ddl__out, .scaled = scaled,
+                       .each = each};
+    x.blocks = ddl__kind_base(args->kind) == DDL_REDUCE_SCATTER;
+    x.room = ddl__fold_room((x.blocks ? each : (each + n - 1) / n) * args->element_bytes);
+    for (int i = 0; i < DDL__MOVE_SLOTS; i++) {
+        x.at[i] = ddl__plan_there(p, n * x.room).base;
+        x.scaled_at[i] = scaled ? ddl__plan_there(p, n * x.room).base : 0;
+        x.fold[i] = DDL__NO_STEP;
+    }
+    p->straight = true;
+    return x;
+}
+
+static int32_t ddl__exchange_rank(const ddl__exchange *x, int32_t r) { return x->ranks != NULL ? x->ranks[r] : r; }
+
+/* A rank's part of a piece: of its block, or of the elements that the piece is. */
+static ddl__span ddl__exchange_part(const ddl__exchange *x, ddl__span piece, int32_t r) {
+    if (!x->blocks) {
+        return ddl__span_part(piece, x->args->size, r, x->args->element_bytes);
+    }
+    ddl__span block = ddl__block(x->args, r);
+    int64_t skip = DDL__MIN(piece.at, block.bytes);
+    return (ddl__span){block.at + skip, DDL__MIN(block.bytes - skip, piece.bytes)};
+}
+
+/* Sends the others their parts, takes this rank's, and reduces them into `to`. */
+static uint32_t ddl__exchange_fold(ddl__exchange *x, ddl__span piece, uint32_t slot, ddl__place to) {
+    ddl__planner *p = x->p;
+    int32_t n = x->args->size, rank = x->args->rank, turn = (int32_t)(x->written % DDL__MOVE_SLOTS);
+    ddl__span mine = ddl__exchange_part(x, piece, rank);
+    int64_t at = x->at[turn], room = ddl__fold_room(mine.bytes);
+    uint8_t flags = x->scaled ? DDL__SCALED : 0;
+    for (int32_t i = 1; i < n; i++) {
+        int32_t r = (rank + i) % n;
+        ddl__span part = ddl__exchange_part(x, piece, r);
+        ddl__place from = x->in;
+        if (x->scaled && part.bytes > 0) {
+            from = (ddl__place){DDL__THERE, x->scaled_at[turn] + r * x->room - part.at};
+            ddl__plan_local(p, DDL__COPY, x->in, from, part, flags);
+        }
+        if (part.bytes > 0) { /* not further ahead of its own results than there is scratch */
+            ddl__plan_after(p, ddl__plan_send(p, ddl__exchange_rank(x, r), slot, from, part), x->fold[turn]);
+        }
+    }
+    if (mine.bytes == 0) {
+        return DDL__NO_STEP;
+    }
+    for (int32_t i = 1; i < n; i++) {
+        int32_t r = (rank - i + n) % n;
+        ddl__plan_recv(p, ddl__exchange_rank(x, r), slot, (ddl__place){DDL__THERE, at + r * room - mine.at}, mine);
+    }
+    ddl__plan_local(p, DDL__COPY, x->in, (ddl__place){DDL__THERE, at + rank * room - mine.at}, mine, flags);
+    return ddl__plan_fold(p, n, at, to, mine);
+}
+
+/* One piece: bytes of the tensor or, of a reduce_scatter, of each block. All ranks write the same ones. */
+static void ddl__exchange_write(ddl__exchange *x, ddl__span piece) {
+    ddl__planner *p = x->p;
+    const ddl__plan_args *args = x->args;
+    int32_t n = args->size, rank = args->rank, turn = (int32_t)(x->written % DDL__MOVE_SLOTS);
+    bool all = args->kind == DDL_ALL_REDUCE, root = args->kind == DDL_REDUCE && rank == args->root;
+    uint32_t slot = ddl__plan_slots(p, 2);
+    ddl__span mine = ddl__exchange_part(x, piece, rank);
+    ddl__place to = x->out;
+    if (x->blocks) {
+        to.base -= ddl__block(args, rank).at;
+    } else if (!all && !root) { /* it has no OUT */
+        to = (ddl__place){DDL__THERE, x->at[turn] - mine.at};
+    }
+    x->fold[turn] = ddl__exchange_fold(x, piece, slot, to);
+    for (int32_t i = 1; !x->blocks && i < n; i++) {
+        int32_t r = (rank + i) % n, from = (rank - i + n) % n;
+        ddl__span theirs = ddl__exchange_part(x, piece, from);
+        if (mine.bytes > 0 && (all || (!root && r == args->root))) {
+            ddl__plan_send(p, ddl__exchange_rank(x, r), slot + 1, to, mine);
+        }
+        if (theirs.bytes > 0 && (all || root)) {
+            ddl__plan_recv(p, ddl__exchange_rank(x, from), slot + 1, x->out, theirs);
+        }
+    }
+    x->written++;
+}
+
+/* Elements of a piece. */
+static int64_t ddl__exchange_elements(const ddl__plan_args *args) {
+    int64_t blocks = ddl__kind_base(args->kind) == DDL_REDUCE_SCATTER ? args->size : 1;
+    return DDL__MAX(args->move_bytes / args->element_bytes / blocks, 1);
+}
+
+static void ddl__exchange_all(ddl__exchange *x) {
+    const ddl__plan_args *args = x->args;
+    int64_t size = args->element_bytes, bytes = x->blocks ? ddl__block_bytes(args) : args->count * size;
+    for (int64_t at = 0; x->p->status >= 0 && at < bytes; at += x->each * size) {
+        ddl__exchange_write(x, (ddl__span){at, DDL__MIN(x->each * size, bytes - at)});
+    }
+}
+
+static void ddl__algo_device_exchange(ddl__planner *p, const ddl__plan_args *args) {
+    ddl__exchange x = ddl__exchange_open(p, args, NULL, ddl__exchange_elements(args), args->scaled);
+    ddl__exchange_all(&x);
+}
+
 /* >>algo-device-hierarchy: several hosts with as many ranks each, whose devices run collectives inside the host. Their
  * native steps are in one order on all ranks of a host. */
 static bool ddl__can_device_hierarchy(const ddl__plan_args *args) {
@@ -318,8 +448,14 @@ static void ddl__algo_reduce_device(ddl__planner *p, const ddl__plan_args *args)
     int32_t *ranks, number = ddl__number_on_host(args, args->root);
     ddl__plan_args between;
     ddl__pieces w = {.p = p};
-    bool part = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
-    int64_t each = ddl__piece_elements(&between), size = args->element_bytes;
+    ddl__exchange x;
+    bool straight = ddl__can_exchange(args), part = ddl__team_make(p, args, number, &ranks, &between);
+    part = part && (straight || ddl__pieces_open(&w, p, &between, ranks));
+    int64_t each = straight ? ddl__exchange_elements(&between) : ddl__piece_elements(&between);
+    int64_t size = args->element_bytes;
+    if (straight && part) {
+        x = ddl__exchange_open(p, &between, ranks, each, false);
+    }
     int64_t room = (DDL__MIN(each, args->count) * size + 63) / 64 * 64;
     ddl__place scratch = part ? ddl__plan_there(p, DDL__MOVE_SLOTS * room) : ddl__out;
     uint32_t last = DDL__NO_STEP;
@@ -332,11 +468,15 @@ static void ddl__algo_reduce_device(ddl__planner *p, const ddl__plan_args *args)
         uint32_t step = ddl__plan_native(p, DDL_REDUCE, number, ddl__in, piece, to, piece);
         ddl__plan_after(p, step, last);
         last = step;
-        if (part) {
+        if (part && straight) {
+            x.in = to;
+            ddl__exchange_write(&x, piece);
+        } else if (part) {
             w.in = to;
             ddl__piece_write(&w, k);
         }
     }
+    p->straight = straight;
     ddl__pieces_close(&w);
     ddl__free(p->base, ranks);
 }
@@ -378,7 +518,8 @@ static void ddl__algo_all_gather_device(ddl__planner *p, const ddl__plan_args *a
  * scratch on the device; then between these. Scratch is as large as `in` divided by the ranks of a host. */
 static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_args *args) {
     int32_t *ranks, number = ddl__number_on_host(args, args->rank);
-    int64_t block = args->count * args->element_bytes, room = (block + 63) / 64 * 64;
+    bool straight = ddl__can_exchange(args);
+    int64_t block = args->count * args->element_bytes, room = straight ? block : (block + 63) / 64 * 64;
     ddl__plan_args between;
     ddl__pieces w = {.p = p};
     bool ok = ddl__team_make(p, args, number, &ranks, &between) && ddl__pieces_open(&w, p, &between, ranks);
@@ -393,7 +534,12 @@ static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_arg
         ddl__plan_after(p, step, last);
         last = step;
     }
-    for (int64_t k = 0; ok && k < w.number; k++) {
+    if (ok && straight) {
+        ddl__exchange x = ddl__exchange_open(p, &between, ranks, ddl__exchange_elements(&between), false);
+        x.in = w.in;
+        ddl__exchange_all(&x);
+    }
+    for (int64_t k = 0; ok && !straight && k < w.number; k++) {
         ddl__piece_write(&w, k);
     }
     ddl__pieces_close(&w);
@@ -401,17 +547,22 @@ static void ddl__algo_reduce_scatter_device(ddl__planner *p, const ddl__plan_arg
 }
 
 /* all_reduce: natively reduced and scattered inside each host; between hosts each rank's part goes by the host's
- * memory, piece by piece:
+ * memory, or is exchanged straight, piece by piece:
  *
  *     piece k:  reduce-scatter | move to the host | ring between hosts | move back | all-gather
+ *     straight: reduce-scatter | exchange                                          | all-gather
  *
  * The native steps of a host's ranks are in one order, in which the all-gather of a piece comes after the
  * reduce-scatter of the next two: so up to three pieces are under way, one on the devices, one copied, one on the
  * network, and scratch is for three. */
 
-/* This rank's part of a piece, all-reduced between the hosts by way of scratch. */
-static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const ddl__ring *across, ddl__span part,
-                             ddl__place there) {
+/* This rank's part of a piece, all-reduced between the hosts: straight, or by way of scratch (x NULL). */
+static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, ddl__exchange *x, const ddl__ring *across,
+                             ddl__span part, ddl__place there) {
+    if (x != NULL) {
+        ddl__exchange_write(x, part);
+        return;
+    }
     ddl__cut cut = {args, false, part, across->size};
     ddl__plan_local(p, DDL__MOVE, ddl__out, there, part, 0);
     ddl__ring_reduce_scatter(p, across, &cut, (ddl__flow){there, there, there, 0});
@@ -419,12 +570,12 @@ static void ddl__plan_across(ddl__planner *p, const ddl__plan_args *args, const 
     ddl__plan_local(p, DDL__MOVE, there, ddl__out, part, 0);
 }
 
-static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+/* By pieces; x as above. each: bytes of a rank's part of them all; most: of a piece. */
+static void ddl__all_reduce_pieces(ddl__planner *p, const ddl__plan_args *args, ddl__exchange *x, int64_t each,
+                                   int64_t most) {
     ddl__ring inside = ddl__ring_of(args, true), across = ddl__ring_of(args, false);
-    int64_t bytes = args->element_bytes, each = args->count / inside.size * bytes;
-    int64_t most = DDL__MAX(args->move_bytes / bytes, 1) * bytes, pieces = (each + most - 1) / most;
-    int64_t slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
-    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, slots * slot});
+    int64_t pieces = (each + most - 1) / most, slot = (most + 63) / 64 * 64, slots = DDL__MIN(pieces, DDL__MOVE_SLOTS);
+    ddl__place scratch = ddl__plan_tmp(p, (ddl__span){0, x == NULL ? slots * slot : 0});
     uint32_t last = DDL__NO_STEP;
     for (int64_t k = 0; k < pieces + DDL__MOVE_SLOTS - 1; k++) {
         for (int64_t j = k; j > k - DDL__MOVE_SLOTS; j -= DDL__MOVE_SLOTS - 1) { /* piece k begins, k - 2 ends */
@@ -438,16 +589,31 @@ static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *a
             ddl__plan_after(p, step, last);
             last = step;
             if (j == k) {
-                ddl__plan_across(p, args, &across, mine,
+                ddl__plan_across(p, args, x, &across, mine,
                                  (ddl__place){DDL__TMP, scratch.base + j % slots * slot - mine.at});
             }
         }
     }
-    ddl__span rest = {each * inside.size, args->count * bytes - each * inside.size};
+    ddl__span rest = {each * inside.size, args->count * args->element_bytes - each * inside.size};
     if (rest.bytes > 0) { /* that the ranks of a host cannot share evenly: reduced on each, and round all rings alike */
         ddl__plan_after(p, ddl__plan_native(p, DDL_ALL_REDUCE, 0, ddl__in, rest, ddl__out, rest), last);
-        ddl__plan_across(p, args, &across, rest, ddl__plan_tmp(p, rest));
+        ddl__plan_across(p, args, x, &across, rest, x == NULL ? ddl__plan_tmp(p, rest) : ddl__out);
     }
+}
+
+static void ddl__algo_all_reduce_device(ddl__planner *p, const ddl__plan_args *args) {
+    int32_t inside = args->size / ddl__host_count(args), *ranks = NULL;
+    int64_t bytes = args->element_bytes, each = args->count / inside * bytes;
+    int64_t most = DDL__MAX(args->move_bytes / bytes, 1), rest = args->count % inside;
+    ddl__plan_args between;
+    if (!ddl__can_exchange(args)) {
+        ddl__all_reduce_pieces(p, args, NULL, each, most * bytes);
+    } else if (ddl__team_make(p, args, ddl__number_on_host(args, args->rank), &ranks, &between)) {
+        ddl__exchange x = ddl__exchange_open(p, &between, ranks, DDL__MAX(most, rest), false);
+        x.in = ddl__out;
+        ddl__all_reduce_pieces(p, args, &x, each, most * bytes);
+    }
+    ddl__free(p->base, ranks);
 }
 
 #endif /* DDL_ALGO_DEVICE_H */

@@ -112,6 +112,10 @@ static const ddl__algo ddl__algo_straight = {
     "device_straight", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V, ddl__can_straight, ddl__algo_device_straight,
     ddl__cost_native_hierarchy, ddl__peer_twice};
 
+static const ddl__algo ddl__algo_exchange = {
+    "device_exchange", DDL_KIND_NONE, DDL__FENCES | DDL__SERVES_V | DDL__RANK_ORDER, ddl__can_exchange,
+    ddl__algo_device_exchange, ddl__cost_native_hierarchy, ddl__peer_twice};
+
 /* NULL: this kind has no algorithm of that name. A v-form has those of its kind. */
 static const ddl__algo *ddl__algo_find(ddl_kind kind, const char *name) {
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {

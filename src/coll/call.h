@@ -541,6 +541,7 @@ static ddl_status ddl__op_prepare(ddl_group *g, const ddl__call *call, ddl__cach
     op->held = call->held;
     op->stage = op->scratch = NULL;
     op->move_failed = DDL_OK;
+    op->failed_step = NULL;
     op->device = NULL;
     op->stream = op->mark = NULL;
     op->captured = false;

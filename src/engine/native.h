@@ -43,7 +43,12 @@ static ddl__endpoint *ddl__native_endpoint(const ddl_context *c, const int32_t *
 }
 
 /* What can run collectives of a group by itself. */
-enum { DDL__NATIVE_HOST = 1, DDL__NATIVE_DEVICE = 2, DDL__NATIVE_STRAIGHT = 4 /* see ddl_group.straight */ };
+enum {
+    DDL__NATIVE_HOST = 1,
+    DDL__NATIVE_DEVICE = 2,
+    DDL__NATIVE_STRAIGHT = 4, /* see ddl_group.straight, */
+    DDL__NATIVE_FOLDS = 8     /* and folds */
+};
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
 static bool ddl__native_fits_devices(const ddl_group *g) {
@@ -73,6 +78,16 @@ static bool ddl__straight_reaches(const ddl_group *g) {
     return all;
 }
 
+/* Whether all devices here reduce and scale. */
+static bool ddl__devices_fold(const ddl_context *c) {
+    bool all = c->devices != NULL;
+    for (int32_t i = 0; all && i < c->devices->count; i++) {
+        const ddl_device *d = c->devices->list[i].table;
+        all = DDL_HAS(d, reduce) && DDL_HAS(d, kernel);
+    }
+    return all;
+}
+
 /* Opens this rank's parts: those for ordinary memory, and for devices. Returns which
  * there are (the others go by plans); that all ranks use the same is for the caller to see to. */
 static int32_t ddl__native_open(ddl_group *g) {
@@ -92,7 +107,8 @@ static int32_t ddl__native_open(ddl_group *g) {
     }
     ddl__free(&c->base, ranks);
     g->straight = ddl__straight_reaches(g);
-    opened |= g->straight ? DDL__NATIVE_STRAIGHT : 0;
+    g->folds = g->straight && ddl__devices_fold(c);
+    opened |= (g->straight ? DDL__NATIVE_STRAIGHT : 0) | (g->folds ? DDL__NATIVE_FOLDS : 0);
     return opened;
 }
 
@@ -112,11 +128,22 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     if ((keep & DDL__NATIVE_DEVICE) == 0) {
         ddl__native_close_one(g, &g->device_native);
     }
-    g->settings_version += g->straight && (keep & DDL__NATIVE_STRAIGHT) == 0;
-    g->straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
+    bool straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
+    bool folds = g->folds && (keep & DDL__NATIVE_FOLDS) != 0;
+    g->settings_version += g->straight != straight || g->folds != folds;
+    g->straight = straight;
+    g->folds = folds;
 }
 
 /* >>operation */
+
+/* On this rank a device or an adapter failed in step i; op ends as soon as ddl__op_run sees it. The first counts. */
+static void ddl__step_failed(ddl__op *op, uint32_t i, ddl_status status) {
+    if (op->move_failed >= 0) {
+        op->move_failed = status;
+        op->failed_step = &op->cached->plan.steps[i];
+    }
+}
 
 /* As a transport calls it. */
 static void ddl__native_reduce(void *arg, void *dst, const void *const *srcs, int32_t src_count, uint64_t bytes) {

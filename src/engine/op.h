@@ -59,7 +59,8 @@ typedef struct ddl__op {
     bool held;     /* its input is not there yet: no step begins */
     ddl__stage *stage; /* of tensors that it does not work on where they are; NULL: there are none */
     ddl__stage *scratch; /* of one that runs on devices: TMP, pinned memory, and THERE; NULL: it has neither */
-    ddl_status move_failed; /* a copy could not begin, or a message failed */
+    ddl_status move_failed; /* a copy or kernel could not begin, or a message failed */
+    const ddl__step *failed_step; /* that was it */
     ddl__step_state *messages; /* steps that have one */
     struct ddl__op *messaging_next; /* of the context's, while there are some */
     ddl__device *device; /* that it runs on; NULL: on none */
@@ -98,6 +99,7 @@ typedef struct ddl__cached {
     int32_t held, spares;              /* persistent requests, for each of which an op is kept */
     int64_t count;
     bool in_place, commutative, on_device;
+    bool folds, scaled; /* see ddl__plan_args */
     uint32_t settings_version;
     int64_t *arrays; /* copies of the v-forms' arrays, in the order of ddl__call */
     int32_t array_count;
@@ -201,6 +203,13 @@ static bool ddl__is_scaled(const ddl_group *g, const ddl__call *call, const ddl_
     return user != NULL ? user->fn == NULL : ddl__averages_scaled(g, call);
 }
 
+/* The same, of a call; and whether a device has a kernel for its op. */
+static bool ddl__call_scaled(const ddl_group *g, const ddl__call *call) {
+    return call->nature == DDL__SCALED_SUM || ddl__averages_scaled(g, call);
+}
+
+static bool ddl__call_folds(const ddl__call *call) { return call->nature <= DDL__SCALED_SUM; }
+
 static void ddl__op_scale(const ddl__op *op, char *at, size_t bytes) {
     const ddl__call *call = &op->call;
     double factor = op->user != NULL ? op->user->factor : ddl__average_scale(op->group->size);
@@ -288,6 +297,7 @@ static bool ddl__cached_fits(const ddl__cached *e, const ddl_group *g, const ddl
     bool on_device = call->on_device != DDL_HOST;
     if (e->kind != call->kind || e->count != call->count || e->root != call->root || e->in_place != call->in_place ||
         e->commutative != call->commutative || e->on_device != on_device ||
+        (on_device && (e->folds != ddl__call_folds(call) || e->scaled != ddl__call_scaled(g, call))) ||
         e->element_bytes != (int32_t)ddl_dtype_bytes(call->dtype) || e->settings_version != g->settings_version ||
         e->array_count != ddl__call_arrays(call)) {
         return false;
@@ -356,8 +366,7 @@ static ddl_status ddl__cached_copy_arrays(ddl_context *c, const ddl_group *g, co
 /* How long the group's transport takes for a call by itself; 0: it does not serve it. */
 static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     const ddl__native *n = call->on_device != DDL_HOST ? &g->device_native : &g->native;
-    bool function = call->nature == DDL__FUNCTION || call->nature == DDL__FUNCTION_IN_ORDER;
-    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && function)) {
+    if (n->set == NULL || ddl__kind_is_v(call->kind) || (call->on_device != DDL_HOST && !ddl__call_folds(call))) {
         return 0;
     }
     uint64_t bytes = (uint64_t)call->count * ddl_dtype_bytes(call->dtype);
@@ -380,7 +389,9 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .host_of = g->host_of,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
-                           .straight = g->straight};
+                           .straight = g->straight,
+                           .folds = g->folds && ddl__call_folds(call),
+                           .scaled = ddl__call_scaled(g, call)};
     args.move_bytes = (int64_t)ddl__stage_chunk((uint64_t)ddl__total_bytes(&args));
     return args;
 }
@@ -410,6 +421,8 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->in_place = call->in_place;
     e->commutative = call->commutative;
     e->on_device = call->on_device != DDL_HOST;
+    e->folds = ddl__call_folds(call);
+    e->scaled = ddl__call_scaled(g, call);
     e->element_bytes = (int32_t)ddl_dtype_bytes(call->dtype);
     e->settings_version = g->settings_version;
     ddl__plan_args args = ddl__call_args(g, call);

@@ -254,9 +254,11 @@ static void ddl__step_receive(ddl_context *c, ddl__op *op, uint32_t i) {
 static void ddl__step_moved(ddl_context *c, ddl__stage *s, ddl_status status) {
     ddl__step_state *st = s->owner;
     ddl__op *op = st->op;
-    bool comes = s->items[0].comes;
+    bool comes = s->count > 0 && s->items[0].comes;
     ddl__stage_leave(c, &st->move);
-    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status < 0) {
+        ddl__step_failed(op, (uint32_t)st->out.index, status);
+    }
     if (status >= 0 && comes && op->cached->native_count == 0 && ddl__is_scaled(op->group, &op->call, op->user)) {
         const ddl__step *step = ddl__op_step(op, (uint32_t)st->out.index); /* where it is native, its kernels scale */
         ddl__op_scale(op, ddl__dst(op, step), (size_t)step->bytes);
@@ -277,7 +279,7 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     char *there = comes ? ddl__src(op, s) : ddl__dst(op, s), *here = comes ? ddl__dst(op, s) : ddl__src(op, s);
     ddl_tensor t = ddl_tensor_1d(there, DDL_U8, s->bytes);
     t.device = op->call.on_device;
-    if (!comes && op->call.op == DDL_AVG) {
+    if (s->kind == DDL__MOVE && !comes && op->call.op == DDL_AVG) {
         ddl__op_average(op, here, (size_t)s->bytes);
     }
     st->move = ddl__stage_make(c, 1);
@@ -295,8 +297,78 @@ static bool ddl__step_move(ddl_context *c, ddl__op *op, uint32_t i) {
     if (status != DDL_IN_PROGRESS) {
         ddl__stage_leave(c, &st->move);
     }
-    op->move_failed = status < 0 ? status : op->move_failed;
+    if (status < 0) {
+        ddl__step_failed(op, i, status);
+    }
     return status == DDL_OK;
+}
+
+/* What the device does with a copy that scales, or with blocks. Nothing of it is waited for here. */
+static ddl_status ddl__step_kernels(ddl_context *c, const ddl__op *op, const ddl__step *s) {
+    const ddl__device *d = op->device;
+    int32_t n = op->group->size, blocks = (int32_t)s->slot;
+    double scale = op->user != NULL ? op->user->factor : ddl__average_scale(n);
+    ddl_kernel_scale k = {.dst = ddl__dst(op, s), .src = ddl__src(op, s), .dtype = (int32_t)op->call.dtype,
+                          .count = s->bytes / op->cached->element_bytes, .divisor = 1, .factor = scale};
+    if (s->kind == DDL__COPY) {
+        return d->table->kernel(d->self, DDL_KERNEL_SCALE, &k, d->stream);
+    }
+    const void **srcs = ddl__alloc_array(&c->base, (size_t)blocks, sizeof *srcs);
+    if (srcs == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < blocks; i++) {
+        srcs[i] = ddl__src(op, s) + i * ddl__fold_room(s->bytes);
+    }
+    bool average = op->user == NULL && op->call.op == DDL_AVG, scaled = ddl__averages_scaled(op->group, &op->call);
+    int32_t sum = op->user != NULL || average ? DDL_SUM : (int32_t)op->call.op;
+    ddl_status status = d->table->reduce(d->self, k.dst, srcs, blocks, k.count, k.dtype, sum, d->stream);
+    k.src = k.dst; /* as ddl__op_average, from here */
+    k.factor = scaled ? 1 / (n * scale) : 1;
+    k.divisor = scaled ? 1 : n;
+    if (status >= 0 && average && (!scaled || n * scale < 1)) {
+        status = d->table->kernel(d->self, DDL_KERNEL_SCALE, &k, d->stream);
+    }
+    ddl__free(&c->base, srcs);
+    return status;
+}
+
+static void ddl__step_kernel(ddl_context *c, ddl__op *op, uint32_t i) {
+    ddl__step_state *st = &op->steps[i];
+    st->move = ddl__stage_make(c, 0);
+    ddl_status status = DDL_ERR_NOMEM;
+    if (st->move != NULL) {
+        st->move->owner = st;
+        st->move->done = ddl__step_moved;
+        status = ddl__stage_await(c, st->move, op->device, ddl__step_kernels(c, op, ddl__op_step(op, i)));
+    }
+    if (status < 0) {
+        ddl__stage_leave(c, &st->move);
+        ddl__step_failed(op, i, status);
+    }
+}
+
+/* What failed in a step that is this rank's alone, or a message between devices: all ranks are told. */
+static void ddl__step_break(ddl_context *c, ddl__op *op) {
+    const ddl_group *g = op->group;
+    const ddl__step *s = op->failed_step;
+    ddl_status status = op->move_failed, why = ddl__may_break(status) ? status : DDL_ERR_SYSTEM;
+    const char *what = ddl__kind_name(op->call.kind), *text = ddl_status_text(status);
+    long long bytes = (long long)s->bytes;
+    int32_t device = op->call.on_device;
+    op->move_failed = DDL_OK;
+    if (s->kind == DDL__SEND || s->kind == DDL__RECV) {
+        bool sends = s->kind == DDL__SEND;
+        ddl__break_everywhere(c, op->group, why, "rank %d could not %s %lld bytes of %s, straight between devices, %s "
+                              "rank %d: %s", g->rank, sends ? "give" : "take", bytes, what, sends ? "to" : "from",
+                              s->peer, text);
+    } else if (s->kind == DDL__FOLD) {
+        ddl__break_everywhere(c, op->group, why, "rank %d could not reduce %lld bytes of %s on its device %d: %s",
+                              g->rank, bytes, what, device, text);
+    } else {
+        ddl__break_everywhere(c, op->group, why, "rank %d could not move its part of %s, %lld bytes, from its device "
+                              "%d or to it: %s", g->rank, what, bytes, device, text);
+    }
 }
 
 /* The op ends. Copies that are under way keep scratch until an event behind them has happened. */
@@ -322,8 +394,12 @@ static void ddl__step_start(ddl_context *c, ddl__op *op, uint32_t i) {
         op->steps[i].start_ns = ddl__now_ns();
     }
     bool straight = op->cached->plan.straight && s->bytes > 0;
-    if (straight && s->kind != DDL__COPY) {
+    if (straight && (s->kind == DDL__SEND || s->kind == DDL__RECV)) {
         ddl__step_message(c, op, i);
+        return;
+    }
+    if (s->kind == DDL__FOLD || (s->kind == DDL__COPY && s->flags == DDL__SCALED)) {
+        ddl__step_kernel(c, op, i);
         return;
     }
     switch (s->kind) {
@@ -377,11 +453,7 @@ static void ddl__op_run(ddl_context *c, ddl__op *op) {
     }
     op->running = false;
     if (op->move_failed < 0) {
-        ddl_status status = op->move_failed;
-        op->move_failed = DDL_OK;
-        ddl__break_everywhere(c, op->group, ddl__may_break(status) ? status : DDL_ERR_SYSTEM, "rank %d could not move "
-                              "its part of %s from its device or to it: %s", op->group->rank,
-                              ddl__kind_name(op->call.kind), ddl_status_text(status));
+        ddl__step_break(c, op);
         return;
     }
     if (op->left == 0 && op->group->doubt_ns == 0) {

@@ -29,7 +29,7 @@ static void ddl__step_message(ddl_context *c, ddl__op *op, uint32_t i) {
     ddl__stage *stage = ddl__stage_make(c, 1);
     if (stage == NULL || ddl__request_new(op->group, &ddl__p2p_ops, &r) < 0) {
         ddl__stage_leave(c, &stage);
-        op->move_failed = DDL_ERR_NOMEM;
+        ddl__step_failed(op, i, DDL_ERR_NOMEM);
         return;
     }
     r->is_recv = recv;
@@ -65,8 +65,9 @@ static bool ddl__messages_look(ddl_context *c, ddl__op *op) {
         *at = st->message_next;
         st->message = NULL;
         moved = true;
-        op->move_failed = r->status < 0 ? r->status : op->move_failed;
-        if (r->status >= 0) {
+        if (r->status < 0) {
+            ddl__step_failed(op, (uint32_t)st->out.index, r->status);
+        } else {
             op->last_peer = r->is_recv ? r->peer : op->last_peer;
             ddl__step_finish(op, (uint32_t)st->out.index);
         }

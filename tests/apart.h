@@ -1,0 +1,77 @@
+/* apart.h: ranks that say they are on hosts of their own, and what tests of devices between hosts have in common.
+ *
+ *     if (!apart_possible()) SKIP(...)               before ranks start
+ *     ddl_context *c = apart_join(rank, n, job, host);   in each, forked */
+#ifndef TEST_APART_H
+#define TEST_APART_H
+
+#include "coll.h"
+
+/* False: this machine has no network but loopback, over which no other host could be reached. */
+static inline bool apart_possible(void) {
+    char address[INET_ADDRSTRLEN];
+    return ranks_own_address(address);
+}
+
+static inline ddl_context *apart_join(int rank, int n, const coll_job *job, int host) {
+    char name[INET_ADDRSTRLEN];
+    CHECK(ranks_own_address(name));
+    setenv("MASTER_ADDR", name, 1);
+    snprintf(name, sizeof name, "host%d", host);
+    setenv("DDL_HOST_ID", name, 1);
+    return coll_join(rank, n, job);
+}
+
+/* Operations that went by an algorithm. */
+static inline int64_t apart_calls(ddl_context *c, const char *algorithm) {
+    ddl_stats s;
+    int64_t calls = 0;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    for (int i = 0; i < DDL_STATS_ALGORITHMS && s.algorithms[i].name != NULL; i++) {
+        calls += strcmp(s.algorithms[i].name, algorithm) == 0 ? (int64_t)s.algorithms[i].operations : 0;
+    }
+    return calls;
+}
+
+/* Bytes copied between the host and devices for ddl. */
+static inline int64_t apart_staged(ddl_context *c) {
+    ddl_stats s;
+    CHECK_EQ(ddl_stats_get(c, &s), DDL_OK);
+    return (int64_t)(s.device_bytes_in + s.device_bytes_out);
+}
+
+/* Rank 1 of three dies in the middle of a collective of device 1: the others are told who it was, and can go on to free and
+ * to finalize. */
+static inline void apart_dies(ddl_context *c, int rank, ddl_kind kind, const char *algorithm) {
+    int64_t count = 8 << 20;
+    ddl_tensor t = {0};
+    ddl_request *r = NULL;
+    ddl_status status = DDL_OK;
+    REQUIRE(c != NULL);
+    CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &count, &t), DDL_OK);
+    for (int i = 0; status == DDL_OK && i < 1000; i++) {
+        status = kind == DDL_BROADCAST ? ddl_ibroadcast(ddl_world(c), t, 0, &r)
+                                       : ddl_iall_reduce(ddl_world(c), t, t, DDL_MAX, &r);
+        if (rank == 1 && i == 2) {
+            raise(SIGKILL);
+        }
+        status = status == DDL_OK ? ddl_wait(&r, NULL) : status;
+    }
+    CHECK_EQ(status, DDL_ERR_PEER);
+    CHECK_STR(ddl_error(c), "rank 1");
+    CHECK_STR(ddl_error(c), algorithm);
+    CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    coll_leave(c);
+}
+
+/* Runs a function of ranks that ends in apart_dies. */
+static inline void apart_run_dies(ranks_fn fn, void *arg) {
+    ranks r;
+    ranks_start(&r, 3, fn, arg);
+    ranks_wait(&r, 60);
+    CHECK_EQ(r.timed_out, 0);
+    CHECK(r.status[0] == 0 && r.status[2] == 0);
+    CHECK(WIFSIGNALED(r.status[1]) && WTERMSIG(r.status[1]) == SIGKILL);
+}
+
+#endif /* TEST_APART_H */
