@@ -583,7 +583,7 @@ DDL_API int32_t ddl_feature(const char *name);
 /* Joins a job. config NULL reads the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...); with none set the
  * world is this process alone. Blocks until all ranks have come, at most init_timeout_ms. Errors: DDL_ERR_CONFIG,
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
- * On error *out_context is NULL and nothing is left behind. [any thread] */
+ * On error *out_context is NULL and nothing is left behind. Closed descriptors 0 to 2 become /dev/null. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
 /* Joins a job that runs, instead of ddl_init, in place of a rank that is dead: that of RANK, with the job's WORLD_SIZE,
  * rendezvous and secret. The members admit it in ddl_group_grow; blocks until then, at most init_timeout_ms. *out_group
@@ -30039,9 +30039,25 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     return DDL_OK;
 }
 
+/* Of descriptors 0 to 2 those that the program has closed are /dev/null from now on, for good: a socket of ours would
+ * take their place and get what the program prints. */
+static void ddl__hold_standard(void) {
+    bool closed = false;
+    for (int fd = 0; fd <= 2; fd++) {
+        closed = closed || (fcntl(fd, F_GETFD) < 0 && errno == EBADF);
+    }
+    for (int fd = 0; closed && fd >= 0 && fd <= 2;) {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+        if (fd > 2) {
+            close(fd);
+        }
+    }
+}
+
 static ddl_status ddl__begin_often(const ddl_config *config, bool later, ddl_context **out_context) {
     uint64_t deadline = 0;
     ddl_status status;
+    ddl__hold_standard();
     while ((status = ddl__begin(config, later, &deadline, out_context)) == DDL_IN_PROGRESS) {
         ddl__pause_ms(20);
     }

@@ -285,7 +285,7 @@ DDL_API int32_t ddl_feature(const char *name);
 /* Joins a job. config NULL reads the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...); with none set the
  * world is this process alone. Blocks until all ranks have come, at most init_timeout_ms. Errors: DDL_ERR_CONFIG,
  * DDL_ERR_AUTH, DDL_ERR_TIMEOUT (names the ranks that are missing), DDL_ERR_SYSTEM, DDL_ERR_NOMEM, DDL_ERR_PLUGIN.
- * On error *out_context is NULL and nothing is left behind. [any thread] */
+ * On error *out_context is NULL and nothing is left behind. Closed descriptors 0 to 2 become /dev/null. [any thread] */
 DDL_API ddl_status ddl_init(const ddl_config *config, ddl_context **out_context);
 /* Joins a job that runs, instead of ddl_init, in place of a rank that is dead: that of RANK, with the job's WORLD_SIZE,
  * rendezvous and secret. The members admit it in ddl_group_grow; blocks until then, at most init_timeout_ms. *out_group

@@ -174,3 +174,36 @@ TEST(lines_of_figures_are_read_strictly) {
     CHECK_EQ(key, 0xff01);
     CHECK(f[0] == 1e-12 && f[1] == 1e7 && f[2] == 0.5 && f[3] == 2.5e-06);
 }
+
+/* ---- descriptors that the program has closed ---- */
+
+/* What it prints goes nowhere, and not into what ddl has opened meanwhile. */
+static void without_standard(int rank, int n, void *arg) {
+    ddl_context *c = NULL;
+    float ones[100];
+    (void)rank;
+    (void)arg;
+    for (int fd = 0; fd <= 2; fd++) {
+        close(fd);
+    }
+    REQUIRE(ddl_init(NULL, &c) == DDL_OK);
+    for (int fd = 0; fd <= 2; fd++) {
+        char path[40], at[100] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        CHECK(readlink(path, at, sizeof at - 1) > 0);
+        CHECK_STR(at, "/dev/null");
+    }
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < 100; i++) {
+            ones[i] = 1;
+        }
+        CHECK_EQ(ddl_all_reduce(ddl_world(c), DDL_ARRAY(ones), DDL_ARRAY(ones), DDL_SUM), DDL_OK);
+        CHECK(ones[99] > (float)n - 0.5f && ones[99] < (float)n + 0.5f);
+        printf("a line of the program's\n");
+        fflush(stdout);
+        fprintf(stderr, "eight b\n");
+    }
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+}
+
+TEST(closed_standard_descriptors_are_not_taken) { ranks_fork(3, without_standard, NULL, 40); }

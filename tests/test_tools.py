@@ -124,6 +124,36 @@ def wrong_arguments_are_refused_in_a_sentence():
 
 
 @test
+def what_cannot_be_written_is_an_error_and_no_trace_of_python():
+    with scratch() as folder:
+        timeline = f"{folder}/timeline"
+        perf(2, "all_reduce -b 8 -e 8 -n 1", env=dict(os.environ, DDL_TRACE=timeline))
+        job = f"{BUILD}/ddlrun -n 2"
+        for command in (f"{BUILD}/ddl-info", f"{BUILD}/ddl-info --json", f"{job} --no-prefix {BUILD}/ddl-perf all_reduce -e 8 -n 1",
+                        f"{job} {BUILD}/hello", f"{BUILD}/ddl-timeline {timeline}"):
+            done = sh(["sh", "-c", f"{command} > /dev/full"])
+            check(done.returncode == 1 and "cannot write standard output" in done.stdout, f"{command}: {done.returncode} {done.stdout}")
+            check("Traceback" not in done.stdout and done.stdout.count("cannot write") == 1, f"{command}: {done.stdout}")
+        done = sh(["sh", "-c", f"{BUILD}/ddl-timeline {timeline} | head -c 10"])
+        check(done.stdout == "<svg xmlns", done.stdout)
+        for text in ("5", "[]", "{}", '{"traceEvents": 5}', '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": [7]}',
+                     '{"traceEvents": [{"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 0, "dur": 1, "args": {}}]}'):
+            with open(timeline, "w") as file:
+                file.write(text)
+            done = sh([BUILD / "ddl-timeline", timeline])
+            check(done.returncode == 2 and "is no timeline of DDL_TRACE: " in done.stdout and "Traceback" not in done.stdout,
+                  f"{text}: {done.stdout}")
+
+
+@test
+def closed_descriptors_stay_what_they_are():
+    """Nothing of the tools' own takes the place of standard input, output or error."""
+    for closed in ("<&- >&- 2>&-", ">&- 2>&-", "<&- 2>&-", "<&- >&-"):
+        for command in (f"{BUILD}/ddlrun -n 2 {BUILD}/hello", f"{BUILD}/ddlrun -n 2 --no-prefix {BUILD}/hello", f"{BUILD}/ddl-info"):
+            check(sh(["sh", "-c", f"{command} {closed}"]).returncode == 0, f"{command} {closed}")
+
+
+@test
 def an_unknown_flag_is_told_with_the_nearest():
     for words, near in (([BUILD / "train_gpt", "--stepps=4"], "--steps"), ([ROOT / "bench/compare", "--rank", "2"], "--ranks"),
                         ([ROOT / "bench/train", "--stps", "2"], "--steps"), ([ROOT / "bench/plot", "--outpt", "x"], "--output"),

@@ -10,6 +10,7 @@
 
 #include "attach.h"
 #include "doctor.h"
+#include "ended.h"
 #include "json_out.h"
 #include "nearest.h"
 
@@ -401,7 +402,7 @@ int main(int argc, char **argv) {
         return usage;
     }
     if (asked.attach != NULL) {
-        return attach(asked.attach, asked.json);
+        return ended("ddl-info", attach(asked.attach, asked.json));
     }
     char why[DDL__SENTENCE_BYTES] = "";
     static notes said;
@@ -437,5 +438,5 @@ int main(int argc, char **argv) {
     int result = asked.doctor ? doctor(c, asked.json) : info(c, &asked, &said, alone ? &two : NULL);
     fflush(stdout);
     ddl_finalize(&c);
-    return result;
+    return ended("ddl-info", result);
 }

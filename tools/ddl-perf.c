@@ -7,6 +7,7 @@
 #define _GNU_SOURCE 1
 #include "ddl.h"
 
+#include "ended.h"
 #include "perf_data.h"
 #include "perf_options.h"
 
@@ -728,5 +729,5 @@ int main(int argc, char **argv) {
     free(b.second);
     free(b.counts);
     free(b.runs);
-    return b.wrong_total > 0 ? 1 : 0;
+    return ended("ddl-perf", b.wrong_total > 0 ? 1 : 0);
 }

@@ -502,6 +502,8 @@ static bool write_all(int fd, const char *bytes, size_t count) {
     return true;
 }
 
+static bool output_lost; /* it could not be written, and that was said */
+
 static void close_stream(stream *s) {
     if (s->fd >= 0) {
         close(s->fd);
@@ -519,6 +521,11 @@ static void put_line(stream *s, int r, size_t bytes) {
     bool good =
         write_all(s->to, prefix, (size_t)n) && write_all(s->to, s->line, bytes) && (whole || write_all(s->to, "\n", 1));
     if (!good) {
+        if (errno != EPIPE && !output_lost) {
+            output_lost = true;
+            say("cannot write standard %s: %s. What the ranks print there is lost", s->to == 1 ? "output" : "error",
+                strerror(errno));
+        }
         close_stream(s);
         return;
     }
@@ -777,7 +784,19 @@ static void run(job *j) {
     free(polls);
 }
 
+/* Closed descriptors 0 to 2 become /dev/null, for the ranks too: else what is opened next would get what is printed. */
+static void hold_standard(void) {
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= 2);
+    if (fd > 2) {
+        close(fd);
+    }
+}
+
 int main(int argc, char **argv) {
+    hold_standard();
     job j = {.prefix = true, .grace_s = 5};
     parse(&j, argc, argv);
     raise_fd_limit(&j);
@@ -796,5 +815,5 @@ int main(int argc, char **argv) {
     run(&j);
     tell_warden(&j, 0);
     free(j.ranks);
-    return j.exit_code;
+    return j.exit_code == 0 && output_lost ? 1 : j.exit_code;
 }

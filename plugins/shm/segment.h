@@ -228,7 +228,7 @@ static bool shm_setting_bytes(const shm *t, const char *name, uint64_t least, ui
     int shift = n > most ? 0 : *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
     if (n > most || end[shift > 0] != 0 || n > (most >> shift) || (n << shift) < least) {
         shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; bytes from %" PRIu64 " to %" PRIu64 " are possible, with K, M or "
-                "G behind the number", name, text, least, most);
+                "G behind the number; no shared memory until it is corrected or unset", name, text, least, most);
         return false;
     }
     *bytes = ((uint64_t)n << shift) / unit * unit + ((n << shift) % unit != 0 ? unit : 0);
@@ -240,7 +240,8 @@ static bool shm_setting_switch(const shm *t, const char *name, bool *on) {
     const char *text = t->host->setting(t->host, name);
     *on = text == NULL || strcmp(text, "0") != 0;
     if (text != NULL && strcmp(text, "0") != 0 && strcmp(text, "1") != 0) {
-        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; 0 or 1 is possible", name, text);
+        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; 0 or 1 is possible; no shared memory until it is corrected or unset", name,
+                text);
         return false;
     }
     return true;

@@ -665,9 +665,25 @@ static ddl_status ddl__begin(const ddl_config *config, bool later, uint64_t *dea
     return DDL_OK;
 }
 
+/* Of descriptors 0 to 2 those that the program has closed are /dev/null from now on, for good: a socket of ours would
+ * take their place and get what the program prints. */
+static void ddl__hold_standard(void) {
+    bool closed = false;
+    for (int fd = 0; fd <= 2; fd++) {
+        closed = closed || (fcntl(fd, F_GETFD) < 0 && errno == EBADF);
+    }
+    for (int fd = 0; closed && fd >= 0 && fd <= 2;) {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+        if (fd > 2) {
+            close(fd);
+        }
+    }
+}
+
 static ddl_status ddl__begin_often(const ddl_config *config, bool later, ddl_context **out_context) {
     uint64_t deadline = 0;
     ddl_status status;
+    ddl__hold_standard();
     while ((status = ddl__begin(config, later, &deadline, out_context)) == DDL_IN_PROGRESS) {
         ddl__pause_ms(20);
     }
