@@ -37,6 +37,58 @@ def the_loop_of_the_training_page_runs():
             check(f"rank {rank}: w[1][2] is 4.000; BSP over all-reduce on 2 ranks, schedule auto (" in out, out)
 
 
+# What the pieces of programs in the pages take for granted.
+STAGE = """#include "ddl.h"
+#include <stdbool.h>
+#include <string.h>
+enum { layers = 3, steps = 5, STEPS = 5, count = 2, n0 = 10, n1 = 20, rank = 0, size = 4 };
+enum { MPI_BYTE, MPI_COMM_WORLD, cudaStreamCaptureModeGlobal };
+int MPI_Allgather(const void *, int, int, void *, int, int, int);
+extern ddl_context *context, *c;
+extern ddl_group *world, *group, *smaller;
+extern ddl_trainer *trainer;
+extern ddl_ps *ps;
+extern ddl_tensor weight[], gradient[], grad, gradient_of_layer;
+extern const char *name[];
+extern float parameters[100], gradients[100], w0[n0], w1[n1], g0[n0], g1[n1], anchor[100], difference[100], grads[100], values[100];
+extern uint64_t ids[4];
+extern int n, table, layer, optimizer;
+extern ddl_request *requests[3];
+extern ddl_status status;
+extern bool saved;
+extern void *stream, *graph, *pointer_of_cudaMalloc;
+#define forward_and_loss(...) ((void)0)
+#define forward(...) ((void)0)
+#define backward(...) ((void)0)
+#define compute(...) ((void)0)
+#define apply(parameters, gradients, step) ((void)(step))
+#define outer_step(...) ((void)0)
+#define optimizer_step(...) 0
+#define gradient_of(layer) gradient_of_layer
+#define cudaStreamBeginCapture(...) ((void)0)
+#define cudaStreamEndCapture(...) ((void)0)
+"""
+
+
+@test
+def pieces_of_programs_compile():
+    """Calls in the pages are those that there are: names, members, number and types of arguments."""
+    checked = 0
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for i, piece in enumerate(re.findall(r"```c\n(.*?)```", page.read_text(), re.S)):
+            if "int main" in piece:
+                continue  # runs, in a test of its own
+            inside = re.sub(r"^(\.\.\.|static )", "", piece, flags=re.M)  # gcc has functions in functions
+            whole = piece if "#include" in piece else f"{STAGE}void piece(void);\nvoid piece(void) {{\n{inside}}}\n"
+            with scratch() as folder:
+                pathlib.Path(folder, "piece.c").write_text(whole)
+                done = sh("gcc -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unused -Dthe_hardware_is_here()=1",
+                          f"-I{ROOT}", f"{folder}/piece.c")
+                check(done.returncode == 0, f"{page.name}, piece {i}:\n{piece}\n{done.stdout[-2000:]}")
+            checked += 1
+    check(checked > 15, f"{checked} pieces")
+
+
 @test
 def links_lead_somewhere():
     for document in DOCUMENTS:
