@@ -20326,9 +20326,17 @@ static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
     return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
 }
 
-/* May so many bytes go to a peer before it asks for them? */
-static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) {
+static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
     return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
+}
+
+/* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
+ * not looked at what they took: it looks before it says no. */
+static bool ddl__goes_eagerly(ddl_group *g, int32_t peer, uint64_t bytes) {
+    if (bytes <= DDL__P2P_EAGER_BYTES && !ddl__fits_window(g, peer, bytes) && !g->context->polling) {
+        ddl__poll(g->context, -1);
+    }
+    return ddl__fits_window(g, peer, bytes);
 }
 
 static void ddl__send_failed(ddl_request *r, ddl_status status) {
@@ -21154,7 +21162,7 @@ static void ddl__p2p_group_free(ddl_group *g) {
 /* A view of which the long way would find nothing to say, in one piece: of one dimension a stride of 0 or 1 says so. */
 static bool ddl__is_plain(const ddl_tensor *t) {
     return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
-           t->shape[0] > 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
 }
 
 /* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */

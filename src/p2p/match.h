@@ -49,9 +49,17 @@ static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
     return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
 }
 
-/* May so many bytes go to a peer before it asks for them? */
-static bool ddl__goes_eagerly(const ddl_group *g, int32_t peer, uint64_t bytes) {
+static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
     return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
+}
+
+/* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
+ * not looked at what they took: it looks before it says no. */
+static bool ddl__goes_eagerly(ddl_group *g, int32_t peer, uint64_t bytes) {
+    if (bytes <= DDL__P2P_EAGER_BYTES && !ddl__fits_window(g, peer, bytes) && !g->context->polling) {
+        ddl__poll(g->context, -1);
+    }
+    return ddl__fits_window(g, peer, bytes);
 }
 
 static void ddl__send_failed(ddl_request *r, ddl_status status) {

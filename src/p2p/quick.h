@@ -9,7 +9,7 @@
 /* A view of which the long way would find nothing to say, in one piece: of one dimension a stride of 0 or 1 says so. */
 static bool ddl__is_plain(const ddl_tensor *t) {
     return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
-           t->shape[0] > 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
 }
 
 /* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */
