@@ -17775,7 +17775,7 @@ static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t 
     if (ddl__is_contiguous(t)) {
         return d->table->copy(d->self, back ? t->data : item->host, back ? item->host : t->data, bytes, d->stream);
     }
-    if (bytes == item->bytes && DDL_HAS(d->table, strided)) {
+    if (bytes == item->bytes && t->device != DDL_HOST && DDL_HAS(d->table, strided)) {
         return d->table->strided(d->self, t, item->host, back, d->stream);
     }
     return ddl__device_runs(d, t, item->host, bytes, back);
@@ -24509,7 +24509,7 @@ static ddl_status ddl__op_capture(ddl__op *op) {
 static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     ddl_group *g = op->group;
     const ddl__device *d = g->stream_device;
-    if (d == NULL) {
+    if (d == NULL || op->call.tensors > 0) { /* all_reduce_many orders all its parts */
         return DDL_OK;
     }
     if (ddl__stream_captured(d, g->stream)) {
@@ -24632,7 +24632,7 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
 static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    if (g->size == 1 || (!in && !out) || call->tensors > 0) {
+    if (g->size == 1 || (!in && !out)) {
         return DDL_HOST;
     }
     call->on_device = in ? call->in.device : call->out.device;
@@ -25291,12 +25291,14 @@ typedef struct ddl__many {
     uint64_t detail; /* hash of the types and lengths of all */
     ddl_request *parts[DDL__DTYPES];
     char *packed[DDL__DTYPES];
-    bool pinned[DDL__DTYPES]; /* packed is the stage's */
+    ddl_op op;
+    bool pinned[DDL__DTYPES];      /* packed is the stage's */
+    int32_t there[DDL__DTYPES];    /* on which device; DDL_HOST: on none */
     ddl__stage *stage;             /* of tensors on devices; NULL: there are none */
     ddl_tensor tensors[];
 } ddl__many;
 
-/* Copies tensors of one type to the packed memory or back; returns the elements. */
+/* Copies tensors of one type to the packed memory or back, by the CPU; returns the elements. */
 static int64_t ddl__many_pack(const ddl__many *m, ddl_dtype dtype, char *packed, bool unpack) {
     int64_t total = 0;
     for (int32_t i = 0; i < m->count; i++) {
@@ -25351,7 +25353,7 @@ static void ddl__many_done(ddl_context *c, ddl_request *r) {
         }
     }
     for (int32_t d = 0; d < DDL__DTYPES && failed == NULL; d++) {
-        if (m->packed[d] != NULL) {
+        if (m->packed[d] != NULL && m->there[d] == DDL_HOST) {
             ddl__many_pack(m, (ddl_dtype)d, m->packed[d], true);
         }
     }
@@ -25420,42 +25422,59 @@ static void ddl__many_release(ddl_context *c, ddl_request *r) { ddl__many_free(c
 static const ddl__request_ops ddl__many_ops = {ddl__many_abandon, ddl__many_explain, ddl__many_tick, ddl__many_expect,
                                                ddl__many_release};
 
-/* Adds the tensors of one type that are on devices to the stage; packed is their memory there. */
-static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype, char *packed, const char *what) {
-    uint64_t size = ddl_dtype_bytes(dtype);
+/* Adds the tensors of one type that are on devices to the stage, all where the packed memory is on one too. */
+static ddl_status ddl__many_stage(ddl_context *c, ddl__many *m, ddl_dtype dtype, const char *what) {
+    char *packed = m->packed[dtype];
+    int32_t there = m->there[dtype];
     for (int32_t i = 0; i < m->count; i++) {
         const ddl_tensor *t = &m->tensors[i];
-        uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * size : 0;
-        if (bytes > 0 && ddl__is_staged(t)) {
+        uint64_t bytes = t->dtype == dtype ? (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(dtype) : 0;
+        if (bytes > 0 && (there != DDL_HOST || ddl__is_staged(t))) {
             ddl__staged *item = &m->stage->items[m->stage->count];
-            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, DDL_HOST, what));
+            DDL__TRY(ddl__stage_add(c, m->stage, t, bytes, packed, there, what));
             item->comes = item->goes = true;
+            item->inside = there != DDL_HOST && ddl__is_staged(t);
         }
         packed += bytes;
     }
     return DDL_OK;
 }
 
-/* Packs the tensors of one type: in pinned memory when one of them is on a device. */
-static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype, int64_t elements, const char *what) {
+/* On which device the tensors of one type are packed, as one of the same length would be reduced there. */
+static int32_t ddl__many_device(ddl_group *g, const ddl__many *m, ddl_dtype dtype, int64_t elements, int32_t device) {
+    ddl_tensor t = ddl_tensor_1d(NULL, dtype, elements);
+    t.device = device;
+    ddl__call call = {.kind = DDL_ALL_REDUCE, .op = m->op, .dtype = dtype, .count = elements, .in = t, .out = t,
+                      .in_place = true};
+    return ddl__check_op(g, &call, "ddl_all_reduce_many") < 0 ? DDL_HOST : ddl__call_device(g, &call);
+}
+
+/* Packs the tensors of one type: when one of them is on a device there, or in pinned memory. */
+static ddl_status ddl__many_memory(ddl_context *c, ddl_request *r, ddl_dtype dtype, int64_t elements,
+                                   const char *what) {
+    ddl__many *m = r->kept;
     size_t bytes = (size_t)elements * ddl_dtype_bytes(dtype);
     const ddl_tensor *on_device = NULL;
     for (int32_t i = 0; i < m->count; i++) {
         on_device = m->tensors[i].dtype == dtype && ddl__is_staged(&m->tensors[i]) ? &m->tensors[i] : on_device;
     }
     if (on_device != NULL) { /* an item that is not copied holds the memory of the others */
+        int32_t there = ddl__many_device(r->group, m, dtype, elements, on_device->device);
         ddl__staged *holder = &m->stage->items[m->stage->count];
-        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, DDL_HOST, what));
+        DDL__TRY(ddl__stage_add(c, m->stage, on_device, bytes, NULL, there, what));
         m->packed[dtype] = holder->host;
         m->pinned[dtype] = true;
-        DDL__TRY(ddl__many_stage(c, m, dtype, m->packed[dtype], what));
+        m->there[dtype] = there;
+        DDL__TRY(ddl__many_stage(c, m, dtype, what));
     } else {
         m->packed[dtype] = ddl__scratch_get(c, bytes);
     }
     if (m->packed[dtype] == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to pack %zu bytes", what, bytes);
     }
-    ddl__many_pack(m, dtype, m->packed[dtype], false);
+    if (m->there[dtype] == DDL_HOST) {
+        ddl__many_pack(m, dtype, m->packed[dtype], false);
+    }
     return DDL_OK;
 }
 
@@ -25463,6 +25482,7 @@ static ddl_status ddl__many_memory(ddl_context *c, ddl__many *m, ddl_dtype dtype
 static ddl_status ddl__many_part(ddl_request *r, ddl_dtype dtype, int64_t elements, ddl_op op, bool held) {
     ddl__many *m = r->kept;
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
+    t.device = m->there[dtype];
     ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .tensors = m->count,
                       .list = m->tensors, .detail = m->detail, .held = held};
     DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
@@ -25501,7 +25521,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
         staged += ddl__is_staged(&m->tensors[i]);
     }
     if (staged > 0) {
-        m->stage = ddl__stage_make(c, staged + DDL__DTYPES);
+        m->stage = ddl__stage_make(c, m->count + DDL__DTYPES);
         if (m->stage == NULL) {
             return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory", what);
         }
@@ -25511,7 +25531,7 @@ static ddl_status ddl__many_pack_all(ddl_context *c, ddl_request *r, const char 
     }
     for (int32_t d = 1; d < DDL__DTYPES; d++) {
         int64_t elements = ddl__many_pack(m, (ddl_dtype)d, NULL, false);
-        DDL__TRY(elements > 0 ? ddl__many_memory(c, m, (ddl_dtype)d, elements, what) : DDL_OK);
+        DDL__TRY(elements > 0 ? ddl__many_memory(c, r, (ddl_dtype)d, elements, what) : DDL_OK);
     }
     ddl_status status = m->stage != NULL ? ddl__stage_fill(c, m->stage) : DDL_OK;
     *out_held = status == DDL_IN_PROGRESS;
@@ -25597,6 +25617,7 @@ static ddl_status ddl__many_begin(ddl_group *g, const ddl_tensor *tensors, int32
     r->kept = m;
     r->parts_done = ddl__many_done;
     m->count = count;
+    m->op = op;
     m->detail = ddl__many_hash(tensors, count);
     if (count > 0) {
         memcpy(m->tensors, tensors, (size_t)count * sizeof *tensors);

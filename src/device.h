@@ -351,7 +351,7 @@ static ddl_status ddl__staged_copy(const ddl__staged *item, bool back, uint64_t 
     if (ddl__is_contiguous(t)) {
         return d->table->copy(d->self, back ? t->data : item->host, back ? item->host : t->data, bytes, d->stream);
     }
-    if (bytes == item->bytes && DDL_HAS(d->table, strided)) {
+    if (bytes == item->bytes && t->device != DDL_HOST && DDL_HAS(d->table, strided)) {
         return d->table->strided(d->self, t, item->host, back, d->stream);
     }
     return ddl__device_runs(d, t, item->host, bytes, back);

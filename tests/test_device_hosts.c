@@ -187,6 +187,64 @@ TEST(little_is_pinned) {
     unsetenv("DDL_STANDIN_MB");
 }
 
+/* ---- many tensors as one ---- */
+
+/* Floats on both devices, one with gaps, and one in ordinary memory: packed on a device, and in pieces from there; integers
+ * that are too few for that, as a whole. Rank r has r + i + j. */
+static void many(int rank, int n, void *arg) {
+    enum { LIST = 5, PIECE = 1 << 20 };
+    static const int64_t counts[LIST] = {1 << 20, 300007, 1, 700001, 1000};
+    static const int32_t devices[LIST] = {1, 2, DDL_HOST, 1, 1};
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_tensor list[LIST], whole[LIST];
+    float *host[LIST];
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < LIST; i++) {
+            int64_t step = i == 1 ? 3 : 1;
+            ddl_dtype dtype = i == 4 ? DDL_I32 : DDL_F32;
+            host[i] = (float *)malloc((size_t)(counts[i] * step) * 4);
+            for (int64_t j = 0; j < counts[i] * step; j++) {
+                coll_put(&host[i][j], dtype, (double)(rank + i + j % 1000), 0);
+            }
+            whole[i] = devices[i] == DDL_HOST ? ddl_tensor_1d(host[i], dtype, counts[i] * step)
+                                              : standin_tensor(c, devices[i], host[i], dtype, counts[i] * step);
+            list[i] = whole[i];
+            list[i].shape[0] = counts[i];
+            list[i].strides[0] = step;
+        }
+        int64_t before = apart_calls(c, "device_pieces");
+        ddl_request *r = NULL;
+        CHECK_EQ(way == 0 ? ddl_all_reduce_many(ddl_world(c), list, LIST, DDL_AVG)
+                          : ddl_iall_reduce_many(ddl_world(c), list, LIST, DDL_AVG, &r), DDL_OK);
+        CHECK_EQ(way == 0 ? DDL_OK : ddl_wait(&r, NULL), DDL_OK);
+        CHECK_EQ(apart_calls(c, "device_pieces") - before, 1);
+        for (int i = 0; i < LIST; i++) {
+            int64_t step = i == 1 ? 3 : 1, wrong = 0;
+            if (devices[i] != DDL_HOST) {
+                standin_read(c, whole[i], host[i]);
+            }
+            for (int64_t j = 0; j < counts[i] * step; j++) {
+                float want;
+                double mean = (double)(i + j % 1000) + (n - 1) / 2.0;
+                coll_put(&want, whole[i].dtype, j % step != 0 ? (double)(rank + i + j % 1000) : mean, 0);
+                wrong += memcmp(&want, &host[i][j], 4) != 0;
+            }
+            CHECK_EQ(wrong, 0);
+            CHECK_EQ(devices[i] == DDL_HOST ? DDL_OK : ddl_tensor_free(c, &whole[i]), DDL_OK);
+            free(host[i]);
+        }
+    }
+    CHECK(standin_of()->pinned_largest > 0 && standin_of()->pinned_largest <= 8 * PIECE); /* a block of 16 holds them whole */
+    coll_leave(c);
+}
+
+TEST(many_tensors_go_by_pieces) {
+    if (!run(many, 3, (host_job){.hosts = {0, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
 /* ---- failures ---- */
 
 static void dies(int rank, int n, void *arg) { apart_dies(join(rank, n, arg), rank, DDL_BROADCAST, "device_pieces"); }

@@ -345,7 +345,7 @@ static ddl_status ddl__op_capture(ddl__op *op) {
 static ddl_status ddl__op_order(ddl_context *c, ddl__op *op) {
     ddl_group *g = op->group;
     const ddl__device *d = g->stream_device;
-    if (d == NULL) {
+    if (d == NULL || op->call.tensors > 0) { /* all_reduce_many orders all its parts */
         return DDL_OK;
     }
     if (ddl__stream_captured(d, g->stream)) {
@@ -468,7 +468,7 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
 static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
     bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
     bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    if (g->size == 1 || (!in && !out) || call->tensors > 0) {
+    if (g->size == 1 || (!in && !out)) {
         return DDL_HOST;
     }
     call->on_device = in ? call->in.device : call->out.device;
