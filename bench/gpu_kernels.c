@@ -7,13 +7,15 @@
  * Each figure is the best of some blocks of launches, timed by the host around a wait for the stream, so that a launch
  * counts when it is the limit. GB/s counts each byte that has to be read or written once, of the copy too. Without a
  * GPU it says so and ends with 2. The last lines hold the figures against what is asked for: 90 % of the copy for
- * reductions and optimizers, 70 % for encoders. Argument: MiB of one array (256). */
+ * reductions and optimizers, 70 % for encoders. Arguments: MiB of one array (256), blocks
+ * (7), launches of each (10). */
 #include "../plugins/cuda/cuda.c"
 
-enum { BLOCKS = 7, LAUNCHES = 10, ARRAYS = 6 };
+enum { ARRAYS = 6 };
 
 static char *array[ARRAYS];
 static int64_t array_bytes = 256 << 20;
+static int blocks = 7, launches = 10; /* launches of a block */
 static cuda_gpu *gpu;
 static double copy_rate; /* bytes per second */
 
@@ -41,9 +43,9 @@ static double best_s(launch_fn launch, void *arg) {
         exit(2);
     }
     cuda_sink sink = cuda_sink_of(gpu, NULL);
-    for (int block = 0; block <= BLOCKS; block++) { /* the first one loads the kernel */
+    for (int block = 0; block <= blocks; block++) { /* the first one loads the kernel */
         double start = now_s();
-        for (int i = 0; i < LAUNCHES; i++) {
+        for (int i = 0; i < launches; i++) {
             if (launch(&sink, arg) != DDL_OK) {
                 fprintf(stderr, "a kernel does not start\n");
                 exit(1);
@@ -53,7 +55,7 @@ static double best_s(launch_fn launch, void *arg) {
             fprintf(stderr, "a kernel failed\n");
             exit(1);
         }
-        double took = (now_s() - start) / LAUNCHES;
+        double took = (now_s() - start) / launches;
         best = block > 0 && took < best ? took : best;
     }
     cuda_leave(&guard);
@@ -150,19 +152,18 @@ static void optimizers(void) {
         int32_t kind, streams; /* reads and writes of arrays */
     } kinds[] = {{"SGD", DDL_SGD, 3},   {"momentum", DDL_MOMENTUM, 5}, {"Nesterov", DDL_NESTEROV, 5},
                  {"Adam", DDL_ADAM, 7}, {"LARS", DDL_LARS, 5},         {"LAMB", DDL_LAMB, 4}};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        ddl_kernel_step p = {.kind = kinds[i].kind, .rate = 1e-3f, .keep = 1, .beta1 = 0.9f, .fresh1 = 0.1f,
-                             .beta2 = 0.99f, .fresh2 = 0.01f, .unbias1 = 1, .unbias2 = 1, .epsilon = 1e-8f,
-                             .count = array_bytes / 4};
-        p.w = (float *)(void *)array[0];
-        p.g = (const float *)(const void *)array[1];
-        p.m = (float *)(void *)array[2];
-        p.v = (float *)(void *)array[3];
+    for (size_t i = 0; i < 2 * (sizeof kinds / sizeof kinds[0]); i++) {
+        ddl_dtype dtype = i % 2 == 0 ? DDL_F32 : DDL_F64;
+        ddl_kernel_step p = {.kind = kinds[i / 2].kind, .rate = 1e-3, .keep = 1, .beta1 = 0.9, .fresh1 = 0.1,
+                             .beta2 = 0.99, .fresh2 = 0.01, .unbias1 = 1, .unbias2 = 1, .epsilon = 1e-8, .dtype = dtype,
+                             .count = array_bytes / (int64_t)ddl_dtype_bytes(dtype), .w = array[0], .g = array[1],
+                             .m = array[2], .v = array[3]};
         kernel_case c = {DDL_KERNEL_STEP, &p};
-        row(kinds[i].name, "step", kinds[i].streams * (double)array_bytes, launch_kernel, &c, &fast);
+        row(kinds[i / 2].name, dtype == DDL_F32 ? "step" : "step in f64", kinds[i / 2].streams * (double)array_bytes,
+            launch_kernel, &c, dtype == DDL_F32 ? &fast : NULL); /* some GPUs have few units for f64 */
     }
-    ddl_kernel_squares p = {(const float *)(const void *)array[1], array_bytes / 4, (double *)(void *)array[2],
-                            (double *)(void *)array[3]};
+    ddl_kernel_squares p = {.x = array[1], .count = array_bytes / 4, .partial = (double *)(void *)array[2],
+                            .out = (double *)(void *)array[3], .dtype = DDL_F32};
     kernel_case c = {DDL_KERNEL_SQUARES, &p};
     row("f32", "sum of squares", (double)array_bytes, launch_kernel, &c, NULL);
 }
@@ -207,8 +208,10 @@ static void fill_arrays(void) {
 
 int main(int count, char **words) {
     int64_t mib = count > 1 ? atoll(words[1]) : 256;
-    if (mib < 1 || mib > 8192) {
-        fprintf(stderr, "usage: gpu_kernels [MiB of one array, 1 to 8192]\n");
+    blocks = count > 2 ? atoi(words[2]) : blocks;
+    launches = count > 3 ? atoi(words[3]) : launches;
+    if (mib < 1 || mib > 8192 || blocks < 1 || launches < 1) {
+        fprintf(stderr, "usage: gpu_kernels [MiB of one array, 1 to 8192 [blocks [launches of each]]]\n");
         return 1;
     }
     array_bytes = mib << 20;

@@ -66,6 +66,10 @@ static char *gpu_image(const char *program, const char *name) {
     return text;
 }
 
+/* Before ddl_init, which may begin the driver: kernels are there when their module is loaded. Else the driver loads each at
+ * its first launch, and may then wait for all that is on the GPU: for a stream that waits for another rank, too. */
+static void gpu_prepare(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
 /* Opens CUDA device `index` for this thread: its kernels and a stream. Returns NULL, or why not. */
 static const char *gpu_open(gpu *g, int index, const char *program, const char *name) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);

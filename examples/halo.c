@@ -133,6 +133,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "halo: the only option is --device cuda.\n");
         return 2;
     }
+    gpu_prepare();
     if (ddl_init(NULL, &s.context) != DDL_OK) {
         return 1;
     }

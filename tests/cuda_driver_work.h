@@ -367,7 +367,7 @@ CUresult cuLaunchHostFunc(CUstream s, CUhostFn function, void *user) {
 CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
     ENTER(cuStreamWaitValue32_v2)
     return no_words ? CUDA_ERROR_NOT_SUPPORTED
-           : (flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) != CU_STREAM_WAIT_VALUE_GEQ
+           : flags != (CU_STREAM_WAIT_VALUE_GEQ | CU_STREAM_WAIT_VALUE_FLUSH) /* what this GPU may reorder is to be seen */
                ? CUDA_ERROR_INVALID_VALUE
                : enqueue(s, (work){.kind = WAIT_WORD, .dst = word, .value = value}, 0, NULL);
 }

@@ -537,6 +537,179 @@ TEST(a_graph_of_a_killed_rank_ends) {
     }
 }
 
+/* ---- streams ---- */
+
+enum { LINE = 50021, LINES = 2 }; /* elements of a tensor; groups, each on a stream of its own */
+
+/* Tensors of a group: what goes in, what comes out, what a neighbour sends, and what later work on the stream sees of both. */
+typedef struct line {
+    ddl_group *group;
+    void *stream;
+    ddl_tensor in, sum, message, seen[2];
+} line;
+
+static void doze(void *user) {
+    (void)user;
+    usleep(20000);
+}
+
+static void on_stream(uint64_t to, ddl_tensor from, void *stream) {
+    CHECK_EQ(DRIVER_CALL("cuMemcpyAsync", uint64_t, uint64_t, size_t, void *)(to, (uint64_t)(uintptr_t)from.data, LINE * 4, stream), 0);
+}
+
+static int32_t line_input(int rank, int turn, int which, int64_t i) {
+    return (int32_t)(i % 997 + rank * 1000 + turn * 50000 + which * 7);
+}
+
+/* Puts a turn on the stream: the sum, the message, and what reads them there; nobody waits on the host. */
+static void line_put(line *l, int rank, int n) {
+    ddl_tensor all[3] = {l->sum, l->message, l->seen[0]};
+    ddl_request *sent = NULL;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(DRIVER_CALL("cuMemsetD8Async", uint64_t, unsigned char, size_t, void *)(
+                     (uint64_t)(uintptr_t)all[i].data, 0xEE, LINE * 4, l->stream), 0);
+    }
+    CHECK_EQ(ddl_all_reduce(l->group, l->in, l->sum, DDL_SUM), DDL_OK);
+    CHECK_EQ(ddl_isend(l->group, l->in, (rank + 1) % n, 0, &sent), DDL_OK);
+    CHECK_EQ(ddl_recv(l->group, l->message, (rank + n - 1) % n, 0, NULL), DDL_OK);
+    CHECK_EQ(ddl_stream_wait(&sent), DDL_OK);
+    on_stream((uint64_t)(uintptr_t)l->seen[0].data, l->sum, l->stream);
+    on_stream((uint64_t)(uintptr_t)l->seen[1].data, l->message, l->stream);
+}
+
+static void line_check(ddl_context *c, const line *l, int rank, int n, int turn, int which, int32_t *host) {
+    for (int k = 0; k < 2; k++) {
+        int64_t wrong = 0;
+        memset(host, 0xEE, LINE * 4);
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(host, DDL_I32, LINE), l->seen[k]), DDL_OK);
+        for (int64_t i = 0; i < LINE; i++) {
+            int32_t want = k == 0 ? 0 : line_input((rank + n - 1) % n, turn, which, i);
+            for (int r = 0; k == 0 && r < n; r++) {
+                want += line_input(r, turn, which, i);
+            }
+            wrong += host[i] != want;
+        }
+        CHECK_EQ(wrong, 0);
+    }
+}
+
+/* Two groups on two streams at once, begun in another order by each second rank; one rank's streams come to it late. */
+static void streams(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    int32_t gpu = gpu_of(c, rank, 0), *host = (int32_t *)malloc(LINE * 4);
+    int64_t count = LINE;
+    line lines[LINES] = {{.group = ddl_world(c)}, {.group = NULL}};
+    void *context = NULL;
+    CHECK_EQ(ddl_group_duplicate(ddl_world(c), &lines[1].group), DDL_OK);
+    CHECK_EQ(DRIVER_CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuCtxPushCurrent_v2", void *)(context), 0);
+    for (int k = 0; k < LINES; k++) {
+        ddl_tensor *all[] = {&lines[k].in, &lines[k].sum, &lines[k].message, &lines[k].seen[0], &lines[k].seen[1]};
+        for (int i = 0; i < 5; i++) {
+            REQUIRE(ddl_tensor_alloc_on(c, gpu, DDL_I32, 1, &count, all[i]) == DDL_OK);
+        }
+        CHECK_EQ(DRIVER_CALL("cuStreamCreate", void **, unsigned)(&lines[k].stream, 1), 0);
+        CHECK_EQ(ddl_group_stream(lines[k].group, gpu, lines[k].stream), DDL_OK);
+    }
+    for (int turn = 0; turn < 6; turn++) {
+        for (int k = 0; k < LINES; k++) {
+            for (int64_t i = 0; i < LINE; i++) {
+                host[i] = line_input(rank, turn, k, i);
+            }
+            CHECK_EQ(ddl_tensor_copy(c, lines[k].in, ddl_tensor_1d(host, DDL_I32, LINE)), DDL_OK);
+        }
+        for (int k = 0; k < LINES; k++) {
+            line *l = &lines[(k + rank) % LINES];
+            if (rank == turn % n) {
+                CHECK_EQ(DRIVER_CALL("cuLaunchHostFunc", void *, void (*)(void *), void *)(l->stream, doze, NULL), 0);
+            }
+            line_put(l, rank, n);
+        }
+        for (int k = 0; k < LINES; k++) {
+            CHECK_EQ(DRIVER_CALL("cuStreamSynchronize", void *)(lines[k].stream), 0);
+            line_check(c, &lines[k], rank, n, turn, k, host);
+        }
+    }
+    for (int k = LINES - 1; k >= 0; k--) {
+        ddl_tensor *all[] = {&lines[k].in, &lines[k].sum, &lines[k].message, &lines[k].seen[0], &lines[k].seen[1]};
+        CHECK_EQ(ddl_group_stream(lines[k].group, gpu, NULL), DDL_OK);
+        CHECK_EQ(DRIVER_CALL("cuStreamDestroy_v2", void *)(lines[k].stream), 0);
+        for (int i = 0; i < 5; i++) {
+            CHECK_EQ(ddl_tensor_free(c, all[i]), DDL_OK);
+        }
+    }
+    CHECK_EQ(ddl_group_free(&lines[1].group), DDL_OK);
+    free(host);
+    coll_leave(c);
+}
+
+TEST(streams_of_processes) { each_way(streams, 0); }
+
+/* ---- what is wrong is said, and all goes on ---- */
+
+#define REFUSED(call, status, part)                                                                                    \
+    do {                                                                                                               \
+        CHECK_EQ(call, status);                                                                                        \
+        CHECK_STR(ddl_error(c), part);                                                                                 \
+    } while (0)
+
+/* A function of the driver that its stand-in need not have. */
+static void *rare(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    return library != NULL ? dlsym(library, name) : NULL;
+}
+
+static void misused(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL);
+    ddl_group *w = ddl_world(c);
+    int32_t gpu = gpu_of(c, rank, 0), ordinary[100] = {0};
+    int64_t huge = (int64_t)1 << 45;
+    uint64_t at = 0;
+    void *context = NULL, *stream = NULL, *create = rare("cuCtxCreate_v2"), *managed = rare("cuMemAllocManaged");
+    ddl_tensor t = {0}, bad = ddl_tensor_1d(ordinary, DDL_I32, 100);
+    bad.device = gpu;
+    REFUSED(ddl_all_reduce(w, bad, bad, DDL_SUM), DDL_ERR_ARG, "but its memory at");
+    CHECK_EQ(DRIVER_CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, gpu - 1), 0);
+    CHECK_EQ(DRIVER_CALL("cuCtxPushCurrent_v2", void *)(context), 0);
+    CHECK_EQ(DRIVER_CALL("cuMemAlloc_v2", uint64_t *, size_t)(&at, (size_t)4 << 20), 0);
+    CHECK_EQ(DRIVER_CALL("cuMemFree_v2", uint64_t)(at), 0);
+    bad.data = (void *)(uintptr_t)at;
+    REFUSED(ddl_all_reduce(w, bad, bad, DDL_SUM), DDL_ERR_ARG, "or was freed");
+    REFUSED(ddl_tensor_alloc_on(c, gpu, DDL_U8, 1, &huge, &t), DDL_ERR_NOMEM, "has no memory for");
+    CHECK(t.data == NULL);
+    if (ddl_device_count(c) > 1) {
+        int64_t count = 100;
+        REQUIRE(ddl_tensor_alloc_on(c, gpu % ddl_device_count(c) + 1, DDL_I32, 1, &count, &t) == DDL_OK);
+        bad.data = t.data;
+        REFUSED(ddl_all_reduce(w, bad, bad, DDL_SUM), DDL_ERR_ARG, "is said to be on device");
+        CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    }
+    if (create != NULL) {
+        CHECK_EQ(((int (*)(void **, unsigned, int))create)(&context, 0, gpu - 1), 0);
+        CHECK_EQ(DRIVER_CALL("cuStreamCreate", void **, unsigned)(&stream, 1), 0);
+        REFUSED(ddl_group_stream(w, gpu, stream), DDL_ERR_ARG, "it is not one of device");
+        CHECK_EQ(DRIVER_CALL("cuStreamDestroy_v2", void *)(stream), 0);
+        CHECK_EQ(DRIVER_CALL("cuCtxPopCurrent_v2", void **)(&context), 0);
+        CHECK_EQ(DRIVER_CALL("cuCtxDestroy_v2", void *)(context), 0);
+    }
+    if (managed != NULL) { /* it goes by the host, and is right */
+        CHECK_EQ(((int (*)(uint64_t *, size_t, unsigned))managed)(&at, sizeof ordinary, 1), 0);
+        bad.data = (void *)(uintptr_t)at;
+        ordinary[99] = rank + 1;
+        CHECK_EQ(ddl_tensor_copy(c, bad, ddl_tensor_1d(ordinary, DDL_I32, 100)), DDL_OK);
+        CHECK_EQ(ddl_all_reduce(w, bad, bad, DDL_SUM), DDL_OK);
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(ordinary, DDL_I32, 100), bad), DDL_OK);
+        CHECK_EQ(ordinary[99], n * (n + 1) / 2);
+        CHECK_EQ(DRIVER_CALL("cuMemFree_v2", uint64_t)(at), 0);
+    }
+    sum_once(c, rank, n, 3, 1000);
+    coll_leave(c);
+}
+
+TEST(misuse_is_said_by_processes) { each_way(misused, 0); }
+
 /* ---- threads, last: this process opens the driver, and can fork no rank that uses it ---- */
 
 TEST(collectives_of_threads) { each_way(every_kind, 1); }
@@ -545,3 +718,4 @@ TEST(messages_of_threads) { each_way(ring, 1); }
 TEST(messages_are_copied_by_threads) { each_way(copied, 1); }
 TEST(graphs_of_threads) { each_way(graph_relaxed, 1); }
 TEST(freed_and_reused_by_threads) { each_way(allocate_anew, 1); }
+TEST(streams_of_threads) { each_way(streams, 1); }

@@ -385,13 +385,17 @@ static int life(small_host *h) {
 }
 
 static void *other_thread(void *arg) {
-    void *memory = NULL;
+    void *memory = NULL, *stream = NULL, *gate = NULL;
+    CHECK_EQ(device()->stream_make(arg, &stream), DDL_OK);
     for (int i = 0; i < 200; i++) {
         CHECK_EQ(device()->alloc(arg, 100 + (size_t)i, &memory), DDL_OK);
-        CHECK_EQ(device()->fill(arg, memory, i, 100, NULL), DDL_OK);
-        settle(arg, NULL);
+        CHECK_EQ(device()->gate_put(arg, stream, &gate), DDL_OK);
+        CHECK_EQ(device()->fill(arg, memory, i, 100, stream), DDL_OK);
+        device()->gate_open(arg, gate);
+        settle(arg, stream);
         device()->free(arg, memory);
     }
+    device()->stream_free(arg, stream);
     CHECK_EQ(standin.depth(), 0);
     return NULL;
 }

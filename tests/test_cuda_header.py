@@ -92,4 +92,40 @@ def the_kernels_are_there_for_every_architecture():
     check(len(built) > 1 and found == [(1, built[0])] + [(2, a) for a in built], f"{found} of {wanted}; nvcc knows {known}")
 
 
+def kernels_of(text, begin):
+    """What belongs to each kernel: {name: the text from its beginning to that of the next}."""
+    parts = re.split(begin + r"ddl_k_(\w+)", text)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+@test
+def hot_kernels_move_16_bytes_at_once_and_keep_values_in_registers():
+    """In PTX, which is the same for all architectures: two sources of four words each, at once, and no load that may be older
+    than a store (.nc), as a destination may be a source. In machine code for 9.0: nothing spills."""
+    if not pathlib.Path(NVCC).exists():
+        skip("nvcc is not installed")
+    listed = (ROOT / "plugins/cuda/kernels.h").read_text()
+    types = re.findall(r"CUDA_(?:FLOAT|PAIR)_KERNELS\(X, (\w+)\)", listed) + ["u8", "u32", "u64"]
+    with scratch() as folder:
+        good([NVCC, "-std=c++17", "-O3", "-ptx", "-arch=compute_75", "-o", f"{folder}/k.ptx", "plugins/cuda/kernels.cu"], timeout=300)
+        text = pathlib.Path(folder, "k.ptx").read_text()
+        told = good([pathlib.Path(NVCC).with_name("ptxas"), "-O3", "-v", "-arch=sm_90", "-o", f"{folder}/k.cubin", f"{folder}/k.ptx"],
+                    timeout=300)
+    ptx, used = kernels_of(text, r"\.entry "), kernels_of(told, "Function properties for ")
+    reductions = [k for k in ptx if re.fullmatch("(" + "|".join(types) + r")_(sum|prod|min|max|land|lor|lxor|min_index|max_index)", k)]
+    reductions += ["bits_band", "bits_bor", "bits_bxor"]
+    check(len(ptx) > 120 and len(reductions) > 50, f"not read right: {sorted(ptx)}")
+    for name in reductions:
+        loads, stores = (len(re.findall(rf"\b{what}\.global\.v4\.", ptx[name])) for what in ("ld", "st"))
+        check(loads >= 8 and stores >= 4, f"{name}: {loads} loads and {stores} stores of 16 bytes")
+    for name, loads, stores in (("sgd", 2, 1), ("momentum", 3, 2), ("adam", 4, 3), ("lars", 3, 2), ("lamb", 3, 1)):
+        found = [len(re.findall(rf"\b{what}\.global\.v4\.", ptx[name])) for what in ("ld", "st")]
+        check(found[0] >= loads and found[1] >= stores, f"{name}: {found}")
+    check(".global.nc" not in text and "ld.volatile" not in text, "a load that the kernels do not ask for")
+    check(".local" not in text, "an array is in local memory")
+    hot = [k for k in reductions if "e4m3" not in k] + ["sgd", "momentum", "nesterov", "adam", "lars", "lamb", "lamb_moments"]
+    for name in hot + ["encode_f16", "encode_bf16", "encode_bits8", "encode_bits4", "encode_bits1", "exchange"]:
+        check(" 0 bytes spill stores, 0 bytes spill loads" in used[name], f"{name}: {used[name][:200]}")
+
+
 main()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Whole jobs on "GPUs": gpu_suite.c, which `make test-gpu` runs on a GPU, over the stand-in for the driver (cuda_driver.c), with
-the plugin's kernels compiled for a CPU. And what `make test-gpu` says where there is no GPU."""
+"""Whole jobs on "GPUs": what `make test-gpu` and `make bench-gpu` run on a GPU, over the stand-in for the driver (cuda_driver.c), with
+the plugin's kernels compiled for a CPU. And what they say where there is no GPU."""
 import csv
 import ctypes
 import os
+import pathlib
 import shutil
 
-from harness import BUILD, ROOT, check, good, main, sh, skip, test
+from harness import BUILD, ROOT, check, good, main, scratch, sh, skip, test
 
 FOLDER = BUILD / "tests" / "cuda_suite"
 
@@ -19,22 +20,52 @@ def built():
     good("gcc -shared -Wl,-soname,libcuda.so.1 -o", FOLDER / "libcuda.so.1", kernels, driver, "-lstdc++ -lpthread -lm")
     good(["gcc", "-std=c11", "-g", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", '-DCUDA_IMAGE="a stand-in"', "-o",
           FOLDER / "libddl-cuda.so", "plugins/cuda/cuda.c", "-lpthread", "-ldl"])
-    for program in ("gpu_suite", "gpu_trainer", "cuda_faults", "cuda_messages", "cuda_ring"):
+    good("gcc -std=c11 -O2 -D_GNU_SOURCE -DDDL__IMPLEMENTED -ffp-contract=off -I. -o", FOLDER / "halo", "examples/halo.c",
+         BUILD / "libddl.a", "-lpthread -ldl", timeout=300)
+    shutil.copy(BUILD / "train_gpt", FOLDER)
+    shutil.copy(BUILD / "libddl-shm.so", FOLDER)
+    for image in ("halo.ptx", "train_gpt.ptx", "cuda.fatbin"):
+        (FOLDER / image).write_text("the stand-in takes any image")
+    for program in ("cuda_faults", "cuda_messages", "cuda_ring"):
         good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / program,
              f"tests/{program}.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
 
 
-def run(program="gpu_suite", **more):
-    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda", GPU_SUITE_CASES="3", **more)
-    return good(FOLDER / program, env=env, timeout=400)
+def environment(**more):
+    return dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda", GPU_SUITE_CASES="3", **more)
+
+
+def run(program, folder=FOLDER, **more):
+    return good(folder / program, env=environment(**more), timeout=400)
+
+
+def gpu(*words, **more):
+    """What `make test-gpu` and `make bench-gpu` run, with the stand-in, its plugin and images that it takes."""
+    out = good("tests/gpu", *words, env=environment(GPU_FOLDER=str(FOLDER), GPU_SANITIZER="", **more), timeout=600)
+    check("warning:" not in out, out)
+    return out
 
 
 @test
-def jobs_over_the_stand_in():
+def test_gpu_over_the_stand_in():
+    """The suite, the trainer against the bits of the host, the examples."""
     built()
-    out = run()
-    check("16 passed, 0 failed" in out, out)
-    check("device 2: plugin cuda, GPU 1" in out, out)
+    out = gpu("test")
+    check("19 passed, 0 failed" in out and "16 passed, 0 failed, 0 skipped" in out, out)
+    check("device 2: plugin cuda, GPU 1" in out and out.endswith("37 passed, 0 failed, 3 skipped\n"), out)
+
+
+@test
+def bench_gpu_over_the_stand_in():
+    """Its figures mean nothing; each is there."""
+    with scratch() as folder:
+        gpu("bench", f"{folder}/gpu.md", GPU_BENCH_BYTES="4096", GPU_BENCH_KERNELS="1 1 1")
+        text = pathlib.Path(folder, "gpu.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    for begin, count in (("| 8 |", 4), ("| 4096 |", 4), ("| 4096, call on a stream |", 4), ("| backward", 2), ("| f32 sum |", 1),
+                         ("| Adam step", 2), ("| int8 encoder |", 1), ("| f32 transposed |", 1)):
+        check(sum(row.startswith(begin) for row in rows) == count, f"not {count} of {begin}:\n{text}")
+    check(" of 8 are reached" in text and "None" not in text, text)
 
 
 @test
@@ -57,18 +88,9 @@ def messages_between_gpus():
 
 
 @test
-def the_trainer_gives_the_bits_of_the_host():
-    out = run("gpu_trainer")
-    check("16 passed, 0 failed, 0 skipped" in out, out)
-
-
-@test
 def rows_of_a_grid_on_gpus():
     """examples/halo.c on the stand-in, whose kernels need no image but take one; and its sentence where there is no GPU."""
-    good("gcc -std=c11 -O2 -D_GNU_SOURCE -DDDL__IMPLEMENTED -ffp-contract=off -I. -o", FOLDER / "halo", "examples/halo.c",
-         BUILD / "libddl.a", "-lpthread -ldl", timeout=300)
-    (FOLDER / "halo.ptx").write_text("the stand-in takes any image")
-    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda")
+    env = environment()
     for ranks in (1, 2, 3):
         out = good(BUILD / "ddlrun", "-n", ranks, FOLDER / "halo", "--device cuda", env=env, timeout=120)
         check(f"{ranks} strips, 50 steps on GPUs: every cell is that of one process" in out, out)
@@ -89,14 +111,14 @@ def alike(one, two):
 @test
 def a_gpt_on_gpus():
     """train_gpt on the stand-in: the losses and norms of gradients are those of the host, also after a checkpoint of a GPU."""
-    program = shutil.copy(BUILD / "train_gpt", FOLDER)
+    program = FOLDER / "train_gpt"
     text = FOLDER / "text"
     text.write_bytes((ROOT / "src" / "api.h").read_bytes()[:3000])
     words = ["--data", text, *"--layers 1 --dim 48 --heads 3 --context 16 --steps 4 --warmup 1 --save 3 --eval 0".split(),
              *"--lr 0.03 --sample 5 --temperature 0".split()]
-    env = dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda")
+    env = environment()
     on_gpus = [program, *words, "--device", "cuda", "--fresh", "--out", FOLDER / "gpt-none"]
-    (FOLDER / "train_gpt.ptx").unlink(missing_ok=True)
+    (FOLDER / "train_gpt.ptx").unlink()
     result = sh(on_gpus, env=env)
     check(result.returncode == 1 and "rank 0: its kernels were not built: nvcc is needed" in result.stdout, result.stdout)
     (FOLDER / "train_gpt.ptx").write_text("the stand-in takes any image")
@@ -119,8 +141,8 @@ def a_gpt_on_gpus():
 
 @test
 def several_ranks_on_one():
-    out = run(STANDIN_GPUS="1")
-    check("16 passed, 0 failed" in out and "device 2:" not in out, out)
+    out = run("gpu_suite", BUILD / "tests", STANDIN_GPUS="1")
+    check("19 passed, 0 failed" in out and "device 2:" not in out, out)
 
 
 @test

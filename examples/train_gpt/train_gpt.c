@@ -524,6 +524,7 @@ int main(int argc, char **argv) {
         print_help();
         return fflush(stdout) != 0;
     }
+    gpu_prepare();
     if (good && ddl_init(&(ddl_config){.error_text = why, .error_bytes = sizeof why}, &t.context) != DDL_OK) {
         good = problem("Joining the job failed: %s", why);
     }

@@ -61,8 +61,11 @@ static ddl_status cuda_gates_need(cuda_gpu *gpu) {
  * kernels are loaded, to the end, before there is one, for all endpoints of the process (cuda_loaded). One that is not found
  * says so when it is launched. */
 static ddl_status cuda_gates_prepare(cuda_gpu *gpu) {
-    ddl_status status = gpu->gates == NULL ? cuda_module_need(gpu) : DDL_OK;
-    for (int32_t i = 0; status == DDL_OK && gpu->gates == NULL && i < CUDA_K_COUNT; i++) {
+    pthread_mutex_lock(&gpu->lock);
+    bool first = gpu->gates == NULL;
+    pthread_mutex_unlock(&gpu->lock);
+    ddl_status status = first ? cuda_module_need(gpu) : DDL_OK;
+    for (int32_t i = 0; status == DDL_OK && first && i < CUDA_K_COUNT; i++) {
         CUfunction function = NULL;
         if (gpu->cu.cuModuleGetFunction(&function, gpu->module, cuda_kernel_names[i]) != CUDA_SUCCESS) {
             break;
@@ -87,10 +90,11 @@ static ddl_status cuda_gate_check(cuda_gpu *gpu, CUstream stream) {
     return status;
 }
 
-/* The context is current. */
+/* The flush, where the GPU has it: what adapters and other GPUs wrote into its memory before the gate was opened is seen by
+ * what follows on the stream, which the GPU has no other reason to think newer than the wait. The context is current. */
 static CUresult cuda_gate_close_on(cuda_gpu *gpu, CUstream stream, cuda_gate *gate) {
     CUdeviceptr word = gpu->gates->words_there + (CUdeviceptr)(gate->word - gpu->gates->words) * sizeof(uint32_t);
-    return gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
+    return gpu->cu.cuStreamWaitValue32(stream, word, gate->value, CU_STREAM_WAIT_VALUE_GEQ | gpu->flush);
 }
 
 /* One that is open, with the value of its next use. */

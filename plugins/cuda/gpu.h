@@ -40,7 +40,7 @@ typedef struct cuda_gpu {
     int32_t multiprocessors, capability; /* capability: 10 * major + minor */
     bool vmm;                            /* memory can be exported as a file descriptor */
     bool rdma;                           /* and such memory can be made for adapters to read (GPUDirect RDMA) */
-    unsigned int flush;                  /* flag of a wait for a word that a peer writes after data: capture.h */
+    unsigned int flush;                  /* flag of a wait for a word that is written after data: gate.h, capture.h */
 
     pthread_mutex_t lock;             /* of what follows */
     _Atomic(CUcontext) context;       /* NULL: not needed so far */
