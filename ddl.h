@@ -30629,14 +30629,16 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
-#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+#define DDL__OPTIM_LAMB_FIRST(T)                                                                                       \
     __builtin_prefetch((const char *)s.w + i + 4 * DDL__STREAM_AHEAD);                                                 \
     __builtin_prefetch((const char *)s.g + i + 4 * DDL__STREAM_AHEAD);                                                 \
     __builtin_prefetch((const char *)s.m + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
     __builtin_prefetch((const char *)s.v + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
     ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
     DDL__OPTIM_MOMENTS(T);                                                                                             \
-    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
+    DDL__OPTIM_UPDATE(T, w, m, v, t)
+#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+    DDL__OPTIM_LAMB_FIRST(T);                                                                                          \
     DDL__PUT(T, r, t);
 #define DDL__OPTIM_LAMB(T)                                                                                             \
     ddl__##T w = DDL__GET(T, w), m = DDL__GET(T, m), v = DDL__GET(T, v), t;                                       \
@@ -30646,17 +30648,40 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. N: f32 or f64, of
  * E; W: bytes of a vector. */
+#define DDL__OPTIM_COPIES(E)                                                                                           \
+    const struct {                                                                                                     \
+        E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                                  \
+    } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,                 \
+           (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};               \
+    const ddl__optim_streams s = *streams
 #define DDL__DEFINE_OPTIM(L, target, W, N, E, name, BODY)                                                              \
     target static void ddl__optim_##name##_##N##_##L(const ddl__optim_scalars *given,                                  \
                                                      const ddl__optim_streams *streams, int64_t count) {               \
-        const struct {                                                                                                 \
-            E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                              \
-        } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,             \
-               (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};           \
-        const ddl__optim_streams s = *streams;                                                                         \
+        DDL__OPTIM_COPIES(E);                                                                                          \
         for (int64_t i = 0; i < count * (int64_t)sizeof(E); i += (W)) {                                                \
             BODY(N##_v##W)                                                                                             \
         }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+/* The moments of LAMB in f32, with the squares of weight and update added to lanes as ddl__squares does. In one loop,
+ * because the sums can be made while the processor divides. */
+#define DDL__DEFINE_LAMB_SUMS(L, target, W)                                                                            \
+    target static void ddl__optim_lamb_sums_##L(const ddl__optim_scalars *given, const ddl__optim_streams *streams,    \
+                                                double lanes[2][DDL__RUN], int64_t count) {                            \
+        DDL__OPTIM_COPIES(float);                                                                                      \
+        ddl__f64_v##W sum_x[DDL__SQUARES_VECTORS(W)], sum_y[DDL__SQUARES_VECTORS(W)];                                  \
+        DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
+        for (int64_t run = 0; run < count; run += DDL__RUN) {                                                          \
+            float y[DDL__RUN];                                                                                         \
+            const float *x = (const float *)s.w + run;                                                                 \
+            for (int64_t i = 4 * run; i < 4 * (run + DDL__RUN); i += (W)) {                                            \
+                DDL__OPTIM_LAMB_FIRST(f32_v##W);                                                                       \
+                *(ddl__f32_v##W *)(void *)(y + (i / 4 - run)) = t;                                                     \
+            }                                                                                                          \
+            const int64_t i = 0;                                                                                       \
+            DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
+        }                                                                                                              \
+        DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
     }
 #define DDL__DEFINE_OPTIMS(L, target, W, N, E)                                                                         \
@@ -30665,15 +30690,16 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
     DDL__DEFINE_OPTIM(L, target, W, N, E, nesterov, DDL__OPTIM_NESTEROV)                                               \
     DDL__DEFINE_OPTIM(L, target, W, N, E, adam, DDL__OPTIM_ADAM)                                                       \
     DDL__DEFINE_OPTIM(L, target, W, N, E, lars, DDL__OPTIM_LARS)                                                       \
-    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                       \
     DDL__DEFINE_OPTIM(L, target, W, N, E, lamb, DDL__OPTIM_LAMB)
-DDL__DEFINE_OPTIMS(portable, , 16, f32, float)
-DDL__DEFINE_OPTIMS(portable, , 16, f64, double)
+#define DDL__DEFINE_OPTIMS_OF(L, target, W)                                                                            \
+    DDL__DEFINE_OPTIMS(L, target, W, f32, float)                                                                       \
+    DDL__DEFINE_OPTIMS(L, target, W, f64, double)                                                                      \
+    DDL__DEFINE_LAMB_SUMS(L, target, W)                                                                                \
+    DDL__DEFINE_OPTIM(L, target, W, f64, double, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)
+DDL__DEFINE_OPTIMS_OF(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f32, float)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f64, double)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f32, float)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f64, double)
+DDL__DEFINE_OPTIMS_OF(avx2, DDL__AVX2, 32)
+DDL__DEFINE_OPTIMS_OF(avx512, DDL__AVX512, 64)
 #endif
 
 /* Runs a kernel on any count: what is less than a run goes through padded copies, so that the last elements get the
@@ -30826,26 +30852,36 @@ static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, c
                                 slots > 1 ? state + (size_t)part->state_stride * ddl__part_size(part) : NULL, NULL};
 }
 
-/* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
-#define DDL__LAMB_AT_ONCE 512
+/* A block of a part: what is less than a run is padded with zeros, whose update is zero. */
+static inline void ddl__lamb_block(ddl__cpu level, const ddl__optim_scalars *scalars, const ddl__optim_streams *s,
+                                   double lanes[2][DDL__RUN], int64_t count) {
+    int64_t whole = count - count % DDL__RUN;
+    size_t rest = (size_t)(count - whole) * sizeof(float);
+    float *m = (float *)s->m + whole, *v = (float *)s->v + whole, pad[4][DDL__RUN] = {{0}};
+    DDL__AT_LEVEL(level, ddl__optim_lamb_sums)(scalars, s, lanes, whole);
+    if (rest > 0) {
+        memcpy(pad[0], (const float *)s->w + whole, rest);
+        memcpy(pad[1], (const float *)s->g + whole, rest);
+        memcpy(pad[2], m, rest);
+        memcpy(pad[3], v, rest);
+        ddl__optim_streams padded = {pad[0], pad[1], pad[2], pad[3], NULL};
+        DDL__AT_LEVEL(level, ddl__optim_lamb_sums)(scalars, &padded, lanes, DDL__RUN);
+        memcpy(m, pad[2], rest);
+        memcpy(v, pad[3], rest);
+    }
+}
 
 static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                   double *sums) {
-    float update[DDL__LAMB_AT_ONCE];
-    double lanes[2][DDL__RUN] = {{0}};
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
     ddl__optim_streams all = ddl__optim_streams_of(o, part);
-    for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
-        int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        double lanes[2][DDL__RUN] = {{0}};
         ddl__optim_streams s = {(float *)all.w + i, (const float *)all.g + i, (float *)all.m + i, (float *)all.v + i,
-                                update};
-        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f32), &scalars, s, count, sizeof(float));
-        ddl__add_squares(level, lanes, s.w, update, count);
-        if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
-            sums[0] += ddl__lanes_sum(lanes[0]);
-            sums[1] += ddl__lanes_sum(lanes[1]);
-            memset(lanes, 0, sizeof lanes);
-        }
+                                NULL};
+        ddl__lamb_block(level, &scalars, &s, lanes, DDL__MIN(part->count - i, DDL__BLOCK));
+        sums[0] += ddl__lanes_sum(lanes[0]);
+        sums[1] += ddl__lanes_sum(lanes[1]);
     }
 }
 
@@ -31598,9 +31634,10 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
 #define DDL__EACH_OF_4(STEP, W, KEEP) STEP(W, 0, KEEP) STEP(W, 1, KEEP) STEP(W, 2, KEEP) STEP(W, 3, KEEP)
 /* So many elements ahead memory is asked for: what the loops over a block in cache take must not stop the stream. */
 #define DDL__AHEAD (4 * DDL__CODE_BLOCK)
-/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. survey: the
- * largest of g alone. */
-#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP)                                                                  \
+/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. correct_g asks
+ * memory for g alone: the pack of signs, which computes little, asks for e, so that there is always something on its
+ * way. survey: the largest of g alone. */
+#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP, ASK)                                                             \
     target static void ddl__##name##_##L(float *corrected, const float *g, const float *e, int64_t count,              \
                                          ddl__block_facts *out) {                                                      \
         ddl__f32_v##W sum[64 / (W)];                                                                                   \
@@ -31610,7 +31647,7 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
         DDL__EACH_OF_4(DDL__CORRECT_ZERO, W, KEEP)                                                                     \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
             __builtin_prefetch(g + i + DDL__AHEAD);                                                                    \
-            if (KEEP) {                                                                                                \
+            if (ASK) {                                                                                                 \
                 __builtin_prefetch(e + i + DDL__AHEAD, 1);                                                             \
             }                                                                                                          \
             DDL__EACH_OF_4(DDL__CORRECT_STEP, W, KEEP)                                                                 \
@@ -31624,6 +31661,8 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
         }                                                                                                              \
         (void)corrected, (void)e;                                                                                      \
     }
+
+typedef void (*ddl__correct_fn)(float *corrected, const float *g, const float *e, int64_t count, ddl__block_facts *out);
 
 /* How a block is coded: value = step * level, level = value * inverse rounded, at most `levels`. */
 typedef struct ddl__quantum {
@@ -31722,21 +31761,22 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
-/* Signs: a bit that is set is -step, one that is not +step; zero counts as positive. */
+/* Signs: a bit that is set is -step, one that is not +step; zero counts as positive, and -0 + 0 is 0. A word is shifted
+ * in from above: 32 masks, one for each bit, would not fit into registers. */
 #define DDL__DEFINE_PACK_SIGN(L, target, W, name, KEEP)                                                                \
     target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
-        const float step = quantum->step;                                                                              \
+        const ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + quantum->step);                            \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
             ddl__f32_u##W word = DDL__ZERO_BITS(W);                                                                    \
             DDL__UNROLL for (int k = 0; k < 32; k++) {                                                                 \
                 ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
-                ddl__f32_u##W negative = (ddl__f32_u##W)(value < 0);                                                   \
+                ddl__f32_u##W sign = (ddl__f32_u##W)(value + DDL__ZERO(ddl__f32, W)) & 0x80000000u;                    \
                 if (KEEP) {                                                                                            \
-                    ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                               \
-                    *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                    \
+                    __builtin_prefetch(at + DDL__AHEAD / ((W) / 4), 1);                                                \
+                    *at = value - (ddl__f32_v##W)(sign | size);                                                        \
                 }                                                                                                      \
-                word |= negative & (1u << k);                                                                          \
+                word = (word >> 1) | sign;                                                                             \
             }                                                                                                          \
             *(ddl__f32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
@@ -31760,29 +31800,73 @@ typedef struct ddl__quantum {
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
 #define DDL__UNROLL _Pragma("GCC unroll 32") /* at -O2 gcc leaves loops alone; shifts by constants are cheaper */
 
-/* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
-    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
+/* ---- PowerSGD: four rows of a matrix at once, so that what is read of the other factor serves them all ----
+ * next: as many elements that are asked of memory meanwhile. */
+
+#define DDL__ROWS_AT_ONCE 4
+#define DDL__ASK_ROW(p) __builtin_prefetch(p, 0, 2); /* the first level holds the rows that are under way */
+#define DDL__FLOATS_AT(W, p) (*(const ddl__f32_v##W *)(const void *)(p))
+
+/* out[r] = the sum of m[r][i] * y[i], in an order of the level's own. count: a multiple of 2 * DDL__RUN. */
+#define DDL__DOTS_STEP(W, r, unused)                                                                                   \
+    even[r] += DDL__FLOATS_AT(W, m[r] + i) * y_even;                                                                   \
+    odd[r] += DDL__FLOATS_AT(W, m[r] + i + (W) / 4) * y_odd;
+#define DDL__DOTS_PUT(W, r, unused) *(ddl__f32_v##W *)(void *)lanes[r] = even[r] + odd[r];
+#define DDL__DEFINE_DOTS(L, target, W)                                                                                 \
+    target static void ddl__dots_##L(float *out, const float *const *rows, const float *y, const float *next,          \
+                                   int64_t count) {                                                                    \
+        const float *const m[DDL__ROWS_AT_ONCE] = {rows[0], rows[1], rows[2], rows[3]};                                \
+        ddl__f32_v##W even[DDL__ROWS_AT_ONCE] = {{0}}, odd[DDL__ROWS_AT_ONCE] = {{0}};                                 \
+        float lanes[DDL__ROWS_AT_ONCE][(W) / 4];                                                                       \
+        for (int64_t i = 0; i < count; i += (W) / 2) {                                                                 \
+            ddl__f32_v##W y_even = DDL__FLOATS_AT(W, y + i), y_odd = DDL__FLOATS_AT(W, y + i + (W) / 4);               \
+            DDL__ASK_ROW(next + i)                                                                                     \
+            DDL__ASK_ROW(next + i + (W) / 4)                                                                           \
+            DDL__EACH_OF_4(DDL__DOTS_STEP, W, )                                                                        \
+        }                                                                                                              \
+        DDL__EACH_OF_4(DDL__DOTS_PUT, W, )                                                                             \
+        DDL__LEAVE_##L;                                                                                                \
+        for (int r = 0; r < DDL__ROWS_AT_ONCE; r++) {                                                                  \
+            out[r] = 0;                                                                                                \
+            for (int i = 0; i < (W) / 4; i++) {                                                                        \
+                out[r] += lanes[r][i];                                                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+/* y += a[r] * m[r], r = 0, 1, 2, 3, each product rounded, so that all levels give the same bits. count: a multiple of
+ * DDL__RUN. */
+#define DDL__AXPYS_STEP(W, r, unused)                                                                                  \
+    DDL__MUL(t, DDL__FLOATS_AT(W, m[r] + i), k[r]);                                                                    \
+    sum += t;
+#define DDL__DEFINE_AXPYS(L, target, W)                                                                                \
+    target static void ddl__axpys_##L(float *y, const float *const *rows, const float *a, const float *next,           \
+                                    int64_t count) {                                                                   \
+        const float *const m[DDL__ROWS_AT_ONCE] = {rows[0], rows[1], rows[2], rows[3]};                                \
+        const float k[DDL__ROWS_AT_ONCE] = {a[0], a[1], a[2], a[3]};                                                   \
         for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            ddl__f32_v##W t;                                                                                           \
-            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
-            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
+            ddl__f32_v##W sum = DDL__FLOATS_AT(W, y + i), t;                                                           \
+            DDL__ASK_ROW(next + i)                                                                                     \
+            DDL__EACH_OF_4(DDL__AXPYS_STEP, W, )                                                                       \
+            *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
 
-/* y = the sum of a[k * a_apart] * x[k * x_apart], k < rows, in that order, each product rounded: what axpy after axpy
- * gives on zeros, with y in a register and not in the caches. */
+/* y = the sum of a[k * a_apart] * x[k * x_apart], k < terms, in that order, each product rounded; m -= y. */
 #define DDL__DEFINE_COMBINE(L, target, W)                                                                              \
-    target static void ddl__combine_##L(float *y, const float *x, int64_t x_apart, const float *a, int64_t a_apart,    \
-                                        int32_t rows, int64_t count) {                                                 \
+    target static void ddl__combine_##L(float *y, float *m, const float *x, int64_t x_apart, const float *a,           \
+                                        int64_t a_apart, int32_t terms, int64_t count) {                               \
         for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
             ddl__f32_v##W sum = {0}, t;                                                                                \
-            for (int32_t k = 0; k < rows; k++) {                                                                       \
-                DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + k * x_apart + i), a[k * a_apart]);              \
+            for (int32_t k = 0; k < terms; k++) {                                                                      \
+                DDL__MUL(t, DDL__FLOATS_AT(W, x + k * x_apart + i), a[k * a_apart]);                                   \
                 sum += t;                                                                                              \
             }                                                                                                          \
+            __builtin_prefetch(y + i + DDL__STREAM_AHEAD, 1);                                                          \
+            __builtin_prefetch(m + i + DDL__STREAM_AHEAD, 1);                                                          \
             *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
+            *(ddl__f32_v##W *)(void *)(m + i) -= sum;                                                                  \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
@@ -31854,8 +31938,9 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
 #endif
 
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
-    DDL__DEFINE_CORRECT(L, target, W, correct, 1)                                                                      \
-    DDL__DEFINE_CORRECT(L, target, W, survey, 0)                                                                       \
+    DDL__DEFINE_CORRECT(L, target, W, correct, 1, 1)                                                                   \
+    DDL__DEFINE_CORRECT(L, target, W, correct_g, 1, 0)                                                                 \
+    DDL__DEFINE_CORRECT(L, target, W, survey, 0, 0)                                                                    \
     DDL__DEFINE_PACK(L, target, W, nearest8, 8, NEAREST, 1)                                                      \
     DDL__DEFINE_PACK(L, target, W, nearest8_only, 8, NEAREST, 0)                                            \
     DDL__DEFINE_PACK(L, target, W, dither8, 8, DITHER, 1)                                                   \
@@ -31867,7 +31952,8 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
     DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
     DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
     DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
-    DDL__DEFINE_AXPY(L, target, W)                                                                                     \
+    DDL__DEFINE_DOTS(L, target, W)                                                                                     \
+    DDL__DEFINE_AXPYS(L, target, W)                                                                                    \
     DDL__DEFINE_COMBINE(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)
@@ -31910,7 +31996,7 @@ static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
 }
 
 /* x = g + e for at most a block, padded with zeros to its end. */
-static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
+static inline ddl__block_facts ddl__block_correct(ddl__correct_fn correct, float *x, const float *g, const float *e,
                                                   int64_t count) {
     float pad[2][DDL__CODE_BLOCK];
     ddl__block_facts facts;
@@ -31919,7 +32005,7 @@ static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, cons
         g = memcpy(pad[0], g, (size_t)count * sizeof(float));
         e = memcpy(pad[1], e, (size_t)count * sizeof(float));
     }
-    DDL__AT_LEVEL(level, ddl__correct)(x, g, e, DDL__CODE_BLOCK, &facts);
+    correct(x, g, e, DDL__CODE_BLOCK, &facts);
     return facts;
 }
 
@@ -31937,11 +32023,12 @@ typedef struct ddl__coding {
     ddl__block_facts facts;
 } ddl__coding;
 
-static inline ddl__coding ddl__block_begin(ddl__cpu level, float *pad, const float *g, float *e, int64_t count) {
+static inline ddl__coding ddl__block_begin(ddl__cpu level, ddl__correct_fn correct, float *pad, const float *g,
+                                           float *e, int64_t count) {
     bool whole = count == DDL__CODE_BLOCK;
     ddl__coding b = {!whole ? pad : e != NULL ? e : (float *)(uintptr_t)g, {0, 0}};
     if (e != NULL) {
-        b.facts = ddl__block_correct(level, b.x, g, e, count);
+        b.facts = ddl__block_correct(correct, b.x, g, e, count);
         return b;
     }
     if (!whole) {
@@ -32106,10 +32193,11 @@ static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression 
                                           float *e, int64_t n, unsigned char *code) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
     int bits = ddl__compress_bits(c);
+    ddl__correct_fn correct = bits == 1 ? DDL__AT_LEVEL(level, ddl__correct_g) : DDL__AT_LEVEL(level, ddl__correct);
     float pad[DDL__CODE_BLOCK];
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__coding b = ddl__block_begin(level, pad, g + i, e != NULL ? e + i : NULL, count);
+        ddl__coding b = ddl__block_begin(level, correct, pad, g + i, e != NULL ? e + i : NULL, count);
         ddl__code_ahead(code, ddl__code_block_bytes(bits, count));
         odd += ddl__block_encode(level, c, stream, i, b.x, e != NULL, b.facts, count, code);
         ddl__block_end(&b, e != NULL ? e + i : NULL, count);
@@ -32191,7 +32279,7 @@ static inline uint64_t ddl__cast_block(ddl__cpu level, ddl_dtype dtype, const fl
                                        void *code) {
     float pad[DDL__CODE_BLOCK];
     uint64_t odd = 0;
-    ddl__coding b = ddl__block_begin(level, pad, g, e, count);
+    ddl__coding b = ddl__block_begin(level, DDL__AT_LEVEL(level, ddl__correct), pad, g, e, count);
     if (b.facts.max_bits > ddl__float_bits(ddl__cast_most(dtype))) {
         odd = ddl__cast_odd(level, dtype, b.x, e != NULL ? b.x : NULL, count, code);
     } else if (e == NULL) {
@@ -32308,7 +32396,8 @@ static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float
         float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
         bool whole = count == DDL__CODE_BLOCK; /* then in place */
-        ddl__block_facts facts = ddl__block_correct(level, whole ? e + i : x, g + i, e + i, count);
+        ddl__correct_fn correct = DDL__AT_LEVEL(level, ddl__correct);
+        ddl__block_facts facts = ddl__block_correct(correct, whole ? e + i : x, g + i, e + i, count);
         if (!whole) {
             memcpy(e + i, x, (size_t)count * sizeof(float));
         }
@@ -32326,7 +32415,7 @@ static inline void ddl__sample_digits(ddl__cpu level, const float *g, const floa
                                       uint32_t prefix, uint32_t *bins) {
     float x[DDL__CODE_BLOCK];
     for (int64_t i = 0; i + DDL__CODE_BLOCK <= n; i += DDL__SAMPLE_EVERY * DDL__CODE_BLOCK) {
-        ddl__block_correct(level, x, g + i, e + i, DDL__CODE_BLOCK);
+        ddl__block_correct(DDL__AT_LEVEL(level, ddl__correct), x, g + i, e + i, DDL__CODE_BLOCK);
         for (int64_t j = 0; j < DDL__CODE_BLOCK; j++) {
             uint32_t bits = ddl__magnitude_bits(x[j]);
             if (shift == 20) {
@@ -32585,54 +32674,6 @@ static inline void ddl__decode_add(const ddl_compression *c, ddl__code_key key, 
  *
  * A gradient is a matrix M of rows x cols. P (rows x r) and Q (cols x r) are kept as r contiguous columns. */
 
-/* Dot products need not be the same everywhere: they are averaged over the ranks before they are used.
- * count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_DOT(L, target, W)                                                                               \
-    target static float ddl__dot_##L(const float *x, const float *y, int64_t count) {                                  \
-        ddl__f32_v##W even = {0}, odd = {0};                                                                           \
-        float lanes[(W) / 4], total = 0;                                                                               \
-        int64_t i = 0;                                                                                                 \
-        for (; i + (W) / 2 <= count; i += (W) / 2) {                                                                   \
-            const float *p = x + i + (W) / 4, *q = y + i + (W) / 4;                                                    \
-            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
-            odd += *(const ddl__f32_v##W *)(const void *)p * *(const ddl__f32_v##W *)(const void *)q;                  \
-        }                                                                                                              \
-        for (; i < count; i += (W) / 4) {                                                                              \
-            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
-        }                                                                                                              \
-        even += odd;                                                                                                   \
-        memcpy(lanes, &even, sizeof lanes);                                                                            \
-        DDL__LEAVE_##L;                                                                                                \
-        for (i = 0; i < (W) / 4; i++) {                                                                                \
-            total += lanes[i];                                                                                         \
-        }                                                                                                              \
-        return total;                                                                                                  \
-    }
-DDL__DEFINE_DOT(portable, , 16)
-#if defined(__x86_64__)
-DDL__DEFINE_DOT(avx2, DDL__AVX2, 32)
-DDL__DEFINE_DOT(avx512, DDL__AVX512, 64)
-#endif
-
-static inline void ddl__axpy(ddl__cpu level, float *y, const float *x, float a, int64_t count) {
-    int64_t whole = count - count % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__axpy)(y, x, a, whole);
-    for (int64_t i = whole; i < count; i++) {
-        float t = a * x[i];
-        DDL__ROUNDED(t);
-        y[i] += t;
-    }
-}
-
-static inline float ddl__dot(ddl__cpu level, const float *x, const float *y, int64_t count) {
-    int64_t whole = count - count % DDL__RUN;
-    float sum = DDL__AT_LEVEL(level, ddl__dot)(x, y, whole);
-    for (int64_t i = whole; i < count; i++) {
-        sum += x[i] * y[i];
-    }
-    return sum;
-}
-
 typedef struct ddl__matrix {
     int64_t rows, cols;
     int32_t rank; /* r */
@@ -32653,12 +32694,50 @@ static inline void ddl__power_begin(const ddl__matrix *a, uint64_t stream) {
     }
 }
 
+/* Rows that are done at once. The last is repeated where there are fewer. */
+typedef struct ddl__some_rows {
+    int64_t at[DDL__ROWS_AT_ONCE];
+    const float *m[DDL__ROWS_AT_ONCE];
+    int32_t count;
+} ddl__some_rows;
+
+static inline void ddl__rows_add(ddl__some_rows *rows, const ddl__matrix *a, int64_t row) {
+    for (int32_t r = rows->count++; r < DDL__ROWS_AT_ONCE; r++) {
+        rows->at[r] = row;
+        rows->m[r] = a->m + row * a->cols;
+    }
+}
+
+/* What is asked of memory during pass c over rows: one of those that come after them. */
+static inline const float *ddl__rows_next(const ddl__some_rows *rows, const ddl__matrix *a, int32_t c) {
+    return a->m + DDL__MIN(rows->at[DDL__ROWS_AT_ONCE - 1] + 1 + c % DDL__ROWS_AT_ONCE, a->rows - 1) * a->cols;
+}
+
+/* P of these rows. Dot products need not be the same everywhere: they are averaged over the ranks before they are
+ * used. */
+static inline void ddl__power_dots(ddl__cpu level, const ddl__matrix *a, const ddl__some_rows *rows) {
+    int64_t whole = a->cols - a->cols % (2 * DDL__RUN);
+    for (int32_t c = 0; c < a->rank; c++) {
+        const float *q = a->q + c * a->cols;
+        float sum[DDL__ROWS_AT_ONCE];
+        DDL__AT_LEVEL(level, ddl__dots)(sum, rows->m, q, ddl__rows_next(rows, a, c), whole);
+        for (int32_t r = 0; r < rows->count; r++) {
+            for (int64_t j = whole; j < a->cols; j++) {
+                sum[r] += rows->m[r][j] * q[j];
+            }
+            a->p[c * a->rows + rows->at[r]] = sum[r];
+        }
+    }
+}
+
 /* P = M Q. A row with a value that is not finite gives NaN, or infinity, in its row of P and nowhere else. */
 static inline void ddl__power_left(ddl__cpu level, const ddl__matrix *a) {
-    for (int64_t i = 0; i < a->rows; i++) {
-        for (int32_t c = 0; c < a->rank; c++) {
-            a->p[c * a->rows + i] = ddl__dot(level, a->m + i * a->cols, a->q + c * a->cols, a->cols);
+    for (int64_t i = 0; i < a->rows; i += DDL__ROWS_AT_ONCE) {
+        ddl__some_rows rows = {.count = 0};
+        for (int64_t row = i; row < DDL__MIN(i + DDL__ROWS_AT_ONCE, a->rows); row++) {
+            ddl__rows_add(&rows, a, row);
         }
+        ddl__power_dots(level, a, &rows);
     }
 }
 
@@ -32720,23 +32799,52 @@ static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
     }
 }
 
-/* Q = M' P, over the rows that are finite on all ranks. */
-static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
-    memset(a->q, 0, (size_t)(a->cols * a->rank) * sizeof(float));
-    for (int64_t i = 0; i < a->rows; i++) {
-        if (!ddl__is_finite(a->p[i])) {
-            continue;
+/* Q += the rows' M' P. Where there are fewer than four the repeated one is added 0 times. */
+static inline void ddl__power_axpys(ddl__cpu level, const ddl__matrix *a, const ddl__some_rows *rows) {
+    int64_t whole = a->cols - a->cols % DDL__RUN;
+    for (int32_t c = 0; c < a->rank; c++) {
+        float *q = a->q + c * a->cols, factor[DDL__ROWS_AT_ONCE] = {0};
+        for (int32_t r = 0; r < rows->count; r++) {
+            factor[r] = a->p[c * a->rows + rows->at[r]];
         }
-        for (int32_t c = 0; c < a->rank; c++) {
-            ddl__axpy(level, a->q + c * a->cols, a->m + i * a->cols, a->p[c * a->rows + i], a->cols);
+        DDL__AT_LEVEL(level, ddl__axpys)(q, rows->m, factor, ddl__rows_next(rows, a, c), whole);
+        for (int64_t j = whole; j < a->cols; j++) {
+            for (int32_t r = 0; r < rows->count; r++) {
+                float t = factor[r] * rows->m[r][j];
+                DDL__ROUNDED(t);
+                q[j] += t;
+            }
         }
     }
 }
 
-/* Row i of P Q'. */
+/* Q = M' P, over the rows that are finite on all ranks. */
+static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
+    ddl__some_rows rows = {.count = 0};
+    memset(a->q, 0, (size_t)(a->cols * a->rank) * sizeof(float));
+    for (int64_t i = 0; i < a->rows; i++) {
+        if (ddl__is_finite(a->p[i])) {
+            ddl__rows_add(&rows, a, i);
+        }
+        if (rows.count == DDL__ROWS_AT_ONCE || (i + 1 == a->rows && rows.count > 0)) {
+            ddl__power_axpys(level, a, &rows);
+            rows.count = 0;
+        }
+    }
+}
+
+/* Row i of P Q'; that of M becomes the residual. An odd row is NaN, and its finite values stay. */
 static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t i, float *row) {
     int64_t whole = a->cols - a->cols % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__combine)(row, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
+    float *m = a->m + i * a->cols;
+    if (!ddl__is_finite(a->p[i])) {
+        memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
+        for (int64_t j = 0; j < a->cols; j++) {
+            m[j] = ddl__is_finite(m[j]) ? m[j] : 0;
+        }
+        return;
+    }
+    DDL__AT_LEVEL(level, ddl__combine)(row, m, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
     for (int64_t j = whole; j < a->cols; j++) {
         row[j] = 0;
         for (int32_t c = 0; c < a->rank; c++) {
@@ -32744,23 +32852,14 @@ static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t 
             DDL__ROUNDED(t);
             row[j] += t;
         }
+        m[j] -= row[j];
     }
 }
 
-/* out = P Q', the same bits on all ranks; M becomes the residual. An odd row is NaN, and its finite values stay. */
+/* out = P Q', the same bits on all ranks; M becomes the residual. */
 static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, float *out) {
     for (int64_t i = 0; i < a->rows; i++) {
-        float *row = out + i * a->cols, *m = a->m + i * a->cols;
-        bool odd = !ddl__is_finite(a->p[i]);
-        if (odd) {
-            memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
-        } else {
-            ddl__power_row(level, a, i, row);
-            ddl__axpy(level, m, row, -1, a->cols);
-        }
-        for (int64_t j = 0; j < a->cols && odd; j++) {
-            m[j] = ddl__is_finite(m[j]) ? m[j] : 0;
-        }
+        ddl__power_row(level, a, i, out + i * a->cols);
     }
 }
 

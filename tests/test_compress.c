@@ -109,8 +109,10 @@ TEST(all_levels_give_the_same_bits_at_every_count) {
                 ddl__decode_add_at(DDL__CPU_PORTABLE, &c, (ddl__code_key){7, 1, 2}, code_a, n, sum[0]);
                 ddl__decode_add_at(level, &c, (ddl__code_key){7, 1, 2}, code_b, n, sum[1]);
                 CHECK_EQ(memcmp(sum[0], sum[1], (size_t)n * 4), 0);
-                ddl__axpy(DDL__CPU_PORTABLE, sum[0], g, 0.3f, n);
-                ddl__axpy(level, sum[1], g, 0.3f, n);
+                float p[] = {0.3f, -1.7f, 0.1f, 2, 1e-3f, -0.7f};
+                ddl__matrix m[2] = {{6, n / 6, 1, g, p, sum[0]}, {6, n / 6, 1, g, p, sum[1]}};
+                ddl__power_right(DDL__CPU_PORTABLE, &m[0]);
+                ddl__power_right(level, &m[1]);
                 CHECK_EQ(memcmp(sum[0], sum[1], (size_t)n * 4), 0);
             }
         }
@@ -595,7 +597,7 @@ static void power_step(ddl__matrix *a, const float *g, float *out) {
 
 /* The same bits at every level as in a plain loop, each product and each sum rounded: ranks with other processors agree. */
 TEST(a_matrix_is_rebuilt_to_the_same_bits_at_every_level) {
-    static float m[ROWS * COLS], p[ROWS * 4], q[COLS * 4], out[ROWS * COLS];
+    static float m[ROWS * COLS], before[ROWS * COLS], p[ROWS * 4], q[COLS * 4], out[ROWS * COLS];
     for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
         for (int cols = 1; cols <= COLS; cols += 3) { /* also such that no vector is whole */
             ddl__matrix a = {ROWS, cols, 1 + cols % 4, m, p, q};
@@ -606,6 +608,8 @@ TEST(a_matrix_is_rebuilt_to_the_same_bits_at_every_level) {
                 q[i] = (float)(ddl__mix(2, (uint64_t)i) >> 40) * 1e-5f - 80;
             }
             memset(out, 0x55, sizeof out);
+            fill(m, ROWS * cols, 3);
+            fill(before, ROWS * cols, 3);
             ddl__power_rebuild(level, &a, out);
             for (int i = 0; i < ROWS * cols; i++) {
                 volatile float want = 0, product;
@@ -615,6 +619,49 @@ TEST(a_matrix_is_rebuilt_to_the_same_bits_at_every_level) {
                 }
                 float same = want;
                 CHECK(memcmp(&out[i], &same, sizeof same) == 0);
+                CHECK(m[i] == before[i] - out[i]);
+            }
+        }
+    }
+}
+
+/* P = M Q within rounding, and Q = M' P, over the finite rows in their order, to the bit: for any count of rows, where
+ * the kernels take four at once. */
+static void check_factors(ddl__cpu level, int rows, int cols, int rank) {
+    static float m[9 * COLS], p[9 * 5], q[COLS * 5];
+    ddl__matrix a = {rows, cols, rank, m, p, q};
+    fill(m, rows * cols, 5);
+    fill(q, cols * rank, 6);
+    memset(p, 0x55, sizeof p);
+    ddl__power_left(level, &a);
+    for (int i = 0; i < rows * rank; i++) {
+        double sum = 0, sizes = 0;
+        for (int j = 0; j < cols; j++) {
+            double product = (double)m[i % rows * cols + j] * (double)q[i / rows * cols + j];
+            sum += product;
+            sizes += fabs(product);
+        }
+        CHECK(fabs(sum - (double)p[i]) <= 1e-5 * sizes);
+    }
+    p[rows / 2] = rows > 2 ? NAN : p[rows / 2];
+    memset(q, 0x55, sizeof q);
+    ddl__power_right(level, &a);
+    for (int i = 0; i < cols * rank; i++) {
+        volatile float want = 0, product;
+        for (int row = 0; row < rows; row++) {
+            product = isfinite(p[row]) ? p[i / cols * rows + row] * m[row * cols + i % cols] : 0;
+            want = want + product;
+        }
+        float same = want;
+        CHECK(memcmp(&q[i], &same, sizeof same) == 0);
+    }
+}
+
+TEST(factors_of_any_shape_are_those_of_plain_loops) {
+    for (ddl__cpu level = DDL__CPU_PORTABLE; level <= ddl__cpu_level(); level++) {
+        for (int rows = 1; rows <= 9; rows++) {
+            for (int cols = 1; cols <= COLS; cols += cols < 34 ? 1 : 3) {
+                check_factors(level, rows, cols, 1 + (rows + cols) % 5);
             }
         }
     }

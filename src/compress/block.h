@@ -37,7 +37,7 @@ static inline uint64_t ddl__count_odd(const float *x, int64_t count) {
 }
 
 /* x = g + e for at most a block, padded with zeros to its end. */
-static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, const float *g, const float *e,
+static inline ddl__block_facts ddl__block_correct(ddl__correct_fn correct, float *x, const float *g, const float *e,
                                                   int64_t count) {
     float pad[2][DDL__CODE_BLOCK];
     ddl__block_facts facts;
@@ -46,7 +46,7 @@ static inline ddl__block_facts ddl__block_correct(ddl__cpu level, float *x, cons
         g = memcpy(pad[0], g, (size_t)count * sizeof(float));
         e = memcpy(pad[1], e, (size_t)count * sizeof(float));
     }
-    DDL__AT_LEVEL(level, ddl__correct)(x, g, e, DDL__CODE_BLOCK, &facts);
+    correct(x, g, e, DDL__CODE_BLOCK, &facts);
     return facts;
 }
 
@@ -64,11 +64,12 @@ typedef struct ddl__coding {
     ddl__block_facts facts;
 } ddl__coding;
 
-static inline ddl__coding ddl__block_begin(ddl__cpu level, float *pad, const float *g, float *e, int64_t count) {
+static inline ddl__coding ddl__block_begin(ddl__cpu level, ddl__correct_fn correct, float *pad, const float *g,
+                                           float *e, int64_t count) {
     bool whole = count == DDL__CODE_BLOCK;
     ddl__coding b = {!whole ? pad : e != NULL ? e : (float *)(uintptr_t)g, {0, 0}};
     if (e != NULL) {
-        b.facts = ddl__block_correct(level, b.x, g, e, count);
+        b.facts = ddl__block_correct(correct, b.x, g, e, count);
         return b;
     }
     if (!whole) {
@@ -233,10 +234,11 @@ static inline uint64_t ddl__blocks_encode(ddl__cpu level, const ddl_compression 
                                           float *e, int64_t n, unsigned char *code) {
     uint64_t stream = ddl__code_stream(c, key), odd = 0;
     int bits = ddl__compress_bits(c);
+    ddl__correct_fn correct = bits == 1 ? DDL__AT_LEVEL(level, ddl__correct_g) : DDL__AT_LEVEL(level, ddl__correct);
     float pad[DDL__CODE_BLOCK];
     for (int64_t i = 0; i < n; i += DDL__CODE_BLOCK) {
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
-        ddl__coding b = ddl__block_begin(level, pad, g + i, e != NULL ? e + i : NULL, count);
+        ddl__coding b = ddl__block_begin(level, correct, pad, g + i, e != NULL ? e + i : NULL, count);
         ddl__code_ahead(code, ddl__code_block_bytes(bits, count));
         odd += ddl__block_encode(level, c, stream, i, b.x, e != NULL, b.facts, count, code);
         ddl__block_end(&b, e != NULL ? e + i : NULL, count);
@@ -318,7 +320,7 @@ static inline uint64_t ddl__cast_block(ddl__cpu level, ddl_dtype dtype, const fl
                                        void *code) {
     float pad[DDL__CODE_BLOCK];
     uint64_t odd = 0;
-    ddl__coding b = ddl__block_begin(level, pad, g, e, count);
+    ddl__coding b = ddl__block_begin(level, DDL__AT_LEVEL(level, ddl__correct), pad, g, e, count);
     if (b.facts.max_bits > ddl__float_bits(ddl__cast_most(dtype))) {
         odd = ddl__cast_odd(level, dtype, b.x, e != NULL ? b.x : NULL, count, code);
     } else if (e == NULL) {

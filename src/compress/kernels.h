@@ -53,9 +53,10 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
 #define DDL__EACH_OF_4(STEP, W, KEEP) STEP(W, 0, KEEP) STEP(W, 1, KEEP) STEP(W, 2, KEEP) STEP(W, 3, KEEP)
 /* So many elements ahead memory is asked for: what the loops over a block in cache take must not stop the stream. */
 #define DDL__AHEAD (4 * DDL__CODE_BLOCK)
-/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. survey: the
- * largest of g alone. */
-#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP)                                                                  \
+/* correct: corrected = g + e, and the facts. count is a multiple of DDL__RUN; corrected may be g or e. correct_g asks
+ * memory for g alone: the pack of signs, which computes little, asks for e, so that there is always something on its
+ * way. survey: the largest of g alone. */
+#define DDL__DEFINE_CORRECT(L, target, W, name, KEEP, ASK)                                                             \
     target static void ddl__##name##_##L(float *corrected, const float *g, const float *e, int64_t count,              \
                                          ddl__block_facts *out) {                                                      \
         ddl__f32_v##W sum[64 / (W)];                                                                                   \
@@ -65,7 +66,7 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
         DDL__EACH_OF_4(DDL__CORRECT_ZERO, W, KEEP)                                                                     \
         for (int64_t i = 0; i < count; i += DDL__RUN) {                                                                \
             __builtin_prefetch(g + i + DDL__AHEAD);                                                                    \
-            if (KEEP) {                                                                                                \
+            if (ASK) {                                                                                                 \
                 __builtin_prefetch(e + i + DDL__AHEAD, 1);                                                             \
             }                                                                                                          \
             DDL__EACH_OF_4(DDL__CORRECT_STEP, W, KEEP)                                                                 \
@@ -79,6 +80,8 @@ static inline ddl__i32_v16 ddl__larger(ddl__i32_v16 a, ddl__i32_v16 b) {
         }                                                                                                              \
         (void)corrected, (void)e;                                                                                      \
     }
+
+typedef void (*ddl__correct_fn)(float *corrected, const float *g, const float *e, int64_t count, ddl__block_facts *out);
 
 /* How a block is coded: value = step * level, level = value * inverse rounded, at most `levels`. */
 typedef struct ddl__quantum {
@@ -177,21 +180,22 @@ typedef struct ddl__quantum {
         DDL__LEAVE_##L;                                                                                                \
     }
 
-/* Signs: a bit that is set is -step, one that is not +step; zero counts as positive. */
+/* Signs: a bit that is set is -step, one that is not +step; zero counts as positive, and -0 + 0 is 0. A word is shifted
+ * in from above: 32 masks, one for each bit, would not fit into registers. */
 #define DDL__DEFINE_PACK_SIGN(L, target, W, name, KEEP)                                                                \
     target static void ddl__pack_##name##_##L(void *code, float *x, int64_t runs, const ddl__quantum *quantum) {       \
-        const float step = quantum->step;                                                                              \
+        const ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + quantum->step);                            \
         for (int64_t lane = 0; lane < 16 * runs; lane += (W) / 4) {                                                    \
             int64_t first = lane / 16 * 512 + lane % 16;                                                               \
             ddl__f32_u##W word = DDL__ZERO_BITS(W);                                                                    \
             DDL__UNROLL for (int k = 0; k < 32; k++) {                                                                 \
                 ddl__f32_v##W *at = (ddl__f32_v##W *)(void *)(x + first + 16 * k), value = *at;                        \
-                ddl__f32_u##W negative = (ddl__f32_u##W)(value < 0);                                                   \
+                ddl__f32_u##W sign = (ddl__f32_u##W)(value + DDL__ZERO(ddl__f32, W)) & 0x80000000u;                    \
                 if (KEEP) {                                                                                            \
-                    ddl__f32_u##W size = (ddl__f32_u##W)(DDL__ZERO(ddl__f32, W) + step);                               \
-                    *at = value - (ddl__f32_v##W)((negative & 0x80000000u) | size);                                    \
+                    __builtin_prefetch(at + DDL__AHEAD / ((W) / 4), 1);                                                \
+                    *at = value - (ddl__f32_v##W)(sign | size);                                                        \
                 }                                                                                                      \
-                word |= negative & (1u << k);                                                                          \
+                word = (word >> 1) | sign;                                                                             \
             }                                                                                                          \
             *(ddl__f32_u##W *)(void *)((char *)code + 4 * lane) = word;                                                \
         }                                                                                                              \
@@ -215,29 +219,73 @@ typedef struct ddl__quantum {
 #define DDL__ZERO_BITS(W) ((ddl__f32_u##W){0})
 #define DDL__UNROLL _Pragma("GCC unroll 32") /* at -O2 gcc leaves loops alone; shifts by constants are cheaper */
 
-/* y += a * x, each product rounded, so that all ranks get the same bits. count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_AXPY(L, target, W)                                                                                 \
-    target static void ddl__axpy_##L(float *y, const float *x, float a, int64_t count) {                               \
+/* ---- PowerSGD: four rows of a matrix at once, so that what is read of the other factor serves them all ----
+ * next: as many elements that are asked of memory meanwhile. */
+
+#define DDL__ROWS_AT_ONCE 4
+#define DDL__ASK_ROW(p) __builtin_prefetch(p, 0, 2); /* the first level holds the rows that are under way */
+#define DDL__FLOATS_AT(W, p) (*(const ddl__f32_v##W *)(const void *)(p))
+
+/* out[r] = the sum of m[r][i] * y[i], in an order of the level's own. count: a multiple of 2 * DDL__RUN. */
+#define DDL__DOTS_STEP(W, r, unused)                                                                                   \
+    even[r] += DDL__FLOATS_AT(W, m[r] + i) * y_even;                                                                   \
+    odd[r] += DDL__FLOATS_AT(W, m[r] + i + (W) / 4) * y_odd;
+#define DDL__DOTS_PUT(W, r, unused) *(ddl__f32_v##W *)(void *)lanes[r] = even[r] + odd[r];
+#define DDL__DEFINE_DOTS(L, target, W)                                                                                 \
+    target static void ddl__dots_##L(float *out, const float *const *rows, const float *y, const float *next,          \
+                                   int64_t count) {                                                                    \
+        const float *const m[DDL__ROWS_AT_ONCE] = {rows[0], rows[1], rows[2], rows[3]};                                \
+        ddl__f32_v##W even[DDL__ROWS_AT_ONCE] = {{0}}, odd[DDL__ROWS_AT_ONCE] = {{0}};                                 \
+        float lanes[DDL__ROWS_AT_ONCE][(W) / 4];                                                                       \
+        for (int64_t i = 0; i < count; i += (W) / 2) {                                                                 \
+            ddl__f32_v##W y_even = DDL__FLOATS_AT(W, y + i), y_odd = DDL__FLOATS_AT(W, y + i + (W) / 4);               \
+            DDL__ASK_ROW(next + i)                                                                                     \
+            DDL__ASK_ROW(next + i + (W) / 4)                                                                           \
+            DDL__EACH_OF_4(DDL__DOTS_STEP, W, )                                                                        \
+        }                                                                                                              \
+        DDL__EACH_OF_4(DDL__DOTS_PUT, W, )                                                                             \
+        DDL__LEAVE_##L;                                                                                                \
+        for (int r = 0; r < DDL__ROWS_AT_ONCE; r++) {                                                                  \
+            out[r] = 0;                                                                                                \
+            for (int i = 0; i < (W) / 4; i++) {                                                                        \
+                out[r] += lanes[r][i];                                                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+/* y += a[r] * m[r], r = 0, 1, 2, 3, each product rounded, so that all levels give the same bits. count: a multiple of
+ * DDL__RUN. */
+#define DDL__AXPYS_STEP(W, r, unused)                                                                                  \
+    DDL__MUL(t, DDL__FLOATS_AT(W, m[r] + i), k[r]);                                                                    \
+    sum += t;
+#define DDL__DEFINE_AXPYS(L, target, W)                                                                                \
+    target static void ddl__axpys_##L(float *y, const float *const *rows, const float *a, const float *next,           \
+                                    int64_t count) {                                                                   \
+        const float *const m[DDL__ROWS_AT_ONCE] = {rows[0], rows[1], rows[2], rows[3]};                                \
+        const float k[DDL__ROWS_AT_ONCE] = {a[0], a[1], a[2], a[3]};                                                   \
         for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
-            ddl__f32_v##W t;                                                                                           \
-            DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + i), a);                                             \
-            *(ddl__f32_v##W *)(void *)(y + i) += t;                                                                    \
+            ddl__f32_v##W sum = DDL__FLOATS_AT(W, y + i), t;                                                           \
+            DDL__ASK_ROW(next + i)                                                                                     \
+            DDL__EACH_OF_4(DDL__AXPYS_STEP, W, )                                                                       \
+            *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
 
-/* y = the sum of a[k * a_apart] * x[k * x_apart], k < rows, in that order, each product rounded: what axpy after axpy
- * gives on zeros, with y in a register and not in the caches. */
+/* y = the sum of a[k * a_apart] * x[k * x_apart], k < terms, in that order, each product rounded; m -= y. */
 #define DDL__DEFINE_COMBINE(L, target, W)                                                                              \
-    target static void ddl__combine_##L(float *y, const float *x, int64_t x_apart, const float *a, int64_t a_apart,    \
-                                        int32_t rows, int64_t count) {                                                 \
+    target static void ddl__combine_##L(float *y, float *m, const float *x, int64_t x_apart, const float *a,           \
+                                        int64_t a_apart, int32_t terms, int64_t count) {                               \
         for (int64_t i = 0; i < count; i += (W) / 4) {                                                                 \
             ddl__f32_v##W sum = {0}, t;                                                                                \
-            for (int32_t k = 0; k < rows; k++) {                                                                       \
-                DDL__MUL(t, *(const ddl__f32_v##W *)(const void *)(x + k * x_apart + i), a[k * a_apart]);              \
+            for (int32_t k = 0; k < terms; k++) {                                                                      \
+                DDL__MUL(t, DDL__FLOATS_AT(W, x + k * x_apart + i), a[k * a_apart]);                                   \
                 sum += t;                                                                                              \
             }                                                                                                          \
+            __builtin_prefetch(y + i + DDL__STREAM_AHEAD, 1);                                                          \
+            __builtin_prefetch(m + i + DDL__STREAM_AHEAD, 1);                                                          \
             *(ddl__f32_v##W *)(void *)(y + i) = sum;                                                                   \
+            *(ddl__f32_v##W *)(void *)(m + i) -= sum;                                                                  \
         }                                                                                                              \
         DDL__LEAVE_##L;                                                                                                \
     }
@@ -309,8 +357,9 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
 #endif
 
 #define DDL__DEFINE_CODES(L, target, W)                                                                                \
-    DDL__DEFINE_CORRECT(L, target, W, correct, 1)                                                                      \
-    DDL__DEFINE_CORRECT(L, target, W, survey, 0)                                                                       \
+    DDL__DEFINE_CORRECT(L, target, W, correct, 1, 1)                                                                   \
+    DDL__DEFINE_CORRECT(L, target, W, correct_g, 1, 0)                                                                 \
+    DDL__DEFINE_CORRECT(L, target, W, survey, 0, 0)                                                                    \
     DDL__DEFINE_PACK(L, target, W, nearest8, 8, NEAREST, 1)                                                      \
     DDL__DEFINE_PACK(L, target, W, nearest8_only, 8, NEAREST, 0)                                            \
     DDL__DEFINE_PACK(L, target, W, dither8, 8, DITHER, 1)                                                   \
@@ -322,7 +371,8 @@ DDL__AVX512 static int64_t ddl__above_avx512(const float *x, int64_t count, uint
     DDL__DEFINE_PACK_SIGN(L, target, W, sign, 1)                                                                       \
     DDL__DEFINE_PACK_SIGN(L, target, W, sign_only, 0)                                                                  \
     DDL__DEFINE_UNPACK_SIGN(L, target, W)                                                                              \
-    DDL__DEFINE_AXPY(L, target, W)                                                                                     \
+    DDL__DEFINE_DOTS(L, target, W)                                                                                     \
+    DDL__DEFINE_AXPYS(L, target, W)                                                                                    \
     DDL__DEFINE_COMBINE(L, target, W)
 DDL__DEFINE_CODES(portable, , 16)
 #if defined(__x86_64__)

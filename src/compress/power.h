@@ -7,54 +7,6 @@
 
 #include "sparse.h"
 
-/* Dot products need not be the same everywhere: they are averaged over the ranks before they are used.
- * count: a multiple of DDL__RUN. */
-#define DDL__DEFINE_DOT(L, target, W)                                                                               \
-    target static float ddl__dot_##L(const float *x, const float *y, int64_t count) {                                  \
-        ddl__f32_v##W even = {0}, odd = {0};                                                                           \
-        float lanes[(W) / 4], total = 0;                                                                               \
-        int64_t i = 0;                                                                                                 \
-        for (; i + (W) / 2 <= count; i += (W) / 2) {                                                                   \
-            const float *p = x + i + (W) / 4, *q = y + i + (W) / 4;                                                    \
-            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
-            odd += *(const ddl__f32_v##W *)(const void *)p * *(const ddl__f32_v##W *)(const void *)q;                  \
-        }                                                                                                              \
-        for (; i < count; i += (W) / 4) {                                                                              \
-            even += *(const ddl__f32_v##W *)(const void *)(x + i) * *(const ddl__f32_v##W *)(const void *)(y + i);     \
-        }                                                                                                              \
-        even += odd;                                                                                                   \
-        memcpy(lanes, &even, sizeof lanes);                                                                            \
-        DDL__LEAVE_##L;                                                                                                \
-        for (i = 0; i < (W) / 4; i++) {                                                                                \
-            total += lanes[i];                                                                                         \
-        }                                                                                                              \
-        return total;                                                                                                  \
-    }
-DDL__DEFINE_DOT(portable, , 16)
-#if defined(__x86_64__)
-DDL__DEFINE_DOT(avx2, DDL__AVX2, 32)
-DDL__DEFINE_DOT(avx512, DDL__AVX512, 64)
-#endif
-
-static inline void ddl__axpy(ddl__cpu level, float *y, const float *x, float a, int64_t count) {
-    int64_t whole = count - count % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__axpy)(y, x, a, whole);
-    for (int64_t i = whole; i < count; i++) {
-        float t = a * x[i];
-        DDL__ROUNDED(t);
-        y[i] += t;
-    }
-}
-
-static inline float ddl__dot(ddl__cpu level, const float *x, const float *y, int64_t count) {
-    int64_t whole = count - count % DDL__RUN;
-    float sum = DDL__AT_LEVEL(level, ddl__dot)(x, y, whole);
-    for (int64_t i = whole; i < count; i++) {
-        sum += x[i] * y[i];
-    }
-    return sum;
-}
-
 typedef struct ddl__matrix {
     int64_t rows, cols;
     int32_t rank; /* r */
@@ -75,12 +27,50 @@ static inline void ddl__power_begin(const ddl__matrix *a, uint64_t stream) {
     }
 }
 
+/* Rows that are done at once. The last is repeated where there are fewer. */
+typedef struct ddl__some_rows {
+    int64_t at[DDL__ROWS_AT_ONCE];
+    const float *m[DDL__ROWS_AT_ONCE];
+    int32_t count;
+} ddl__some_rows;
+
+static inline void ddl__rows_add(ddl__some_rows *rows, const ddl__matrix *a, int64_t row) {
+    for (int32_t r = rows->count++; r < DDL__ROWS_AT_ONCE; r++) {
+        rows->at[r] = row;
+        rows->m[r] = a->m + row * a->cols;
+    }
+}
+
+/* What is asked of memory during pass c over rows: one of those that come after them. */
+static inline const float *ddl__rows_next(const ddl__some_rows *rows, const ddl__matrix *a, int32_t c) {
+    return a->m + DDL__MIN(rows->at[DDL__ROWS_AT_ONCE - 1] + 1 + c % DDL__ROWS_AT_ONCE, a->rows - 1) * a->cols;
+}
+
+/* P of these rows. Dot products need not be the same everywhere: they are averaged over the ranks before they are
+ * used. */
+static inline void ddl__power_dots(ddl__cpu level, const ddl__matrix *a, const ddl__some_rows *rows) {
+    int64_t whole = a->cols - a->cols % (2 * DDL__RUN);
+    for (int32_t c = 0; c < a->rank; c++) {
+        const float *q = a->q + c * a->cols;
+        float sum[DDL__ROWS_AT_ONCE];
+        DDL__AT_LEVEL(level, ddl__dots)(sum, rows->m, q, ddl__rows_next(rows, a, c), whole);
+        for (int32_t r = 0; r < rows->count; r++) {
+            for (int64_t j = whole; j < a->cols; j++) {
+                sum[r] += rows->m[r][j] * q[j];
+            }
+            a->p[c * a->rows + rows->at[r]] = sum[r];
+        }
+    }
+}
+
 /* P = M Q. A row with a value that is not finite gives NaN, or infinity, in its row of P and nowhere else. */
 static inline void ddl__power_left(ddl__cpu level, const ddl__matrix *a) {
-    for (int64_t i = 0; i < a->rows; i++) {
-        for (int32_t c = 0; c < a->rank; c++) {
-            a->p[c * a->rows + i] = ddl__dot(level, a->m + i * a->cols, a->q + c * a->cols, a->cols);
+    for (int64_t i = 0; i < a->rows; i += DDL__ROWS_AT_ONCE) {
+        ddl__some_rows rows = {.count = 0};
+        for (int64_t row = i; row < DDL__MIN(i + DDL__ROWS_AT_ONCE, a->rows); row++) {
+            ddl__rows_add(&rows, a, row);
         }
+        ddl__power_dots(level, a, &rows);
     }
 }
 
@@ -142,23 +132,52 @@ static inline void ddl__power_orthonormalize(const ddl__matrix *a) {
     }
 }
 
-/* Q = M' P, over the rows that are finite on all ranks. */
-static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
-    memset(a->q, 0, (size_t)(a->cols * a->rank) * sizeof(float));
-    for (int64_t i = 0; i < a->rows; i++) {
-        if (!ddl__is_finite(a->p[i])) {
-            continue;
+/* Q += the rows' M' P. Where there are fewer than four the repeated one is added 0 times. */
+static inline void ddl__power_axpys(ddl__cpu level, const ddl__matrix *a, const ddl__some_rows *rows) {
+    int64_t whole = a->cols - a->cols % DDL__RUN;
+    for (int32_t c = 0; c < a->rank; c++) {
+        float *q = a->q + c * a->cols, factor[DDL__ROWS_AT_ONCE] = {0};
+        for (int32_t r = 0; r < rows->count; r++) {
+            factor[r] = a->p[c * a->rows + rows->at[r]];
         }
-        for (int32_t c = 0; c < a->rank; c++) {
-            ddl__axpy(level, a->q + c * a->cols, a->m + i * a->cols, a->p[c * a->rows + i], a->cols);
+        DDL__AT_LEVEL(level, ddl__axpys)(q, rows->m, factor, ddl__rows_next(rows, a, c), whole);
+        for (int64_t j = whole; j < a->cols; j++) {
+            for (int32_t r = 0; r < rows->count; r++) {
+                float t = factor[r] * rows->m[r][j];
+                DDL__ROUNDED(t);
+                q[j] += t;
+            }
         }
     }
 }
 
-/* Row i of P Q'. */
+/* Q = M' P, over the rows that are finite on all ranks. */
+static inline void ddl__power_right(ddl__cpu level, const ddl__matrix *a) {
+    ddl__some_rows rows = {.count = 0};
+    memset(a->q, 0, (size_t)(a->cols * a->rank) * sizeof(float));
+    for (int64_t i = 0; i < a->rows; i++) {
+        if (ddl__is_finite(a->p[i])) {
+            ddl__rows_add(&rows, a, i);
+        }
+        if (rows.count == DDL__ROWS_AT_ONCE || (i + 1 == a->rows && rows.count > 0)) {
+            ddl__power_axpys(level, a, &rows);
+            rows.count = 0;
+        }
+    }
+}
+
+/* Row i of P Q'; that of M becomes the residual. An odd row is NaN, and its finite values stay. */
 static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t i, float *row) {
     int64_t whole = a->cols - a->cols % DDL__RUN;
-    DDL__AT_LEVEL(level, ddl__combine)(row, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
+    float *m = a->m + i * a->cols;
+    if (!ddl__is_finite(a->p[i])) {
+        memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
+        for (int64_t j = 0; j < a->cols; j++) {
+            m[j] = ddl__is_finite(m[j]) ? m[j] : 0;
+        }
+        return;
+    }
+    DDL__AT_LEVEL(level, ddl__combine)(row, m, a->q, a->cols, a->p + i, a->rows, a->rank, whole);
     for (int64_t j = whole; j < a->cols; j++) {
         row[j] = 0;
         for (int32_t c = 0; c < a->rank; c++) {
@@ -166,23 +185,14 @@ static inline void ddl__power_row(ddl__cpu level, const ddl__matrix *a, int64_t 
             DDL__ROUNDED(t);
             row[j] += t;
         }
+        m[j] -= row[j];
     }
 }
 
-/* out = P Q', the same bits on all ranks; M becomes the residual. An odd row is NaN, and its finite values stay. */
+/* out = P Q', the same bits on all ranks; M becomes the residual. */
 static inline void ddl__power_rebuild(ddl__cpu level, const ddl__matrix *a, float *out) {
     for (int64_t i = 0; i < a->rows; i++) {
-        float *row = out + i * a->cols, *m = a->m + i * a->cols;
-        bool odd = !ddl__is_finite(a->p[i]);
-        if (odd) {
-            memset(row, 0xff, (size_t)a->cols * sizeof(float)); /* all bits set is a NaN */
-        } else {
-            ddl__power_row(level, a, i, row);
-            ddl__axpy(level, m, row, -1, a->cols);
-        }
-        for (int64_t j = 0; j < a->cols && odd; j++) {
-            m[j] = ddl__is_finite(m[j]) ? m[j] : 0;
-        }
+        ddl__power_row(level, a, i, out + i * a->cols);
     }
 }
 

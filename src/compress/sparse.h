@@ -74,7 +74,8 @@ static inline uint64_t ddl__sparse_correct(ddl__cpu level, const float *g, float
         float x[DDL__CODE_BLOCK];
         int64_t count = DDL__MIN(n - i, DDL__CODE_BLOCK);
         bool whole = count == DDL__CODE_BLOCK; /* then in place */
-        ddl__block_facts facts = ddl__block_correct(level, whole ? e + i : x, g + i, e + i, count);
+        ddl__correct_fn correct = DDL__AT_LEVEL(level, ddl__correct);
+        ddl__block_facts facts = ddl__block_correct(correct, whole ? e + i : x, g + i, e + i, count);
         if (!whole) {
             memcpy(e + i, x, (size_t)count * sizeof(float));
         }
@@ -92,7 +93,7 @@ static inline void ddl__sample_digits(ddl__cpu level, const float *g, const floa
                                       uint32_t prefix, uint32_t *bins) {
     float x[DDL__CODE_BLOCK];
     for (int64_t i = 0; i + DDL__CODE_BLOCK <= n; i += DDL__SAMPLE_EVERY * DDL__CODE_BLOCK) {
-        ddl__block_correct(level, x, g + i, e + i, DDL__CODE_BLOCK);
+        ddl__block_correct(DDL__AT_LEVEL(level, ddl__correct), x, g + i, e + i, DDL__CODE_BLOCK);
         for (int64_t j = 0; j < DDL__CODE_BLOCK; j++) {
             uint32_t bits = ddl__magnitude_bits(x[j]);
             if (shift == 20) {

@@ -113,14 +113,16 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* LAMB: the moments first, the update only for its norm; then, with both norms known, the weight. Doing the update
  * twice costs less than storing it. */
-#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+#define DDL__OPTIM_LAMB_FIRST(T)                                                                                       \
     __builtin_prefetch((const char *)s.w + i + 4 * DDL__STREAM_AHEAD);                                                 \
     __builtin_prefetch((const char *)s.g + i + 4 * DDL__STREAM_AHEAD);                                                 \
     __builtin_prefetch((const char *)s.m + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
     __builtin_prefetch((const char *)s.v + i + 4 * DDL__STREAM_AHEAD, 1);                                              \
     ddl__##T w = DDL__GET(T, w), g = DDL__GET(T, g), t;                                                           \
     DDL__OPTIM_MOMENTS(T);                                                                                             \
-    DDL__OPTIM_UPDATE(T, w, m, v, t);                                                                                  \
+    DDL__OPTIM_UPDATE(T, w, m, v, t)
+#define DDL__OPTIM_LAMB_MOMENTS(T)                                                                                     \
+    DDL__OPTIM_LAMB_FIRST(T);                                                                                          \
     DDL__PUT(T, r, t);
 #define DDL__OPTIM_LAMB(T)                                                                                             \
     ddl__##T w = DDL__GET(T, w), m = DDL__GET(T, m), v = DDL__GET(T, v), t;                                       \
@@ -130,17 +132,40 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
 
 /* Scalars and pointers are copied, because a store into an array may alias anything behind a pointer. N: f32 or f64, of
  * E; W: bytes of a vector. */
+#define DDL__OPTIM_COPIES(E)                                                                                           \
+    const struct {                                                                                                     \
+        E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                                  \
+    } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,                 \
+           (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};               \
+    const ddl__optim_streams s = *streams
 #define DDL__DEFINE_OPTIM(L, target, W, N, E, name, BODY)                                                              \
     target static void ddl__optim_##name##_##N##_##L(const ddl__optim_scalars *given,                                  \
                                                      const ddl__optim_streams *streams, int64_t count) {               \
-        const struct {                                                                                                 \
-            E rate, decay, keep, beta1, fresh1, beta2, fresh2, unbias1, unbias2, epsilon;                              \
-        } k = {(E)given->rate,   (E)given->decay,  (E)given->keep,    (E)given->beta1,   (E)given->fresh1,             \
-               (E)given->beta2,  (E)given->fresh2, (E)given->unbias1, (E)given->unbias2, (E)given->epsilon};           \
-        const ddl__optim_streams s = *streams;                                                                         \
+        DDL__OPTIM_COPIES(E);                                                                                          \
         for (int64_t i = 0; i < count * (int64_t)sizeof(E); i += (W)) {                                                \
             BODY(N##_v##W)                                                                                             \
         }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+    }
+/* The moments of LAMB in f32, with the squares of weight and update added to lanes as ddl__squares does. In one loop,
+ * because the sums can be made while the processor divides. */
+#define DDL__DEFINE_LAMB_SUMS(L, target, W)                                                                            \
+    target static void ddl__optim_lamb_sums_##L(const ddl__optim_scalars *given, const ddl__optim_streams *streams,    \
+                                                double lanes[2][DDL__RUN], int64_t count) {                            \
+        DDL__OPTIM_COPIES(float);                                                                                      \
+        ddl__f64_v##W sum_x[DDL__SQUARES_VECTORS(W)], sum_y[DDL__SQUARES_VECTORS(W)];                                  \
+        DDL__EACH_OF_8(DDL__SQUARES_GET, W)                                                                            \
+        for (int64_t run = 0; run < count; run += DDL__RUN) {                                                          \
+            float y[DDL__RUN];                                                                                         \
+            const float *x = (const float *)s.w + run;                                                                 \
+            for (int64_t i = 4 * run; i < 4 * (run + DDL__RUN); i += (W)) {                                            \
+                DDL__OPTIM_LAMB_FIRST(f32_v##W);                                                                       \
+                *(ddl__f32_v##W *)(void *)(y + (i / 4 - run)) = t;                                                     \
+            }                                                                                                          \
+            const int64_t i = 0;                                                                                       \
+            DDL__EACH_OF_8(DDL__SQUARES_STEP, W)                                                                       \
+        }                                                                                                              \
+        DDL__EACH_OF_8(DDL__SQUARES_PUT, W)                                                                            \
         DDL__LEAVE_##L;                                                                                                \
     }
 #define DDL__DEFINE_OPTIMS(L, target, W, N, E)                                                                         \
@@ -149,15 +174,16 @@ typedef void (*ddl__optim_fn)(const ddl__optim_scalars *scalars, const ddl__opti
     DDL__DEFINE_OPTIM(L, target, W, N, E, nesterov, DDL__OPTIM_NESTEROV)                                               \
     DDL__DEFINE_OPTIM(L, target, W, N, E, adam, DDL__OPTIM_ADAM)                                                       \
     DDL__DEFINE_OPTIM(L, target, W, N, E, lars, DDL__OPTIM_LARS)                                                       \
-    DDL__DEFINE_OPTIM(L, target, W, N, E, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)                                       \
     DDL__DEFINE_OPTIM(L, target, W, N, E, lamb, DDL__OPTIM_LAMB)
-DDL__DEFINE_OPTIMS(portable, , 16, f32, float)
-DDL__DEFINE_OPTIMS(portable, , 16, f64, double)
+#define DDL__DEFINE_OPTIMS_OF(L, target, W)                                                                            \
+    DDL__DEFINE_OPTIMS(L, target, W, f32, float)                                                                       \
+    DDL__DEFINE_OPTIMS(L, target, W, f64, double)                                                                      \
+    DDL__DEFINE_LAMB_SUMS(L, target, W)                                                                                \
+    DDL__DEFINE_OPTIM(L, target, W, f64, double, lamb_moments, DDL__OPTIM_LAMB_MOMENTS)
+DDL__DEFINE_OPTIMS_OF(portable, , 16)
 #if defined(__x86_64__)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f32, float)
-DDL__DEFINE_OPTIMS(avx2, DDL__AVX2, 32, f64, double)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f32, float)
-DDL__DEFINE_OPTIMS(avx512, DDL__AVX512, 64, f64, double)
+DDL__DEFINE_OPTIMS_OF(avx2, DDL__AVX2, 32)
+DDL__DEFINE_OPTIMS_OF(avx512, DDL__AVX512, 64)
 #endif
 
 /* Runs a kernel on any count: what is less than a run goes through padded copies, so that the last elements get the

@@ -125,26 +125,36 @@ static inline ddl__optim_streams ddl__optim_streams_of(const ddl_optimizer *o, c
                                 slots > 1 ? state + (size_t)part->state_stride * ddl__part_size(part) : NULL, NULL};
 }
 
-/* Elements of a block that are done at once: five arrays of them fit into the first-level cache. */
-#define DDL__LAMB_AT_ONCE 512
+/* A block of a part: what is less than a run is padded with zeros, whose update is zero. */
+static inline void ddl__lamb_block(ddl__cpu level, const ddl__optim_scalars *scalars, const ddl__optim_streams *s,
+                                   double lanes[2][DDL__RUN], int64_t count) {
+    int64_t whole = count - count % DDL__RUN;
+    size_t rest = (size_t)(count - whole) * sizeof(float);
+    float *m = (float *)s->m + whole, *v = (float *)s->v + whole, pad[4][DDL__RUN] = {{0}};
+    DDL__AT_LEVEL(level, ddl__optim_lamb_sums)(scalars, s, lanes, whole);
+    if (rest > 0) {
+        memcpy(pad[0], (const float *)s->w + whole, rest);
+        memcpy(pad[1], (const float *)s->g + whole, rest);
+        memcpy(pad[2], m, rest);
+        memcpy(pad[3], v, rest);
+        ddl__optim_streams padded = {pad[0], pad[1], pad[2], pad[3], NULL};
+        DDL__AT_LEVEL(level, ddl__optim_lamb_sums)(scalars, &padded, lanes, DDL__RUN);
+        memcpy(m, pad[2], rest);
+        memcpy(v, pad[3], rest);
+    }
+}
 
 static inline void ddl__lamb_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                   double *sums) {
-    float update[DDL__LAMB_AT_ONCE];
-    double lanes[2][DDL__RUN] = {{0}};
     ddl__optim_scalars scalars = ddl__optim_scalars_of(o, part);
     ddl__optim_streams all = ddl__optim_streams_of(o, part);
-    for (int64_t i = 0; i < part->count; i += DDL__LAMB_AT_ONCE) {
-        int64_t count = DDL__MIN(part->count - i, DDL__LAMB_AT_ONCE);
+    for (int64_t i = 0; i < part->count; i += DDL__BLOCK) {
+        double lanes[2][DDL__RUN] = {{0}};
         ddl__optim_streams s = {(float *)all.w + i, (const float *)all.g + i, (float *)all.m + i, (float *)all.v + i,
-                                update};
-        ddl__optim_run(DDL__AT_LEVEL(level, ddl__optim_lamb_moments_f32), &scalars, s, count, sizeof(float));
-        ddl__add_squares(level, lanes, s.w, update, count);
-        if (i + count == part->count || (i + count) % DDL__BLOCK == 0) {
-            sums[0] += ddl__lanes_sum(lanes[0]);
-            sums[1] += ddl__lanes_sum(lanes[1]);
-            memset(lanes, 0, sizeof lanes);
-        }
+                                NULL};
+        ddl__lamb_block(level, &scalars, &s, lanes, DDL__MIN(part->count - i, DDL__BLOCK));
+        sums[0] += ddl__lanes_sum(lanes[0]);
+        sums[1] += ddl__lanes_sum(lanes[1]);
     }
 }
 
