@@ -351,6 +351,15 @@ static uint8_t *touch(CUdeviceptr at, size_t bytes, int device) {
     range *r = find(at, bytes);
     return r == NULL || r->is == NULL || (r->access >> device & 1) == 0 ? NULL : r->alias + (at - r->at);
 }
+/* The same for an adapter, which reads memory of any GPU. */
+void *standin_alias(void *memory) {
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)memory;
+    pthread_mutex_lock(&lock);
+    range *r = at - space < SPACE ? find(at, 1) : NULL;
+    void *alias = r != NULL && r->is != NULL ? r->alias + (at - r->at) : memory;
+    pthread_mutex_unlock(&lock);
+    return alias;
+}
 static memory *memory_make(size_t bytes, int device) {
     char name[32];
     if (device_used[device] + bytes > device_bytes) {

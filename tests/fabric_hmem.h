@@ -83,6 +83,18 @@ static int hmem_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     return result;
 }
 
+/* Where a CPU may touch memory of the stand-in for CUDA's driver (cuda_driver.c): not at its address. */
+static void *hmem_at(void *at) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *found = NULL;
+    void *(*alias)(void *) = NULL;
+    if (driver != NULL) {
+        found = dlsym(driver, "standin_alias");
+        memcpy(&alias, &found, sizeof alias);
+        dlclose(driver);
+    }
+    return alias != NULL ? alias(at) : at;
+}
+
 static int hmem_regattr(struct fid_domain *domain, const struct fi_mr_attr *attr, uint64_t flags, struct fid_mr **out) {
     hmem.last = *attr;
     hmem.last_at = attr->mr_iov[0];
@@ -90,7 +102,7 @@ static int hmem_regattr(struct fid_domain *domain, const struct fi_mr_attr *attr
     if (hmem.fail_at > 0 && --hmem.fail_at == 0) {
         return -FI_EIO;
     }
-    int result = fi_mr_reg(domain, attr->mr_iov[0].iov_base, attr->mr_iov[0].iov_len, attr->access, attr->offset,
+    int result = fi_mr_reg(domain, hmem_at(attr->mr_iov[0].iov_base), attr->mr_iov[0].iov_len, attr->access, attr->offset,
                            attr->requested_key, flags, out, attr->context);
     hmem.registered += result == 0;
     return result;
@@ -103,7 +115,7 @@ static ssize_t hmem_read(struct fid_ep *ep, void *to, size_t bytes, void *desc, 
         return hmem.read_code;
     }
     hmem.reads++;
-    return fi_read(ep, to, bytes, desc, at, from, key, context);
+    return fi_read(ep, hmem_at(to), bytes, desc, at, from, key, context);
 }
 
 #define fabric_library_open(lib, ports, sockets) hmem_library_open(lib, ports, sockets)

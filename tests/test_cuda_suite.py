@@ -26,13 +26,14 @@ def built():
     shutil.copy(BUILD / "libddl-shm.so", FOLDER)
     for image in ("halo.ptx", "train_gpt.ptx", "cuda.fatbin"):
         (FOLDER / image).write_text("the stand-in takes any image")
-    for program in ("cuda_faults", "cuda_messages", "cuda_ring"):
+    for program in ("cuda_faults", "cuda_messages", "cuda_ring", "cuda_fabric"):
         good("gcc -std=c11 -g -O1 -Wall -Wextra -Werror -Wno-unused-function -I. -Itests -o", FOLDER / program,
              f"tests/{program}.c", BUILD / "libddl.a", "-lpthread -ldl -lm", timeout=300)
 
 
 def environment(**more):
-    return dict(os.environ, LD_LIBRARY_PATH=str(FOLDER), DDL_PLUGIN_PATH=str(FOLDER), DDL_PLUGINS="cuda", GPU_SUITE_CASES="3", **more)
+    ours = {"LD_LIBRARY_PATH": str(FOLDER), "DDL_PLUGIN_PATH": str(FOLDER), "DDL_PLUGINS": "cuda", "GPU_SUITE_CASES": "3"}
+    return {**os.environ, **ours, **more}
 
 
 def run(program, folder=FOLDER, **more):
@@ -84,6 +85,17 @@ def gpus_in_a_ring():
 @test
 def messages_between_gpus():
     out = run("cuda_messages")
+    check(" passed, 0 failed" in out, out)
+
+
+@test
+def gpus_inside_hosts_and_adapters_between():
+    """CUDA IPC and FI_HMEM, each by its stand-in, in one job."""
+    if sh(["sh", "-c", "echo '#include <rdma/fabric.h>' | gcc -E -o /dev/null -"]).returncode != 0:
+        skip("libfabric's headers are not here")
+    good("gcc -std=c11 -D_GNU_SOURCE -g -O1 -w -shared -fPIC -fvisibility=hidden -include tests/fabric_hmem.h -o",
+         FOLDER / "libddl-fabric.so", "plugins/fabric/fabric.c -ldl")
+    out = run("cuda_fabric", DDL_PLUGINS="cuda,fabric", DDL_TRANSPORTS="cuda,fabric:tcp", DDL_FABRIC_FORCE_MR="local")
     check(" passed, 0 failed" in out, out)
 
 
