@@ -124,8 +124,15 @@ static bool train_step(struct trainer *t, double *out_loss) {
             return false;
         }
     }
+    ddl_request *mean = NULL; /* not waited for before the step, or gradients that travel meanwhile would seem hidden */
+    if (ddl_iall_reduce(t->world, DDL_VIEW(&loss, 1), DDL_VIEW(&loss, 1), DDL_AVG, &mean) != DDL_OK) {
+        return ddl_problem(t, "Averaging the loss");
+    }
+    ddl_trace_begin(t->context, "step");
+    ddl_status status = ddl_step(t->sync);
+    ddl_trace_end(t->context);
     double start = now_seconds();
-    if (ddl_all_reduce_scalar(t->world, &loss, DDL_AVG) != DDL_OK) {
+    if (ddl_wait(&mean, NULL) != DDL_OK) {
         return ddl_problem(t, "Averaging the loss");
     }
     t->waiting += now_seconds() - start;
@@ -134,9 +141,6 @@ static bool train_step(struct trainer *t, double *out_loss) {
             "The loss is not a number at step %zu; a smaller --lr may help. Checkpoints are left as they are.",
             t->step + 1);
     }
-    ddl_trace_begin(t->context, "step");
-    ddl_status status = ddl_step(t->sync);
-    ddl_trace_end(t->context);
     if (status != DDL_OK) {
         return cuda_good() && ddl_problem(t, "Averaging the gradients");
     }
