@@ -72,15 +72,22 @@ extern "C" int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned b
     if (waiting != NULL) {
         waiting->stacks = (char *)mmap(NULL, stacks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
+    static unsigned launches;
+    const unsigned launch = __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
+    const bool backward = launch % 2 != 0;
     gridDim = cpu_dim{grid[0], grid[1], grid[2]};
     blockDim = cpu_dim{block[0], 1, 1};
-    for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++) {
-        for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
+    for (unsigned y = 0; y < grid[1]; y++) {
+        for (unsigned x = 0; x < grid[0]; x++) {
+            blockIdx = cpu_dim{backward ? grid[0] - 1 - x : x, backward ? grid[1] - 1 - y : y, 0};
             if (waiting != NULL) {
+                waiting->backward = backward;
+                waiting->first = launch * 101 % block[0];
                 cpu_run_block(waiting, k->run, args[0]);
                 continue;
             }
-            for (threadIdx.x = 0; threadIdx.x < block[0]; threadIdx.x++) {
+            for (unsigned t = 0; t < block[0]; t++) {
+                threadIdx.x = backward ? block[0] - 1 - t : t;
                 k->run(args[0]);
             }
         }

@@ -3,7 +3,8 @@
  * GPU: not how memory is ordered there, nor what the instructions in asm do, nor how fast anything is.
  *
  * Threads of kernels that wait for each other (__syncthreads, shuffles) are fibers with a stack each, that take turns
- * in the order of their numbers; others are calls in a loop. */
+ * in the order of their numbers; others are calls in a loop. Launches begin with one thread or another, and each second one takes threads
+ * and blocks the other way round, so that what is right in one order alone, for want of a barrier, is wrong in some launch. */
 #ifndef TESTS_CUDA_CPU_H
 #define TESTS_CUDA_CPU_H
 
@@ -67,6 +68,8 @@ enum { CPU_FIBERS = 256, CPU_STACK_BYTES = 256 << 10 };
 struct cpu_block {
     ucontext_t from, fiber[CPU_FIBERS];
     bool ended[CPU_FIBERS];
+    bool backward;  /* whose turn is next: of the thread below */
+    unsigned first; /* whose turn is first */
     unsigned running, live, waiting, generation;
     uint64_t shown[CPU_FIBERS]; /* what each thread offers in a shuffle */
     void (*kernel)(const void *args);
@@ -79,7 +82,7 @@ static inline void cpu_run_on(void) { /* the next thread that has not ended; bac
     cpu_block *b = cpu_now;
     unsigned was = b->running;
     for (unsigned i = 1; i <= blockDim.x; i++) {
-        unsigned next = (was + i) % blockDim.x;
+        unsigned next = (was + (b->backward ? blockDim.x - i : i)) % blockDim.x;
         if (!b->ended[next]) {
             b->running = threadIdx.x = next;
             if (next != was) {
@@ -154,8 +157,8 @@ static inline void cpu_run_block(cpu_block *b, void (*kernel)(const void *), con
         b->ended[t] = false;
         cpu_fiber_make(&b->fiber[t], b->stacks + (size_t)t * CPU_STACK_BYTES);
     }
-    b->running = threadIdx.x = 0;
-    swapcontext(&b->from, &b->fiber[0]);
+    b->running = threadIdx.x = b->first;
+    swapcontext(&b->from, &b->fiber[b->first]);
     cpu_now = 0;
 }
 
