@@ -19282,6 +19282,7 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    bool open; /* its data may come before it is asked for: the sender was told the cookie; or it is that sender's */
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
@@ -20283,6 +20284,7 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
  * Tensors on devices have ways of their own: devices.h.
  *
@@ -20469,6 +20471,13 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
     r->out.owner = r;
     if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
         ddl__send_failed(r, DDL_ERR_PEER);
+        return;
+    }
+    if (r->open) {
+        r->out.done = ddl__send_data_done;
+        r->matched = true;
+        r->window = UINT64_MAX;
+        ddl__send_data(c, r);
         return;
     }
     if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
@@ -20966,9 +20975,12 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
 /* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
 static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_request *r = ddl__request_of(c, f->sequence);
-    bool mine = r != NULL && r->is_recv && r->matched && !r->draining && r->peer >= 0 &&
-                ddl__world_rank(r) == peer;
-    return mine && f->bytes <= r->total - r->moved ? r : NULL;
+    bool mine = r != NULL && r->is_recv && !r->draining && r->peer >= 0 && ddl__world_rank(r) == peer;
+    if (mine && r->open && !r->matched) { /* all of it comes this way */
+        ddl__posted_unlink(r->group, r);
+        ddl__recv_fits(r, r->peer, r->tag, r->tensor.dtype, r->bytes, false);
+    }
+    return mine && r->matched && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
 static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {
@@ -33416,10 +33428,12 @@ static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_take
  *     server -> worker   ANSWER (that tag + 1), then the payload, empty when the answer is an error
  *
  * All through messages of a group of their own, so every transport will do. A server asks for a payload only when it
- * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. */
+ * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. A
+ * worker has room for what it pulls: the ask says where, and the payload comes without a question, which would wait
+ * behind the gradients that fill the way to the server. */
 
 enum {
-    DDL__PS_ASK_BYTES = 64,
+    DDL__PS_ASK_BYTES = 72,
     DDL__PS_ANSWER_BYTES = 40, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
@@ -33462,6 +33476,7 @@ typedef struct ddl__ps_ask {
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
                        the last one failed */
+    uint64_t open;  /* cookie of the receive that waits for the payload of the answer; 0: there is none */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {
@@ -33486,6 +33501,7 @@ static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask 
     ddl__put_u64(&w, (uint64_t)a->count);
     ddl__put_u64(&w, (uint64_t)a->bytes);
     ddl__put_u64(&w, a->value);
+    ddl__put_u64(&w, a->open);
 }
 
 /* What it returns is right in form; whether there is such a piece or row is for the server to see. */
@@ -33500,6 +33516,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
     a->count = (int64_t)ddl__get_u64(&r);
     a->bytes = (int64_t)ddl__get_u64(&r);
     a->value = ddl__get_u64(&r);
+    a->open = ddl__get_u64(&r);
     return a->op >= DDL__PS_INIT && a->op < DDL__PS_OPS && a->tag > DDL__PS_TAG_ASK && a->tag <= DDL__PS_TAG_MAX &&
            a->tag % 2 == 0 && a->clock >= 0 && a->clock < INT64_MAX / 2 && a->count >= 0 && a->bytes >= 0;
 }
@@ -33544,14 +33561,16 @@ static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. DDL_ERR_NOMEM: nothing was sent. */
-static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
-                               ddl_request *parent, ddl_request **out) {
+ * is the parent's affair. open: cookie of the receive that a send is for, or 0. DDL_ERR_NOMEM: nothing was sent. */
+static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                                  uint64_t open, ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
     *out = NULL;
     DDL__TRY(ddl__p2p_make(g, &t, out));
     ddl_request *r = *out;
     r->attended_ns = UINT64_MAX;
+    r->open = open != 0 && bytes > DDL__P2P_EAGER_BYTES && peer != g->rank;
+    r->remote = r->open ? open : 0;
     r->parent = parent;
     parent->parts++;
     ddl__p2p_start(g->context, r);
@@ -33561,6 +33580,11 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
         return DDL_ERR_NOMEM;
     }
     return DDL_OK;
+}
+
+static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                               ddl_request *parent, ddl_request **out) {
+    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, parent, out);
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */
@@ -33939,7 +33963,11 @@ static void ddl__ps_rows_free(ddl__ps_rows *t) {
 /* ps, fourth part: what a server holds, and the requests of workers that wait in it. Only the server's own thread
  * touches it; the context's lock is for messages and memory. */
 
-enum { DDL__PS_JOBS_MAX = 1 << 16 }; /* of one worker: what waits beyond stays with p2p */
+enum {
+    DDL__PS_JOBS_MAX = 1 << 16,      /* of one worker: what waits beyond stays with p2p */
+    DDL__PS_COMING_BYTES = 16 << 20, /* of payloads that were asked for: 1 Gbit/s and 100 ms there and back */
+    DDL__PS_EARLY_BYTES = 2 << 20    /* ... while a worker has not said yet that it pushes */
+};
 
 /* Values of a piece. A reply sends from here without a copy; a step meanwhile goes to a copy: see ddl__ps_own. */
 typedef struct ddl__ps_value {
@@ -34029,6 +34057,8 @@ typedef struct ddl__ps_server {
     ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
+    uint64_t coming;  /* bytes of payloads that were asked for, and are not here */
+    int64_t held;     /* first piece with a push that waits for some of those; INT64_MAX: there is none */
     uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */
@@ -34331,8 +34361,8 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
                               &job->messages[0]);
     }
     if (status == DDL_OK && job->has_payload) {
-        status = ddl__ps_move(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->gate,
-                              &job->messages[1]);
+        status = ddl__ps_move_to(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->ask.open,
+                                 job->gate, &job->messages[1]);
     }
     job->unsent = status == DDL_ERR_NOMEM;
     job->resend = false;
@@ -34427,6 +34457,7 @@ static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *jo
         return false;
     }
     job->phase = DDL__PS_RECEIVING;
+    s->coming += ddl__ps_in_bytes(job);
     ddl__lock(s->c);
     ddl__ps_move_drop(s->c, &job->messages[0]);
     if (!s->c->finalized) {
@@ -34724,6 +34755,25 @@ static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     return ddl__ps_leave_queue(s, p, job);
 }
 
+/* BSP: does this push stay with its worker for now? Pieces come in the same order from all, so that one is complete,
+ * and goes back, while the next come: links carry as much in both directions. Bytes that were asked for stand in queues
+ * on the way here, and the first words of a worker that begins later stand behind them. */
+static bool ddl__ps_hold(ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    int32_t silent = job->ask.clock > p->clock;
+    for (int32_t w = p->turn; w < s->workers; w++) {
+        silent += s->present[w];
+    }
+    for (const ddl__ps_job *other = p->first; other != NULL; other = other->next) {
+        silent -= ddl__ps_is_push(other->ask.op) && other->ask.clock == p->clock && other->source >= p->turn &&
+                  s->present[other->source];
+    }
+    if (s->coming < (silent > 0 ? DDL__PS_EARLY_BYTES : DDL__PS_COMING_BYTES)) {
+        return false;
+    }
+    s->held = DDL__MIN(s->held, (int64_t)p->number);
+    return true;
+}
+
 /* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
  * while nothing keeps it. */
 static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -34734,6 +34784,9 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
     if (job->ask.bytes == 0) {
         job->phase = DDL__PS_RECEIVED;
         return DDL__PS_MOVED;
+    }
+    if (push && p->piece != NULL && ddl__ps_in_turns(s) && ddl__ps_hold(s, p, job)) {
+        return DDL__PS_WAIT;
     }
     bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
@@ -35633,6 +35686,17 @@ static void ddl__ps_run_all(ddl__ps_server *s) {
     }
 }
 
+/* Some of what was asked for has come: what waited for that may come. */
+static void ddl__ps_run_held(ddl__ps_server *s) {
+    int64_t i = s->held;
+    s->held = INT64_MAX;
+    for (; i < s->piece_count && s->held == INT64_MAX; i++) {
+        if (s->places[i] != NULL) {
+            ddl__ps_run(s, s->places[i]);
+        }
+    }
+}
+
 static void ddl__ps_worker_gone(ddl__ps_server *s, int32_t worker, bool died) {
     if (s->present[worker]) {
         s->present[worker] = false;
@@ -35818,6 +35882,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
                 (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
+    s->coming -= ddl__ps_in_bytes(job);
     if (job->messages[0] == NULL) {
         ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
                        job->source);
@@ -35830,6 +35895,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     } else {
         ddl__ps_run(s, p);
     }
+    ddl__ps_run_held(s);
 }
 
 /* >>loop */
@@ -36007,6 +36073,7 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
     }
     s->present_count = s->workers;
     s->lost = -1;
+    s->held = INT64_MAX;
     for (int64_t i = 0; good && i < s->piece_count; i++) {
         good = s->pieces[i].server != s->number || ddl__ps_piece_begin(s, i);
     }
@@ -36319,14 +36386,17 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
     part->server = server;
     ps->next_tag = ps->next_tag % DDL__PS_TAG_MAX + 2; /* even, from 2 */
     ask->tag = ps->next_tag;
-    ddl__ps_ask_write(part->ask, ask);
+    ask->open = 0;
     if (call->answers) { /* receives first: then nothing comes unexpected */
         DDL__TRY(ddl__ps_move(ps->group, false, part->answer, sizeof part->answer, rank, ask->tag + 1, r,
                               &part->messages[2]));
         if (in != NULL) {
             DDL__TRY(ddl__ps_move(ps->group, false, in, in_bytes, rank, ask->tag + 1, r, &part->messages[3]));
+            part->messages[3]->open = true;
+            ask->open = ddl__request_cookie(part->messages[3]);
         }
     }
+    ddl__ps_ask_write(part->ask, ask);
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
     ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */

@@ -124,6 +124,55 @@ TEST(bsp_equals_a_plain_loop_bit_for_bit_over_any_number_of_servers) {
     world_threads(1, bsp, (void *)(uintptr_t)&configs[0]);
 }
 
+/* Each worker pushes 12 MiB, of which a server asks for a part at a time; one begins when the others wait. */
+enum { LATE = 3 << 20, LATE_STEPS = 3 };
+
+static void late_work(ddl_group *w, ddl_ps *ps, void *arg) {
+    int me = ps_worker(ps), late;
+    float *grad = malloc(LATE * sizeof *grad), *out = malloc(LATE * sizeof *out);
+    (void)arg;
+    for (int step = 0; step < LATE_STEPS; step++) {
+        ddl_request *r = NULL;
+        int64_t wrong = 0;
+        late = 2 - step;
+        for (int i = 0; i < LATE; i++) {
+            grad[i] = (float)((me + 1) * (step + 1) * (i % 1021)); /* their mean: 2 * (step + 1) * (i % 1021) */
+        }
+        memset(out, 0x7f, LATE * sizeof *out);
+        if (me == late) {
+            OK(ddl_barrier(w));
+        }
+        OK(ddl_ps_ipush_pull(ps, 0, ddl_tensor_1d(grad, DDL_F32, LATE), ddl_tensor_1d(out, DDL_F32, LATE), NULL, &r));
+        if (me != late) {
+            OK(ddl_barrier(w));
+        }
+        OK(ddl_wait(&r, NULL));
+        OK(ddl_ps_clock(ps));
+        for (int i = 0; i < LATE; i++) {
+            wrong += out[i] != (float)(i % 5 - (step + 1) * (step + 2) * (i % 1021));
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    free(grad);
+    free(out);
+}
+
+static void late(ddl_group *w, void *arg) {
+    float *values = malloc(LATE * sizeof *values);
+    const ddl_ps_config config = {.servers = 1, .piece_bytes = 1 << 18, .optimizer = {.learning_rate = 1}};
+    for (int i = 0; i < LATE; i++) {
+        values[i] = (float)(i % 5);
+    }
+    ddl_tensor param = ddl_tensor_1d(values, DDL_F32, LATE);
+    ps_run(w, &config, &param, 1, late_work, arg);
+    free(values);
+}
+
+TEST(pushes_that_a_server_asks_for_later_come_in_the_end) {
+    world_threads(3, late, NULL);
+    world_fork(3, late, NULL, 60);
+}
+
 TEST(ssp_with_bound_0_equals_bsp_bit_for_bit) {
     ddl_ps_config config = {.servers = 2, .sync = {.mode = DDL_SYNC_SSP, .staleness = -1}};
     world_threads(3, bsp, &config);

@@ -2,6 +2,7 @@
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
  * Tensors on devices have ways of their own: devices.h.
  *
@@ -192,6 +193,13 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
     r->out.owner = r;
     if (c->links[ddl__world_rank(r)].life == DDL__DEAD) {
         ddl__send_failed(r, DDL_ERR_PEER);
+        return;
+    }
+    if (r->open) {
+        r->out.done = ddl__send_data_done;
+        r->matched = true;
+        r->window = UINT64_MAX;
+        ddl__send_data(c, r);
         return;
     }
     if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
@@ -689,9 +697,12 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
 /* The receive that a DATA frame belongs to; NULL: it has ended and the data is dropped. */
 static ddl_request *ddl__data_request(ddl_context *c, int32_t peer, const ddl__frame *f) {
     ddl_request *r = ddl__request_of(c, f->sequence);
-    bool mine = r != NULL && r->is_recv && r->matched && !r->draining && r->peer >= 0 &&
-                ddl__world_rank(r) == peer;
-    return mine && f->bytes <= r->total - r->moved ? r : NULL;
+    bool mine = r != NULL && r->is_recv && !r->draining && r->peer >= 0 && ddl__world_rank(r) == peer;
+    if (mine && r->open && !r->matched) { /* all of it comes this way */
+        ddl__posted_unlink(r->group, r);
+        ddl__recv_fits(r, r->peer, r->tag, r->tensor.dtype, r->bytes, false);
+    }
+    return mine && r->matched && f->bytes <= r->total - r->moved ? r : NULL;
 }
 
 static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {

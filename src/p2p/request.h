@@ -67,6 +67,7 @@ struct ddl_request {
     uint64_t remote;              /* cookie of the other side's request */
     ddl__landing *landing;
     bool matched;
+    bool open; /* its data may come before it is asked for: the sender was told the cookie; or it is that sender's */
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */

@@ -4,14 +4,16 @@
  *     server -> worker   ANSWER (that tag + 1), then the payload, empty when the answer is an error
  *
  * All through messages of a group of their own, so every transport will do. A server asks for a payload only when it
- * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. */
+ * has room for it: until then a large one stays at the worker, and small ones are bounded by the window of p2p. A
+ * worker has room for what it pulls: the ask says where, and the payload comes without a question, which would wait
+ * behind the gradients that fill the way to the server. */
 #ifndef DDL_PS_MESSAGE_H
 #define DDL_PS_MESSAGE_H
 
 #include "shard.h"
 
 enum {
-    DDL__PS_ASK_BYTES = 64,
+    DDL__PS_ASK_BYTES = 72,
     DDL__PS_ANSWER_BYTES = 40, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
@@ -54,6 +56,7 @@ typedef struct ddl__ps_ask {
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
                        the last one failed */
+    uint64_t open;  /* cookie of the receive that waits for the payload of the answer; 0: there is none */
 } ddl__ps_ask;
 
 typedef struct ddl__ps_answer {
@@ -78,6 +81,7 @@ static void ddl__ps_ask_write(uint8_t out[DDL__PS_ASK_BYTES], const ddl__ps_ask 
     ddl__put_u64(&w, (uint64_t)a->count);
     ddl__put_u64(&w, (uint64_t)a->bytes);
     ddl__put_u64(&w, a->value);
+    ddl__put_u64(&w, a->open);
 }
 
 /* What it returns is right in form; whether there is such a piece or row is for the server to see. */
@@ -92,6 +96,7 @@ static bool ddl__ps_ask_read(const uint8_t in[DDL__PS_ASK_BYTES], ddl__ps_ask *a
     a->count = (int64_t)ddl__get_u64(&r);
     a->bytes = (int64_t)ddl__get_u64(&r);
     a->value = ddl__get_u64(&r);
+    a->open = ddl__get_u64(&r);
     return a->op >= DDL__PS_INIT && a->op < DDL__PS_OPS && a->tag > DDL__PS_TAG_ASK && a->tag <= DDL__PS_TAG_MAX &&
            a->tag % 2 == 0 && a->clock >= 0 && a->clock < INT64_MAX / 2 && a->count >= 0 && a->bytes >= 0;
 }
@@ -136,14 +141,16 @@ static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. DDL_ERR_NOMEM: nothing was sent. */
-static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
-                               ddl_request *parent, ddl_request **out) {
+ * is the parent's affair. open: cookie of the receive that a send is for, or 0. DDL_ERR_NOMEM: nothing was sent. */
+static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                                  uint64_t open, ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
     *out = NULL;
     DDL__TRY(ddl__p2p_make(g, &t, out));
     ddl_request *r = *out;
     r->attended_ns = UINT64_MAX;
+    r->open = open != 0 && bytes > DDL__P2P_EAGER_BYTES && peer != g->rank;
+    r->remote = r->open ? open : 0;
     r->parent = parent;
     parent->parts++;
     ddl__p2p_start(g->context, r);
@@ -153,6 +160,11 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
         return DDL_ERR_NOMEM;
     }
     return DDL_OK;
+}
+
+static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
+                               ddl_request *parent, ddl_request **out) {
+    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, parent, out);
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */

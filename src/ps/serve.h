@@ -22,8 +22,8 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
                               &job->messages[0]);
     }
     if (status == DDL_OK && job->has_payload) {
-        status = ddl__ps_move(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->gate,
-                              &job->messages[1]);
+        status = ddl__ps_move_to(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->ask.open,
+                                 job->gate, &job->messages[1]);
     }
     job->unsent = status == DDL_ERR_NOMEM;
     job->resend = false;
@@ -118,6 +118,7 @@ static bool ddl__ps_receive(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *jo
         return false;
     }
     job->phase = DDL__PS_RECEIVING;
+    s->coming += ddl__ps_in_bytes(job);
     ddl__lock(s->c);
     ddl__ps_move_drop(s->c, &job->messages[0]);
     if (!s->c->finalized) {
@@ -415,6 +416,25 @@ static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
     return ddl__ps_leave_queue(s, p, job);
 }
 
+/* BSP: does this push stay with its worker for now? Pieces come in the same order from all, so that one is complete,
+ * and goes back, while the next come: links carry as much in both directions. Bytes that were asked for stand in queues
+ * on the way here, and the first words of a worker that begins later stand behind them. */
+static bool ddl__ps_hold(ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    int32_t silent = job->ask.clock > p->clock;
+    for (int32_t w = p->turn; w < s->workers; w++) {
+        silent += s->present[w];
+    }
+    for (const ddl__ps_job *other = p->first; other != NULL; other = other->next) {
+        silent -= ddl__ps_is_push(other->ask.op) && other->ask.clock == p->clock && other->source >= p->turn &&
+                  s->present[other->source];
+    }
+    if (s->coming < (silent > 0 ? DDL__PS_EARLY_BYTES : DDL__PS_COMING_BYTES)) {
+        return false;
+    }
+    s->held = DDL__MIN(s->held, (int64_t)p->number);
+    return true;
+}
+
 /* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
  * while nothing keeps it. */
 static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -425,6 +445,9 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
     if (job->ask.bytes == 0) {
         job->phase = DDL__PS_RECEIVED;
         return DDL__PS_MOVED;
+    }
+    if (push && p->piece != NULL && ddl__ps_in_turns(s) && ddl__ps_hold(s, p, job)) {
+        return DDL__PS_WAIT;
     }
     bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);

@@ -336,6 +336,17 @@ static void ddl__ps_run_all(ddl__ps_server *s) {
     }
 }
 
+/* Some of what was asked for has come: what waited for that may come. */
+static void ddl__ps_run_held(ddl__ps_server *s) {
+    int64_t i = s->held;
+    s->held = INT64_MAX;
+    for (; i < s->piece_count && s->held == INT64_MAX; i++) {
+        if (s->places[i] != NULL) {
+            ddl__ps_run(s, s->places[i]);
+        }
+    }
+}
+
 static void ddl__ps_worker_gone(ddl__ps_server *s, int32_t worker, bool died) {
     if (s->present[worker]) {
         s->present[worker] = false;
@@ -521,6 +532,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
                 (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
+    s->coming -= ddl__ps_in_bytes(job);
     if (job->messages[0] == NULL) {
         ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
                        job->source);
@@ -533,6 +545,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
     } else {
         ddl__ps_run(s, p);
     }
+    ddl__ps_run_held(s);
 }
 
 /* >>loop */
@@ -710,6 +723,7 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
     }
     s->present_count = s->workers;
     s->lost = -1;
+    s->held = INT64_MAX;
     for (int64_t i = 0; good && i < s->piece_count; i++) {
         good = s->pieces[i].server != s->number || ddl__ps_piece_begin(s, i);
     }

@@ -5,7 +5,11 @@
 
 #include "rows.h"
 
-enum { DDL__PS_JOBS_MAX = 1 << 16 }; /* of one worker: what waits beyond stays with p2p */
+enum {
+    DDL__PS_JOBS_MAX = 1 << 16,      /* of one worker: what waits beyond stays with p2p */
+    DDL__PS_COMING_BYTES = 16 << 20, /* of payloads that were asked for: 1 Gbit/s and 100 ms there and back */
+    DDL__PS_EARLY_BYTES = 2 << 20    /* ... while a worker has not said yet that it pushes */
+};
 
 /* Values of a piece. A reply sends from here without a copy; a step meanwhile goes to a copy: see ddl__ps_own. */
 typedef struct ddl__ps_value {
@@ -95,6 +99,8 @@ typedef struct ddl__ps_server {
     ddl__ps_details extra;
     ddl_sync_config sync; /* resolved: a bound of 0 is 0 */
     ddl__ps_memory memory;
+    uint64_t coming;  /* bytes of payloads that were asked for, and are not here */
+    int64_t held;     /* first piece with a push that waits for some of those; INT64_MAX: there is none */
     uint64_t passing; /* of the bytes in use, those that are given back by themselves: payloads, old values */
 
     bool *present; /* by worker: neither dead nor gone */

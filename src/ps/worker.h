@@ -249,14 +249,17 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
     part->server = server;
     ps->next_tag = ps->next_tag % DDL__PS_TAG_MAX + 2; /* even, from 2 */
     ask->tag = ps->next_tag;
-    ddl__ps_ask_write(part->ask, ask);
+    ask->open = 0;
     if (call->answers) { /* receives first: then nothing comes unexpected */
         DDL__TRY(ddl__ps_move(ps->group, false, part->answer, sizeof part->answer, rank, ask->tag + 1, r,
                               &part->messages[2]));
         if (in != NULL) {
             DDL__TRY(ddl__ps_move(ps->group, false, in, in_bytes, rank, ask->tag + 1, r, &part->messages[3]));
+            part->messages[3]->open = true;
+            ask->open = ddl__request_cookie(part->messages[3]);
         }
     }
+    ddl__ps_ask_write(part->ask, ask);
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
     ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */
