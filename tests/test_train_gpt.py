@@ -103,8 +103,8 @@ def two_ranks_equal_one_with_twice_the_batch():
 LOSSLESS = """auto BSP-A2A WFBP-A2A MG-WFBP ByteScheduler-A2A DistributedDataParallel DistributedOptimizer mirrored
     multi-worker-mirrored BSP-PS WFBP-PS ByteScheduler-PS central-storage post-local-SGD one-device""".split()
 LOSSY = {"adaptive-compression": ([], 1.3), "local-SGD": ([], 1.05), "DiLoCo": (["--local", "10"], 1.3)}
-REFUSED = {"ZeRO-1": "the trainer's own optimizers", "SSP": "need the average of all workers'",
-           "ASP": "need the average of all workers'", "parameter-server": "need the average of all workers'"}
+THEIRS = ["ZeRO-1", "SSP", "ASP"]  # the optimizer is the trainer's
+REFUSED = {"parameter-server": "ranks that only serve"}
 
 
 def presets():
@@ -114,7 +114,7 @@ def presets():
 
 @test
 def every_strategy_that_loses_nothing_has_the_same_curve():
-    check(sorted([*LOSSLESS, *LOSSY, *REFUSED]) == sorted(presets()), f"other presets than {presets()}")
+    check(sorted([*LOSSLESS, *LOSSY, *THEIRS, *REFUSED]) == sorted(presets()), f"other presets than {presets()}")
     with scratch() as folder:
         words = [*SMALL, *text(folder)]
         good(train(words, "--batch 8 --out", folder + "/one"))
@@ -152,6 +152,29 @@ def strategies_that_lose_something_come_near_and_others_are_refused():
         for name, said in REFUSED.items():
             result = train(words, "--strategy", name, "--out", folder + "/x", ranks=2)
             check(result.returncode != 0 and said in result.stdout, f"{name} is not refused with {said!r}:\n{result.stdout}")
+
+
+@test
+def strategies_with_the_trainers_optimizer_reach_the_same_loss():
+    """ZeRO-1 has the curve of one rank with the whole batch; SSP and ASP take a smaller step for each rank's gradient, and
+    end within 1 % of its loss or below it (ASP on a machine that is busy: 5 %, as nothing bounds the age of gradients)."""
+    with scratch() as folder:
+        words = [*SMALL, *text(folder)]
+        good(train(words, "--batch 8 --out", folder + "/one"))
+        one = [float(r["loss"]) for r in curve(folder + "/one")]
+        held = float(curve(folder + "/one")[-1]["held_out_loss"])
+        for name in THEIRS:
+            out = good(train(words, "--batch 4 --strategy", name, "--out", f"{folder}/{name}", ranks=2))
+            check(f"strategy {name}: " in out, f"it does not say {name}:\n{out}")
+            rows = curve(f"{folder}/{name}")
+            loss = float(rows[-1]["held_out_loss"])
+            print(f"     {name}: {loss / held:.4f} of the loss of one rank")
+            check(len(rows) == 60 and loss < (1.05 if name == "ASP" else 1.01) * held, f"{name}: the held-out loss is {loss}, of one rank {held}")
+            check(not checkpoints(f"{folder}/{name}"), f"{name} leaves checkpoints without the optimizer's state")
+            if name == "ZeRO-1":
+                apart = max(abs(a - float(b["loss"])) for a, b in zip(one, rows))
+                check(apart < 1e-4, f"{name}: the curves are {apart} apart")
+        refused(train(words, "--resume --strategy ZeRO-1 --out", folder + "/one", ranks=2), "leave --resume out")
 
 
 @test
@@ -194,8 +217,6 @@ def local_sgd_learns_too_and_nonsense_is_refused():
         check("local SGD, averaged every 5 steps on 2 ranks" in out, f"it does not say so:\n{out}")
         check(float(curve(folder + "/local")[-1]["held_out_loss"]) < 3.6, "local SGD learns nothing")
         refused(train(words, "--strategy best --out", folder + "/x"), 'no strategy "best"', "docs/training.md")
-        result = train(words, "--strategy ZeRO-1 --out", folder + "/x")
-        check(result.returncode == 1 and "the trainer's own optimizers" in result.stdout, result.stdout[-2000:])
 
 
 @test

@@ -14,7 +14,7 @@
 struct options {
     size_t steps, batch, layers, dim, heads, context, seed, eval, save, sample, warmup;
     double lr, clip, decay, beta1, temperature, ratio;
-    size_t accumulate, bucket, local, rank;
+    size_t accumulate, bucket, local, rank, staleness;
     const char *data, *out, *prompt, *strategy, *compress, *device;
     bool resume, fresh, help, cuda;
 };
@@ -83,6 +83,7 @@ static const struct option_row option_rows[] = {
     {"bucket", "N", "KiB of a bucket, for strategies that have them; 0: theirs", OPTION_COUNT, OPTION(bucket), 0, 1e6},
     {"local", "N", "steps alone between averages, for local SGD; 0: the strategy's", OPTION_COUNT, OPTION(local), 0,
      1e6},
+    {"staleness", "N", "iterations that SSP lets a rank run ahead; 0: 3", OPTION_COUNT, OPTION(staleness), 0, 1e6},
     {"seed", "N", "of the initial weights and of what is read when", OPTION_COUNT, OPTION(seed), 0, 1e15},
     {"eval", "N", "steps between looks at the held-out text; 0: at the end only", OPTION_COUNT, OPTION(eval), 0, 1e9},
     {"save", "N", "steps between checkpoints; 0: at the end only", OPTION_COUNT, OPTION(save), 0, 1e9},

@@ -6,7 +6,8 @@
  *
  * This file is the training loop and holds every call of ddl. ddl_trainer does what makes it data-parallel: it sends
  * rank 0's parameters to all; as soon as backward says that a layer's gradient is final, its average over the ranks is on
- * its way, while backward goes on with the layer below; ddl_step waits for all and calls this program's own optimizer. The
+ * its way, while backward goes on with the layer below; ddl_step waits for all and calls this program's own optimizer
+ * (strategies that keep its state elsewhere, ZeRO-1 and stale servers, run the trainer's AdamW instead). The
  * parameters stay the same on all ranks, bit for bit, because the averaged gradient is. How gradients travel is
  * --strategy, and nothing else in this file changes with it. With --device cuda the same calls of kernels go to a GPU:
  * parameters and gradients are there, and the trainer orders its work on the kernels' stream. */
@@ -35,6 +36,8 @@ struct trainer {
     struct setup setup;
     uint8_t *bytes, *targets; /* (B, T) */
     ddl_trainer *sync;
+    bool theirs; /* the optimizer is the trainer's: its state is shared out, or on servers */
+    bool stale;  /* SSP and ASP: no rank waits for another in a step */
     ddl_status status; /* the first error of a gradient that could not be sent */
     size_t step;       /* that is under way, from 0 */
     double norm;       /* of its averaged gradient */
@@ -116,23 +119,29 @@ static bool train_part(struct trainer *t, size_t part, double *loss) {
     return true;
 }
 
-/* One optimizer step; *out_loss is the mean over all ranks' sequences. */
+/* One optimizer step; *out_loss is the mean over all ranks' sequences, of stale strategies over this rank's. */
 static bool train_step(struct trainer *t, double *out_loss) {
-    double loss = 0.0;
+    double loss = 0.0, rate = adamw_rate(&t->optimizer, t->step);
+    /* Stale servers take a step of Adam for each rank's gradient, of a batch that is so much smaller: Adam's rate goes
+     * with the square root of the batch (Malladi et al., arXiv 2205.10287). */
+    if (t->theirs && ddl_trainer_set_rate(t->sync, t->stale ? rate / sqrt((double)t->size) : rate) != DDL_OK) {
+        return ddl_problem(t, "Setting the learning rate");
+    }
     for (size_t part = 0; part < t->options.accumulate; part++) {
         if (!train_part(t, part, &loss)) {
             return false;
         }
     }
     ddl_request *mean = NULL; /* not waited for before the step, or gradients that travel meanwhile would seem hidden */
-    if (ddl_iall_reduce(t->world, DDL_VIEW(&loss, 1), DDL_VIEW(&loss, 1), DDL_AVG, &mean) != DDL_OK) {
+    if (!t->stale &&
+        ddl_iall_reduce(t->world, DDL_VIEW(&loss, 1), DDL_VIEW(&loss, 1), DDL_AVG, &mean) != DDL_OK) {
         return ddl_problem(t, "Averaging the loss");
     }
     ddl_trace_begin(t->context, "step");
     ddl_status status = ddl_step(t->sync);
     ddl_trace_end(t->context);
     double start = now_seconds();
-    if (ddl_wait(&mean, NULL) != DDL_OK) {
+    if (!t->stale && ddl_wait(&mean, NULL) != DDL_OK) {
         return ddl_problem(t, "Averaging the loss");
     }
     t->waiting += now_seconds() - start;
@@ -147,6 +156,7 @@ static bool train_step(struct trainer *t, double *out_loss) {
     ddl_trainer_stats stats = {0};
     ddl_trainer_stats_get(t->sync, &stats);
     t->waiting += stats.exposed_s;
+    t->norm = t->theirs ? stats.norm : t->norm;
     *out_loss = loss;
     return true;
 }
@@ -357,13 +367,38 @@ static bool add_tensors(struct trainer *t) {
     for (size_t i = m->tensor_count; good && i-- > 0;) {
         const struct tensor *x = &m->tensors[i];
         const int64_t shape[] = {(int64_t)x->rows, (int64_t)(x->count / x->rows)};
-        ddl_trainer_options options = {.uncompressed = x->rows == 1};
+        ddl_trainer_options options = {.uncompressed = x->rows == 1, .no_decay = !x->decays};
         ddl_tensor param = ddl_tensor_nd(m->params + x->first, DDL_F32, 2, shape);
         ddl_tensor grad = ddl_tensor_nd(m->grads + x->first, DDL_F32, 2, shape);
         param.device = grad.device = cuda.device;
         good = ddl_trainer_add(t->sync, NULL, param, grad, &options, NULL) == DDL_OK;
     }
     return good && (cuda.device == DDL_HOST || ddl_trainer_set_stream(t->sync, cuda.gpu.stream) == DDL_OK);
+}
+
+/* The trainer's AdamW, for strategies that keep its state where this program's own cannot. Gradients of stale strategies
+ * are not averaged, so that there is no norm to clip by. Checkpoints of this program hold its own optimizer's state. */
+static bool choose_optimizer(struct trainer *t, ddl_trainer_config *config) {
+    const struct options *o = &t->options;
+    t->stale = config->sync == DDL_SYNC_SSP || config->sync == DDL_SYNC_ASP;
+    t->theirs = t->stale || config->shard;
+    if (config->dedicated) {
+        return problem("--strategy %s has ranks that only serve, and all ranks of train_gpt train; take ASP.", o->strategy);
+    }
+    if (t->theirs && o->resume) {
+        return problem("--strategy %s keeps the optimizer's state outside of checkpoints; leave --resume out.", o->strategy);
+    }
+    if (!t->theirs) {
+        config->step = take_step;
+        config->step_user = t;
+        return true;
+    }
+    double beta1 = t->optimizer.beta1;
+    config->optimizer = (ddl_optimizer){.kind = DDL_ADAMW, .learning_rate = o->lr, .beta1 = beta1 > 0.0 ? beta1 : -1.0,
+                                        .beta2 = 0.99, .weight_decay = o->decay};
+    config->clip_norm = t->stale ? 0.0 : o->clip;
+    config->staleness = config->sync == DDL_SYNC_SSP ? (int32_t)o->staleness : 0;
+    return true;
 }
 
 /* The strategy by its name, with what the options say otherwise. */
@@ -376,8 +411,9 @@ static bool prepare_sync(struct trainer *t) {
     if (strcmp(o->compress, "none") != 0 && !choose_compression(o, &config.compression)) {
         return false;
     }
-    config.step = take_step;
-    config.step_user = t;
+    if (!choose_optimizer(t, &config)) {
+        return false;
+    }
     config.overlap_forward = 0; /* this model's forward waits for all parameters at once */
     config.accumulate = (int32_t)o->accumulate;
     config.bucket_bytes = o->bucket > 0 ? (int64_t)o->bucket * 1024 : config.bucket_bytes;
@@ -424,7 +460,7 @@ static bool train(struct trainer *t) {
             report_progress(&t->curve, o->steps, elapsed / (double)(step + 1 - first));
         }
         if (due(step + 1, o->save) || step + 1 == o->steps) {
-            save(t, true);
+            save(t, !t->theirs);
         }
     }
     if (first == o->steps) {
