@@ -13,6 +13,7 @@ typedef struct pull {
     coll_job job;
     uint8_t seen[2]; /* what was under way at one time: all values of ddl_request.lent, or'ed; 3 as 4 */
     bool pulls;
+    _Atomic bool ended; /* the send that is given up */
 } pull;
 
 static int32_t value(int rank, int32_t i) { return i * 31 + rank * 1000003 + i / 1000; }
@@ -41,13 +42,14 @@ static void both_ways(ddl_context *c, int rank, pull *w) {
 }
 
 /* The receiver accepts and then looks no more, until the sender's deadline has passed. */
-static void given_up(ddl_context *c, int rank) {
+static void given_up(ddl_context *c, int rank, pull *w) {
     int32_t *data = calloc(COUNT, sizeof *data);
     ddl_request *r;
     if (rank == 0) {
-        CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 300}), DDL_OK);
+        CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 1000}), DDL_OK);
         CHECK_EQ(ddl_send(ddl_world(c), ddl_tensor_1d(data, DDL_I32, COUNT), 1, 6), DDL_ERR_TIMEOUT);
         memset(data, 0xee, COUNT * sizeof *data); /* it is ours again */
+        atomic_store(&w->ended, true);
         CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 30000}), DDL_OK);
     } else {
         CHECK_EQ(ddl_irecv(ddl_world(c), ddl_tensor_1d(data, DDL_I32, COUNT), 0, 6, &r), DDL_OK);
@@ -55,7 +57,9 @@ static void given_up(ddl_context *c, int rank) {
             CHECK_EQ(ddl_test(&r, NULL), DDL_IN_PROGRESS);
             usleep(1000);
         }
-        usleep(900000);
+        for (int i = 0; i < 20000 && !atomic_load(&w->ended); i++) {
+            usleep(1000);
+        }
         CHECK_EQ(ddl_wait(&r, NULL), DDL_ERR_CANCELLED);
         int32_t wrong = 0;
         for (int32_t i = 0; i < COUNT; i++) {
@@ -73,7 +77,7 @@ static void rank_main(int rank, int n, void *arg) {
     REQUIRE(c != NULL);
     both_ways(c, rank, w);
     if (w->pulls) { /* over TCP the kernel may have taken all */
-        given_up(c, rank);
+        given_up(c, rank, w);
     }
     coll_leave(c);
 }
