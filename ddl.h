@@ -14273,7 +14273,6 @@ enum {
 
 /* Memory whose end is told to transports: see lasting.h. id 0: none. */
 typedef struct ddl__lasting {
-    struct ddl__lasting *next;
     ddl_allocation is;
 } ddl__lasting;
 
@@ -14461,7 +14460,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
-    ddl__lasting *lasting; /* the last asked for first */
+    ddl__lasting **lasting; /* sorted by address */
+    uint32_t lasting_held, lasting_room;
     uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
@@ -14761,13 +14761,43 @@ static bool ddl__allocation_holds(const ddl_allocation *a, const void *memory, u
     return at <= a->bytes && bytes <= a->bytes - at;
 }
 
-/* The record is the caller's, beside the memory, until ddl__lasting_drop. */
-static void ddl__lasting_add(ddl_context *c, ddl__lasting *m, void *base, uint64_t bytes) {
-    if (bytes >= DDL__LASTING_LEAST && base != NULL) {
-        m->is = (ddl_allocation){.base = base, .bytes = bytes, .id = ++c->lasting_count};
-        m->next = c->lasting;
-        c->lasting = m;
+/* How many begin at `memory` or before it. */
+static uint32_t ddl__lasting_before(const ddl_context *c, const void *memory) {
+    uint32_t low = 0, high = c->lasting_held;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if ((uintptr_t)c->lasting[middle]->is.base <= (uintptr_t)memory) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
+    return low;
+}
+
+/* The record is the caller's, beside the memory, until ddl__lasting_drop. Without memory to list it nobody knows it. */
+static void ddl__lasting_add(ddl_context *c, ddl__lasting *m, void *base, uint64_t bytes) {
+    if (bytes < DDL__LASTING_LEAST || base == NULL) {
+        return;
+    }
+    if (c->lasting_held == c->lasting_room) {
+        uint32_t room = DDL__MAX(2 * c->lasting_room, 16u);
+        ddl__lasting **larger = ddl__alloc_array(&c->base, room, sizeof *larger);
+        if (larger == NULL) {
+            return;
+        }
+        if (c->lasting_held > 0) {
+            memcpy(larger, c->lasting, c->lasting_held * sizeof *larger);
+        }
+        ddl__free(&c->base, c->lasting);
+        c->lasting = larger;
+        c->lasting_room = room;
+    }
+    uint32_t at = ddl__lasting_before(c, base);
+    memmove(&c->lasting[at + 1], &c->lasting[at], (c->lasting_held - at) * sizeof *c->lasting);
+    c->lasting[at] = m;
+    c->lasting_held++;
+    m->is = (ddl_allocation){.base = base, .bytes = bytes, .id = ++c->lasting_count};
 }
 
 /* No transport keeps anything of it on return. */
@@ -14785,34 +14815,28 @@ static void ddl__lasting_drop(ddl_context *c, ddl__lasting *m) {
     if (m->is.id == 0) {
         return;
     }
-    ddl__lasting **at = &c->lasting;
-    while (*at != m) {
-        at = &(*at)->next;
+    uint32_t next = ddl__lasting_before(c, m->is.base);
+    memmove(&c->lasting[next - 1], &c->lasting[next], (c->lasting_held - next) * sizeof *c->lasting);
+    if (--c->lasting_held == 0) {
+        ddl__free(&c->base, c->lasting);
+        c->lasting = NULL;
+        c->lasting_room = 0;
     }
-    *at = m->next;
     ddl__memory_forget(c, m->is.base, m->is.bytes);
     *m = (ddl__lasting){0};
 }
 
-/* The record that was asked for goes to the front, as it will be again. */
 static ddl_status ddl__host_allocation(const ddl_host *host, const char *device, int32_t index, const void *memory,
                                        uint64_t bytes, ddl_allocation *out) {
     ddl_context *c = host->core;
     if (device != NULL) {
         return ddl__device_allocation(c, device, index, memory, bytes, out);
     }
-    ddl__lasting **at = &c->lasting;
-    while (*at != NULL && !ddl__allocation_holds(&(*at)->is, memory, bytes)) {
-        at = &(*at)->next;
-    }
-    ddl__lasting *m = *at;
-    if (m == NULL) {
+    uint32_t next = ddl__lasting_before(c, memory); /* allocations lie apart */
+    if (next == 0 || !ddl__allocation_holds(&c->lasting[next - 1]->is, memory, bytes)) {
         return DDL_ERR_UNSUPPORTED;
     }
-    *at = m->next;
-    m->next = c->lasting;
-    c->lasting = m;
-    *out = m->is;
+    *out = c->lasting[next - 1]->is;
     return DDL_OK;
 }
 

@@ -34,7 +34,6 @@ enum {
 
 /* Memory whose end is told to transports: see lasting.h. id 0: none. */
 typedef struct ddl__lasting {
-    struct ddl__lasting *next;
     ddl_allocation is;
 } ddl__lasting;
 
@@ -222,7 +221,8 @@ struct ddl_context {
     int32_t scratch_count[DDL__SCRATCH_CLASSES];
 
     struct ddl__lent *lent; /* what ddl_tensor_alloc gave out */
-    ddl__lasting *lasting; /* the last asked for first */
+    ddl__lasting **lasting; /* sorted by address */
+    uint32_t lasting_held, lasting_room;
     uint64_t lasting_count; /* so many there have been */
     ddl__clock clock;
     struct ddl__op *natives; /* operations that a transport runs by itself */
