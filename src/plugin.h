@@ -267,6 +267,12 @@ typedef struct ddl_transport {
      * has its key may not read it any more. What is kept of it is closed on return; what a message uses, when that
      * ends. */
     void (*memory_forget)(void *self, void *memory, size_t bytes);
+    /* For transports whose messages lie in memory: the next message of a peer where it lies, whole, looked for up to
+     * `looks` times. DDL_OK: it stays there until taken steps behind it, and is delivered by progress if it is not
+     * taken; the peer may still change it: copy, then check. Anything else: none, or one for progress. */
+    ddl_status (*peek)(void *self, int32_t peer, int32_t looks, const uint8_t **out_header, const void **out_payload,
+                       uint64_t *out_bytes);
+    void (*taken)(void *self, int32_t peer);
 } ddl_transport;
 
 /* >>device

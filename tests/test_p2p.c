@@ -567,6 +567,39 @@ TEST(what_fits_the_window_never_waits_for_its_receive) { world_threads(2, by_tur
 
 TEST(what_fits_the_window_never_waits_between_processes) { world_fork(2, by_turns, NULL, 30); }
 
+/* One rank only sends, the other only receives, more than any buffer holds. Of ten messages the first two are asked for
+ * the other way round, so that what lies ready is not always what is wanted. */
+static void one_way(ddl_group *w, void *arg) {
+    (void)arg;
+    enum { N = 6000, MOST = 1500 };
+    unsigned char at[MOST + 1], early[MOST];
+    ddl_request *first = NULL;
+    for (int i = 0; i < N; i++) {
+        int which = ddl_rank(w) == 0 || i % 10 > 1 ? i : i / 10 * 10 + 1 - i % 10;
+        int32_t tag = which % 10 < 2 ? which % 10 : 2;
+        size_t bytes = (size_t)which * 7 % MOST;
+        if (ddl_rank(w) == 0 && tag == 0) { /* does not wait: the receiver asks for the next one first */
+            world_fill(early, 0, which, bytes);
+            OK(ddl_isend(w, world_bytes(early, bytes), 1, tag, &first));
+        } else if (ddl_rank(w) == 0) {
+            world_fill(at, 0, which, bytes);
+            OK(ddl_send(w, world_bytes(at, bytes), 1, tag));
+            OK(tag == 1 ? ddl_wait(&first, NULL) : DDL_OK);
+        } else {
+            ddl_info info;
+            memset(at, 0xee, sizeof at);
+            OK(ddl_recv(w, world_bytes(at, MOST), 0, tag, &info));
+            CHECK(info.count == (int64_t)bytes && info.source == 0 && info.tag == tag && info.status == DDL_OK);
+            CHECK_EQ(world_wrong(at, 0, which, bytes), 0);
+            CHECK_EQ(at[bytes], 0xee);
+        }
+    }
+}
+
+TEST(what_lies_ready_is_taken_in_order) { world_threads(2, one_way, NULL); }
+
+TEST(what_lies_ready_is_taken_between_processes) { world_fork(2, one_way, NULL, 30); }
+
 /* All to all, all at once, in both directions, in an order that differs on every rank. */
 static void storm(ddl_group *w, void *arg) {
     (void)arg;

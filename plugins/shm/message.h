@@ -77,6 +77,7 @@ typedef struct shm_link {
     bool landing;      /* between land and landed: of a stream, or of what was refused and will be lent */
     uint8_t *to;
     uint64_t bytes, done;
+    uint64_t peeked; /* of the record that peek gave */
     void *token;
     int32_t pid; /* of the peer, and how to know that it still is the peer's */
     uint64_t probe_at, probe, probed_ns;
@@ -759,19 +760,50 @@ static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
 
 /* Looks at the next record's word for about as long as the rest of progress takes: what comes meanwhile is met at once.
  * Not where ranks share cores, as the one that is waited for may need this one. */
-static void shm_linger(const shm *t, const shm_link *l) {
+static void shm_linger(const shm *t, const shm_link *l, int32_t looks) {
     if (t->crowded || !l->in_open || l->gone) {
         return;
     }
     const _Atomic uint64_t *word = shm_ring_word(&l->in, l->in.place);
-    for (int32_t look = 0; look < SHM_LOOKS && atomic_load_explicit(word, memory_order_relaxed) == 0; look++) {
+    for (int32_t look = 0; look < looks && atomic_load_explicit(word, memory_order_relaxed) == 0; look++) {
+    }
+}
+
+/* The next record, where it is a whole message. */
+static ddl_status shm_message_peek(const shm *t, int32_t i, int32_t looks, const uint8_t **out_header,
+                                   const void **out_payload, uint64_t *out_bytes) {
+    shm_link *l = shm_link_of(t, i);
+    uint32_t kind = 0;
+    if (!l->in_open || l->gone || l->landing || l->cut) {
+        return DDL_IN_PROGRESS;
+    }
+    shm_linger(t, l, looks);
+    const uint8_t *record = shm_ring_peek(&l->in, &kind, &l->peeked);
+    uint64_t at = kind == SHM_EAGER ? DDL_MESSAGE_HEADER_BYTES : SHM_LINED_AT;
+    if (record == NULL || (kind != SHM_EAGER && kind != SHM_LINED) || l->peeked < at) {
+        return DDL_IN_PROGRESS;
+    }
+    if (kind == SHM_LINED) {
+        shm_ask_ahead(record + at, l->peeked - at);
+    }
+    *out_header = record;
+    *out_payload = record + at;
+    *out_bytes = l->peeked - at;
+    return DDL_OK;
+}
+
+static void shm_message_taken(shm *t, int32_t i) {
+    shm_link *l = shm_link_of(t, i);
+    shm_ring_next(&l->in, l->peeked);
+    if (shm_ring_untold(&l->in) >= l->in.capacity / 4) {
+        shm_tell_writer(t, i);
     }
 }
 
 static int32_t shm_message_progress(shm *t, int32_t expect) {
     int32_t first = expect >= 0 && expect < t->world_size ? t->index_of[expect] : -1;
     if (first >= 0) {
-        shm_linger(t, shm_link_of(t, first));
+        shm_linger(t, shm_link_of(t, first), SHM_LOOKS);
     }
     int32_t count = first >= 0 ? shm_link_progress(t, first, true) : 0;
     if (count > 0 && ++t->messages->turns % SHM_TURNS != 0) {

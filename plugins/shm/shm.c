@@ -153,6 +153,14 @@ static ddl_status shm_send(void *self, int32_t peer, ddl_message *message) {
     return i >= 0 ? shm_message_send(self, i, message) : DDL_ERR_ARG;
 }
 
+static ddl_status shm_peek(void *self, int32_t peer, int32_t looks, const uint8_t **out_header,
+                           const void **out_payload, uint64_t *out_bytes) {
+    int32_t i = shm_peer(self, peer);
+    return i >= 0 ? shm_message_peek(self, i, looks, out_header, out_payload, out_bytes) : DDL_ERR_ARG;
+}
+
+static void shm_taken(void *self, int32_t peer) { shm_message_taken(self, shm_peer(self, peer)); }
+
 static int32_t shm_progress(void *self, int32_t expect) {
     shm *t = self;
     shm_bell_disarm(t);
@@ -246,6 +254,8 @@ static const ddl_transport shm_transport = {
     .ready = shm_ready,
     .describe = shm_describe,
     .peer_native = shm_peer_native,
+    .peek = shm_peek,
+    .taken = shm_taken,
 };
 
 static const ddl_plugin shm_plugin = {
