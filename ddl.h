@@ -1491,8 +1491,8 @@ typedef struct ddl_host {
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
     /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
-     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes. The core
-     * decides who is dead. */
+     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes, ENOMEM
+     * when there is no memory for what it sent. The core decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
@@ -1538,7 +1538,8 @@ enum {
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
-    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
+    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
+     * one of up to 256 KiB without asking before. */
     DDL_TRANSPORT_PULLS = 1u << 8
 };
 
@@ -12295,6 +12296,8 @@ static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
 
 /* >>in */
 
+static int ddl__tcp_refused(ddl_status status) { return status == DDL_ERR_NOMEM ? ENOMEM : EBADMSG; }
+
 /* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */
 static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size_t bytes) {
     while (bytes >= DDL__FRAME_BYTES) {
@@ -12307,16 +12310,18 @@ static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size
         bytes -= DDL__FRAME_BYTES;
         c->bulk = payload >= DDL__TCP_STAGE_BYTES;
         if (bytes >= payload) {
-            if (t->host->deliver(t->host, c->peer, header, data, payload) < 0) {
-                return EBADMSG;
+            ddl_status status = t->host->deliver(t->host, c->peer, header, data, payload);
+            if (status < 0) {
+                return ddl__tcp_refused(status);
             }
             data += payload;
             bytes -= payload;
             continue;
         }
         void *landing;
-        if (t->host->land(t->host, c->peer, header, &payload, &landing, &c->token) < 0) {
-            return EBADMSG;
+        ddl_status status = t->host->land(t->host, c->peer, header, &payload, &landing, &c->token);
+        if (status < 0) {
+            return ddl__tcp_refused(status);
         }
         c->landing = landing;
         memcpy(c->landing, data, bytes);
@@ -14379,6 +14384,7 @@ static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
+static const char ddl__how_no_memory[] = "a receiver had no memory for its messages";
 static const char ddl__how_unexpected[] = "it sent a part of a collective that was not expected";
 
 /* A clock that costs a few nanoseconds, for what is only reported: set right by the real one now and then. */
@@ -15391,8 +15397,8 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
             ddl__count_received(c, peer, l->frame.bytes);
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
-    } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
-        ddl__missed(c, peer, ddl__how_damaged);
+    } else if (status == DDL_OK && (status = ddl__arrived(c, peer, &l->frame, l->scratch)) < 0) {
+        ddl__missed(c, peer, status == DDL_ERR_NOMEM ? ddl__how_no_memory : ddl__how_damaged);
     }
     ddl__landing_put(c, l);
 }
@@ -15651,6 +15657,9 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
         break;
     case EBADMSG:
         ddl__missed(c, peer, ddl__how_damaged);
+        break;
+    case ENOMEM:
+        ddl__missed(c, peer, ddl__how_no_memory);
         break;
     default:
         ddl__missed(c, peer, ddl__how_ended);
@@ -16420,9 +16429,10 @@ static void ddl__judge_gone(ddl_context *c, int32_t rank) {
     } /* else it may have left in order: those who are connected to it know and tell */
 }
 
-/* It is cut off for what it sent, and not because it cannot be heard from here. */
+/* It is cut off for what it sent, or as that found no memory, and not because it cannot be heard from here. */
 static bool ddl__did_wrong(const ddl__link *l) {
-    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected;
+    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected ||
+           l->missed_how == ddl__how_no_memory;
 }
 
 static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {
@@ -20312,7 +20322,8 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
 /* >>p2p/match */
 /* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
- *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
+ *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
+ *                                                             DDL_TRANSPORT_PULLS up to 256 KiB, one at a time
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
@@ -20324,6 +20335,7 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
+    DDL__P2P_PULLED_BYTES = 256 * 1024, /* where receivers read, and nothing is in the window */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
@@ -20358,8 +20370,15 @@ static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
     return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
 }
 
+/* Where receivers read, the transport's own offer asks for the data: another one before it takes two messages' time. */
+static bool ddl__goes_pulled(const ddl_group *g, int32_t peer) {
+    const ddl__endpoint *e = g->context->links[g->ranks[peer]].endpoint;
+    return g->flows[peer].p2p_out == 0 && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+}
+
 static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
-    return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
+    return bytes <= DDL__P2P_EAGER_BYTES ? g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES
+                                         : bytes <= DDL__P2P_PULLED_BYTES && ddl__goes_pulled(g, peer);
 }
 
 /* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
@@ -20839,7 +20858,7 @@ static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
 
 static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
-    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES) {
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_PULLED_BYTES) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
@@ -20877,7 +20896,7 @@ static void ddl__accept_again(ddl_context *c, ddl_request *r) {
 static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     uint32_t credit = (uint32_t)(f->sequence >> 32);
-    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->bytes == 0 ||
+    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_PULLED_BYTES || f->bytes == 0 ||
         credit > g->flows[g->rank_of[peer]].p2p_out) {
         return NULL;
     }

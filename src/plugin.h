@@ -68,8 +68,8 @@ typedef struct ddl_host {
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
     /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
-     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes. The core
-     * decides who is dead. */
+     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes, ENOMEM
+     * when there is no memory for what it sent. The core decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
@@ -115,7 +115,8 @@ enum {
     DDL_TRANSPORT_CAPTURE = 1u << 6, /* it takes ddl_native_call.capture */
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
-    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read. */
+    /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
+     * one of up to 256 KiB without asking before. */
     DDL_TRANSPORT_PULLS = 1u << 8
 };
 

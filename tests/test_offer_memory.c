@@ -129,3 +129,29 @@ TEST(an_offer_that_cannot_be_accepted_stays) {
     world_fork(2, unaccepted, NULL, 30);
     world_config = NULL;
 }
+
+/* A message that nobody has asked for yet, and no memory to keep it: its sender is cut off, and that is said. */
+static void unkept(ddl_group *w, void *arg) {
+    (void)arg;
+    static unsigned char at[60000];
+    int32_t value = 0;
+    if (ddl_rank(w) == 1) {
+        OK(ddl_recv(w, DDL_VIEW(&value, 1), 0, 0, NULL));
+        ddl_status sent = ddl_send(w, world_bytes(at, sizeof at), 0, 5); /* the link may end meanwhile */
+        CHECK(sent == DDL_OK || sent == DDL_ERR_PEER);
+        CHECK(ddl_recv(w, DDL_VIEW(&value, 1), 0, 6, NULL) < 0);
+    } else {
+        OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0));
+        empty = 1;
+        CHECK_EQ((int)ddl_recv(w, DDL_VIEW(&value, 1), 1, 7, NULL), (int)DDL_ERR_PEER);
+        CHECK_EQ(empty, 0); /* it was asked for */
+        CHECK_STR(ddl_error(ddl_group_context(w)), "a receiver had no memory for its messages");
+    }
+}
+
+TEST(an_early_message_without_memory_is_not_called_damaged) {
+    ddl_config config = {.allocator = {take, give, NULL}};
+    world_config = &config;
+    world_fork(2, unkept, NULL, 30);
+    world_config = NULL;
+}

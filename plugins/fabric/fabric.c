@@ -5,7 +5,7 @@
  * Read library.h, state.h, memory.h, cache.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
- * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 64 and 32); of a larger one
+ * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 128 and 32); of a larger one
  * the receiver reads the payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
  * numbers, so that they are handed on in order also where the provider does not keep it.
  *

@@ -229,6 +229,13 @@ static void fabric_landing_end(fabric_self *s, fabric_link *l) {
     s->host->landed(s->host, l->peer, in->token, DDL_OK);
 }
 
+/* The core does not take what came. */
+static void fabric_refused(fabric_self *s, fabric_link *l, ddl_status status) {
+    int damaged = status == DDL_ERR_CORRUPT;
+    fabric_lose(s, l->peer, damaged ? EBADMSG : ENOMEM,
+                damaged ? "the peer sent a damaged header" : "the core cannot take what the peer sent");
+}
+
 /* Asks the core where a payload is to go. */
 static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
     fabric_landing *in = &l->landing;
@@ -236,9 +243,7 @@ static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
     memset(in, 0, sizeof *in);
     ddl_status status = s->host->land(s->host, l->peer, header, &in->bytes, &to, &in->token);
     if (status < 0) {
-        int damaged = status == DDL_ERR_CORRUPT;
-        fabric_lose(s, l->peer, damaged ? EBADMSG : ENOMEM,
-                    damaged ? "the peer sent a damaged header" : "the core cannot take what the peer sent");
+        fabric_refused(s, l, status);
         return 0;
     }
     in->to = to;
@@ -390,8 +395,9 @@ static void fabric_turn(fabric_self *s, fabric_link *l, fabric_slot *slot) {
     size_t core = length < DDL_MESSAGE_HEADER_BYTES ? 0 : length - DDL_MESSAGE_HEADER_BYTES;
     int whole_head = length >= DDL_MESSAGE_HEADER_BYTES;
     if (head.kind == FABRIC_WHOLE && whole_head && core == head.bytes && !l->landing.active) {
-        if (s->host->deliver(s->host, l->peer, after, payload, core) < 0) {
-            fabric_lose(s, l->peer, EBADMSG, "the peer sent a damaged header");
+        ddl_status status = s->host->deliver(s->host, l->peer, after, payload, core);
+        if (status < 0) {
+            fabric_refused(s, l, status);
         }
     } else if (head.kind == FABRIC_FIRST && whole_head && core == head.bytes && !l->landing.active) {
         if (fabric_land(s, l, after)) {

@@ -20,7 +20,7 @@ enum {
     FABRIC_READ_BYTES = 262144, /* of a read that goes through memory of ours: see fabric_bounces */
     FABRIC_READS = 4,          /* such reads of a landing at once */
     FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip; */
-    FABRIC_SOCKETS_OFFER_BYTES = 65536, /* over sockets, where the peer's process answers the read */
+    FABRIC_SOCKETS_OFFER_BYTES = 131072, /* over sockets, where the peer's process answers the read */
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */

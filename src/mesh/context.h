@@ -134,6 +134,7 @@ static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
+static const char ddl__how_no_memory[] = "a receiver had no memory for its messages";
 static const char ddl__how_unexpected[] = "it sent a part of a collective that was not expected";
 
 /* A clock that costs a few nanoseconds, for what is only reported: set right by the real one now and then. */

@@ -200,9 +200,10 @@ static void ddl__judge_gone(ddl_context *c, int32_t rank) {
     } /* else it may have left in order: those who are connected to it know and tell */
 }
 
-/* It is cut off for what it sent, and not because it cannot be heard from here. */
+/* It is cut off for what it sent, or as that found no memory, and not because it cannot be heard from here. */
 static bool ddl__did_wrong(const ddl__link *l) {
-    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected;
+    return l->missed_how == ddl__how_damaged || l->missed_how == ddl__how_unexpected ||
+           l->missed_how == ddl__how_no_memory;
 }
 
 static void ddl__judge(ddl_context *c, int32_t rank, uint64_t now) {

@@ -172,8 +172,8 @@ static void ddl__host_landed(const ddl_host *host, int32_t peer, void *token, dd
             ddl__count_received(c, peer, l->frame.bytes);
         }
         c->handlers[l->frame.type].placed(c, peer, l, status);
-    } else if (status == DDL_OK && ddl__arrived(c, peer, &l->frame, l->scratch) < 0) {
-        ddl__missed(c, peer, ddl__how_damaged);
+    } else if (status == DDL_OK && (status = ddl__arrived(c, peer, &l->frame, l->scratch)) < 0) {
+        ddl__missed(c, peer, status == DDL_ERR_NOMEM ? ddl__how_no_memory : ddl__how_damaged);
     }
     ddl__landing_put(c, l);
 }
@@ -432,6 +432,9 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
         break;
     case EBADMSG:
         ddl__missed(c, peer, ddl__how_damaged);
+        break;
+    case ENOMEM:
+        ddl__missed(c, peer, ddl__how_no_memory);
         break;
     default:
         ddl__missed(c, peer, ddl__how_ended);

@@ -1,6 +1,7 @@
 /* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
- *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts
+ *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
+ *                                                             DDL_TRANSPORT_PULLS up to 256 KiB, one at a time
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
@@ -16,6 +17,7 @@
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
+    DDL__P2P_PULLED_BYTES = 256 * 1024, /* where receivers read, and nothing is in the window */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
@@ -50,8 +52,15 @@ static ddl__frame ddl__p2p_frame(const ddl_request *r, uint8_t type) {
     return ddl__envelope(r->group, type, r->peer, r->tag, r->tensor.dtype, r->bytes);
 }
 
+/* Where receivers read, the transport's own offer asks for the data: another one before it takes two messages' time. */
+static bool ddl__goes_pulled(const ddl_group *g, int32_t peer) {
+    const ddl__endpoint *e = g->context->links[g->ranks[peer]].endpoint;
+    return g->flows[peer].p2p_out == 0 && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+}
+
 static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
-    return bytes <= DDL__P2P_EAGER_BYTES && g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES;
+    return bytes <= DDL__P2P_EAGER_BYTES ? g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES
+                                         : bytes <= DDL__P2P_PULLED_BYTES && ddl__goes_pulled(g, peer);
 }
 
 /* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
@@ -531,7 +540,7 @@ static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
 
 static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_group *g = ddl__frame_group(c, peer, f);
-    if (f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES) {
+    if (f->signature != f->bytes || f->bytes > DDL__P2P_PULLED_BYTES) {
         return DDL_ERR_CORRUPT;
     }
     if (g == NULL) {
@@ -569,7 +578,7 @@ static void ddl__accept_again(ddl_context *c, ddl_request *r) {
 static void *ddl__place_p2p(ddl_context *c, int32_t peer, const ddl__frame *f, ddl__landing *landing) {
     ddl_group *g = ddl__frame_group(c, peer, f);
     uint32_t credit = (uint32_t)(f->sequence >> 32);
-    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_EAGER_BYTES || f->bytes == 0 ||
+    if (g == NULL || f->signature != f->bytes || f->bytes > DDL__P2P_PULLED_BYTES || f->bytes == 0 ||
         credit > g->flows[g->rank_of[peer]].p2p_out) {
         return NULL;
     }

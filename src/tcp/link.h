@@ -275,6 +275,8 @@ static void ddl__tcp_recall(void *self, int32_t peer, ddl_message *m) {
 
 /* >>in */
 
+static int ddl__tcp_refused(ddl_status status) { return status == DDL_ERR_NOMEM ? ENOMEM : EBADMSG; }
+
 /* Hands on the frames that lie whole in data; what remains begins a header or a landing. Returns 0 or an errno. */
 static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size_t bytes) {
     while (bytes >= DDL__FRAME_BYTES) {
@@ -287,16 +289,18 @@ static int ddl__tcp_cut(ddl__tcp *t, ddl__tcp_conn *c, const uint8_t *data, size
         bytes -= DDL__FRAME_BYTES;
         c->bulk = payload >= DDL__TCP_STAGE_BYTES;
         if (bytes >= payload) {
-            if (t->host->deliver(t->host, c->peer, header, data, payload) < 0) {
-                return EBADMSG;
+            ddl_status status = t->host->deliver(t->host, c->peer, header, data, payload);
+            if (status < 0) {
+                return ddl__tcp_refused(status);
             }
             data += payload;
             bytes -= payload;
             continue;
         }
         void *landing;
-        if (t->host->land(t->host, c->peer, header, &payload, &landing, &c->token) < 0) {
-            return EBADMSG;
+        ddl_status status = t->host->land(t->host, c->peer, header, &payload, &landing, &c->token);
+        if (status < 0) {
+            return ddl__tcp_refused(status);
         }
         c->landing = landing;
         memcpy(c->landing, data, bytes);
