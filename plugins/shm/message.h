@@ -27,9 +27,11 @@
 #define SHM_EAGER_BYTES (16u << 10)
 #define SHM_EAGER_LENT_BYTES (4u << 10)
 #define SHM_LINED_LEAST (1u << 10)
-#define SHM_STREAM_BYTES (32u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
-#define SHM_PIECE_BYTES (2u << 10)
-#define SHM_PIECED_BYTES (6u << 10) /* from one piece up to here two or three of them are faster than one record */
+#define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
+#define SHM_STREAM_CROWDED (32u << 10) /* the same where both sides take turns on a core */
+#define SHM_PIECE_BYTES (12u << 10)
+#define SHM_SHORT_PIECE (2u << 10)
+#define SHM_PIECED_BYTES (6u << 10) /* from a short piece up to here two or three of them are faster than one record */
 #define SHM_PROBE_NS 50000000u    /* how long a process that was the peer's surely is */
 #define SHM_TURN_BYTES (2u << 20) /* one busy peer does not keep the others waiting for longer than this */
 
@@ -272,8 +274,9 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         shm_ring_publish(&l->out, SHM_STREAM, sizeof *to);
         *done = 1;
     }
+    uint64_t each = m->payload_bytes <= SHM_PIECED_BYTES ? SHM_SHORT_PIECE : SHM_PIECE_BYTES;
     while (*done - 1 < m->payload_bytes) {
-        uint64_t rest = m->payload_bytes - (*done - 1), piece = rest < SHM_PIECE_BYTES ? rest : SHM_PIECE_BYTES;
+        uint64_t rest = m->payload_bytes - (*done - 1), piece = rest < each ? rest : each;
         uint64_t most = shm_ring_record_max(&l->out) / 2;
         piece = piece < most ? piece : most;
         uint8_t *to = shm_ring_reserve(&l->out, SHM_LINED_AT + piece);
@@ -295,7 +298,7 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
         return shm_push_stream(t, i, m);
     }
     bool lent = m->payload_bytes > SHM_EAGER_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset);
-    bool pieces = m->payload_bytes > SHM_PIECE_BYTES && m->payload_bytes <= SHM_PIECED_BYTES;
+    bool pieces = m->payload_bytes > SHM_SHORT_PIECE && m->payload_bytes <= SHM_PIECED_BYTES;
     if (m->payload_bytes <= t->messages->eager_bytes && !lent && !pieces) {
         return shm_push_eager(l, m, t->messages->strings);
     }
@@ -869,7 +872,8 @@ static ddl_status shm_messages_open(shm *t) {
     uint64_t most = t->address.ring_bytes / 4;
     m->strings = shm_copies_strings();
     m->eager_bytes = SHM_EAGER_BYTES < most ? SHM_EAGER_BYTES : most;
-    m->stream_bytes = SHM_STREAM_BYTES < 2 * most ? SHM_STREAM_BYTES : 2 * most;
+    uint64_t stream = t->crowded ? SHM_STREAM_CROWDED : SHM_STREAM_BYTES;
+    m->stream_bytes = stream < 4 * most ? stream : 4 * most;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 
