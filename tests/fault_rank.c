@@ -41,6 +41,26 @@ static ddl_status reduce(ddl_group *g, int64_t count, int64_t salt) {
     return status;
 }
 
+/* Around the ring, in ordinary memory. */
+static ddl_status shift(ddl_group *g) {
+    int32_t n = ddl_size(g), me = ddl_rank(g), from = (me + n - 1) % n;
+    for (int64_t i = 0; i < COUNT; i++) {
+        in[i] = (float)(i % 89 * (me + 1));
+        out[i] = -1;
+    }
+    ddl_status status = ddl_send_recv(g, ddl_tensor_1d(in, DDL_F32, COUNT), (me + 1) % n, 1,
+                                      ddl_tensor_1d(out, DDL_F32, COUNT), from, 1, NULL);
+    for (int64_t i = 0; status == DDL_OK && i < COUNT; i++) {
+        float expected = (float)(i % 89 * (from + 1));
+        if (out[i] < expected || out[i] > expected) {
+            fprintf(stderr, "element %lld of rank %d's is %g, expected %g\n", (long long)i, from, (double)out[i],
+                    (double)expected);
+            exit(20);
+        }
+    }
+    return status;
+}
+
 static ddl_status work(ddl_context *c, long rounds) {
     ddl_group *world = ddl_world(c), *half = NULL;
     int me = ddl_rank(world), n = ddl_size(world);
@@ -48,6 +68,7 @@ static ddl_status work(ddl_context *c, long rounds) {
     ddl_tensor tensors[2] = {{0}, {0}};
     ddl_status status = ddl_barrier(world);
     status = status < 0 ? status : lend(c, tensors);
+    status = status < 0 ? status : shift(world);
     if (rounds < 0 && status == DDL_OK) {
         printf("running\n");
         fflush(stdout);
@@ -56,10 +77,6 @@ static ddl_status work(ddl_context *c, long rounds) {
         use(tensors, i / 4 % 2 == 1);
         status = reduce(world, i % 4 == 3 ? COUNT : 1 + i % 100, i);
         status = status < 0 ? status : ddl_broadcast(world, ddl_tensor_1d(out, DDL_F32, 1 + i % 4 * 1000), (int)(i % n));
-    }
-    if (status == DDL_OK) {
-        status = ddl_send_recv(world, ddl_tensor_1d(in, DDL_F32, COUNT), (me + 1) % n, 1, ddl_tensor_1d(out, DDL_F32, COUNT),
-                               (me + n - 1) % n, 1, NULL);
     }
     status = status < 0 ? status : ddl_group_split(world, 0, -me, &half);
     status = status < 0 ? status : reduce(half, 1000, 5);

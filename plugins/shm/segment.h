@@ -46,7 +46,7 @@
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
 #define SHM_RING_BYTES (64u << 10)
-#define SHM_STAGING_BYTES (4u << 20)
+#define SHM_STAGING_BYTES (7u << 19) /* with the window of help.h at most 4 MiB */
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
 #define SHM_ASK_BYTES (1u << 20)             /* from here on what a control group allows is asked before memory is taken */
