@@ -480,7 +480,8 @@ typedef struct ddl_dlpack {
  * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use. Where
  * devices reach each other by a transport of their own, a collective runs there when a rank passes a tensor on one:
  * then each rank passes at least one such tensor, or the call is DDL_ERR_MISMATCH (a forced algorithm, DDL_ALGO,
- * avoids it).
+ * avoids it). Between hosts the same holds from 64 KiB on. An empty tensor, a rank's part of a v-form, counts by its
+ * `device`. all_reduce_many is one such call for each type of its tensors.
  * Counts the devices; 0 for NULL. [any thread] */
 DDL_API int32_t ddl_device_count(ddl_context *context);
 typedef struct ddl_device_info {
@@ -24040,14 +24041,24 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
 }
 
+/* Calls that are alike but for the algorithm, which is one of devices in one of them. */
+static bool ddl__differ_by_place(const char *ours, const char *theirs) {
+    const char *by = strstr(ours, ") by ");
+    bool alike = by != NULL && strncmp(ours, theirs, (size_t)(by - ours) + 5) == 0;
+    return alike && (strstr(by, "device") != NULL) != (strstr(theirs, "device") != NULL);
+}
+
 /* Both calls are known: everybody learns them. */
 static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
                                 const char *theirs) {
     ddl__break_everywhere(
         c, g, DDL_ERR_MISMATCH,
-        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
-        "group must make the same calls in the same order",
-        sequence, g->rank, ours, peer, theirs);
+        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. %s",
+        sequence, g->rank, ours, peer, theirs,
+        ddl__differ_by_place(ours, theirs)
+            ? "One of them passed a tensor on a device, the other tensors in ordinary memory: either all ranks pass "
+              "one on a device or none; an empty tensor counts by its `device` too"
+            : "All ranks of a group must make the same calls in the same order");
 }
 
 /* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not:
@@ -24739,18 +24750,21 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
 /* On which device the plan of a call works; DDL_HOST: on none, its tensors are staged whole. It must be the same on all
  * ranks whether one does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for
  * granted that the others have, and brings what else it has there. Between hosts that is for all that is worth cutting
- * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. */
+ * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. Empty ones count
+ * where a rank has no others: its part of a v-form may be of no elements, and it does as the others all the same. */
 static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
-    bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
-    bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    if (g->size == 1 || (!in && !out)) {
+    bool uses_in = ddl__uses_in(g, call), uses_out = ddl__uses_out(g, call);
+    int32_t in = uses_in ? call->in.device : DDL_HOST, out = uses_out ? call->out.device : DDL_HOST;
+    call->on_device = uses_in && ddl__is_staged(&call->in) ? in
+                      : uses_out && ddl__is_staged(&call->out) ? out
+                      : in != DDL_HOST ? in : out;
+    if (g->size == 1 || call->on_device == DDL_HOST) {
         return DDL_HOST;
     }
-    call->on_device = in ? call->in.device : call->out.device;
     ddl__plan_args args = ddl__call_args(g, call);
     bool there = ddl__host_count(&args) > 1
                      ? ddl__total_bytes(&args) >= DDL__MOVE_LEAST
-                     : args.native_s > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
+                     : args.native_s > 0 && call->count > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
     return there ? call->on_device : DDL_HOST;
 }
 

@@ -182,7 +182,8 @@ typedef struct ddl_dlpack {
  * as those of ordinary tensors: wait for the device before the call. Each device is opened at its first use. Where
  * devices reach each other by a transport of their own, a collective runs there when a rank passes a tensor on one:
  * then each rank passes at least one such tensor, or the call is DDL_ERR_MISMATCH (a forced algorithm, DDL_ALGO,
- * avoids it).
+ * avoids it). Between hosts the same holds from 64 KiB on. An empty tensor, a rank's part of a v-form, counts by its
+ * `device`. all_reduce_many is one such call for each type of its tensors.
  * Counts the devices; 0 for NULL. [any thread] */
 DDL_API int32_t ddl_device_count(ddl_context *context);
 typedef struct ddl_device_info {

@@ -40,6 +40,65 @@ static inline int64_t apart_staged(ddl_context *c) {
     return (int64_t)(s.device_bytes_in + s.device_bytes_out);
 }
 
+static inline ddl_tensor apart_tensor(ddl_context *c, int32_t device, const float *host, int64_t count) {
+    ddl_tensor t = {0};
+    CHECK_EQ(ddl_tensor_alloc_on(c, device, DDL_F32, 1, &count, &t), DDL_OK);
+    CHECK_EQ(ddl_tensor_copy(c, t, ddl_tensor_1d(host, DDL_F32, count)), DDL_OK);
+    return t;
+}
+
+/* A scatterv or gatherv among three ranks in which rank `none` has nothing: all that it passes (unless it is the root) is an
+ * empty tensor, which says that it is on a device. The others' parts are of 40009 + r elements. Where nothing is written
+ * there is poison still. */
+static inline void apart_empty_part(ddl_group *w, int32_t device, bool scatters, int root, int none,
+                                    const char *algorithm) {
+    enum { N = 3, LEAST = 40009, GAP = 5 };
+    ddl_context *c = ddl_group_context(w);
+    int rank = ddl_rank(w);
+    int64_t counts[N], offsets[N], whole = GAP, wrong = 0;
+    for (int r = 0; r < N; r++) {
+        counts[r] = r == none ? 0 : LEAST + r;
+        offsets[r] = whole;
+        whole += counts[r] + GAP;
+    }
+    float *all = (float *)malloc((size_t)whole * sizeof *all), *own = (float *)malloc((LEAST + N) * sizeof *own);
+    for (int64_t i = 0; i < whole; i++) {
+        all[i] = scatters ? (float)(i % 977) : -1;
+    }
+    for (int64_t i = 0; i < LEAST + N; i++) {
+        own[i] = scatters ? -1 : (float)(rank * 1000 + i % 977);
+    }
+    ddl_tensor part = ddl_tensor_1d(NULL, DDL_F32, 0), block = {0};
+    part.device = device;
+    part = counts[rank] > 0 ? apart_tensor(c, device, own, counts[rank]) : part;
+    block = rank == root ? apart_tensor(c, device, all, whole) : block;
+    int64_t before = apart_calls(c, algorithm);
+    CHECK_EQ(scatters ? ddl_scatterv(w, block, part, counts, offsets, root)
+                      : ddl_gatherv(w, part, block, counts, offsets, root), DDL_OK);
+    CHECK_EQ(apart_calls(c, algorithm), before + 1);
+    if (scatters && counts[rank] > 0) {
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(own, DDL_F32, counts[rank]), part), DDL_OK);
+    } else if (!scatters && rank == root) {
+        CHECK_EQ(ddl_tensor_copy(c, ddl_tensor_1d(all, DDL_F32, whole), block), DDL_OK);
+    }
+    for (int64_t i = 0; scatters && i < counts[rank]; i++) {
+        wrong += own[i] != (float)((offsets[rank] + i) % 977);
+    }
+    for (int64_t i = 0; !scatters && rank == root && i < whole; i++) {
+        float want = -1;
+        for (int r = 0; r < N; r++) {
+            int64_t j = i - offsets[r];
+            want = j >= 0 && j < counts[r] ? (float)(r * 1000 + j % 977) : want;
+        }
+        wrong += all[i] != want;
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(counts[rank] > 0 ? ddl_tensor_free(c, &part) : DDL_OK, DDL_OK);
+    CHECK_EQ(rank == root ? ddl_tensor_free(c, &block) : DDL_OK, DDL_OK);
+    free(all);
+    free(own);
+}
+
 /* Rank 1 of three dies in the middle of a collective of device 1: the others are told who it was, and can go on to free and
  * to finalize. */
 static inline void apart_dies(ddl_context *c, int rank, ddl_kind kind, const char *algorithm) {

@@ -294,6 +294,9 @@ static void apart(int rank, int n, void *arg) {
     CHECK_EQ(kinds(w, 50021), MOVING * 3);
     CHECK_EQ(apart_calls(c, "device_straight"), MOVING * 3);
     at_once(c, rank, n);
+    for (int i = 0; n == 3 && i < 6; i++) { /* both kinds; the root has nothing, or another rank */
+        apart_empty_part(w, 1, i % 2 == 1, 1, i / 2, "device_straight");
+    }
     ddl_tensor whole[2] = {{0}, {0}}, own = {0};
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &count, &whole[i]), DDL_OK);

@@ -187,6 +187,23 @@ TEST(little_is_pinned) {
     unsetenv("DDL_STANDIN_MB");
 }
 
+/* ---- parts of no elements ---- */
+
+static void empty_parts(int rank, int n, void *arg) {
+    ddl_context *c = join(rank, n, arg);
+    REQUIRE(c != NULL && n == 3);
+    for (int i = 0; i < 6; i++) { /* both kinds; the root has nothing, or another rank */
+        apart_empty_part(ddl_world(c), 1 + (rank + i) % 2, i % 2 == 1, 1, i / 2, "device_pieces");
+    }
+    coll_leave(c);
+}
+
+TEST(an_empty_part_is_where_it_says) {
+    if (!run(empty_parts, 3, (host_job){.hosts = {0, 1, 2}})) {
+        SKIP("this machine has no network but loopback");
+    }
+}
+
 /* ---- many tensors as one ---- */
 
 /* Floats on both devices, one with gaps, and one in ordinary memory: packed on a device, and in pieces from there; integers
@@ -280,7 +297,7 @@ TEST(a_device_that_fails_is_named) {
     }
 }
 
-/* Rank 0 has its tensor in ordinary memory: both calls are spelled out, nothing is written. */
+/* Rank 0 has its tensor in ordinary memory, alone or in a list: both calls are spelled out, nothing is written. */
 static void differ(int rank, int n, void *arg) {
     ddl_context *c = join(rank, n, arg);
     REQUIRE(c != NULL);
@@ -288,21 +305,28 @@ static void differ(int rank, int n, void *arg) {
     unsigned char *data = (unsigned char *)malloc(COUNT), *back = (unsigned char *)malloc(COUNT);
     memset(data, rank + 1, COUNT);
     ddl_tensor t = rank == 0 ? ddl_tensor_1d(data, DDL_U8, COUNT) : standin_tensor(c, 1, data, DDL_U8, COUNT);
-    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_ERR_MISMATCH);
-    CHECK_STR(ddl_error(c), "device_pieces");
-    memset(back, rank + 1, COUNT);
-    if (rank > 0) {
-        standin_read(c, t, data);
-        CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    for (int many = 0; many < 2; many++) {
+        ddl_group *w = NULL;
+        CHECK_EQ(ddl_group_split(ddl_world(c), 0, 0, &w), DDL_OK);
+        CHECK_EQ(many == 0 ? ddl_all_reduce(w, t, t, DDL_SUM) : ddl_all_reduce_many(w, &t, 1, DDL_SUM), DDL_ERR_MISMATCH);
+        CHECK_STR(ddl_error(c), "device_pieces");
+        CHECK_STR(ddl_error(c), many == 0 ? "all_reduce(" : "all_reduce_many(");
+        CHECK_STR(ddl_error(c), "either all ranks pass one on a device or none");
+        memset(back, rank + 1, COUNT);
+        if (rank > 0) {
+            standin_read(c, t, data);
+        }
+        CHECK(memcmp(data, back, COUNT) == 0);
+        CHECK_EQ(ddl_group_free(&w), DDL_OK);
     }
-    CHECK(memcmp(data, back, COUNT) == 0);
+    CHECK_EQ(rank > 0 ? ddl_tensor_free(c, &t) : DDL_OK, DDL_OK);
     free(data);
     free(back);
     coll_leave(c);
 }
 
 TEST(devices_here_and_ordinary_memory_there) {
-    if (!run(differ, 2, (host_job){.hosts = {0, 1}})) {
+    if (!run(differ, 3, (host_job){.hosts = {0, 1, 2}})) {
         SKIP("this machine has no network but loopback");
     }
 }

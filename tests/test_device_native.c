@@ -119,7 +119,8 @@ TEST(averages_and_ops_of_programs) {
     ranks_threads(4, ops, &job);
 }
 
-/* Rank 0 has its tensor in ordinary memory, the others on devices: both calls are spelled out, nothing is written. */
+/* Rank 0 has its tensor in ordinary memory, alone or in a list, the others on devices: both calls are spelled out, nothing
+ * is written. */
 static void differ(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
     REQUIRE(c != NULL);
@@ -128,13 +129,22 @@ static void differ(int rank, int n, void *arg) {
         data[i] = (float)i;
     }
     ddl_tensor t = rank == 0 ? ddl_tensor_1d(data, DDL_F32, 64) : standin_tensor(c, 1, data, DDL_F32, 64);
-    CHECK_EQ(ddl_all_reduce(ddl_world(c), t, t, DDL_SUM), DDL_ERR_MISMATCH);
-    CHECK_STR(ddl_error(c), "native_device");
-    if (rank > 0) {
-        standin_read(c, t, back);
-        CHECK(memcmp(back, data, sizeof data) == 0);
-        CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
+    for (int many = 0; many < 2; many++) {
+        ddl_group *g = NULL;
+        CHECK_EQ(ddl_group_split(ddl_world(c), 0, 0, &g), DDL_OK);
+        CHECK_EQ(many == 0 ? ddl_all_reduce(g, t, t, DDL_SUM) : ddl_all_reduce_many(g, &t, 1, DDL_SUM), DDL_ERR_MISMATCH);
+        CHECK_STR(ddl_error(c), "native_device");
+        CHECK_STR(ddl_error(c), many == 0 ? "all_reduce(" : "all_reduce_many(");
+        CHECK_STR(ddl_error(c), "either all ranks pass one on a device or none");
+        if (rank > 0) {
+            standin_read(c, t, back);
+        }
+        for (int i = 0; i < 64; i++) {
+            CHECK_EQ(rank > 0 ? back[i] : data[i], i);
+        }
+        CHECK_EQ(ddl_group_free(&g), DDL_OK);
     }
+    CHECK_EQ(rank > 0 ? ddl_tensor_free(c, &t) : DDL_OK, DDL_OK);
     coll_leave(c);
 }
 

@@ -464,18 +464,21 @@ static ddl_status ddl__op_buffers(ddl_context *c, ddl__op *op) {
 /* On which device the plan of a call works; DDL_HOST: on none, its tensors are staged whole. It must be the same on all
  * ranks whether one does, and a rank knows only its own tensors: so each that has one tensor on a device takes it for
  * granted that the others have, and brings what else it has there. Between hosts that is for all that is worth cutting
- * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. */
+ * (of an all_to_allv nobody knows how large it is), within a host for what a transport runs by itself. Empty ones count
+ * where a rank has no others: its part of a v-form may be of no elements, and it does as the others all the same. */
 static int32_t ddl__call_device(const ddl_group *g, ddl__call *call) {
-    bool in = ddl__uses_in(g, call) && ddl__is_staged(&call->in);
-    bool out = ddl__uses_out(g, call) && ddl__is_staged(&call->out);
-    if (g->size == 1 || (!in && !out)) {
+    bool uses_in = ddl__uses_in(g, call), uses_out = ddl__uses_out(g, call);
+    int32_t in = uses_in ? call->in.device : DDL_HOST, out = uses_out ? call->out.device : DDL_HOST;
+    call->on_device = uses_in && ddl__is_staged(&call->in) ? in
+                      : uses_out && ddl__is_staged(&call->out) ? out
+                      : in != DDL_HOST ? in : out;
+    if (g->size == 1 || call->on_device == DDL_HOST) {
         return DDL_HOST;
     }
-    call->on_device = in ? call->in.device : call->out.device;
     ddl__plan_args args = ddl__call_args(g, call);
     bool there = ddl__host_count(&args) > 1
                      ? ddl__total_bytes(&args) >= DDL__MOVE_LEAST
-                     : args.native_s > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
+                     : args.native_s > 0 && call->count > 0 && g->tuning.forced[ddl__kind_base(call->kind)] == NULL;
     return there ? call->on_device : DDL_HOST;
 }
 

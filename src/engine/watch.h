@@ -118,14 +118,24 @@ static void ddl__ask_members(ddl_context *c, ddl__op *op, bool all) {
     }
 }
 
+/* Calls that are alike but for the algorithm, which is one of devices in one of them. */
+static bool ddl__differ_by_place(const char *ours, const char *theirs) {
+    const char *by = strstr(ours, ") by ");
+    bool alike = by != NULL && strncmp(ours, theirs, (size_t)(by - ours) + 5) == 0;
+    return alike && (strstr(by, "device") != NULL) != (strstr(theirs, "device") != NULL);
+}
+
 /* Both calls are known: everybody learns them. */
 static void ddl__mismatch_spell(ddl_context *c, ddl_group *g, uint32_t sequence, const char *ours, int32_t peer,
                                 const char *theirs) {
     ddl__break_everywhere(
         c, g, DDL_ERR_MISMATCH,
-        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. All ranks of a "
-        "group must make the same calls in the same order",
-        sequence, g->rank, ours, peer, theirs);
+        "operation %u is different on two ranks: rank %d called %s, but rank %d called %s. %s",
+        sequence, g->rank, ours, peer, theirs,
+        ddl__differ_by_place(ours, theirs)
+            ? "One of them passed a tensor on a device, the other tensors in ordinary memory: either all ranks pass "
+              "one on a device or none; an empty tensor counts by its `device` too"
+            : "All ranks of a group must make the same calls in the same order");
 }
 
 /* A peer has told its call of a number, and the signatures differ. Where the calls are alike, an earlier one was not:
