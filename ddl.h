@@ -33432,6 +33432,7 @@ static size_t ddl__ps_piece_bytes(const ddl__ps_piece *piece) {
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
+    int32_t tensor;       /* its number to the trainer, for an optimizer of the program's own */
     ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: as they are */
 } ddl__ps_trait;
 
@@ -34630,7 +34631,7 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, void *grad, 
     o.weight_decay = trait->no_decay ? 0 : o.weight_decay;
     ddl_optimizer_part part = {.step = ++p->steps,
                                .learning_rate = o.learning_rate * rate * factor,
-                               .tensor = p->piece->param,
+                               .tensor = s->extra.traits != NULL ? trait->tensor : p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
                                .param = (float *)(void *)p->value->data,
@@ -38922,7 +38923,7 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         at[dtype] += count;
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] =
-            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
+            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0, .tensor = i};
         DDL__TRY(ddl__served_code(t, w, &s->traits[number]));
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */

@@ -439,6 +439,63 @@ TEST(a_server_that_dies_is_named_and_a_checkpoint_goes_on) {
     remove_folder(what.folder);
 }
 
+/* >>an optimizer of the program's own: the same code on workers, in shards and on servers */
+
+typedef struct own {
+    ddl_trainer_config config;
+    atomic_int calls, wrong;
+} own;
+
+/* The state is the sum of all gradients, of which each step takes `learning_rate` times. */
+static void own_step(void *user, const ddl_optimizer_part *part) {
+    own *x = user;
+    atomic_fetch_add(&x->calls, 1);
+    if (part->tensor < 0 || part->tensor >= TENSORS || part->offset < 0 || part->step < 1 || part->step > STEPS ||
+        part->offset + part->count > sizes[part->tensor] || part->dtype == DDL_F64) {
+        atomic_fetch_add(&x->wrong, 1);
+        return;
+    }
+    for (int64_t k = 0; k < part->count; k++) {
+        part->state[k] += part->grad[k];
+        part->param[k] -= (float)part->learning_rate * part->state[k];
+    }
+}
+
+static void own_steps(ddl_group *w, void *arg) {
+    own *x = arg;
+    ddl_trainer_stats stats;
+    net *m = malloc(sizeof *m);
+    net_make(w, m, &x->config);
+    for (int step = 1; step <= STEPS; step++) {
+        usleep(step == STEPS ? 20000 : 0);
+        OK(net_step(m, 2 * (float)ddl_rank(w))); /* 1 on the average of two */
+        if (!net_is(m, -(float)(step * (step + 1) / 2))) {
+            break;
+        }
+    }
+    OK(ddl_trainer_stats_get(m->t, &stats));
+    CHECK_EQ(stats.steps, STEPS);
+    CHECK(stats.compute_s >= 0.02 && stats.exposed_s >= 0 && stats.hidden_s >= 0);
+    OK(ddl_trainer_free(&m->t));
+    free(m);
+}
+
+TEST(an_optimizer_of_the_program_on_workers_in_shards_and_on_servers) {
+    const ddl_trainer_config configs[] = {
+        {.schedule = DDL_SCHEDULE_WAIT_FREE},
+        {.schedule = DDL_SCHEDULE_FUSED, .shard = 1},
+        {.schedule = DDL_SCHEDULE_WAIT_FREE, .architecture = DDL_ARCHITECTURE_PS, .servers = 2},
+    };
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        own x = {.config = configs[i]};
+        x.config.optimizer = (ddl_optimizer){
+            .kind = DDL_OPTIMIZER_FN, .learning_rate = 1, .fn = own_step, .user = &x, .state_slots = 1};
+        world_threads(2, own_steps, &x);
+        CHECK(atomic_load(&x.calls) >= STEPS);
+        CHECK_EQ(atomic_load(&x.wrong), 0);
+    }
+}
+
 /* >>compression: what is not sent stays with its worker, and is sent later */
 
 typedef struct squeeze {

@@ -178,7 +178,7 @@ static bool ddl__ps_step_piece(ddl__ps_server *s, ddl__ps_place *p, void *grad, 
     o.weight_decay = trait->no_decay ? 0 : o.weight_decay;
     ddl_optimizer_part part = {.step = ++p->steps,
                                .learning_rate = o.learning_rate * rate * factor,
-                               .tensor = p->piece->param,
+                               .tensor = s->extra.traits != NULL ? trait->tensor : p->piece->param,
                                .offset = p->piece->begin,
                                .count = p->piece->count,
                                .param = (float *)(void *)p->value->data,

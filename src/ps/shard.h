@@ -25,6 +25,7 @@ static size_t ddl__ps_piece_bytes(const ddl__ps_piece *piece) {
 typedef struct ddl__ps_trait {
     double rate_factor; /* of the learning rate; 0: 1; below 0: it is not trained */
     bool no_decay;
+    int32_t tensor;       /* its number to the trainer, for an optimizer of the program's own */
     ddl_compression code; /* of pushes, with its defaults filled in: each piece is one code; kind 0: as they are */
 } ddl__ps_trait;
 

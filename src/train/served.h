@@ -230,7 +230,7 @@ static ddl_status ddl__served_memory(ddl_trainer *t, ddl_tensor *params) {
         at[dtype] += count;
         w->served = t->config.architecture == DDL_ARCHITECTURE_PS;
         s->traits[number] =
-            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0};
+            (ddl__ps_trait){.rate_factor = w->options.rate_factor, .no_decay = w->options.no_decay != 0, .tensor = i};
         DDL__TRY(ddl__served_code(t, w, &s->traits[number]));
         if (t->served.sums || to == NULL) {
             continue; /* gradients are averaged there: nothing comes first */
