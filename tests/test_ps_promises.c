@@ -586,6 +586,7 @@ static void lean_thread(int rank, int n, void *arg) {
     snprintf(l->why[rank], sizeof l->why[rank], "%s", l->status[rank] < 0 ? ddl_error(c) : "");
     m->failed = __atomic_load_n(&m->calls, __ATOMIC_SEQ_CST) >= m->fail_at;
     __atomic_store_n(&m->fail_at, 0, __ATOMIC_SEQ_CST);
+    pthread_barrier_wait(&l->in.barrier); /* the shortage is over before the next call's messages come */
     OK(ddl_ps_free(&ps));
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
 }

@@ -123,8 +123,8 @@ static void memory(ddl_group *w, void *arg) {
         memset(t[i].data, i, (size_t)i * 8000);
     }
     OK(ddl_stats_get(c, &during));
-    CHECK_EQ(during.memory_bytes, before.memory_bytes); /* the caller's memory is not the context's */
-    CHECK_EQ(during.memory_peak_bytes, before.memory_peak_bytes);
+    CHECK(during.memory_bytes < before.memory_bytes + 32 * N); /* the caller's memory is not the context's, a list is */
+    CHECK(during.memory_peak_bytes < before.memory_peak_bytes + 64 * N);
     for (int i = 0; i < N; i++) {
         unsigned char *at = t[i].data;
         CHECK(i == 0 || (at[0] == i && at[i * 8000 - 1] == i));
@@ -143,7 +143,7 @@ static void memory(ddl_group *w, void *arg) {
     ddl_tensor foreign = DDL_ARRAY(own);
     FAILS(ddl_tensor_free(c, &foreign), DDL_ERR_ARG, "ddl_tensor_free");
     OK(ddl_stats_get(c, &during));
-    CHECK_EQ(during.memory_bytes, before.memory_bytes);
+    CHECK(during.memory_bytes < before.memory_bytes + 32 * N);
 }
 
 TEST(memory_is_lent_and_taken_back_once) { world_threads(1, memory, NULL); } /* the rest goes with the context */
