@@ -420,15 +420,11 @@ static ddl__ps_step ddl__ps_init(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_jo
  * and goes back, while the next come: links carry as much in both directions. Bytes that were asked for stand in queues
  * on the way here, and the first words of a worker that begins later stand behind them. */
 static bool ddl__ps_hold(ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
-    int32_t silent = job->ask.clock > p->clock;
-    for (int32_t w = p->turn; w < s->workers; w++) {
-        silent += s->present[w];
+    bool silent = false; /* with a credit, a worker says of some pieces late: what it has begun, it goes on with */
+    for (int32_t w = 0; w < s->workers; w++) {
+        silent = silent || (s->present[w] && s->begun[w] <= job->ask.clock);
     }
-    for (const ddl__ps_job *other = p->first; other != NULL; other = other->next) {
-        silent -= ddl__ps_is_push(other->ask.op) && other->ask.clock == p->clock && other->source >= p->turn &&
-                  s->present[other->source];
-    }
-    if (s->coming < (silent > 0 ? DDL__PS_EARLY_BYTES : DDL__PS_COMING_BYTES)) {
+    if (s->coming < (silent ? DDL__PS_EARLY_BYTES : DDL__PS_COMING_BYTES)) {
         return false;
     }
     s->held = DDL__MIN(s->held, (int64_t)p->number);

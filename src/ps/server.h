@@ -126,7 +126,7 @@ static ddl_status ddl__ps_between_clocks(const ddl__ps_server *s, ddl__sentence 
 static void ddl__ps_set_clocks(ddl__ps_server *s, const int64_t *clocks) {
     int64_t most = 0;
     for (int32_t w = 0; w < s->workers; w++) {
-        s->clock[w] = clocks[w];
+        s->clock[w] = s->begun[w] = clocks[w];
         most = s->present[w] ? DDL__MAX(most, clocks[w]) : most;
     }
     for (int64_t i = 0; i < s->piece_count + s->table_count; i++) {
@@ -505,11 +505,16 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
     ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
     job->phase = DDL__PS_ASKED;
     job->bound = ddl__ps_bound(s, job->source);
+    bool begins = ddl__ps_is_push(job->ask.op) && p->piece != NULL && s->begun[job->source] <= job->ask.clock;
+    s->begun[job->source] = begins ? job->ask.clock + 1 : s->begun[job->source];
     ddl__ps_enqueue(p, job);
     if (p == &s->control) {
         ddl__ps_run_control(s);
     } else {
         ddl__ps_run(s, p);
+    }
+    if (begins) {
+        ddl__ps_run_held(s);
     }
 }
 
@@ -671,7 +676,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
         }
     }
-    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 3 * sizeof(uint64_t) + sizeof(int32_t);
+    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 4 * sizeof(uint64_t) + sizeof(int32_t);
     return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
            3 * *out_largest;
 }
@@ -698,14 +703,15 @@ static bool ddl__ps_server_arrays(ddl__ps_server *s) {
     s->places = ddl__ps_alloc(&s->memory, (size_t)s->piece_count, sizeof *s->places);
     s->present = ddl__ps_alloc(&s->memory, n, sizeof *s->present);
     s->clock = ddl__ps_alloc(&s->memory, n, sizeof *s->clock);
+    s->begun = ddl__ps_alloc(&s->memory, n, sizeof *s->begun);
     s->ended_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->ended_ns);
     s->takes_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->takes_ns);
     s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
     s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
     s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
     s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
-    return s->places != NULL && s->present != NULL && s->clock != NULL && s->ended_ns != NULL && s->takes_ns != NULL &&
-           s->jobs != NULL && s->busy != NULL && s->deaf != NULL && s->listeners != NULL;
+    return s->places != NULL && s->present != NULL && s->clock != NULL && s->begun != NULL && s->ended_ns != NULL &&
+           s->takes_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL && s->listeners != NULL;
 }
 
 /* Fills a server whose first members are set. */
@@ -780,6 +786,7 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
     ddl__ps_free(&s->memory, s->places, (size_t)s->piece_count, sizeof *s->places);
     ddl__ps_free(&s->memory, s->present, n, sizeof *s->present);
     ddl__ps_free(&s->memory, s->clock, n, sizeof *s->clock);
+    ddl__ps_free(&s->memory, s->begun, n, sizeof *s->begun);
     ddl__ps_free(&s->memory, s->ended_ns, n, sizeof *s->ended_ns);
     ddl__ps_free(&s->memory, s->takes_ns, n, sizeof *s->takes_ns);
     ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);

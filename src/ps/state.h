@@ -107,6 +107,7 @@ typedef struct ddl__ps_server {
     int32_t present_count;
     int32_t lost;                  /* BSP: a worker that died; -1: none */
     int64_t *clock;                /* by worker: iterations that it has finished */
+    int64_t *begun;                /* by worker: iterations of which it has announced a push of a piece */
     uint64_t *ended_ns, *takes_ns; /* by worker: when its last iteration ended, and how long one takes */
     int32_t *jobs;                 /* by worker */
     bool *busy;                    /* scratch, by worker */
