@@ -1282,12 +1282,27 @@ typedef enum ddl_architecture {
  * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
 
+/* What differs for one tensor. All zero: nothing. */
+typedef struct ddl_trainer_options {
+    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
+    int32_t no_decay;            /* 1: no weight decay */
+    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
+    ddl_compression compression; /* instead of the config's */
+} ddl_trainer_options;
+
+/* Decides for a tensor that is added, by its name, type and shape: *options are those that ddl_trainer_add was given.
+ * The same on all ranks. It must not call ddl. */
+typedef void (*ddl_trainer_choose_fn)(void *user, const char *name, const ddl_tensor *gradient,
+                                      ddl_trainer_options *options);
+
 /* All zero is BSP over all-reduce with SGD on schedule auto. */
 typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
     ddl_compression compression; /* of gradients; BSP without shard, uneven, overlap_forward; PS: see docs */
+    ddl_trainer_choose_fn choose; /* of each tensor; NULL: its options and this config say all */
+    void *choose_user;
     ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -1314,14 +1329,6 @@ typedef struct ddl_trainer_config {
     int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
     int32_t staleness_max;
 } ddl_trainer_config;
-
-/* What differs for one tensor. All zero: nothing. */
-typedef struct ddl_trainer_options {
-    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
-    int32_t no_decay;            /* 1: no weight decay */
-    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
-    ddl_compression compression; /* instead of the config's */
-} ddl_trainer_options;
 
 /* Fills *out_config for a strategy by the name that the field knows it by; the caller sets the optimizer. Names: see
  * docs/training.md, or ddl_trainer_preset_name. Errors: DDL_ERR_ARG. [any thread] */
@@ -38557,11 +38564,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
 
 /* How a tensor is compressed: its own way, or the config's. */
 static ddl_compression ddl__weight_code(const ddl_trainer *t, const ddl_trainer_options *options) {
-    if (options != NULL && options->uncompressed) {
+    if (options->uncompressed) {
         return (ddl_compression){.kind = DDL_COMPRESS_NONE};
     }
-    bool own = options != NULL && options->compression.kind != DDL_COMPRESS_NONE;
-    return own ? options->compression : t->config.compression;
+    return options->compression.kind != DDL_COMPRESS_NONE ? options->compression : t->config.compression;
 }
 
 static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const ddl_tensor *grad,
@@ -38611,14 +38617,18 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (t->started) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
     }
-    if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
+    DDL__TRY(ddl__weight_check(t, given, param, grad));
+    ddl_trainer_options mine = options != NULL ? *options : (ddl_trainer_options){0};
+    if (t->config.choose != NULL) {
+        t->config.choose(t->config.choose_user, given, grad, &mine);
+    }
+    if (!(mine.rate_factor > -1e30 && mine.rate_factor < 1e30)) {
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
-    ddl_compression code = ddl__weight_code(t, options);
+    ddl_compression code = ddl__weight_code(t, &mine);
     if (code.kind == DDL_COMPRESS_ADAPTIVE && ddl_tensor_count(grad) < DDL__ADAPTIVE_LEAST) {
         code = (ddl_compression){.kind = DDL_COMPRESS_NONE}; /* it costs its latency: merged with others it does not */
     }
-    DDL__TRY(ddl__weight_check(t, given, param, grad));
     DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
     ddl__weight *w = &t->weights[t->count];
@@ -38627,9 +38637,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (w->name == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_add: no memory");
     }
-    if (options != NULL) {
-        w->options = *options;
-    }
+    w->options = mine;
     w->options.compression = code;
     w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
     if (out_index != NULL) {

@@ -33,7 +33,8 @@ def spread_suite(suite, *words):
     with two_hosts() as hosts, hosts.spread(**FABRIC) as env:
         done = sh(path, *words, env=env, timeout=240)
         last = re.findall(r"^(\d+) passed, (\d+) failed", done.stdout, re.M)
-        check(done.returncode == 0 and last and int(last[-1][0]) > 0, f"{suite} {words}:\n{done.stdout[-3000:]}")
+        said = f"{suite} {words} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+        check(done.returncode == 0 and last and int(last[-1][0]) > 0, said)
         sent = hosts.run("A", "cat /sys/class/net/ddla/statistics/tx_bytes")
         check(int(sent) > 1 << 20, f"only {sent} bytes went over the cable")
 

@@ -806,19 +806,33 @@ static void matrices(ddl_group *w, void *arg) {
 }
 TEST(compressed_matrices) { world_threads(2, matrices, NULL); }
 
-/* One tensor is compressed, its neighbours are not, with accumulation and clipping around them. */
+/* What the options of one_compressed say, said by a function. */
+static void choose(void *user, const char *name, const ddl_tensor *gradient, ddl_trainer_options *options) {
+    ++*(int *)user;
+    CHECK_EQ(ddl_tensor_count(gradient), 64);
+    CHECK_EQ(options->no_decay, 1); /* as ddl_trainer_add was told */
+    options->uncompressed = strcmp(name, "first") == 0;
+    options->compression.kind = strcmp(name, "second") == 0 ? DDL_COMPRESS_SIGN : DDL_COMPRESS_NONE;
+}
+
+/* One tensor is compressed, its neighbours are not, with accumulation and clipping around them. arg: by a function. */
 static void one_compressed(ddl_group *w, void *arg) {
-    (void)arg;
+    int chosen = 0;
+    bool by_function = arg != NULL;
     float p[3][64], g[3][64];
     ddl_trainer *t = NULL;
     char text[256];
     ddl_trainer_options sign = {.compression = {.kind = DDL_COMPRESS_SIGN}}, plain = {.uncompressed = 1};
     ddl_trainer_config config = {.optimizer = {.learning_rate = 1}, .accumulate = 2, .clip_norm = 1e6,
                                  .compression = {.kind = DDL_COMPRESS_TOP_K, .k = 1}};
+    ddl_trainer_options none = {.no_decay = 1};
+    config.choose = by_function ? choose : NULL;
+    config.choose_user = &chosen;
     OK(ddl_trainer_create(w, &config, &t));
-    OK(ddl_trainer_add(t, "first", DDL_ARRAY(p[0]), DDL_ARRAY(g[0]), &plain, NULL));
-    OK(ddl_trainer_add(t, "second", DDL_ARRAY(p[1]), DDL_ARRAY(g[1]), &sign, NULL));
-    OK(ddl_trainer_add(t, "third", DDL_ARRAY(p[2]), DDL_ARRAY(g[2]), NULL, NULL));
+    OK(ddl_trainer_add(t, "first", DDL_ARRAY(p[0]), DDL_ARRAY(g[0]), by_function ? &none : &plain, NULL));
+    OK(ddl_trainer_add(t, "second", DDL_ARRAY(p[1]), DDL_ARRAY(g[1]), by_function ? &none : &sign, NULL));
+    OK(ddl_trainer_add(t, "third", DDL_ARRAY(p[2]), DDL_ARRAY(g[2]), by_function ? &none : NULL, NULL));
+    CHECK_EQ(chosen, by_function ? 3 : 0);
     memset(p, 0, sizeof p);
     OK(ddl_trainer_start(t));
     for (int part = 0; part < 2; part++) {
@@ -851,3 +865,4 @@ static void one_compressed(ddl_group *w, void *arg) {
           DDL_ERR_UNSUPPORTED, "compression works with BSP only");
 }
 TEST(compression_by_tensor) { world_threads(2, one_compressed, NULL); }
+TEST(compression_by_a_function) { world_threads(2, one_compressed, "chosen"); }

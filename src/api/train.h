@@ -50,12 +50,27 @@ typedef enum ddl_architecture {
  * all tensors. Not 0 ends the step, and ddl_step with DDL_ERR_STATE; the ranks are to return the same. */
 typedef int (*ddl_trainer_fn)(void *user, ddl_trainer *trainer);
 
+/* What differs for one tensor. All zero: nothing. */
+typedef struct ddl_trainer_options {
+    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
+    int32_t no_decay;            /* 1: no weight decay */
+    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
+    ddl_compression compression; /* instead of the config's */
+} ddl_trainer_options;
+
+/* Decides for a tensor that is added, by its name, type and shape: *options are those that ddl_trainer_add was given.
+ * The same on all ranks. It must not call ddl. */
+typedef void (*ddl_trainer_choose_fn)(void *user, const char *name, const ddl_tensor *gradient,
+                                      ddl_trainer_options *options);
+
 /* All zero is BSP over all-reduce with SGD on schedule auto. */
 typedef struct ddl_trainer_config {
     ddl_sync sync;
     ddl_schedule schedule;
     ddl_optimizer optimizer;
     ddl_compression compression; /* of gradients; BSP without shard, uneven, overlap_forward; PS: see docs */
+    ddl_trainer_choose_fn choose; /* of each tensor; NULL: its options and this config say all */
+    void *choose_user;
     ddl_trainer_fn step;         /* instead of optimizer */
     void *step_user;
     int32_t accumulate;      /* steps of the loop that make one step of the optimizer; default 1 */
@@ -82,14 +97,6 @@ typedef struct ddl_trainer_config {
     int32_t staleness; /* of DDL_SYNC_SSP: as in ddl_sync_config */
     int32_t staleness_max;
 } ddl_trainer_config;
-
-/* What differs for one tensor. All zero: nothing. */
-typedef struct ddl_trainer_options {
-    double rate_factor;          /* of the learning rate; 0: 1; below 0: the tensor is not trained */
-    int32_t no_decay;            /* 1: no weight decay */
-    int32_t uncompressed;        /* 1: it travels as it is, whatever the config says */
-    ddl_compression compression; /* instead of the config's */
-} ddl_trainer_options;
 
 /* Fills *out_config for a strategy by the name that the field knows it by; the caller sets the optimizer. Names: see
  * docs/training.md, or ddl_trainer_preset_name. Errors: DDL_ERR_ARG. [any thread] */

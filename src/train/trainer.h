@@ -461,11 +461,10 @@ static ddl_status ddl__weight_check(ddl_trainer *t, const char *name, const ddl_
 
 /* How a tensor is compressed: its own way, or the config's. */
 static ddl_compression ddl__weight_code(const ddl_trainer *t, const ddl_trainer_options *options) {
-    if (options != NULL && options->uncompressed) {
+    if (options->uncompressed) {
         return (ddl_compression){.kind = DDL_COMPRESS_NONE};
     }
-    bool own = options != NULL && options->compression.kind != DDL_COMPRESS_NONE;
-    return own ? options->compression : t->config.compression;
+    return options->compression.kind != DDL_COMPRESS_NONE ? options->compression : t->config.compression;
 }
 
 static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const ddl_tensor *grad,
@@ -515,14 +514,18 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (t->started) {
         return ddl__error(c, DDL_ERR_STATE, "ddl_trainer_add: the trainer has started; \"%s\" comes too late", given);
     }
-    if (options != NULL && !(options->rate_factor > -1e30 && options->rate_factor < 1e30)) {
+    DDL__TRY(ddl__weight_check(t, given, param, grad));
+    ddl_trainer_options mine = options != NULL ? *options : (ddl_trainer_options){0};
+    if (t->config.choose != NULL) {
+        t->config.choose(t->config.choose_user, given, grad, &mine);
+    }
+    if (!(mine.rate_factor > -1e30 && mine.rate_factor < 1e30)) {
         return ddl__error(c, DDL_ERR_ARG, "ddl_trainer_add: rate_factor of \"%s\" is not a number", given);
     }
-    ddl_compression code = ddl__weight_code(t, options);
+    ddl_compression code = ddl__weight_code(t, &mine);
     if (code.kind == DDL_COMPRESS_ADAPTIVE && ddl_tensor_count(grad) < DDL__ADAPTIVE_LEAST) {
         code = (ddl_compression){.kind = DDL_COMPRESS_NONE}; /* it costs its latency: merged with others it does not */
     }
-    DDL__TRY(ddl__weight_check(t, given, param, grad));
     DDL__TRY(ddl__weight_check_code(t, given, grad, &code));
     DDL__TRY(ddl__weights_grow(t));
     ddl__weight *w = &t->weights[t->count];
@@ -531,9 +534,7 @@ static ddl_status ddl__trainer_add(ddl_trainer *t, const char *name, const ddl_t
     if (w->name == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_trainer_add: no memory");
     }
-    if (options != NULL) {
-        w->options = *options;
-    }
+    w->options = mine;
     w->options.compression = code;
     w->options.rate_factor = w->options.rate_factor == 0 ? 1 : w->options.rate_factor;
     if (out_index != NULL) {
