@@ -179,7 +179,7 @@ def training_on_two_hosts_has_the_loss_of_tcp():
 # ------------------------------------------------------------------------------------------------ faults
 
 
-promise(job, hearing=8)  # by the silent connection alone, whose probes of the other side are answered to it in vain
+promise(job, hearing=8)  # weaker than over TCP: see docs/design.md, who is dead
 
 
 def processor_s(process):
