@@ -12462,6 +12462,8 @@ static void ddl__tcp_tune_socket(ddl__tcp *t, int fd, bool same_host, bool is_co
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
     ddl__tcp_set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    /* A probe is no sign of life, but a byte that is sent again is one, to the side that hears it: with nothing
+     * unacknowledged on either side, both give a cut in one direction up at the same time. */
     if (is_control) {
         ddl__tcp_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, DDL__TCP_SILENT_MS);
     }
@@ -12716,6 +12718,9 @@ static void ddl__tcp_proven(ddl__tcp *t, ddl__tcp_conn *c, int32_t peer) {
         ddl__tcp_broken(t, c, errno);
     } else {
         c->state = DDL__TCP_CHANNEL;
+        if (c->is_control) { /* the go is acknowledged at once: see ddl__tcp_tune_socket */
+            ddl__tcp_set(c->fd, IPPROTO_TCP, TCP_QUICKACK, 1);
+        }
         ddl__tcp_await_go(t, c);
     }
 }

@@ -278,11 +278,11 @@ def drop_rule(hosts, side, verdict, match):
     """What comes in on one side and matches."""
     if not shutil.which("nft"):
         skip("needs nft (nftables; make deps)")
-    for words in ("add table inet ddl", "add chain inet ddl in { type filter hook input priority 0 ; }",
-                  f"add rule inet ddl in {match} {verdict}"):
-        done = sh(hosts.into(side), ["nft", words])
-        if done.returncode:
-            skip(f"nft does not work here: {done.stdout.strip()[:100]}")
+    rules = ("add table inet ddl; add chain inet ddl in { type filter hook input priority 0 ; }; "
+             f"add rule inet ddl in {match} {verdict}")
+    done = sh(hosts.into(side), ["nft", rules])
+    if done.returncode:
+        skip(f"nft does not work here: {done.stdout.strip()[:100]}")
 
 
 # ---------------------------------------------------------------------------------------- who is said to be dead

@@ -179,7 +179,7 @@ def training_on_two_hosts_has_the_loss_of_tcp():
 # ------------------------------------------------------------------------------------------------ faults
 
 
-promise(job, hearing=8)  # weaker than over TCP: see docs/design.md, who is dead
+promise(job)
 
 
 def processor_s(process):
