@@ -252,11 +252,17 @@ def generate(house, plugin_folders=()):
 
 def write_if_changed(path, text):
     """Leaves an equal file alone, so that nothing is rebuilt; never shows a half-written one to a parallel build."""
-    if path.exists() and path.read_text() == text:
-        return
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        if path.exists() and not path.is_file():  # the rename would put a file where a device was
+            sys.exit(f"amalgamate.py: {path} is no file, and is left alone; -o - writes to standard output")
+        if path.exists() and path.read_text(errors="replace") == text:
+            return
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        sys.exit(f"amalgamate.py: {path} cannot be written: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------------------------- reading C

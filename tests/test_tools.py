@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import os
+import pathlib
 import re
 
 from harness import BUILD, ROOT, check, main, scratch, sh, test
@@ -129,7 +130,8 @@ def what_cannot_be_written_is_an_error_and_no_trace_of_python():
         timeline = f"{folder}/timeline"
         perf(2, "all_reduce -b 8 -e 8 -n 1", env=dict(os.environ, DDL_TRACE=timeline))
         job = f"{BUILD}/ddlrun -n 2"
-        for command in (f"{BUILD}/ddl-info", f"{BUILD}/ddl-info --json", f"{job} --no-prefix {BUILD}/ddl-perf all_reduce -e 8 -n 1",
+        for command in (*(f"{BUILD}/{tool} --help" for tool in ("ddlrun", "ddl-perf", "ddl-info", "ddl-timeline")),
+                        f"{BUILD}/ddl-info", f"{BUILD}/ddl-info --json", f"{job} --no-prefix {BUILD}/ddl-perf all_reduce -e 8 -n 1",
                         f"{job} {BUILD}/hello", f"{BUILD}/ddl-timeline {timeline}"):
             done = sh(["sh", "-c", f"{command} > /dev/full"])
             check(done.returncode == 1 and "cannot write standard output" in done.stdout, f"{command}: {done.returncode} {done.stdout}")
@@ -151,6 +153,29 @@ def closed_descriptors_stay_what_they_are():
     for closed in ("<&- >&- 2>&-", ">&- 2>&-", "<&- 2>&-", "<&- >&-"):
         for command in (f"{BUILD}/ddlrun -n 2 {BUILD}/hello", f"{BUILD}/ddlrun -n 2 --no-prefix {BUILD}/hello", f"{BUILD}/ddl-info"):
             check(sh(["sh", "-c", f"{command} {closed}"]).returncode == 0, f"{command} {closed}")
+
+
+@test
+def words_that_make_no_sense_are_a_sentence_and_no_trace_of_python():
+    with scratch() as folder:
+        pathlib.Path(folder, "floors").write_text("openmpi all_reduce 0 32K\n")
+        compare, amalgamate, info = ROOT / "bench/compare", ROOT / "amalgamate.py", BUILD / "ddl-info"
+        for words, sentence in (([compare, "--ranks", "0"], "no whole number from 2 on"),
+                                ([compare, "--ranks", "x"], "no whole number from 2 on"),
+                                ([compare, "--sizes", "8,1Q"], '"1Q" is no size in bytes'),
+                                ([compare, "--blocks", "0"], "no whole number from 1 on"),
+                                ([compare, "--floors", f"{folder}/floors"], "is no floor: peer op min_bytes max_bytes ratio"),
+                                ([compare, "--floors", f"{folder}/none"], "No such file"),
+                                ([compare, "--output", f"{folder}/floors/a"], "Not a directory"),
+                                ([ROOT / "bench/servers", "--rate", "1"], "unrecognized arguments: --rate"),
+                                ([amalgamate, "-o", "/dev/full"], "/dev/full is no file, and is left alone"),
+                                ([amalgamate, "-o", f"{folder}/none/ddl.h"], "cannot be written: No such file"),
+                                ([info, "--attach", ""], "--attach needs the number of a process"),
+                                ([BUILD / "ddlrun", "-n", "2", info, "--group", "1-0,0"], "ranks go from 0 to 1, each once")):
+            done = sh(words)
+            check(done.returncode in (1, 2) and sentence in done.stdout, f"{words}: {done.returncode} {done.stdout}")
+            check("Traceback" not in done.stdout, f"{words}: {done.stdout}")
+        check(os.listdir(folder) == ["floors"], f"left behind: {os.listdir(folder)}")
 
 
 @test

@@ -273,6 +273,9 @@ static bool read_ranks(const char *list, int32_t world_size, int32_t *ranks, int
         if (*end == '-' && end[1] >= '0' && end[1] <= '9') {
             last = strtol(end + 1, &end, 10);
         }
+        if (last < first) {
+            return false;
+        }
         for (long r = first; r <= last; r++) {
             bool twice = false;
             for (int32_t i = 0; i < *out_count; i++) {
@@ -285,7 +288,7 @@ static bool read_ranks(const char *list, int32_t world_size, int32_t *ranks, int
         }
         at = end + (*end == ',');
         if (*end == 0) {
-            return last >= first;
+            return true;
         }
     }
     return false;
@@ -305,14 +308,15 @@ static int read_arguments(int argc, char **argv, arguments *out) {
     while ((option = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
         if (option == 'h') {
             fputs(info_usage, stdout);
-            return 0;
+            return ended("ddl-info", 0);
         }
         out->doctor |= option == 'd';
         out->json |= option == 'j';
         out->attach = option == 'a' ? optarg : out->attach;
         out->group = option == 'g' ? optarg : out->group;
         int asked = option == ':' ? strncmp(argv[optind - 1], "--g", 3) == 0 ? 'g' : 'a' : option;
-        if (option == ':' || (strchr("ag", option) != NULL && optarg[0] == '-')) { /* a flag is no job's name */
+        bool nothing = option == ':' || (strchr("ag", option) != NULL && strchr("-", optarg[0]) != NULL); /* or a flag */
+        if (nothing) {
             fprintf(stderr, asked == 'g' ? "ddl-info: --group needs ranks, as 0-3,8.\n"
                                          : "ddl-info: --attach needs the number of a process, or the name of a job.\n");
             return 2;

@@ -7,7 +7,6 @@
 #define _GNU_SOURCE 1
 #include "ddl.h"
 
-#include "ended.h"
 #include "perf_data.h"
 #include "perf_options.h"
 
@@ -494,9 +493,10 @@ static void print_head(const bench *b) {
     } else if (b->options.format == FORMAT_JSON) {
         printf("{\"version\": \"%d.%d.%d\", \"ranks\": %d, \"results\": [", v / 10000, v / 100 % 100, v % 100, b->ranks);
     } else {
-        printf("# ddl-perf of ddl %d.%d.%d: %d ranks, %s, %d warm-up and %d timed rounds, time is the %s over ranks\n",
-               v / 10000, v / 100 % 100, v % 100, b->ranks, mode_names[b->options.mode], b->options.warmup,
-               b->options.rounds, spread_names[b->options.spread].name);
+        printf("# ddl-perf of ddl %d.%d.%d: %d rank%s, %s, %d warm-up and %d timed rounds, time is the %s over "
+               "ranks\n",
+               v / 10000, v / 100 % 100, v % 100, b->ranks, b->ranks == 1 ? "" : "s",
+               mode_names[b->options.mode], b->options.warmup, b->options.rounds, spread_names[b->options.spread].name);
     }
 }
 

@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ended.h"
 #include "nearest.h"
 
 #define RANKS_MAX 4096
@@ -215,7 +216,7 @@ static void parse(job *j, int argc, char **argv) {
             break;
         } else if (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0) {
             fputs(usage, stdout);
-            exit(0);
+            exit(ended("ddlrun", 0));
         } else if (strcmp(arg, "--prefix") == 0) {
             j->prefix = true;
         } else if (strcmp(arg, "--no-prefix") == 0) {
@@ -310,23 +311,28 @@ static void raise_fd_limit(const job *j) {
 
 /* ---- the warden ---- */
 
-/* Collects process groups from a pipe until it ends. A 0 says that all is well; an end without it says that ddlrun was
+typedef struct note {
+    int rank; /* -1: all is well, the warden may go */
+    pid_t group;
+} note;
+
+/* Collects the process group of each rank from a pipe until it ends. An end without the last note says that ddlrun was
  * killed, and with it the one who would have ended the ranks. PR_SET_PDEATHSIG alone reaches a rank but not what it
  * started. */
 static void __attribute__((noreturn)) be_warden(int pipe_fd) {
-    pid_t groups[RANKS_MAX], group;
-    int count = 0;
+    pid_t groups[RANKS_MAX] = {0};
+    note n;
     setpgid(0, 0);
-    while (read(pipe_fd, &group, sizeof group) == (ssize_t)sizeof group) {
-        if (group == 0) {
+    while (read(pipe_fd, &n, sizeof n) == (ssize_t)sizeof n) {
+        if (n.rank < 0) {
             _exit(0);
         }
-        if (count < RANKS_MAX) {
-            groups[count++] = group;
-        }
+        groups[n.rank] = n.group;
     }
-    for (int i = 0; i < count; i++) {
-        kill(-groups[i], SIGKILL);
+    for (int r = 0; r < RANKS_MAX; r++) {
+        if (groups[r] > 0) {
+            kill(-groups[r], SIGKILL);
+        }
     }
     _exit(0);
 }
@@ -352,9 +358,10 @@ static void start_warden(job *j) {
     j->warden_fd = ends[1];
 }
 
-static void tell_warden(const job *j, pid_t group) {
-    ssize_t n = write(j->warden_fd, &group, sizeof group);
-    (void)n;
+static void tell_warden(const job *j, int r, pid_t group) {
+    note n = {r, group};
+    ssize_t wrote = write(j->warden_fd, &n, sizeof n);
+    (void)wrote;
 }
 
 /* ---- starting ---- */
@@ -443,7 +450,7 @@ static void signal_all(const job *j, int sig) {
 
 static void __attribute__((noreturn)) exec_failed(const job *j, int error) {
     signal_all(j, SIGKILL);
-    tell_warden(j, 0);
+    tell_warden(j, -1, 0);
     if (error == ENOENT && strchr(j->argv[0], '/') == NULL) {
         die(EXIT_NOT_FOUND, "there is no program %.200s in PATH; a program of this folder is called ./%.200s",
             j->argv[0], j->argv[0]);
@@ -468,7 +475,7 @@ static void start_rank(job *j, int r) {
         be_rank(j, r, (int[2]){outputs[0][1], outputs[1][1]}, report[1], self);
     }
     (void)setpgid(pid, pid); /* here and in the child: whoever comes first */
-    tell_warden(j, pid);
+    tell_warden(j, r, pid);
     k->pid = k->group = pid;
     j->running++;
     for (int i = 0; i < 2; i++) {
@@ -813,7 +820,7 @@ int main(int argc, char **argv) {
     }
     j.timeout_ms = j.timeout_s > 0 ? now_ms() + (uint64_t)(j.timeout_s * 1000) + 1 : 0;
     run(&j);
-    tell_warden(&j, 0);
+    tell_warden(&j, -1, 0);
     free(j.ranks);
     return j.exit_code == 0 && output_lost ? 1 : j.exit_code;
 }

@@ -3,6 +3,7 @@
 #define DDL_PERF_OPTIONS_H
 
 #include "ddl.h"
+#include "ended.h"
 #include "nearest.h"
 
 #include <errno.h>
@@ -259,7 +260,7 @@ static void parse_option(perf_options *o, int option, char **argv) {
         if (speaks()) {
             fputs(perf_usage, stdout);
         }
-        exit(0);
+        exit(ended("ddl-perf", 0));
     case ':':
         refuse("The option %s needs a value.", argv[optind - 1]);
     case '?':
