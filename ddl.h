@@ -30575,6 +30575,47 @@ DDL__DEFINE_SQUARES(avx2, DDL__AVX2, 32)
 DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #endif
 
+/* ---- values that are not finite ---- */
+
+/* What adding to the exponent's bits carries into the sign's place when all of them are set, as they are in infinities
+ * and NaN alone: for as many elements as fit in 64 bits. */
+typedef struct ddl__odd_bits {
+    uint64_t exponent, one, sign;
+} ddl__odd_bits;
+
+static inline ddl__odd_bits ddl__odd_bits_of(ddl_dtype dtype) {
+    return dtype == DDL_F16    ? (ddl__odd_bits){0x7c007c007c007c00u, 0x0400040004000400u, 0x8000800080008000u}
+           : dtype == DDL_BF16 ? (ddl__odd_bits){0x7f807f807f807f80u, 0x0080008000800080u, 0x8000800080008000u}
+           : dtype == DDL_F32  ? (ddl__odd_bits){0x7f8000007f800000u, 0x0080000000800000u, 0x8000000080000000u}
+                               : (ddl__odd_bits){0x7ff0000000000000u, 0x0010000000000000u, 0x8000000000000000u};
+}
+
+/* dst = src, unless dst is NULL; bytes is a multiple of 64. Returns whether something is not finite. */
+#define DDL__DEFINE_LOOK(L, target, W)                                                                                 \
+    target static bool ddl__look_##L(void *dst, const void *src, size_t bytes, ddl__odd_bits bits) {                   \
+        const char *from = src;                                                                                        \
+        char *to = dst;                                                                                                \
+        ddl__u64_v##W odd = {0};                                                                                       \
+        for (size_t i = 0; i < bytes; i += (W)) {                                                                      \
+            ddl__u64_v##W x = *(const ddl__u64_v##W *)(const void *)(from + i);                                        \
+            odd |= (x & bits.exponent) + bits.one;                                                                     \
+            if (to != NULL) {                                                                                          \
+                *(ddl__u64_v##W *)(void *)(to + i) = x;                                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+        uint64_t any = 0;                                                                                              \
+        for (size_t i = 0; i < sizeof odd / sizeof any; i++) {                                                         \
+            any |= odd[i];                                                                                             \
+        }                                                                                                              \
+        DDL__LEAVE_##L;                                                                                                \
+        return (any & bits.sign) != 0;                                                                                 \
+    }
+DDL__DEFINE_LOOK(portable, , 16)
+#if defined(__x86_64__)
+DDL__DEFINE_LOOK(avx2, DDL__AVX2, 32)
+DDL__DEFINE_LOOK(avx512, DDL__AVX512, 64)
+#endif
+
 /* The kernel of a level out of three; levels that a processor family lacks are not named. */
 #if defined(__x86_64__)
 #define DDL__AT_LEVEL(level, name)                                                                                     \
@@ -30582,6 +30623,22 @@ DDL__DEFINE_SQUARES(avx512, DDL__AVX512, 64)
 #else
 #define DDL__AT_LEVEL(level, name) ((void)(level), name##_portable)
 #endif
+
+/* Copies count elements from src to dst, unless dst is NULL, and returns whether one is an infinity or NaN. */
+static inline bool ddl__look_at(ddl__cpu level, void *dst, const void *src, int64_t count, ddl_dtype dtype) {
+    char rest[64] = {0};
+    size_t bytes = (size_t)count * ddl_dtype_bytes(dtype), whole = bytes - bytes % sizeof rest;
+    ddl__odd_bits bits = ddl__odd_bits_of(dtype);
+    bool odd = DDL__AT_LEVEL(level, ddl__look)(dst, src, whole, bits);
+    if (whole < bytes) {
+        memcpy(rest, (const char *)src + whole, bytes - whole);
+        odd = DDL__AT_LEVEL(level, ddl__look)(NULL, rest, sizeof rest, bits) || odd;
+        if (dst != NULL) {
+            memcpy((char *)dst + whole, rest, bytes - whole);
+        }
+    }
+    return odd;
+}
 
 /* The lanes of any count of elements of two arrays: what is less than a run is padded with zeros. */
 static inline void ddl__add_squares(ddl__cpu level, double lanes[2][DDL__RUN], const float *x, const float *y,
@@ -31410,27 +31467,9 @@ static void ddl__lane_convert(ddl__lane *lane, void *dst, ddl_dtype to, const vo
     }
 }
 
-/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
-#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
-    static bool name(const void *data, int64_t count) {                                                                \
-        word bad = 0;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            word bits;                                                                                                 \
-            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
-            bad |= (word)((bits & (mask)) == (mask));                                                                  \
-        }                                                                                                              \
-        return bad != 0;                                                                                               \
-    }
-DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
-DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
-DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
-DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
-
+/* Whether an element is an infinity or NaN. */
 static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
-    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
-           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
-           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
-                               : ddl__f64_not_finite(data, count);
+    return ddl__look_at(ddl__cpu_level(), NULL, data, count, dtype);
 }
 
 /* dst = src, or with add dst += src, in the type of dst (f32 or f64 where something is added). odd, of the lane, is not
@@ -31440,6 +31479,10 @@ static void ddl__lane_gather(ddl__lane *lane, void *dst, ddl_dtype to, const voi
     ddl_kernel_convert k = {dst, src, count, (int32_t)to, (int32_t)from, add, 0, odd};
     if (!ddl__lane_is_host(lane)) {
         ddl__lane_kernel(lane, DDL_KERNEL_CONVERT, &k);
+        return;
+    }
+    if (to == from && !add && odd != NULL) {
+        *odd |= ddl__look_at(ddl__cpu_level(), dst, src, count, to);
         return;
     }
     enum { SOME = DDL__LANE_BLOCK / 2 };

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 enum { SCALE = 16, MAX_LAYERS = 512, MAX_METHODS = 16, MAX_STEPS = 4096, WARM_STEPS = 5, AUTO_STEPS = 210, MAX_PARTS = 16 };
@@ -151,6 +152,13 @@ static void compute(double seconds) {
     }
 }
 
+/* What this process has taken of the processor. */
+static double worked_s(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
 /* ---- methods ---- */
 
 typedef struct method {
@@ -158,6 +166,8 @@ typedef struct method {
     ddl_trainer *trainer;
     double step_s[MAX_STEPS], exposed_s[MAX_STEPS];
     int steps;
+    double worked_s; /* of the processor: all of this rank's blocks; */
+    int worked;      /* steps in them */
 } method;
 
 static ddl_context *context;
@@ -218,6 +228,7 @@ static int step(method *m, double *needed_s, double *ready_s) {
 /* A block of steps. A step lasts from forward to forward; the first, before which nothing is under way, does not count. */
 static int block(method *m, int steps, int keep) {
     owed_s = 0;
+    double worked = worked_s();
     for (int s = 0; s <= steps; s++) {
         double begin = now_s();
         ddl_trainer_stats stats;
@@ -230,7 +241,12 @@ static int block(method *m, int steps, int keep) {
             m->step_s[m->steps++] = now_s() - begin;
         }
     }
-    return ddl_param_wait(m->trainer, DDL_ALL) < 0 ? fail("ddl_param_wait") : 0;
+    if (ddl_param_wait(m->trainer, DDL_ALL) < 0) {
+        return fail("ddl_param_wait");
+    }
+    m->worked_s += keep ? worked_s() - worked : 0;
+    m->worked += keep ? steps + 1 : 0;
+    return 0;
 }
 
 /* ---- figures ---- */
@@ -338,14 +354,23 @@ static int measure_link(double *out_total_s) {
     return 0;
 }
 
-static void report(method *m) {
+static int report(method *m) {
     char text[400];
+    double work_s = m->worked_s / (m->worked > 0 ? m->worked : 1); /* of all ranks together */
+    if (ddl_all_reduce_scalar(ddl_world(context), &work_s, DDL_SUM) < 0) {
+        return fail("ddl_all_reduce_scalar");
+    }
+    if (ddl_rank(ddl_world(context)) != 0) {
+        return 0;
+    }
     ddl_trainer_stats s;
     ddl_trainer_stats_get(m->trainer, &s);
     ddl_trainer_describe(m->trainer, text, sizeof text);
     printf("says %s %s\n", m->name, text);
     printf("model %s latency %.9g per_byte %.9g replans %d\n", m->name, s.latency_s, s.seconds_per_byte, s.replans);
-    printf("result %s %.9g %.9g %d\n", m->name, median(m->step_s, m->steps), median(m->exposed_s, m->steps), m->steps);
+    printf("result %s %.9g %.9g %.9g %d\n", m->name, median(m->step_s, m->steps), median(m->exposed_s, m->steps), work_s,
+           m->steps);
+    return 0;
 }
 
 /* Adds rounds, each of which takes round_s, until all together take least_s: short steps differ most. */
@@ -391,8 +416,8 @@ static int run(int count, char **names, int rounds, int steps, double least_s) {
         }
     }
     for (int i = 0; i < made; i++) {
-        if (rank == 0) {
-            report(&methods[i]);
+        if (report(&methods[i])) {
+            return 1;
         }
         ddl_trainer_free(&methods[i].trainer);
     }

@@ -341,6 +341,61 @@ TEST(what_is_not_finite_stays_so_and_spoils_no_neighbour) {
     }
 }
 
+/* Whether one of n elements has all bits of its exponent set; words and halves are the same memory. */
+static bool odd_by_hand(const uint32_t *words, const uint16_t *halves, ddl_dtype dtype, int n) {
+    bool odd = false;
+    for (int i = 0; i < n; i++) {
+        odd = odd || (dtype == DDL_F16    ? (halves[i] & 0x7c00) == 0x7c00
+                      : dtype == DDL_BF16 ? (halves[i] & 0x7f80) == 0x7f80
+                      : dtype == DDL_F32  ? (words[i] & 0x7f800000) == 0x7f800000
+                                          : (words[2 * i + 1] & 0x7ff00000) == 0x7ff00000);
+    }
+    return odd;
+}
+
+static void check_look(ddl__cpu level, ddl_dtype dtype, const void *src, int n, int at) {
+    char copy[2 * 8 * 70];
+    size_t bytes = (size_t)n * ddl_dtype_bytes(dtype);
+    const char *odd_at = (const char *)src + at;
+    uint32_t words[2 * 70];
+    uint16_t halves[70];
+    memcpy(words, odd_at, bytes);
+    memcpy(halves, odd_at, DDL__MIN(bytes, sizeof halves));
+    memset(copy, 0x5a, sizeof copy);
+    bool odd = odd_by_hand(words, halves, dtype, n);
+    CHECK_EQ(ddl__look_at(level, copy + 16 + at, odd_at, n, dtype), odd);
+    CHECK(memcmp(copy + 16 + at, odd_at, bytes) == 0);
+    CHECK(copy[15 + at] == 0x5a && copy[16 + at + (int)bytes] == 0x5a);
+    CHECK_EQ(ddl__look_at(level, NULL, odd_at, n, dtype), odd);
+}
+
+/* Each place of arrays of many lengths holds in turn what is not finite, and what nearly is not: the largest finite, a
+ * negative zero, the smallest. */
+TEST(a_copy_sees_what_is_not_finite_in_any_place) {
+    static const ddl_dtype types[] = {DDL_F16, DDL_BF16, DDL_F32, DDL_F64};
+    static const uint64_t odd[4][8] = {
+        {0x7c00, 0xfc00, 0x7c01, 0xfe00, 0x7bff, 0xfbff, 0x8000, 0x0001},
+        {0x7f80, 0xff80, 0x7f81, 0xffc0, 0x7f7f, 0xff7f, 0x8000, 0x0001},
+        {0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x7f7fffff, 0xff7fffff, 0x80000000, 1},
+        {0x7ff0000000000000, 0xfff0000000000000, 0x7ff0000000000001, 0xfff8000000000000, 0x7fefffffffffffff,
+         0xffefffffffffffff, 0x8000000000000000, 1}};
+    for (int level = DDL__CPU_PORTABLE; level <= (int)ddl__cpu_level(); level++) {
+        for (int t = 0; t < 4; t++) {
+            size_t size = ddl_dtype_bytes(types[t]);
+            for (int n = 0; n <= 70; n = n < 34 ? n + 1 : n + 9) {
+                for (int place = -1; place < n; place++) {
+                    char src[8 * 70 + 8];
+                    memset(src, 0x3c, sizeof src); /* finite in every type */
+                    if (place >= 0) {
+                        memcpy(src + (size_t)(n % 4) + (size_t)place * size, &odd[t][(place + n) % 8], size);
+                    }
+                    check_look((ddl__cpu)level, types[t], src, n, n % 4);
+                }
+            }
+        }
+    }
+}
+
 TEST(a_norm_of_zero_means_factor_one) {
     float w[4] = {0, 0, 0, 0}, g[4] = {1, 2, 3, 4}, state[8] = {0};
     ddl_optimizer config = {.kind = DDL_LARS, .learning_rate = 0.5}, o;

@@ -300,27 +300,9 @@ static void ddl__lane_convert(ddl__lane *lane, void *dst, ddl_dtype to, const vo
     }
 }
 
-/* Whether an element is an infinity or NaN: all bits of its exponent are set. */
-#define DDL__DEFINE_NOT_FINITE(name, word, mask)                                                                       \
-    static bool name(const void *data, int64_t count) {                                                                \
-        word bad = 0;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            word bits;                                                                                                 \
-            memcpy(&bits, (const char *)data + (size_t)i * sizeof bits, sizeof bits);                                  \
-            bad |= (word)((bits & (mask)) == (mask));                                                                  \
-        }                                                                                                              \
-        return bad != 0;                                                                                               \
-    }
-DDL__DEFINE_NOT_FINITE(ddl__f16_not_finite, uint16_t, 0x7c00u)
-DDL__DEFINE_NOT_FINITE(ddl__bf16_not_finite, uint16_t, 0x7f80u)
-DDL__DEFINE_NOT_FINITE(ddl__f32_not_finite, uint32_t, 0x7f800000u)
-DDL__DEFINE_NOT_FINITE(ddl__f64_not_finite, uint64_t, 0x7ff0000000000000u)
-
+/* Whether an element is an infinity or NaN. */
 static bool ddl__not_finite(const void *data, int64_t count, ddl_dtype dtype) {
-    return dtype == DDL_F16    ? ddl__f16_not_finite(data, count)
-           : dtype == DDL_BF16 ? ddl__bf16_not_finite(data, count)
-           : dtype == DDL_F32  ? ddl__f32_not_finite(data, count)
-                               : ddl__f64_not_finite(data, count);
+    return ddl__look_at(ddl__cpu_level(), NULL, data, count, dtype);
 }
 
 /* dst = src, or with add dst += src, in the type of dst (f32 or f64 where something is added). odd, of the lane, is not
@@ -330,6 +312,10 @@ static void ddl__lane_gather(ddl__lane *lane, void *dst, ddl_dtype to, const voi
     ddl_kernel_convert k = {dst, src, count, (int32_t)to, (int32_t)from, add, 0, odd};
     if (!ddl__lane_is_host(lane)) {
         ddl__lane_kernel(lane, DDL_KERNEL_CONVERT, &k);
+        return;
+    }
+    if (to == from && !add && odd != NULL) {
+        *odd |= ddl__look_at(ddl__cpu_level(), dst, src, count, to);
         return;
     }
     enum { SOME = DDL__LANE_BLOCK / 2 };
