@@ -193,8 +193,7 @@ def floors_are_read_from_a_file():
         path = pathlib.Path(folder, "floors")
         path.write_text("# peer op from to ratio\nopenmpi * 0 32K 1.5\n\ngloo all_reduce 1M 1G 2 # large\n")
         want = [("ddl", "openmpi", "*", 0, 0, 32768, 1.5), ("ddl", "gloo", "all_reduce", 0, 1 << 20, 1 << 30, 2.0)]
-        check(compare.read_floors(path, "tcp") == want)
-    check(compare.read_floors(None, "shm") == compare.FLOORS["shm"])
+        check(compare.read_floors(path) == want)
 
 
 @test
