@@ -33727,6 +33727,10 @@ static bool ddl__ps_is_row_op(int32_t op) { return op == DDL__PS_PUSH_ROWS || op
 static bool ddl__ps_is_piece_op(int32_t op) { return op >= DDL__PS_INIT && op <= DDL__PS_PUSH_PULL; }
 static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 
+/* A rank has told that it cannot go on (ddl__break_everywhere): neither will workers nor servers. A death breaks the
+ * group too, for collectives; what it means here the sync mode says. */
+static bool ddl__ps_is_broken(const ddl_group *g) { return g->broken != DDL_OK && g->broken != DDL_ERR_PEER; }
+
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
@@ -36075,7 +36079,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
 
 static bool ddl__ps_has_work(ddl_context *c, void *arg) {
     const ddl__ps_server *s = arg;
-    return s->ended_first != NULL || s->stop || c->aborted || c->finalized;
+    return s->ended_first != NULL || s->stop || ddl__ps_is_broken(s->group) || c->aborted || c->finalized;
 }
 
 /* A worker that left the job without a word ends its receive here. */
@@ -36156,17 +36160,23 @@ static void ddl__ps_serve_once(ddl__ps_server *s) {
     }
 }
 
-/* Serves until all workers have left or died, the context ends, or it is told to stop; then gives all jobs back. */
+/* Serves until all workers have left or died, the context ends, a rank cannot go on, or it is told to stop; then gives
+ * all jobs back. */
 static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     ddl_context *c = s->c;
+    const ddl_group *g = s->group;
     for (int32_t worker = 0; worker < s->workers; worker++) {
         ddl__ps_listen(s, worker);
     }
     ddl__lock(c);
-    while (!s->stop && !c->aborted && !c->finalized && (s->present_count > 0 || ddl__ps_is_sending(s))) {
+    while (!s->stop && !c->aborted && !c->finalized && !ddl__ps_is_broken(g) &&
+           (s->present_count > 0 || ddl__ps_is_sending(s))) {
         ddl__ps_serve_once(s); /* at the end, the last answers */
     }
-    s->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_OK;
+    s->status = c->aborted             ? DDL_ERR_ABORTED
+                : c->finalized         ? DDL_ERR_STATE
+                : ddl__ps_is_broken(g) ? g->broken
+                                       : DDL_OK;
     s->ended = true;
     ddl__changed(c);
     ddl__unlock(c);
@@ -36509,9 +36519,16 @@ static void ddl__ps_call_explain(ddl_context *c, ddl_request *r, ddl__text *text
                   part != NULL ? ddl__ps_server_rank(call->ps, part->server) : -1, (long long)call->ps->slowest);
 }
 
-/* Finds out that a server has left the job. */
+/* Finds out that a server has left the job, or that a rank has told that it cannot go on. */
 static void ddl__ps_call_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     const ddl_request *pending;
+    if (ddl__ps_is_broken(r->group)) {
+        char name[96];
+        ddl__ps_call_name(r->kept, name, sizeof name);
+        ddl__ps_call_drop(c, r);
+        ddl__request_fail(r, r->group->broken, "%s: %s", name, r->group->broken_text);
+        return;
+    }
     (void)ddl__ps_call_pending(r, &pending);
     if (pending != NULL) {
         pending->ops->tick(c, (ddl_request *)(uintptr_t)pending, waited);
@@ -36531,6 +36548,7 @@ static const ddl__request_ops ddl__ps_call_ops = {ddl__ps_call_drop, ddl__ps_cal
 
 static ddl_status ddl__ps_call_new(ddl_ps *ps, const char *what, const char *of, int32_t number, int64_t parts,
                                    ddl_request **out) {
+    DDL__TRY(ddl__ps_is_broken(ps->group) ? ddl__group_usable(ps->group, what) : DDL_OK);
     DDL__TRY(ddl__request_new(ps->group, &ddl__ps_call_ops, out));
     ddl_request *r = *out;
     size_t bytes = sizeof(ddl__ps_call) + (size_t)parts * sizeof(ddl__ps_part);
@@ -37243,7 +37261,15 @@ DDL_API ddl_status ddl_ps_serve(ddl_ps *ps) {
         ps->server->served = true;
     }
     ddl__unlock(ps->c);
-    return status < 0 ? status : ddl__ps_serve(ps->server);
+    DDL__TRY(status);
+    status = ddl__ps_serve(ps->server);
+    if (status < 0) {
+        DDL__TRY(ddl__ps_enter(ps, false, "ddl_ps_serve"));
+        status = ddl__error(ps->c, status, "ddl_ps_serve: server %d ends: %s", ps->server->number,
+                            ddl__ps_is_broken(ps->group) ? ps->group->broken_text : ddl_status_text(status));
+        ddl__unlock(ps->c);
+    }
+    return status;
 }
 
 DDL_API ddl_status ddl_ps_leave(ddl_ps *ps) {
@@ -39095,14 +39121,27 @@ DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer) {
 /* train, third part: units of communication. They are started in the plan's order, whatever the order in which
  * gradients become ready: that is the same on all ranks. Whoever polls the context starts what has become possible. */
 
-/* This rank has no memory for what the others wait for: they are told, as else they would wait until the deadline. The
- * groups are the trainer's own. Error sentences of calls go before; the lock is held. */
+/* This rank has no memory for what the others wait for: they are told, as else they would wait until the deadline.
+ * The groups are the trainer's own. Where one is broken, the others get its sentence, which names the rank that began.
+ * In SSP and ASP the others need this worker no longer than until it frees its trainer. Error sentences of calls go
+ * before; the lock is held. */
 static void ddl__trainer_tell(ddl_trainer *t, ddl_status status) {
-    ddl_group *groups[2] = {t->group, t->squeeze_group};
-    for (int32_t i = 0; i < 2 && status == DDL_ERR_NOMEM && !t->context->finalized; i++) {
+    ddl_group *servers = t->served.ps != NULL && !t->served.alone ? t->served.ps->group : NULL;
+    ddl_group *groups[3] = {t->group, t->squeeze_group, servers};
+    char text[DDL__SENTENCE_BYTES];
+    if (status != DDL_ERR_NOMEM || t->context->finalized) {
+        return;
+    }
+    snprintf(text, sizeof text, "rank %d of the trainer cannot go on for want of memory: %.400s", t->rank,
+             t->context->error.text);
+    for (int32_t i = 0; i < 3; i++) {
+        if (groups[i] != NULL && groups[i]->broken == status) {
+            snprintf(text, sizeof text, "%s", groups[i]->broken_text);
+        }
+    }
+    for (int32_t i = 0; i < 3; i++) {
         if (groups[i] != NULL && groups[i]->broken == DDL_OK) {
-            ddl__break_everywhere(t->context, groups[i], status, "rank %d of the trainer has no memory: %.200s",
-                                  t->rank, t->context->error.text);
+            ddl__break_everywhere(t->context, groups[i], status, "%s", text);
         }
     }
 }
@@ -41615,6 +41654,9 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         ddl_status clocked = ddl__served_clock(t);
         status = clocked < 0 ? clocked : status;
     }
+    if (status == DDL_ERR_NOMEM) {
+        ddl__trainer_break(t, status);
+    }
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;
@@ -42060,8 +42102,13 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     t->config = settled;
     ddl_status status = ddl__served_switch(t);
     if (status < 0) {
+        ddl__lock(t->context);
         t->config = before;
         t->served.alone = ddl__served_alone(&before);
+        if (status == DDL_ERR_NOMEM) { /* the others wait for this rank */
+            ddl__trainer_break(t, status);
+        }
+        ddl__unlock(t->context);
         return status;
     }
     return ddl__switch_rebuild(t);

@@ -138,6 +138,10 @@ static bool ddl__ps_is_row_op(int32_t op) { return op == DDL__PS_PUSH_ROWS || op
 static bool ddl__ps_is_piece_op(int32_t op) { return op >= DDL__PS_INIT && op <= DDL__PS_PUSH_PULL; }
 static bool ddl__ps_is_joint(int32_t op) { return op >= DDL__PS_TABLE; }
 
+/* A rank has told that it cannot go on (ddl__break_everywhere): neither will workers nor servers. A death breaks the
+ * group too, for collectives; what it means here the sync mode says. */
+static bool ddl__ps_is_broken(const ddl_group *g) { return g->broken != DDL_OK && g->broken != DDL_ERR_PEER; }
+
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that

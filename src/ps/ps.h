@@ -437,7 +437,15 @@ DDL_API ddl_status ddl_ps_serve(ddl_ps *ps) {
         ps->server->served = true;
     }
     ddl__unlock(ps->c);
-    return status < 0 ? status : ddl__ps_serve(ps->server);
+    DDL__TRY(status);
+    status = ddl__ps_serve(ps->server);
+    if (status < 0) {
+        DDL__TRY(ddl__ps_enter(ps, false, "ddl_ps_serve"));
+        status = ddl__error(ps->c, status, "ddl_ps_serve: server %d ends: %s", ps->server->number,
+                            ddl__ps_is_broken(ps->group) ? ps->group->broken_text : ddl_status_text(status));
+        ddl__unlock(ps->c);
+    }
+    return status;
 }
 
 DDL_API ddl_status ddl_ps_leave(ddl_ps *ps) {

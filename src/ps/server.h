@@ -559,7 +559,7 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
 
 static bool ddl__ps_has_work(ddl_context *c, void *arg) {
     const ddl__ps_server *s = arg;
-    return s->ended_first != NULL || s->stop || c->aborted || c->finalized;
+    return s->ended_first != NULL || s->stop || ddl__ps_is_broken(s->group) || c->aborted || c->finalized;
 }
 
 /* A worker that left the job without a word ends its receive here. */
@@ -640,17 +640,23 @@ static void ddl__ps_serve_once(ddl__ps_server *s) {
     }
 }
 
-/* Serves until all workers have left or died, the context ends, or it is told to stop; then gives all jobs back. */
+/* Serves until all workers have left or died, the context ends, a rank cannot go on, or it is told to stop; then gives
+ * all jobs back. */
 static ddl_status ddl__ps_serve(ddl__ps_server *s) {
     ddl_context *c = s->c;
+    const ddl_group *g = s->group;
     for (int32_t worker = 0; worker < s->workers; worker++) {
         ddl__ps_listen(s, worker);
     }
     ddl__lock(c);
-    while (!s->stop && !c->aborted && !c->finalized && (s->present_count > 0 || ddl__ps_is_sending(s))) {
+    while (!s->stop && !c->aborted && !c->finalized && !ddl__ps_is_broken(g) &&
+           (s->present_count > 0 || ddl__ps_is_sending(s))) {
         ddl__ps_serve_once(s); /* at the end, the last answers */
     }
-    s->status = c->aborted ? DDL_ERR_ABORTED : c->finalized ? DDL_ERR_STATE : DDL_OK;
+    s->status = c->aborted             ? DDL_ERR_ABORTED
+                : c->finalized         ? DDL_ERR_STATE
+                : ddl__ps_is_broken(g) ? g->broken
+                                       : DDL_OK;
     s->ended = true;
     ddl__changed(c);
     ddl__unlock(c);

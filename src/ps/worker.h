@@ -199,9 +199,16 @@ static void ddl__ps_call_explain(ddl_context *c, ddl_request *r, ddl__text *text
                   part != NULL ? ddl__ps_server_rank(call->ps, part->server) : -1, (long long)call->ps->slowest);
 }
 
-/* Finds out that a server has left the job. */
+/* Finds out that a server has left the job, or that a rank has told that it cannot go on. */
 static void ddl__ps_call_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     const ddl_request *pending;
+    if (ddl__ps_is_broken(r->group)) {
+        char name[96];
+        ddl__ps_call_name(r->kept, name, sizeof name);
+        ddl__ps_call_drop(c, r);
+        ddl__request_fail(r, r->group->broken, "%s: %s", name, r->group->broken_text);
+        return;
+    }
     (void)ddl__ps_call_pending(r, &pending);
     if (pending != NULL) {
         pending->ops->tick(c, (ddl_request *)(uintptr_t)pending, waited);
@@ -221,6 +228,7 @@ static const ddl__request_ops ddl__ps_call_ops = {ddl__ps_call_drop, ddl__ps_cal
 
 static ddl_status ddl__ps_call_new(ddl_ps *ps, const char *what, const char *of, int32_t number, int64_t parts,
                                    ddl_request **out) {
+    DDL__TRY(ddl__ps_is_broken(ps->group) ? ddl__group_usable(ps->group, what) : DDL_OK);
     DDL__TRY(ddl__request_new(ps->group, &ddl__ps_call_ops, out));
     ddl_request *r = *out;
     size_t bytes = sizeof(ddl__ps_call) + (size_t)parts * sizeof(ddl__ps_part);

@@ -5,14 +5,27 @@
 
 #include "served.h"
 
-/* This rank has no memory for what the others wait for: they are told, as else they would wait until the deadline. The
- * groups are the trainer's own. Error sentences of calls go before; the lock is held. */
+/* This rank has no memory for what the others wait for: they are told, as else they would wait until the deadline.
+ * The groups are the trainer's own. Where one is broken, the others get its sentence, which names the rank that began.
+ * In SSP and ASP the others need this worker no longer than until it frees its trainer. Error sentences of calls go
+ * before; the lock is held. */
 static void ddl__trainer_tell(ddl_trainer *t, ddl_status status) {
-    ddl_group *groups[2] = {t->group, t->squeeze_group};
-    for (int32_t i = 0; i < 2 && status == DDL_ERR_NOMEM && !t->context->finalized; i++) {
+    ddl_group *servers = t->served.ps != NULL && !t->served.alone ? t->served.ps->group : NULL;
+    ddl_group *groups[3] = {t->group, t->squeeze_group, servers};
+    char text[DDL__SENTENCE_BYTES];
+    if (status != DDL_ERR_NOMEM || t->context->finalized) {
+        return;
+    }
+    snprintf(text, sizeof text, "rank %d of the trainer cannot go on for want of memory: %.400s", t->rank,
+             t->context->error.text);
+    for (int32_t i = 0; i < 3; i++) {
+        if (groups[i] != NULL && groups[i]->broken == status) {
+            snprintf(text, sizeof text, "%s", groups[i]->broken_text);
+        }
+    }
+    for (int32_t i = 0; i < 3; i++) {
         if (groups[i] != NULL && groups[i]->broken == DDL_OK) {
-            ddl__break_everywhere(t->context, groups[i], status, "rank %d of the trainer has no memory: %.200s",
-                                  t->rank, t->context->error.text);
+            ddl__break_everywhere(t->context, groups[i], status, "%s", text);
         }
     }
 }

@@ -666,6 +666,9 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
         ddl_status clocked = ddl__served_clock(t);
         status = clocked < 0 ? clocked : status;
     }
+    if (status == DDL_ERR_NOMEM) {
+        ddl__trainer_break(t, status);
+    }
     if (last) {
         t->over = false;
         t->stats.contributors = t->size;

@@ -100,8 +100,13 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
     t->config = settled;
     ddl_status status = ddl__served_switch(t);
     if (status < 0) {
+        ddl__lock(t->context);
         t->config = before;
         t->served.alone = ddl__served_alone(&before);
+        if (status == DDL_ERR_NOMEM) { /* the others wait for this rank */
+            ddl__trainer_break(t, status);
+        }
+        ddl__unlock(t->context);
         return status;
     }
     return ddl__switch_rebuild(t);
