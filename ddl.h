@@ -61,6 +61,7 @@
  *     DDL_SECRET_FD                  a descriptor to read the job secret from; ddlrun sets it
  *     DDL_SECRET_FILE                a file with the job secret (16 bytes or more), readable by its owner alone
  *     DDL_SECRET                     the job secret itself
+ *     DDL_ENDED_FD                   a descriptor to read from which ranks have ended; ddlrun sets it
  *     DDL_PMIX_LIBRARY               the library by which ranks meet that a PMIx launcher started; libpmix.so.2
  *     DDL_INTERFACE                  the network interface to bind and to advertise
  *     DDL_ADVERTISE                  an address that peers reach this rank at, when it is not the bound one
@@ -8476,6 +8477,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SECRET_FILE", "", "a file with the job secret (at least 16 bytes), readable by its owner alone"},
     {"DDL_SECRET", "", "the job secret itself, at least 16 bytes"},
     {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
+    {"DDL_ENDED_FD", "", "a descriptor to read from which ranks have ended; ddlrun sets it"},
     {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
     {"DDL_PMIX_LIBRARY", "libpmix.so.2", "the library by which ranks meet that a PMIx launcher started"},
     {"DDL_RESTARTED", "0", "more than 0: ddl_init joins a running job, as ddl_join does; ddlrun --restart sets it"},
@@ -8845,6 +8847,45 @@ static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
     }
     return true;
 }
+
+/* >>ended */
+
+/* ddlrun notes which processes have ended and will not be started again: a byte for each rank, 0 while it runs, then as
+ * how manieth it ended, 255 at most. -1: nobody notes, or ranks are not counted as ddlrun counts them. */
+static ddl_status ddl__ended_find(const ddl__launch *launch, int *out_fd, ddl__sentence *why) {
+    const char *text = ddl__setting_env("DDL_ENDED_FD");
+    int64_t fd = -1;
+    struct stat info;
+    *out_fd = -1;
+    if (text != NULL && !ddl__parse_int(text, 0, INT32_MAX, &fd)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_ENDED_FD is \"%.60s\", which is no descriptor's number",
+                         text);
+    }
+    if (fd >= 0 && strcmp(launch->by, ddl__launchers[0].by) == 0 && fstat((int)fd, &info) == 0 &&
+        S_ISREG(info.st_mode) && info.st_size == launch->world) {
+        *out_fd = (int)fd;
+    }
+    return DDL_OK;
+}
+
+/* The rank whose process ended first, and is the cause of what others do; -1: none that is known of. */
+static int32_t ddl__launch_ended(const ddl__launch *launch, int ended_fd) {
+    uint8_t ended[256];
+    ssize_t n = 1;
+    int32_t first = -1, place = 256;
+    for (int32_t at = 0; ended_fd >= 0 && n > 0 && at < launch->world; at += (int32_t)n) {
+        n = pread(ended_fd, ended, sizeof ended, at);
+        for (ssize_t i = 0; i < n; i++) {
+            if (ended[i] != 0 && ended[i] < place && at + i != launch->rank) {
+                first = at + (int32_t)i;
+                place = ended[i];
+            }
+        }
+    }
+    return first;
+}
+
+/* >>place */
 
 /* Where the ranks meet. */
 enum ddl__meeting {
@@ -9267,6 +9308,7 @@ static void ddl__setting_warn(const ddl__base *base, ddl_log_level level, const 
 
 typedef struct ddl__settings {
     ddl__launch launch;       /* rank, world, local_rank, local_world */
+    int ended_fd;             /* ddlrun's notes: see ddl__launch_ended; -1: there are none */
     ddl__meeting_place place; /* where the ranks meet */
     ddl_exchange_fn exchange;
     void *exchange_user;
@@ -9396,6 +9438,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
     ddl__launch_warn(base, &out->launch);
+    DDL__TRY(ddl__ended_find(&out->launch, &out->ended_fd, why));
     DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {
@@ -9483,6 +9526,14 @@ static ddl__record ddl__record_read(const uint8_t in[DDL__RECORD_BYTES]) {
     (void)ddl__get_u16(&r);
     record.bytes = ddl__get_u32(&r);
     return record;
+}
+
+/* It will not come: told by rank 0 to all who are here, and by a rank that has not reached rank 0 to itself. */
+static ddl_status ddl__ended_sentence(const ddl__launch *launch, int32_t ended, ddl__sentence *why) {
+    return ddl__fail(why, DDL_ERR_PEER,
+                     "ddl_init: the process of rank %d of %d has ended before all ranks had come, as its launcher saw. "
+                     "Look at what rank %d printed last",
+                     ended, launch->world, ended);
 }
 
 /* Text from a peer goes into a sentence and so to a terminal: no control characters. */
@@ -10297,8 +10348,19 @@ static void ddl__server_turn(ddl__server *server, int ms) {
     }
 }
 
+/* A rank that is here and ends is seen by its connection; one that has not come, by its launcher. */
+static void ddl__server_look(ddl__server *server) {
+    const ddl__settings *s = server->settings;
+    int32_t ended = ddl__launch_ended(&s->launch, s->ended_fd);
+    if (ended >= 0 && server->ranks[ended] < DDL__RANK_HERE && !server->failing) {
+        (void)ddl__ended_sentence(&s->launch, ended, server->why);
+        ddl__server_fail(server);
+    }
+}
+
 static ddl_status ddl__server_loop(ddl__server *server) {
     while (!ddl__server_done(server)) {
+        ddl__server_look(server);
         uint64_t now = ddl__now_ns();
         if (now >= server->end_ns && !ddl__server_overdue(server)) {
             break;
@@ -10968,6 +11030,10 @@ static ddl_status ddl__client_run(ddl__client *c) {
         ddl_status status = ddl__client_round(c);
         if (status != DDL_IN_PROGRESS) {
             return status;
+        }
+        int32_t ended = c->grows ? -1 : ddl__launch_ended(&s->launch, s->ended_fd);
+        if (ended >= 0) {
+            return ddl__ended_sentence(&s->launch, ended, c->why);
         }
         uint64_t now = ddl__now_ns();
         bool taken = c->refused_ns != 0 && s->place.ports == 1 && now - c->refused_ns > DDL__REFUSED_NS;

@@ -61,6 +61,7 @@
  *     DDL_SECRET_FD                  a descriptor to read the job secret from; ddlrun sets it
  *     DDL_SECRET_FILE                a file with the job secret (16 bytes or more), readable by its owner alone
  *     DDL_SECRET                     the job secret itself
+ *     DDL_ENDED_FD                   a descriptor to read from which ranks have ended; ddlrun sets it
  *     DDL_PMIX_LIBRARY               the library by which ranks meet that a PMIx launcher started; libpmix.so.2
  *     DDL_INTERFACE                  the network interface to bind and to advertise
  *     DDL_ADVERTISE                  an address that peers reach this rank at, when it is not the bound one

@@ -10,6 +10,7 @@
 
 typedef struct ddl__settings {
     ddl__launch launch;       /* rank, world, local_rank, local_world */
+    int ended_fd;             /* ddlrun's notes: see ddl__launch_ended; -1: there are none */
     ddl__meeting_place place; /* where the ranks meet */
     ddl_exchange_fn exchange;
     void *exchange_user;
@@ -139,6 +140,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     DDL__TRY(ddl__launch_find(config, &out->launch, why));
     base->rank = out->launch.rank;
     ddl__launch_warn(base, &out->launch);
+    DDL__TRY(ddl__ended_find(&out->launch, &out->ended_fd, why));
     DDL__TRY(ddl__settings_job(config, base, out, why));
     DDL__TRY(ddl__place_find(base, config, &out->launch, out->job != NULL, &out->place, why));
     if (out->launch.world == 1) {

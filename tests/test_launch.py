@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 
-from harness import BUILD, check, main, scratch, sh, skip, test
+from harness import BUILD, check, good, main, scratch, sh, skip, test
 from jobs import SECRET, SLOW, Job, free_port, program, within
 
 RANK = program()
@@ -182,6 +182,22 @@ def rank_that_dies_at_the_start_is_named():
 
 
 # ------------------------------------------------------------------------------------ something is wrong
+
+
+@test
+def rank_that_ends_before_it_joins_is_named_under_ddlrun():
+    """The others would wait a minute for it. What counts the ranks of a job otherwise than ddlrun is left alone."""
+    good("make -s", f"B={BUILD}", BUILD / "ddlrun")
+    for dead in (2, 0):
+        start = time.monotonic()
+        done = sh(BUILD / "ddlrun", "-n 3 --keep-going", "sh", "-c", [f"[ $RANK = {dead} ] && exit 7; exec {RANK} init"],
+                  env=dict(os.environ, DDL_INIT_TIMEOUT_MS="60000"), timeout=100)
+        named = re.findall(r"^\[(\d)\] failed DDL_ERR_PEER: ddl_init: the process of rank (\d) of 3 has ended", done.stdout, re.M)
+        check(sorted(named) == [(str(r), str(dead)) for r in range(3) if r != dead], f"not both name it: {done.stdout}")
+        check(time.monotonic() - start < within(20), f"it took {time.monotonic() - start:.1f} s")
+    for text, pattern in (("seven", "DDL_ENDED_FD is \"seven\""), ("1000000", None)):
+        done = sh(RANK, "init", env=dict(os.environ, DDL_ENDED_FD=text, RANK="0", WORLD_SIZE="1"), timeout=30)
+        check((done.returncode == 0) == (pattern is None) and re.search(pattern or "done", done.stdout), done.stdout)
 
 
 @test

@@ -53,6 +53,8 @@ typedef struct rank {
 } rank;
 
 typedef struct job {
+    int ended_fd; /* a byte for each rank: 0, or as how manieth it ended for good; those who join do not wait for it */
+    unsigned char ended;
     int count, port, port_fd, secret_fd, signal_fd, warden_fd, running;
     int restarts; /* that are left, of all ranks together */
     bool prefix, bind_cores, keep_going;
@@ -85,8 +87,9 @@ static const char usage[] =
     "      --bind-cores  give each rank its own cores\n"
     "  -h, --help        show this\n"
     "\n"
-    "The ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, DDL_JOB, and the job's\n"
-    "secret behind DDL_SECRET_FD. Rank 0 has the standard input, unless that is a terminal.\n"
+    "The ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, DDL_JOB, the job's\n"
+    "secret behind DDL_SECRET_FD, and who has ended behind DDL_ENDED_FD. Rank 0 has the standard input, unless that\n"
+    "is a terminal.\n"
     "SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all ranks; a second SIGINT or SIGTERM kills them.\n"
     "Exit code: that of the first rank that fails, 128 + signal when a signal ended it; 0 when none fails.\n";
 
@@ -280,6 +283,14 @@ static void make_secret(job *j) {
     }
 }
 
+static void make_notes(job *j) {
+    j->ended_fd = memfd_create("ddl-ended", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (j->ended_fd < 0 || ftruncate(j->ended_fd, j->count) != 0 ||
+        fcntl(j->ended_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        die(1, "cannot make notes of ranks that end: %s", strerror(errno));
+    }
+}
+
 static void catch_signals(job *j) {
     static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD};
     sigset_t set;
@@ -379,6 +390,7 @@ static void set_env(const job *j, int r) {
     set_number("LOCAL_WORLD_SIZE", j->count);
     set_number("MASTER_PORT", j->port);
     set_number("DDL_SECRET_FD", j->secret_fd);
+    set_number("DDL_ENDED_FD", j->ended_fd);
     set_number("DDL_RESTARTED", j->ranks[r].starts);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("DDL_JOB", j->name, 0); /* the user's own stays */
@@ -430,6 +442,7 @@ static void __attribute__((noreturn)) be_rank(const job *j, int r, const int out
         dup2(outputs[i], i + 1);
     }
     (void)fcntl(j->secret_fd, F_SETFD, 0);
+    (void)fcntl(j->ended_fd, F_SETFD, 0);
     set_env(j, r);
     if (j->bind_cores) {
         bind_cores(j, r);
@@ -673,6 +686,9 @@ static void reap(job *j) {
             if (status != 0 && restart(j, r, status)) {
                 continue;
             }
+            j->ended = (unsigned char)(j->ended < 255 ? j->ended + 1 : 255);
+            ssize_t noted = pwrite(j->ended_fd, &j->ended, 1, r);
+            (void)noted; /* the others wait for their deadline then */
             if (status != 0 && (first < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(first_status)))) {
                 first = r;
                 first_status = status;
@@ -813,6 +829,7 @@ int main(int argc, char **argv) {
     }
     reserve_port(&j);
     make_secret(&j);
+    make_notes(&j);
     catch_signals(&j);
     start_warden(&j);
     for (int r = 0; r < j.count; r++) {

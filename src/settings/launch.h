@@ -198,6 +198,45 @@ static bool ddl__launch_job(const ddl__launch *launch, char *out, size_t cap) {
     return true;
 }
 
+/* >>ended */
+
+/* ddlrun notes which processes have ended and will not be started again: a byte for each rank, 0 while it runs, then as
+ * how manieth it ended, 255 at most. -1: nobody notes, or ranks are not counted as ddlrun counts them. */
+static ddl_status ddl__ended_find(const ddl__launch *launch, int *out_fd, ddl__sentence *why) {
+    const char *text = ddl__setting_env("DDL_ENDED_FD");
+    int64_t fd = -1;
+    struct stat info;
+    *out_fd = -1;
+    if (text != NULL && !ddl__parse_int(text, 0, INT32_MAX, &fd)) {
+        return ddl__fail(why, DDL_ERR_CONFIG, "ddl_init: DDL_ENDED_FD is \"%.60s\", which is no descriptor's number",
+                         text);
+    }
+    if (fd >= 0 && strcmp(launch->by, ddl__launchers[0].by) == 0 && fstat((int)fd, &info) == 0 &&
+        S_ISREG(info.st_mode) && info.st_size == launch->world) {
+        *out_fd = (int)fd;
+    }
+    return DDL_OK;
+}
+
+/* The rank whose process ended first, and is the cause of what others do; -1: none that is known of. */
+static int32_t ddl__launch_ended(const ddl__launch *launch, int ended_fd) {
+    uint8_t ended[256];
+    ssize_t n = 1;
+    int32_t first = -1, place = 256;
+    for (int32_t at = 0; ended_fd >= 0 && n > 0 && at < launch->world; at += (int32_t)n) {
+        n = pread(ended_fd, ended, sizeof ended, at);
+        for (ssize_t i = 0; i < n; i++) {
+            if (ended[i] != 0 && ended[i] < place && at + i != launch->rank) {
+                first = at + (int32_t)i;
+                place = ended[i];
+            }
+        }
+    }
+    return first;
+}
+
+/* >>place */
+
 /* Where the ranks meet. */
 enum ddl__meeting {
     DDL__MEET_ALONE,

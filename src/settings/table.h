@@ -15,6 +15,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SECRET_FILE", "", "a file with the job secret (at least 16 bytes), readable by its owner alone"},
     {"DDL_SECRET", "", "the job secret itself, at least 16 bytes"},
     {"DDL_JOB", "", "a name that tells jobs on one host, port or folder apart"},
+    {"DDL_ENDED_FD", "", "a descriptor to read from which ranks have ended; ddlrun sets it"},
     {"DDL_RENDEZVOUS", "", "tcp://host:port or file:///shared/folder, instead of MASTER_ADDR and MASTER_PORT"},
     {"DDL_PMIX_LIBRARY", "libpmix.so.2", "the library by which ranks meet that a PMIx launcher started"},
     {"DDL_RESTARTED", "0", "more than 0: ddl_init joins a running job, as ddl_join does; ddlrun --restart sets it"},

@@ -413,6 +413,10 @@ static ddl_status ddl__client_run(ddl__client *c) {
         if (status != DDL_IN_PROGRESS) {
             return status;
         }
+        int32_t ended = c->grows ? -1 : ddl__launch_ended(&s->launch, s->ended_fd);
+        if (ended >= 0) {
+            return ddl__ended_sentence(&s->launch, ended, c->why);
+        }
         uint64_t now = ddl__now_ns();
         bool taken = c->refused_ns != 0 && s->place.ports == 1 && now - c->refused_ns > DDL__REFUSED_NS;
         if (taken || now >= c->deadline_ns) {

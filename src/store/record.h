@@ -52,6 +52,14 @@ static ddl__record ddl__record_read(const uint8_t in[DDL__RECORD_BYTES]) {
     return record;
 }
 
+/* It will not come: told by rank 0 to all who are here, and by a rank that has not reached rank 0 to itself. */
+static ddl_status ddl__ended_sentence(const ddl__launch *launch, int32_t ended, ddl__sentence *why) {
+    return ddl__fail(why, DDL_ERR_PEER,
+                     "ddl_init: the process of rank %d of %d has ended before all ranks had come, as its launcher saw. "
+                     "Look at what rank %d printed last",
+                     ended, launch->world, ended);
+}
+
 /* Text from a peer goes into a sentence and so to a terminal: no control characters. */
 static void ddl__text_clean(char *text) {
     for (; *text != 0; text++) {

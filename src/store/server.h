@@ -548,8 +548,19 @@ static void ddl__server_turn(ddl__server *server, int ms) {
     }
 }
 
+/* A rank that is here and ends is seen by its connection; one that has not come, by its launcher. */
+static void ddl__server_look(ddl__server *server) {
+    const ddl__settings *s = server->settings;
+    int32_t ended = ddl__launch_ended(&s->launch, s->ended_fd);
+    if (ended >= 0 && server->ranks[ended] < DDL__RANK_HERE && !server->failing) {
+        (void)ddl__ended_sentence(&s->launch, ended, server->why);
+        ddl__server_fail(server);
+    }
+}
+
 static ddl_status ddl__server_loop(ddl__server *server) {
     while (!ddl__server_done(server)) {
+        ddl__server_look(server);
         uint64_t now = ddl__now_ns();
         if (now >= server->end_ns && !ddl__server_overdue(server)) {
             break;
