@@ -287,6 +287,7 @@
 #define ddl_trainer_preset_name DDL__PASTE(DDL_NAMESPACE, ddl_trainer_preset_name)
 #define ddl_trainer_save DDL__PASTE(DDL_NAMESPACE, ddl_trainer_save)
 #define ddl_trainer_serve DDL__PASTE(DDL_NAMESPACE, ddl_trainer_serve)
+#define ddl_trainer_set_epoch DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_epoch)
 #define ddl_trainer_set_rate DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_rate)
 #define ddl_trainer_set_stream DDL__PASTE(DDL_NAMESPACE, ddl_trainer_set_stream)
 #define ddl_trainer_start DDL__PASTE(DDL_NAMESPACE, ddl_trainer_start)
@@ -1374,6 +1375,9 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer);
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
+/* Sets a number of the program's own, of at least 0, that checkpoints keep: the epoch, the place in the data. Where
+ * ranks have set different ones the greatest is saved. Errors: DDL_ERR_ARG. [one thread] */
+DDL_API ddl_status ddl_trainer_set_epoch(ddl_trainer *trainer, int64_t epoch);
 /* Orders the trainer with work on a stream of the device that its tensors are on (a cudaStream_t), from the next call
  * on; NULL: no more. Then ddl_grad_ready returns at once, and the gradient is copied when the stream has come there;
  * ddl_step and ddl_param_wait still wait for the averages, but what is put on the stream after them finds the updates.
@@ -1392,17 +1396,18 @@ DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
  * also schedule, bucket_bytes and whether it accumulates. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under
  * way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
-/* Writes parameters, the state of optimizer and compression, and the step to a new file in folder, on rank 0; every
+/* Writes parameters, the state of optimizer and compression, step and epoch to a new file in folder, on rank 0. Every
  * rank calls, between two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file
  * is durable and whole when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on
  * all ranks, with rank 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded).
  * [one thread] */
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder);
 /* Takes the newest sound checkpoint of rank 0's folder to all ranks, of any number; every rank calls, between two
- * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none. Damaged files are passed
- * over with a warning. On another number of ranks the residuals of compressed gradients begin at zero, which the log
- * says at level info. Errors: DDL_ERR_CORRUPT (all are), DDL_ERR_MISMATCH (other tensors or another optimizer),
- * DDL_ERR_SYSTEM; then nothing has changed. [one thread] */
+ * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none; the epoch is then in
+ * ddl_trainer_stats. Damaged files are passed over with a warning. On another number of ranks the residuals of
+ * compressed gradients begin at zero, which the log says at level info. Errors: DDL_ERR_CORRUPT (all are; of servers
+ * DDL_ERR_SYSTEM), DDL_ERR_MISMATCH (other tensors or another optimizer), DDL_ERR_SYSTEM (no such folder); then
+ * nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step);
 /* Averages parameters now, when steps of local SGD have been taken since the last time. Every rank calls.
  * [one thread] */
@@ -1422,6 +1427,7 @@ typedef struct ddl_trainer_stats {
     int32_t replans;                    /* how often the plan changed since the start */
     int64_t not_finite;  /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
     int64_t local_steps; /* taken since parameters were last averaged */
+    int64_t epoch;       /* of ddl_trainer_set_epoch, or of the checkpoint that was loaded since; 0: of neither */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */
 DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats);
@@ -33669,7 +33675,7 @@ static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_take
 
 enum {
     DDL__PS_ASK_BYTES = 72,
-    DDL__PS_ANSWER_BYTES = 40, /* and a sentence */
+    DDL__PS_ANSWER_BYTES = 48, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
     DDL__PS_TAG_ASK = 0,
@@ -33707,7 +33713,7 @@ typedef struct ddl__ps_ask {
     uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
-    int64_t count;  /* ids */
+    int64_t count;  /* ids; of SAVE: the program's epoch */
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
                        the last one failed */
@@ -33721,6 +33727,7 @@ typedef struct ddl__ps_answer {
     int64_t clock;      /* SWITCH, LOAD: the worker's clock from now on */
     uint64_t sequence;  /* LOAD: its last push that was applied */
     int64_t generation; /* LOAD, LOOK */
+    int64_t epoch;      /* LOAD */
     char text[DDL__PS_SENTENCE_BYTES];
 } ddl__ps_answer;
 
@@ -33765,6 +33772,7 @@ static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
     ddl__put_u64(&w, (uint64_t)a->clock);
     ddl__put_u64(&w, a->sequence);
     ddl__put_u64(&w, (uint64_t)a->generation);
+    ddl__put_u64(&w, (uint64_t)a->epoch);
     if (a->status < 0) {
         ddl__put_bytes(&w, a->text, strnlen(a->text, sizeof a->text - 1));
     }
@@ -33779,6 +33787,7 @@ static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer 
     a->clock = (int64_t)ddl__get_u64(&r);
     a->sequence = ddl__get_u64(&r);
     a->generation = (int64_t)ddl__get_u64(&r);
+    a->epoch = (int64_t)ddl__get_u64(&r);
     size_t text = DDL__MIN(r.bytes - r.at, sizeof a->text - 1);
     ddl__get_bytes(&r, a->text, text);
     a->text[r.bad ? 0 : text] = 0;
@@ -34229,6 +34238,7 @@ typedef struct ddl__ps_generation {
     int64_t clock;
     uint64_t pushes;
     int32_t servers;
+    int64_t epoch; /* the program's */
 } ddl__ps_generation;
 
 /* One request of a worker, from the ask to the end of the answer. */
@@ -35134,8 +35144,8 @@ static void ddl__ps_run(ddl__ps_server *s, ddl__ps_place *p) {
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
- *     u64 order, clock, pushes
+ *     "ddl-ps4\n"  u32 server, servers, workers, params, tables, slots, optimizer
+ *     u64 order, clock, pushes, epoch of the program
  *     by worker: u64 clock, sequence      by parameter: u64 elements (f64 ones: + 2^63)      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   values, state, of its type
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
@@ -35189,13 +35199,14 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
     const uint32_t words[DDL__PS_HEAD_WORDS] = {
         (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
         (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
-    ddl__ps_write(f, "ddl-ps3\n", 8);
+    ddl__ps_write(f, "ddl-ps4\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
     ddl__ps_write_u64(f, g->order);
     ddl__ps_write_u64(f, (uint64_t)g->clock);
     ddl__ps_write_u64(f, g->pushes);
+    ddl__ps_write_u64(f, (uint64_t)g->epoch);
     for (int32_t w = 0; w < s->workers; w++) {
         ddl__ps_write_u64(f, (uint64_t)s->clock[w]);
         ddl__ps_write_u64(f, sequences[w]);
@@ -35335,9 +35346,10 @@ static bool ddl__ps_is_whole(FILE *file) {
            fseeko(file, 0, SEEK_SET) == 0;
 }
 
-/* Reads the head. *out_match: it was written for the same parameters, tables and optimizer. clocks and sequences, of
- * s->workers entries, are filled when the number of workers is the same; *out_workers is the file's. */
-static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g, int32_t server,
+/* Reads the head, and the epoch into *g. *out_match: it was written for the same parameters, tables and optimizer.
+ * clocks and sequences, of s->workers entries, are filled when the number of workers is the same; *out_workers is the
+ * file's. */
+static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, ddl__ps_generation *g, int32_t server,
                               int64_t *clocks, uint64_t *sequences, int32_t *out_workers, bool *out_match) {
     char magic[8];
     ddl__ps_read_bytes(f, magic, sizeof magic);
@@ -35345,9 +35357,10 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps3\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps4\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
     good = ddl__ps_read_u64(f) == g->order && good;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
+    g->epoch = (int64_t)ddl__ps_read_u64(f);
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
                  words[5] == (uint32_t)ddl__optim_slots(&s->optimizer) && words[6] == (uint32_t)s->optimizer.kind;
@@ -35506,7 +35519,7 @@ static FILE *ddl__ps_open_file(const char *folder, const ddl__ps_generation *g, 
 }
 
 /* Are all files of a generation there, whole, and for this model? DDL_ERR_CORRUPT: another generation may be. */
-static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, ddl__ps_generation *g,
                                 int64_t *clocks, uint64_t *sequences, ddl__text *text, ddl__sentence *why) {
     for (int32_t i = 0; i < g->servers; i++) {
         char name[DDL__PS_NAME_BYTES];
@@ -35534,7 +35547,7 @@ static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, con
 }
 
 /* Takes what is ours of all files of a generation that was checked. */
-static ddl_status ddl__ps_take(ddl__ps_server *s, const char *folder, const ddl__ps_generation *g, int64_t *clocks,
+static ddl_status ddl__ps_take(ddl__ps_server *s, const char *folder, ddl__ps_generation *g, int64_t *clocks,
                                uint64_t *sequences, ddl__sentence *why) {
     for (int32_t i = 0; i < s->table_count; i++) {
         ddl__ps_rows_clear(&s->tables[i]->rows);
@@ -35744,6 +35757,9 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
 /* What workers and clocks say of the moment: the same on all servers. */
 static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, uint64_t order, const uint64_t *sequences) {
     ddl__ps_generation g = {.order = order, .servers = s->servers};
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        g.epoch = job->ask.op == DDL__PS_SAVE ? DDL__MAX(g.epoch, job->ask.count) : g.epoch;
+    }
     for (int32_t w = 0; w < s->workers; w++) {
         g.clock = DDL__MAX(g.clock, s->clock[w]);
         g.pushes += sequences[w];
@@ -35846,6 +35862,7 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
             a.status = status;
             a.clock = clocks[job->source];
             a.sequence = sequences[job->source];
+            a.epoch = g->epoch;
             a.generation = job->ask.op == DDL__PS_LOOK
                                ? (int64_t)(g->order + 1)
                                : (int64_t)(ddl__mix(ddl__mix(g->order, (uint64_t)g->clock), g->pushes) >> 1);
@@ -36424,6 +36441,7 @@ struct ddl_ps {
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
     uint64_t save_order; /* of the checkpoint that is being written */
+    int64_t epoch;       /* of the trainer's program, that it is to keep */
     bool left, clocking, save_failed; /* a thread is in ddl_ps_clock; the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;
@@ -37591,6 +37609,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
     ddl__ps_ask ask = {
         .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE ? ps->save_order << 1 | ps->save_failed : 0;
+    ask.count = op == DDL__PS_SAVE ? ps->epoch : 0;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -37814,6 +37833,7 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
     }
     if (status == DDL_OK && op == DDL__PS_LOAD) {
         ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
+        ps->epoch = answer.epoch;
         ddl__ps_resume(ps, &answer);
     }
     ddl__unlock(ps->c);
@@ -38808,6 +38828,18 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
                             "least 0 and finite",
                             learning_rate);
     }
+    ddl__unlock(trainer->context);
+    return status;
+}
+
+DDL_API ddl_status ddl_trainer_set_epoch(ddl_trainer *trainer, int64_t epoch) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_epoch", false));
+    ddl_status status = epoch >= 0 ? DDL_OK
+                                   : ddl__error(trainer->context, DDL_ERR_ARG,
+                                                "ddl_trainer_set_epoch: the epoch is %lld on rank %d; it must be at "
+                                                "least 0",
+                                                (long long)epoch, trainer->rank);
+    trainer->stats.epoch = status == DDL_OK ? epoch : trainer->stats.epoch;
     ddl__unlock(trainer->context);
     return status;
 }
@@ -42186,8 +42218,8 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
  * durable and renamed; the one before it stays, and is used when this one is damaged.
  *
  * ddl-EPOCH-STEP.ckpt, hexadecimal and decimal: names sort by age. Numbers are little-endian, arrays as in memory:
- *     head     "ddlckpt2", order u32 (0x01020304 in memory order), epoch u32, steps u64, coded steps u64, tensors u32,
- *              slots u32, optimizer u32, crc32c u32 of all before
+ *     head     "ddlckpt3", order u32 (0x01020304 in memory order), epoch of the group u32, steps u64, coded steps u64,
+ *              epoch of the program u64, tensors u32, slots u32, optimizer u32, crc32c u32 of all before
  *     tensor   name bytes u32, name, type u32, count u64, floats u32 (f32 arrays of count that follow the parameter),
  *              residuals u32 (f32 arrays of count, one for each rank; 0: none), q floats u64 (of PowerSGD),
  *              crc32c u32 of these, parameter, arrays (copy of a 16-bit parameter; optimizer slots; outer momentum),
@@ -42362,13 +42394,14 @@ static const void *ddl__save_bytes(ddl_trainer *t, const void *data, size_t byte
     return room;
 }
 
-static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
+static void ddl__save_head(ddl__archive *a, const ddl_trainer *t, int64_t epoch) {
     uint32_t order = DDL__SAVE_ORDER;
-    ddl__archive_put(a, "ddlckpt2", 8);
+    ddl__archive_put(a, "ddlckpt3", 8);
     ddl__archive_put(a, &order, 4);
     ddl__archive_put_number(a, t->group->epoch, 4);
     ddl__archive_put_number(a, (uint64_t)t->stats.steps, 8);
     ddl__archive_put_number(a, (uint64_t)t->coded, 8);
+    ddl__archive_put_number(a, (uint64_t)epoch, 8);
     ddl__archive_put_number(a, (uint64_t)t->count, 4);
     ddl__archive_put_number(a, (uint64_t)ddl__optim_slots(&t->optimizer), 4);
     ddl__archive_put_number(a, t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind, 4);
@@ -42561,6 +42594,8 @@ static void ddl__save_finish(ddl__archive *a, const char *folder, const char *te
 static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room) {
     char temporary[4096], path[4096];
     ddl__archive archive = {0}, *a = t->rank == 0 ? &archive : NULL;
+    int64_t epoch = t->stats.epoch;
+    DDL__TRY(ddl_all_reduce(t->group, DDL_VIEW(&epoch, 1), DDL_VIEW(&epoch, 1), DDL_MAX));
     snprintf(path, sizeof path, "%s/ddl-%08x-%012lld.ckpt", folder, t->group->epoch, (long long)t->stats.steps);
     snprintf(temporary, sizeof temporary, "%s/ddl.tmp.%d.%u", folder, t->rank, t->group->epoch);
     if (a != NULL && ddl__save_allowed(t, folder, a->why, sizeof a->why)) {
@@ -42572,7 +42607,7 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
         ddl__archive_fail(a, "the file %s cannot be made: %s", temporary, strerror(errno));
     }
     if (a != NULL) {
-        ddl__save_head(a, t);
+        ddl__save_head(a, t, epoch);
     }
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) { /* also after a failure here: others send shards */
@@ -42610,10 +42645,19 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
 
 static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
     ddl__ps_generation found[DDL__PS_GENERATIONS];
-    double any = ddl__ps_generations(folder, found);
+    double any = ddl__ps_generations(folder, found), lacks = access(folder, R_OK | X_OK) == 0 ? t->size : t->rank;
     ddl_ps *ps = t->served.ps;
     *out_step = -1;
+    DDL__TRY(ddl_all_reduce_scalar(t->group, &lacks, DDL_MIN));
     DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
+    if (lacks < t->size) {
+        char line[DDL__SENTENCE_BYTES];
+        snprintf(line, sizeof line,
+                 "ddl_trainer_load: on rank %d the folder \"%.600s\" cannot be read; it must be there, and be one that "
+                 "all servers and workers share",
+                 (int)lacks, folder);
+        return ddl__trainer_say(t, DDL_ERR_SYSTEM, line);
+    }
     if (any == 0) {
         return DDL_OK; /* an empty folder */
     }
@@ -42630,6 +42674,7 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
     if (status == DDL_OK) {
         *out_step = t->stats.steps = t->coded = ps->clock;
+        t->stats.epoch = ps->epoch;
     }
     return status;
 }
@@ -42639,6 +42684,7 @@ DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
     if (ddl__trainer_hands_over(trainer)) {
+        trainer->served.ps->epoch = trainer->stats.epoch;
         return ddl_ps_save(trainer->served.ps, folder);
     }
     DDL__TRY(ddl__save_room(trainer, what, &room));
@@ -42677,20 +42723,21 @@ static ddl__feedback ddl__load_check(ddl__archive *a, const ddl_trainer *t, cons
     return kept;
 }
 
-/* Reads the head; the number of steps, or -1. */
-static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other, int64_t *coded) {
+/* Reads the head; the number of steps, or -1. counts: coded steps, and the program's epoch. */
+static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other, int64_t counts[2]) {
     char magic[8];
     uint32_t order = 0;
     ddl__archive_get(a, magic, sizeof magic);
     ddl__archive_get(a, &order, 4);
     ddl__archive_get_number(a, 4); /* epoch: it is in the name too */
     int64_t steps = (int64_t)ddl__archive_get_number(a, 8);
-    *coded = (int64_t)ddl__archive_get_number(a, 8);
+    counts[0] = (int64_t)ddl__archive_get_number(a, 8);
+    counts[1] = (int64_t)ddl__archive_get_number(a, 8);
     uint64_t count = ddl__archive_get_number(a, 4), slots = ddl__archive_get_number(a, 4);
     uint64_t kind = ddl__archive_get_number(a, 4);
     ddl__archive_check(a, "its head");
     uint64_t mine = t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind;
-    if (!a->failed && (memcmp(magic, "ddlckpt2", 8) != 0 || order != DDL__SAVE_ORDER)) {
+    if (!a->failed && (memcmp(magic, "ddlckpt3", 8) != 0 || order != DDL__SAVE_ORDER)) {
         ddl__archive_fail(a, "it is no checkpoint of this version and byte order");
     }
     if (!a->failed &&
@@ -42704,9 +42751,9 @@ static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other
 
 /* Reads a whole file without using it. Returns its steps; -1: damaged, or (*other) sound but of another model. */
 static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *other) {
-    int64_t coded;
+    int64_t counts[2];
     *other = false;
-    int64_t steps = ddl__load_head(a, t, other, &coded);
+    int64_t steps = ddl__load_head(a, t, other, counts);
     for (int32_t i = 0; i < t->count && !a->failed; i++) {
         const ddl__weight *w = &t->weights[i];
         ddl__feedback kept = ddl__load_check(a, t, w, other);
@@ -42845,10 +42892,13 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
 /* All tensors. When this fails some are new and some old: the trainer cannot go on. */
 static ddl_status ddl__load_weights(ddl_trainer *t, ddl__archive *a, float *room) {
     bool other;
+    int64_t counts[2] = {0, 0};
     if (a != NULL) {
-        ddl__load_head(a, t, &other, &t->coded);
+        ddl__load_head(a, t, &other, counts);
     }
-    ddl_status status = ddl_broadcast(t->group, ddl_tensor_1d(&t->coded, DDL_I64, 1), 0);
+    ddl_status status = ddl_broadcast(t->group, DDL_VIEW(counts, 2), 0);
+    t->coded = counts[0];
+    t->stats.epoch = counts[1];
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__load_weight(t, &t->weights[i], a, room);
     }

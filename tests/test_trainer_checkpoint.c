@@ -21,6 +21,7 @@ typedef struct run {
     const char *folder;
     ddl_trainer_config config;
     int from, to, save_at, loads; /* steps; loads: what ddl_trainer_load is to find, 0: do not load */
+    int saved_by;                 /* so many ranks; 0: the epoch is not looked at */
     net result;
 } run;
 
@@ -52,6 +53,9 @@ static void step_once(ddl_group *w, ddl_trainer *t, net *m, int step) {
     OK(ddl_step(t));
 }
 
+/* Needs more than 32 bits. */
+static int64_t epoch_of(int step, int rank) { return ((int64_t)1 << 40) + 100 * step + rank; }
+
 static void train(ddl_group *w, void *arg) {
     run *r = arg;
     net *m = calloc(1, sizeof *m);
@@ -61,9 +65,12 @@ static void train(ddl_group *w, void *arg) {
     if (r->loads != 0) {
         OK(ddl_trainer_load(t, r->folder, &found));
         CHECK_EQ(found, r->loads);
+        OK(ddl_trainer_stats_get(t, &stats));
+        CHECK(r->saved_by == 0 || stats.epoch == epoch_of(r->loads, r->saved_by - 1)); /* of the last rank */
     }
     for (int step = r->from; step < r->to; step++) {
         step_once(w, t, m, step);
+        OK(ddl_trainer_set_epoch(t, epoch_of(step + 1, ddl_rank(w))));
         if (step + 1 == r->save_at) {
             OK(ddl_trainer_save(t, r->folder));
         }
@@ -131,7 +138,7 @@ TEST(a_run_that_goes_on_has_the_same_bits) {
         make_folder(folder);
         first = (run){.folder = folder, .config = {ADAM, .shard = ways[v].shard_before}, .to = 7, .save_at = 5};
         second = (run){.folder = folder, .config = {ADAM, .shard = ways[v].shard_after, .bucket_bytes = 1000},
-                       .from = 5, .to = 12, .loads = 5};
+                       .from = 5, .to = 12, .loads = 5, .saved_by = ways[v].before};
         world_threads(ways[v].before, train, &first);
         world_threads(ways[v].after, train, &second);
         same("another number of ranks");

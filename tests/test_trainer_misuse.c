@@ -122,6 +122,7 @@ static void registration(ddl_group *w, void *arg) {
     FAILS(ddl_grad_ready(t, 0), DDL_ERR_STATE, "has not started; call ddl_trainer_start");
     FAILS(ddl_step(t), DDL_ERR_STATE, "has not started");
     FAILS(ddl_trainer_set_rate(t, -1), DDL_ERR_ARG, "the learning rate is -1");
+    FAILS(ddl_trainer_set_epoch(t, -1), DDL_ERR_ARG, "the epoch is -1 on rank");
     OK(ddl_trainer_start(t));
     FAILS(ddl_trainer_start(t), DDL_ERR_STATE, "it has started already");
     FAILS(ddl_trainer_add(t, "late", DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL), DDL_ERR_STATE, "\"late\" comes too late");

@@ -179,6 +179,7 @@ static void checkpointed(ddl_group *w, void *arg) {
     run *x = arg;
     net *m = malloc(sizeof *m);
     int64_t found = 7;
+    ddl_trainer_stats stats;
     net_make(w, m, &x->config);
     if (x->config.dedicated && ddl_rank(w) == ddl_size(w) - 1) {
         OK(ddl_trainer_serve(m->t));
@@ -186,10 +187,15 @@ static void checkpointed(ddl_group *w, void *arg) {
         free(m);
         return;
     }
+    FAILS(ddl_trainer_load(m->t, "/nowhere/at/all", &found), DDL_ERR_SYSTEM, "on rank 0 the folder \"/nowhere/at/all\"");
+    CHECK_EQ(found, -1);
     OK(ddl_trainer_load(m->t, x->folder, &found));
     CHECK_EQ(found, x->from);
+    OK(ddl_trainer_stats_get(m->t, &stats));
+    CHECK_EQ(stats.epoch, found > 0 ? ((int64_t)1 << 40) + 100 * found + 2 : 0); /* three had saved it */
     for (int step = found > 0 ? (int)found : 0; step < x->to; step++) {
         OK(net_step(m, (float)(1 + step % 3)));
+        OK(ddl_trainer_set_epoch(m->t, ((int64_t)1 << 40) + 100 * (step + 1) + ddl_rank(w)));
         if (step + 1 == x->save_at) {
             OK(ddl_trainer_save(m->t, x->folder));
         }

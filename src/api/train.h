@@ -141,6 +141,9 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer);
 DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index);
 /* Sets the learning rate from the next update on. The same on all ranks. Errors: DDL_ERR_ARG. [one thread] */
 DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_rate);
+/* Sets a number of the program's own, of at least 0, that checkpoints keep: the epoch, the place in the data. Where
+ * ranks have set different ones the greatest is saved. Errors: DDL_ERR_ARG. [one thread] */
+DDL_API ddl_status ddl_trainer_set_epoch(ddl_trainer *trainer, int64_t epoch);
 /* Orders the trainer with work on a stream of the device that its tensors are on (a cudaStream_t), from the next call
  * on; NULL: no more. Then ddl_grad_ready returns at once, and the gradient is copied when the stream has come there;
  * ddl_step and ddl_param_wait still wait for the averages, but what is put on the stream after them finds the updates.
@@ -159,17 +162,18 @@ DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer);
  * also schedule, bucket_bytes and whether it accumulates. Errors: as ddl_trainer_create, DDL_ERR_STATE (a step is under
  * way), DDL_ERR_MISMATCH; then nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config);
-/* Writes parameters, the state of optimizer and compression, and the step to a new file in folder, on rank 0; every
+/* Writes parameters, the state of optimizer and compression, step and epoch to a new file in folder, on rank 0. Every
  * rank calls, between two steps. Local SGD synchronises first; the inner optimizer's state is then rank 0's. The file
  * is durable and whole when it appears; the one before it is kept, older ones are deleted. Errors: DDL_ERR_SYSTEM on
  * all ranks, with rank 0's reason (disk full; the folder has later checkpoints, of a run that was not loaded).
  * [one thread] */
 DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder);
 /* Takes the newest sound checkpoint of rank 0's folder to all ranks, of any number; every rank calls, between two
- * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none. Damaged files are passed
- * over with a warning. On another number of ranks the residuals of compressed gradients begin at zero, which the log
- * says at level info. Errors: DDL_ERR_CORRUPT (all are), DDL_ERR_MISMATCH (other tensors or another optimizer),
- * DDL_ERR_SYSTEM; then nothing has changed. [one thread] */
+ * steps. *out_step (may be NULL): steps taken when it was saved, -1 when the folder has none; the epoch is then in
+ * ddl_trainer_stats. Damaged files are passed over with a warning. On another number of ranks the residuals of
+ * compressed gradients begin at zero, which the log says at level info. Errors: DDL_ERR_CORRUPT (all are; of servers
+ * DDL_ERR_SYSTEM), DDL_ERR_MISMATCH (other tensors or another optimizer), DDL_ERR_SYSTEM (no such folder); then
+ * nothing has changed. [one thread] */
 DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step);
 /* Averages parameters now, when steps of local SGD have been taken since the last time. Every rank calls.
  * [one thread] */
@@ -189,6 +193,7 @@ typedef struct ddl_trainer_stats {
     int32_t replans;                    /* how often the plan changed since the start */
     int64_t not_finite;  /* steps without update (overlap_forward: of a parameter): a gradient was not finite */
     int64_t local_steps; /* taken since parameters were last averaged */
+    int64_t epoch;       /* of ddl_trainer_set_epoch, or of the checkpoint that was loaded since; 0: of neither */
 } ddl_trainer_stats;
 /* Reads the figures of the last step. [one thread] */
 DDL_API ddl_status ddl_trainer_stats_get(const ddl_trainer *trainer, ddl_trainer_stats *out_stats);

@@ -701,6 +701,7 @@ static ddl_status ddl__ps_joint(ddl_ps *ps, int32_t op, const void *payload, siz
     ddl__ps_ask ask = {
         .op = op, .place = ps->table_count, .clock = ps->clock, .sequence = ps->sequence, .bytes = (int64_t)bytes};
     ask.value = op == DDL__PS_SAVE ? ps->save_order << 1 | ps->save_failed : 0;
+    ask.count = op == DDL__PS_SAVE ? ps->epoch : 0;
     return ddl__ps_ask_all(ps, what, ps->config.servers, ask, payload, true, out);
 }
 
@@ -924,6 +925,7 @@ static ddl_status ddl__ps_checkpoint(ddl_ps *ps, int32_t op, const char *folder,
     }
     if (status == DDL_OK && op == DDL__PS_LOAD) {
         ps->sequence = DDL__MAX(ps->sequence, answer.sequence); /* servers know those after the checkpoint too */
+        ps->epoch = answer.epoch;
         ddl__ps_resume(ps, &answer);
     }
     ddl__unlock(ps->c);

@@ -7,8 +7,8 @@
  * moments cannot be taken for one generation. A file is written under another name, synced and renamed; its last four
  * bytes are the CRC-32C of the others. All little-endian:
  *
- *     "ddl-ps3\n"  u32 server, servers, workers, params, tables, slots, optimizer
- *     u64 order, clock, pushes
+ *     "ddl-ps4\n"  u32 server, servers, workers, params, tables, slots, optimizer
+ *     u64 order, clock, pushes, epoch of the program
  *     by worker: u64 clock, sequence      by parameter: u64 elements (f64 ones: + 2^63)      by table: u32 width
  *     u64 pieces, each: u32 param  u64 begin, count, steps  by worker: u64 sequence   values, state, of its type
  *     by table: by worker: u64 sequence   u64 rows, oldest first, each: u64 id, steps   f32 values, state */
@@ -71,13 +71,14 @@ static void ddl__ps_write_head(ddl__ps_file *f, const ddl__ps_server *s, const d
     const uint32_t words[DDL__PS_HEAD_WORDS] = {
         (uint32_t)s->number,      (uint32_t)s->servers, (uint32_t)s->workers,       (uint32_t)s->params,
         (uint32_t)s->table_count, (uint32_t)slots,      (uint32_t)s->optimizer.kind};
-    ddl__ps_write(f, "ddl-ps3\n", 8);
+    ddl__ps_write(f, "ddl-ps4\n", 8);
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         ddl__ps_write_u32(f, words[i]);
     }
     ddl__ps_write_u64(f, g->order);
     ddl__ps_write_u64(f, (uint64_t)g->clock);
     ddl__ps_write_u64(f, g->pushes);
+    ddl__ps_write_u64(f, (uint64_t)g->epoch);
     for (int32_t w = 0; w < s->workers; w++) {
         ddl__ps_write_u64(f, (uint64_t)s->clock[w]);
         ddl__ps_write_u64(f, sequences[w]);
@@ -217,9 +218,10 @@ static bool ddl__ps_is_whole(FILE *file) {
            fseeko(file, 0, SEEK_SET) == 0;
 }
 
-/* Reads the head. *out_match: it was written for the same parameters, tables and optimizer. clocks and sequences, of
- * s->workers entries, are filled when the number of workers is the same; *out_workers is the file's. */
-static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const ddl__ps_generation *g, int32_t server,
+/* Reads the head, and the epoch into *g. *out_match: it was written for the same parameters, tables and optimizer.
+ * clocks and sequences, of s->workers entries, are filled when the number of workers is the same; *out_workers is the
+ * file's. */
+static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, ddl__ps_generation *g, int32_t server,
                               int64_t *clocks, uint64_t *sequences, int32_t *out_workers, bool *out_match) {
     char magic[8];
     ddl__ps_read_bytes(f, magic, sizeof magic);
@@ -227,9 +229,10 @@ static bool ddl__ps_read_head(ddl__ps_file *f, const ddl__ps_server *s, const dd
     for (size_t i = 0; i < DDL__COUNT_OF(words); i++) {
         words[i] = ddl__ps_read_u32(f);
     }
-    bool good = memcmp(magic, "ddl-ps3\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
+    bool good = memcmp(magic, "ddl-ps4\n", 8) == 0 && words[0] == (uint32_t)server && words[1] == (uint32_t)g->servers;
     good = ddl__ps_read_u64(f) == g->order && good;
     good = ddl__ps_read_u64(f) == (uint64_t)g->clock && ddl__ps_read_u64(f) == g->pushes && good;
+    g->epoch = (int64_t)ddl__ps_read_u64(f);
     *out_workers = (int32_t)words[2];
     *out_match = words[3] == (uint32_t)s->params && words[4] == (uint32_t)s->table_count &&
                  words[5] == (uint32_t)ddl__optim_slots(&s->optimizer) && words[6] == (uint32_t)s->optimizer.kind;
@@ -388,7 +391,7 @@ static FILE *ddl__ps_open_file(const char *folder, const ddl__ps_generation *g, 
 }
 
 /* Are all files of a generation there, whole, and for this model? DDL_ERR_CORRUPT: another generation may be. */
-static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, const ddl__ps_generation *g,
+static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, ddl__ps_generation *g,
                                 int64_t *clocks, uint64_t *sequences, ddl__text *text, ddl__sentence *why) {
     for (int32_t i = 0; i < g->servers; i++) {
         char name[DDL__PS_NAME_BYTES];
@@ -416,7 +419,7 @@ static ddl_status ddl__ps_check(const ddl__ps_server *s, const char *folder, con
 }
 
 /* Takes what is ours of all files of a generation that was checked. */
-static ddl_status ddl__ps_take(ddl__ps_server *s, const char *folder, const ddl__ps_generation *g, int64_t *clocks,
+static ddl_status ddl__ps_take(ddl__ps_server *s, const char *folder, ddl__ps_generation *g, int64_t *clocks,
                                uint64_t *sequences, ddl__sentence *why) {
     for (int32_t i = 0; i < s->table_count; i++) {
         ddl__ps_rows_clear(&s->tables[i]->rows);

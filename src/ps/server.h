@@ -158,6 +158,9 @@ static ddl_status ddl__ps_switch_to(ddl__ps_server *s, const ddl_sync_config *sy
 /* What workers and clocks say of the moment: the same on all servers. */
 static ddl__ps_generation ddl__ps_moment(const ddl__ps_server *s, uint64_t order, const uint64_t *sequences) {
     ddl__ps_generation g = {.order = order, .servers = s->servers};
+    for (const ddl__ps_job *job = s->control.first; job != NULL; job = job->next) {
+        g.epoch = job->ask.op == DDL__PS_SAVE ? DDL__MAX(g.epoch, job->ask.count) : g.epoch;
+    }
     for (int32_t w = 0; w < s->workers; w++) {
         g.clock = DDL__MAX(g.clock, s->clock[w]);
         g.pushes += sequences[w];
@@ -260,6 +263,7 @@ static void ddl__ps_answer_joint(ddl__ps_server *s, ddl_status status, const ddl
             a.status = status;
             a.clock = clocks[job->source];
             a.sequence = sequences[job->source];
+            a.epoch = g->epoch;
             a.generation = job->ask.op == DDL__PS_LOOK
                                ? (int64_t)(g->order + 1)
                                : (int64_t)(ddl__mix(ddl__mix(g->order, (uint64_t)g->clock), g->pushes) >> 1);

@@ -32,6 +32,7 @@ typedef struct ddl__ps_generation {
     int64_t clock;
     uint64_t pushes;
     int32_t servers;
+    int64_t epoch; /* the program's */
 } ddl__ps_generation;
 
 /* One request of a worker, from the ask to the end of the answer. */

@@ -38,6 +38,7 @@ struct ddl_ps {
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
     uint64_t save_order; /* of the checkpoint that is being written */
+    int64_t epoch;       /* of the trainer's program, that it is to keep */
     bool left, clocking, save_failed; /* a thread is in ddl_ps_clock; the last ddl_ps_save */
     ddl_ps_table_config *tables;
     int32_t table_count;

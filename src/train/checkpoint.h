@@ -3,8 +3,8 @@
  * durable and renamed; the one before it stays, and is used when this one is damaged.
  *
  * ddl-EPOCH-STEP.ckpt, hexadecimal and decimal: names sort by age. Numbers are little-endian, arrays as in memory:
- *     head     "ddlckpt2", order u32 (0x01020304 in memory order), epoch u32, steps u64, coded steps u64, tensors u32,
- *              slots u32, optimizer u32, crc32c u32 of all before
+ *     head     "ddlckpt3", order u32 (0x01020304 in memory order), epoch of the group u32, steps u64, coded steps u64,
+ *              epoch of the program u64, tensors u32, slots u32, optimizer u32, crc32c u32 of all before
  *     tensor   name bytes u32, name, type u32, count u64, floats u32 (f32 arrays of count that follow the parameter),
  *              residuals u32 (f32 arrays of count, one for each rank; 0: none), q floats u64 (of PowerSGD),
  *              crc32c u32 of these, parameter, arrays (copy of a 16-bit parameter; optimizer slots; outer momentum),
@@ -186,13 +186,14 @@ static const void *ddl__save_bytes(ddl_trainer *t, const void *data, size_t byte
     return room;
 }
 
-static void ddl__save_head(ddl__archive *a, const ddl_trainer *t) {
+static void ddl__save_head(ddl__archive *a, const ddl_trainer *t, int64_t epoch) {
     uint32_t order = DDL__SAVE_ORDER;
-    ddl__archive_put(a, "ddlckpt2", 8);
+    ddl__archive_put(a, "ddlckpt3", 8);
     ddl__archive_put(a, &order, 4);
     ddl__archive_put_number(a, t->group->epoch, 4);
     ddl__archive_put_number(a, (uint64_t)t->stats.steps, 8);
     ddl__archive_put_number(a, (uint64_t)t->coded, 8);
+    ddl__archive_put_number(a, (uint64_t)epoch, 8);
     ddl__archive_put_number(a, (uint64_t)t->count, 4);
     ddl__archive_put_number(a, (uint64_t)ddl__optim_slots(&t->optimizer), 4);
     ddl__archive_put_number(a, t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind, 4);
@@ -385,6 +386,8 @@ static void ddl__save_finish(ddl__archive *a, const char *folder, const char *te
 static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room) {
     char temporary[4096], path[4096];
     ddl__archive archive = {0}, *a = t->rank == 0 ? &archive : NULL;
+    int64_t epoch = t->stats.epoch;
+    DDL__TRY(ddl_all_reduce(t->group, DDL_VIEW(&epoch, 1), DDL_VIEW(&epoch, 1), DDL_MAX));
     snprintf(path, sizeof path, "%s/ddl-%08x-%012lld.ckpt", folder, t->group->epoch, (long long)t->stats.steps);
     snprintf(temporary, sizeof temporary, "%s/ddl.tmp.%d.%u", folder, t->rank, t->group->epoch);
     if (a != NULL && ddl__save_allowed(t, folder, a->why, sizeof a->why)) {
@@ -396,7 +399,7 @@ static ddl_status ddl__save_all(ddl_trainer *t, const char *folder, float *room)
         ddl__archive_fail(a, "the file %s cannot be made: %s", temporary, strerror(errno));
     }
     if (a != NULL) {
-        ddl__save_head(a, t);
+        ddl__save_head(a, t, epoch);
     }
     ddl_status status = DDL_OK;
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) { /* also after a failure here: others send shards */
@@ -434,10 +437,19 @@ static ddl_status ddl__save_enter(ddl_trainer *t, const char *what, const char *
 
 static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
     ddl__ps_generation found[DDL__PS_GENERATIONS];
-    double any = ddl__ps_generations(folder, found);
+    double any = ddl__ps_generations(folder, found), lacks = access(folder, R_OK | X_OK) == 0 ? t->size : t->rank;
     ddl_ps *ps = t->served.ps;
     *out_step = -1;
+    DDL__TRY(ddl_all_reduce_scalar(t->group, &lacks, DDL_MIN));
     DDL__TRY(ddl_all_reduce_scalar(t->group, &any, DDL_MAX));
+    if (lacks < t->size) {
+        char line[DDL__SENTENCE_BYTES];
+        snprintf(line, sizeof line,
+                 "ddl_trainer_load: on rank %d the folder \"%.600s\" cannot be read; it must be there, and be one that "
+                 "all servers and workers share",
+                 (int)lacks, folder);
+        return ddl__trainer_say(t, DDL_ERR_SYSTEM, line);
+    }
     if (any == 0) {
         return DDL_OK; /* an empty folder */
     }
@@ -454,6 +466,7 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     status = status < 0 ? status : ddl__lane_wait(&t->lane, "ddl_trainer_load");
     if (status == DDL_OK) {
         *out_step = t->stats.steps = t->coded = ps->clock;
+        t->stats.epoch = ps->epoch;
     }
     return status;
 }
@@ -463,6 +476,7 @@ DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
     float *room;
     DDL__TRY(ddl__save_enter(trainer, what, folder, true));
     if (ddl__trainer_hands_over(trainer)) {
+        trainer->served.ps->epoch = trainer->stats.epoch;
         return ddl_ps_save(trainer->served.ps, folder);
     }
     DDL__TRY(ddl__save_room(trainer, what, &room));
@@ -501,20 +515,21 @@ static ddl__feedback ddl__load_check(ddl__archive *a, const ddl_trainer *t, cons
     return kept;
 }
 
-/* Reads the head; the number of steps, or -1. */
-static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other, int64_t *coded) {
+/* Reads the head; the number of steps, or -1. counts: coded steps, and the program's epoch. */
+static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other, int64_t counts[2]) {
     char magic[8];
     uint32_t order = 0;
     ddl__archive_get(a, magic, sizeof magic);
     ddl__archive_get(a, &order, 4);
     ddl__archive_get_number(a, 4); /* epoch: it is in the name too */
     int64_t steps = (int64_t)ddl__archive_get_number(a, 8);
-    *coded = (int64_t)ddl__archive_get_number(a, 8);
+    counts[0] = (int64_t)ddl__archive_get_number(a, 8);
+    counts[1] = (int64_t)ddl__archive_get_number(a, 8);
     uint64_t count = ddl__archive_get_number(a, 4), slots = ddl__archive_get_number(a, 4);
     uint64_t kind = ddl__archive_get_number(a, 4);
     ddl__archive_check(a, "its head");
     uint64_t mine = t->config.step != NULL ? UINT32_MAX : (uint64_t)t->optimizer.kind;
-    if (!a->failed && (memcmp(magic, "ddlckpt2", 8) != 0 || order != DDL__SAVE_ORDER)) {
+    if (!a->failed && (memcmp(magic, "ddlckpt3", 8) != 0 || order != DDL__SAVE_ORDER)) {
         ddl__archive_fail(a, "it is no checkpoint of this version and byte order");
     }
     if (!a->failed &&
@@ -528,9 +543,9 @@ static int64_t ddl__load_head(ddl__archive *a, const ddl_trainer *t, bool *other
 
 /* Reads a whole file without using it. Returns its steps; -1: damaged, or (*other) sound but of another model. */
 static int64_t ddl__load_verify(ddl__archive *a, const ddl_trainer *t, bool *other) {
-    int64_t coded;
+    int64_t counts[2];
     *other = false;
-    int64_t steps = ddl__load_head(a, t, other, &coded);
+    int64_t steps = ddl__load_head(a, t, other, counts);
     for (int32_t i = 0; i < t->count && !a->failed; i++) {
         const ddl__weight *w = &t->weights[i];
         ddl__feedback kept = ddl__load_check(a, t, w, other);
@@ -669,10 +684,13 @@ static ddl_status ddl__load_weight(ddl_trainer *t, ddl__weight *w, ddl__archive 
 /* All tensors. When this fails some are new and some old: the trainer cannot go on. */
 static ddl_status ddl__load_weights(ddl_trainer *t, ddl__archive *a, float *room) {
     bool other;
+    int64_t counts[2] = {0, 0};
     if (a != NULL) {
-        ddl__load_head(a, t, &other, &t->coded);
+        ddl__load_head(a, t, &other, counts);
     }
-    ddl_status status = ddl_broadcast(t->group, ddl_tensor_1d(&t->coded, DDL_I64, 1), 0);
+    ddl_status status = ddl_broadcast(t->group, DDL_VIEW(counts, 2), 0);
+    t->coded = counts[0];
+    t->stats.epoch = counts[1];
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__load_weight(t, &t->weights[i], a, room);
     }

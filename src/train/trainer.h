@@ -569,6 +569,18 @@ DDL_API ddl_status ddl_trainer_set_rate(ddl_trainer *trainer, double learning_ra
     return status;
 }
 
+DDL_API ddl_status ddl_trainer_set_epoch(ddl_trainer *trainer, int64_t epoch) {
+    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_set_epoch", false));
+    ddl_status status = epoch >= 0 ? DDL_OK
+                                   : ddl__error(trainer->context, DDL_ERR_ARG,
+                                                "ddl_trainer_set_epoch: the epoch is %lld on rank %d; it must be at "
+                                                "least 0",
+                                                (long long)epoch, trainer->rank);
+    trainer->stats.epoch = status == DDL_OK ? epoch : trainer->stats.epoch;
+    ddl__unlock(trainer->context);
+    return status;
+}
+
 /* Whether work on that stream can be ordered with the lane's. */
 static ddl_status ddl__trainer_try_stream(ddl_trainer *t, void *stream) {
     const char *what = "ddl_trainer_set_stream";
