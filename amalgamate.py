@@ -22,6 +22,16 @@ IMPLEMENTATION = ["base", "dtype", "plan", "algo", "tune", "wire", "trace", "set
                   "device", "tensor", "group", "p2p", "engine", "coll", "optim", "compress", "ps", "train"]
 ROOMS = DECLARATIONS + IMPLEMENTATION
 
+# Functions that a room calls although a room above it defines them, as the call is news for that room: somebody died, a
+# group goes, a turn of waiting. The lower room declares them, and knows no more. There are no others.
+CALLS_UP = {
+    "mesh": {"ddl__groups_rank_dead", "ddl__groups_rank_again", "ddl__device_allocation", "ddl__stages_poll",
+             "ddl__natives_poll", "ddl__messages_poll", "ddl__detached_reap", "ddl__thread_tick"},
+    "tensor": {"ddl__device_memory_used"},
+    "group": {"ddl__p2p_rank_dead", "ddl__p2p_group_free", "ddl__ops_fail_all", "ddl__engine_group_free",
+              "ddl__native_close", "ddl__agree_group_free"},
+}
+
 # File-scope variables that are not const, each with the reason why it has to be. "No globals" is a promise to users.
 GLOBALS_ALLOWED = {"ddl__ended"}
 
@@ -167,7 +177,9 @@ IMPLEMENTATION_HEAD = """\
 #error "ddl.h: the implementation is C. Make a file ddl.c of two lines and compile it as C: \\
 #define DDL_IMPLEMENTATION (newline) #include \\"ddl.h\\" (newline)"
 #endif
-#ifndef __USE_GNU
+#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX
+#error "ddl.h: Linux with glibc and 64-bit pointers is what this is written for and tried on"
+#elif !defined(__USE_GNU)
 #error "ddl.h: a system header came before; include ddl.h first in this file, or compile it with -D_GNU_SOURCE"
 #endif
 """
@@ -446,6 +458,22 @@ def check_layers(house):
                 yield f"{f.path}:{line}: {f.room} includes {other.room}, which is above it"
 
 
+def check_calls(house):
+    """No room calls a function of a room above it but those of CALLS_UP, and each of those is called."""
+    rank = {room: i for i, room in enumerate(ROOMS)}
+    homes = {name: f.room for f in house.of(IMPLEMENTATION) for name, _, _ in functions(f) if name.startswith("ddl__")}
+    seen = set()
+    for f in house.of(IMPLEMENTATION):
+        for t in lex(f.text):
+            if rank[homes.get(t.text, f.room)] > rank[f.room]:
+                if t.text not in CALLS_UP.get(f.room, ()):
+                    yield f"{f.path}:{t.line}: {f.room} calls {t.text}, which {homes[t.text]} defines, a room above it"
+                seen.add((f.room, t.text))
+    for room in {f.room for f in house.fragments} & set(CALLS_UP):
+        for name in sorted(n for n in CALLS_UP[room] if (room, n) not in seen):
+            yield f"amalgamate.py:1: {room} does not call {name}; take it off CALLS_UP"
+
+
 def check_names(house):
     """Private names start with ddl__ or DDL__; what the public part mentions is public."""
     public = set()
@@ -555,7 +583,7 @@ def check_fresh(house, path):
 
 def check(house, path):
     found = list(house.findings)
-    for rule in (check_layers, check_names, check_options, check_docs, check_shape):
+    for rule in (check_layers, check_calls, check_names, check_options, check_docs, check_shape):
         found += rule(house)
     return found + list(check_fresh(house, path))
 

@@ -7,7 +7,8 @@
  *     #include "ddl.h"
  *
  * and #include "ddl.h" wherever else it is used, in C11 or C++17. Include it first in the file with the two lines, or
- * compile that file with -D_GNU_SOURCE. Linux, 64 bit, gcc or clang; link with -lpthread -ldl where libc wants it.
+ * compile that file with -D_GNU_SOURCE. 64-bit Linux with glibc, gcc or clang; link with -lpthread -ldl where libc wants
+ * it.
  * A C++ program puts the two lines into a file ddl.c and compiles that as C. The smallest complete program is
  * examples/hello.c:
  *
@@ -1886,7 +1887,9 @@ typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
 #error "ddl.h: the implementation is C. Make a file ddl.c of two lines and compile it as C: \
 #define DDL_IMPLEMENTATION (newline) #include \"ddl.h\" (newline)"
 #endif
-#ifndef __USE_GNU
+#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX
+#error "ddl.h: Linux with glibc and 64-bit pointers is what this is written for and tried on"
+#elif !defined(__USE_GNU)
 #error "ddl.h: a system header came before; include ddl.h first in this file, or compile it with -D_GNU_SOURCE"
 #endif
 
@@ -3110,6 +3113,177 @@ static inline void ddl__average(void *data, size_t count, ddl_dtype dtype, int n
     default:
         return;
     }
+}
+
+/* >>dtype/view */
+/* dtype/view: views of memory: making them, where their elements lie, packing them. It must not know of a context. */
+
+DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape) {
+    ddl_tensor t = {0};
+    if (ndim < 0 || ndim > DDL_MAX_DIMS || (ndim > 0 && shape == NULL)) {
+        return t;
+    }
+    t.data = (void *)(uintptr_t)data;
+    t.dtype = dtype;
+    t.ndim = ndim;
+    for (int32_t i = 0; i < ndim; i++) {
+        t.shape[i] = shape[i];
+    }
+    return t;
+}
+
+/* A view is copied into each call, 16 bytes at a time. Loads that wide wait until narrower stores have reached the
+ * cache, some 15 ns for each view, a tenth of a small call; so it is stored in the same width. */
+typedef uint64_t ddl__pair DDL__VECTOR(16);
+_Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are the members");
+
+/* Two 32-bit members, the second of which is 0. */
+static inline uint64_t ddl__and_zero(int32_t first) {
+    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? (uint64_t)(uint32_t)first << 32 : (uint32_t)first;
+}
+
+DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
+    ddl_tensor t;
+    ddl__pair *at = (ddl__pair *)(void *)&t;
+    at[0] = (ddl__pair){(uintptr_t)data, ddl__and_zero((int32_t)dtype)};
+    at[1] = (ddl__pair){ddl__and_zero(1), (uint64_t)count};
+    for (size_t i = 2; i < sizeof t / sizeof *at; i++) {
+        at[i] = (ddl__pair){0, 0};
+    }
+    t.strides[DDL_MAX_DIMS - 1] = 0;
+    return t;
+}
+
+DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
+    if (tensor == NULL || tensor->ndim < 0 || tensor->ndim > DDL_MAX_DIMS) {
+        return -1;
+    }
+    int64_t count = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0 || __builtin_mul_overflow(count, tensor->shape[i], &count)) {
+            return -1;
+        }
+    }
+    return count;
+}
+
+static bool ddl__is_contiguous(const ddl_tensor *t) {
+    bool zero = true, packed = true;
+    uint64_t expected = 1; /* may wrap beside a dimension of 0 elements, where it does not matter */
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
+        zero = zero && t->strides[i] == 0;
+        packed = packed && (t->shape[i] <= 1 || (uint64_t)t->strides[i] == expected);
+        expected *= (uint64_t)t->shape[i];
+    }
+    return zero || packed || expected <= 1 || ddl_tensor_count(t) <= 1;
+}
+
+/* Lowest and one past the highest byte that a tensor touches. */
+static void ddl__tensor_extent(const ddl_tensor *t, const char **out_low, const char **out_high) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    int64_t count = ddl_tensor_count(t);
+    if (count <= 0) {
+        *out_low = *out_high = t->data;
+        return;
+    }
+    if (ddl__is_contiguous(t)) {
+        high = count * size;
+    } else {
+        for (int32_t i = 0; i < t->ndim; i++) {
+            int64_t span = (t->shape[i] - 1) * t->strides[i] * size;
+            low += span < 0 ? span : 0;
+            high += span > 0 ? span : 0;
+        }
+    }
+    *out_low = (const char *)t->data + low;
+    *out_high = (const char *)t->data + high;
+}
+
+static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
+    const char *al, *ah, *bl, *bh;
+    ddl__tensor_extent(a, &al, &ah);
+    ddl__tensor_extent(b, &bl, &bh);
+    return al < ah && bl < bh && al < bh && bl < ah;
+}
+
+/* Goes to the next element in C order; offset is in elements. */
+static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset) {
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        offset += t->strides[d];
+        if (++index[d] < t->shape[d]) {
+            break;
+        }
+        offset -= t->shape[d] * t->strides[d];
+        index[d] = 0;
+    }
+    return offset;
+}
+
+/* Whether t has an element in a contiguous tensor. What lies between the elements of t does not count. */
+static bool ddl__tensor_touches(const ddl_tensor *t, const ddl_tensor *contiguous) {
+    const char *low, *high;
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), index[DDL_MAX_DIMS] = {0}, offset = 0;
+    if (!ddl__tensors_overlap(t, contiguous) || ddl__is_contiguous(t)) {
+        return ddl__tensors_overlap(t, contiguous);
+    }
+    ddl__tensor_extent(contiguous, &low, &high);
+    for (int64_t left = ddl_tensor_count(t); left > 0; left--) {
+        const char *at = (const char *)t->data + offset * size;
+        if (at < high && low < at + size) {
+            return true;
+        }
+        offset = ddl__tensor_next(t, index, offset);
+    }
+    return false;
+}
+
+/* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
+ * any. */
+static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
+    uint64_t size = ddl_dtype_bytes(t->dtype);
+    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
+    if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
+        memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
+        return;
+    }
+    for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
+        char *element = (char *)t->data + at * (int64_t)size;
+        memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
+        packed += size;
+        at = ddl__tensor_next(t, index, at);
+    }
+}
+
+static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
+    ddl__pack_bytes(t, packed, (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype), unpack);
+}
+
+/* False when the strides lead so far away that offsets in bytes overflow. */
+static bool ddl__strides_valid(const ddl_tensor *t) {
+    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
+    for (int32_t i = 0; i < t->ndim; i++) {
+        int64_t span;
+        if (t->shape[i] > 1 && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &span) ||
+                                __builtin_mul_overflow(span, size, &span) ||
+                                __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
+ * shape. Three that do so only together are not found. */
+static bool ddl__dims_meet(const ddl_tensor *t, int32_t i, int32_t j) {
+    uint64_t p = t->strides[i] < 0 ? 0 - (uint64_t)t->strides[i] : (uint64_t)t->strides[i];
+    uint64_t q = t->strides[j] < 0 ? 0 - (uint64_t)t->strides[j] : (uint64_t)t->strides[j];
+    uint64_t gcd = p;
+    for (uint64_t rest = q; rest != 0;) {
+        uint64_t next = gcd % rest;
+        gcd = rest;
+        rest = next;
+    }
+    return gcd == 0 || (q / gcd < (uint64_t)t->shape[i] && p / gcd < (uint64_t)t->shape[j]);
 }
 
 /* >>plan */
@@ -13507,6 +13681,7 @@ static bool ddl__plugin_name_ok(const char *name) {
            strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == bytes;
 }
 
+#ifndef DDL_NO_PLUGINS /* what is checked of a file */
 /* The NAME of a file called libddl-NAME.so. */
 static bool ddl__plugin_name_of(const char *path, char out_name[DDL__PLUGIN_NAME_BYTES]) {
     const char *slash = strrchr(path, '/');
@@ -13656,6 +13831,7 @@ static ddl__plugin_verdict ddl__plugin_check_file(const ddl__plugin_owners *owne
     close(fd);
     return verdict;
 }
+#endif
 
 /* The first required member of a table that is missing, or NULL. A member counts as there when the table's own size
  * covers it and it is not NULL: what was compiled against an older header ends earlier. */
@@ -14226,6 +14402,7 @@ static ddl_status ddl__loader_asked(ddl__loader *loader, const ddl__plugin_asked
     return DDL_OK;
 }
 
+#ifndef DDL_NO_PLUGINS
 typedef struct ddl__plugin_names {
     char name[DDL__PLUGINS_PER_FOLDER][DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_names;
@@ -14265,6 +14442,7 @@ static void ddl__loader_scan(ddl__loader *loader, const char *folder) {
     }
     ddl__free(loader->base, names);
 }
+#endif
 
 /* Nobody asked for these: whatever is wrong with one of them is a warning. */
 static void ddl__loader_scan_all(ddl__loader *loader) {
@@ -17871,9 +18049,6 @@ static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor
     return DDL_OK;
 }
 
-static bool ddl__is_contiguous(const ddl_tensor *t);
-static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset);
-
 /* The first bytes of a strided tensor, run by run, where the plugin has no kernel for it. */
 static ddl_status ddl__device_runs(const ddl__device *d, const ddl_tensor *t, char *packed, uint64_t bytes,
                                    bool unpack) {
@@ -18148,163 +18323,8 @@ static void ddl__devices_close(ddl_context *c) {
 }
 
 /* >>tensor */
-/* tensor: views of memory. Making, checking, packing and lending them. It must not know of messages. */
-
-/* >>views */
-
-DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim, const int64_t *shape) {
-    ddl_tensor t = {0};
-    if (ndim < 0 || ndim > DDL_MAX_DIMS || (ndim > 0 && shape == NULL)) {
-        return t;
-    }
-    t.data = (void *)(uintptr_t)data;
-    t.dtype = dtype;
-    t.ndim = ndim;
-    for (int32_t i = 0; i < ndim; i++) {
-        t.shape[i] = shape[i];
-    }
-    return t;
-}
-
-/* A view is copied into each call, 16 bytes at a time. Loads that wide wait until narrower stores have reached the
- * cache, some 15 ns for each view, a tenth of a small call; so it is stored in the same width. */
-typedef uint64_t ddl__pair DDL__VECTOR(16);
-_Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are the members");
-
-/* Two 32-bit members, the second of which is 0. */
-static inline uint64_t ddl__and_zero(int32_t first) {
-    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? (uint64_t)(uint32_t)first << 32 : (uint32_t)first;
-}
-
-DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
-    ddl_tensor t;
-    ddl__pair *at = (ddl__pair *)(void *)&t;
-    at[0] = (ddl__pair){(uintptr_t)data, ddl__and_zero((int32_t)dtype)};
-    at[1] = (ddl__pair){ddl__and_zero(1), (uint64_t)count};
-    for (size_t i = 2; i < sizeof t / sizeof *at; i++) {
-        at[i] = (ddl__pair){0, 0};
-    }
-    t.strides[DDL_MAX_DIMS - 1] = 0;
-    return t;
-}
-
-DDL_API int64_t ddl_tensor_count(const ddl_tensor *tensor) {
-    if (tensor == NULL || tensor->ndim < 0 || tensor->ndim > DDL_MAX_DIMS) {
-        return -1;
-    }
-    int64_t count = 1;
-    for (int32_t i = 0; i < tensor->ndim; i++) {
-        if (tensor->shape[i] < 0 || __builtin_mul_overflow(count, tensor->shape[i], &count)) {
-            return -1;
-        }
-    }
-    return count;
-}
-
-static bool ddl__is_contiguous(const ddl_tensor *t) {
-    bool zero = true, packed = true;
-    uint64_t expected = 1; /* may wrap beside a dimension of 0 elements, where it does not matter */
-    for (int32_t i = t->ndim - 1; i >= 0; i--) {
-        zero = zero && t->strides[i] == 0;
-        packed = packed && (t->shape[i] <= 1 || (uint64_t)t->strides[i] == expected);
-        expected *= (uint64_t)t->shape[i];
-    }
-    return zero || packed || expected <= 1 || ddl_tensor_count(t) <= 1;
-}
-
-/* Lowest and one past the highest byte that a tensor touches. */
-static void ddl__tensor_extent(const ddl_tensor *t, const char **out_low, const char **out_high) {
-    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
-    int64_t count = ddl_tensor_count(t);
-    if (count <= 0) {
-        *out_low = *out_high = t->data;
-        return;
-    }
-    if (ddl__is_contiguous(t)) {
-        high = count * size;
-    } else {
-        for (int32_t i = 0; i < t->ndim; i++) {
-            int64_t span = (t->shape[i] - 1) * t->strides[i] * size;
-            low += span < 0 ? span : 0;
-            high += span > 0 ? span : 0;
-        }
-    }
-    *out_low = (const char *)t->data + low;
-    *out_high = (const char *)t->data + high;
-}
-
-static bool ddl__tensors_overlap(const ddl_tensor *a, const ddl_tensor *b) {
-    const char *al, *ah, *bl, *bh;
-    ddl__tensor_extent(a, &al, &ah);
-    ddl__tensor_extent(b, &bl, &bh);
-    return al < ah && bl < bh && al < bh && bl < ah;
-}
-
-/* Goes to the next element in C order; offset is in elements. */
-static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset) {
-    for (int32_t d = t->ndim - 1; d >= 0; d--) {
-        offset += t->strides[d];
-        if (++index[d] < t->shape[d]) {
-            break;
-        }
-        offset -= t->shape[d] * t->strides[d];
-        index[d] = 0;
-    }
-    return offset;
-}
-
-/* Whether t has an element in a contiguous tensor. What lies between the elements of t does not count. */
-static bool ddl__tensor_touches(const ddl_tensor *t, const ddl_tensor *contiguous) {
-    const char *low, *high;
-    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), index[DDL_MAX_DIMS] = {0}, offset = 0;
-    if (!ddl__tensors_overlap(t, contiguous) || ddl__is_contiguous(t)) {
-        return ddl__tensors_overlap(t, contiguous);
-    }
-    ddl__tensor_extent(contiguous, &low, &high);
-    for (int64_t left = ddl_tensor_count(t); left > 0; left--) {
-        const char *at = (const char *)t->data + offset * size;
-        if (at < high && low < at + size) {
-            return true;
-        }
-        offset = ddl__tensor_next(t, index, offset);
-    }
-    return false;
-}
-
-/* Copies the first bytes of a strided tensor to packed memory or back. A stride that is negative or zero is as good as
- * any. */
-static void ddl__pack_bytes(const ddl_tensor *t, char *packed, uint64_t bytes, bool unpack) {
-    uint64_t size = ddl_dtype_bytes(t->dtype);
-    int64_t index[DDL_MAX_DIMS] = {0}, at = 0;
-    if (ddl__is_contiguous(t)) { /* strides that are all zero say so too */
-        memcpy(unpack ? t->data : packed, unpack ? packed : t->data, (size_t)bytes);
-        return;
-    }
-    for (; bytes > 0; bytes -= DDL__MIN(bytes, size)) {
-        char *element = (char *)t->data + at * (int64_t)size;
-        memcpy(unpack ? element : packed, unpack ? packed : element, (size_t)DDL__MIN(bytes, size));
-        packed += size;
-        at = ddl__tensor_next(t, index, at);
-    }
-}
-
-static void ddl__pack(const ddl_tensor *t, char *packed, bool unpack) {
-    ddl__pack_bytes(t, packed, (uint64_t)ddl_tensor_count(t) * ddl_dtype_bytes(t->dtype), unpack);
-}
-
-/* False when the strides lead so far away that offsets in bytes overflow. */
-static bool ddl__strides_valid(const ddl_tensor *t) {
-    int64_t size = (int64_t)ddl_dtype_bytes(t->dtype), low = 0, high = size;
-    for (int32_t i = 0; i < t->ndim; i++) {
-        int64_t span;
-        if (t->shape[i] > 1 && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &span) ||
-                                __builtin_mul_overflow(span, size, &span) ||
-                                __builtin_add_overflow(span < 0 ? low : high, span, span < 0 ? &low : &high))) {
-            return false;
-        }
-    }
-    return true;
-}
+/* tensor: tensors of a caller: checking, lending and copying them. What a view is: dtype/view.h. It must not know of
+ * messages. */
 
 /* Checks a tensor that a caller passed. what: the call, which: the argument, for the sentence. */
 static ddl_status ddl__tensor_check(ddl_context *c, const ddl_tensor *t, const char *what, const char *which) {
@@ -18344,20 +18364,6 @@ static ddl_status ddl__tensor_check_host(ddl_context *c, const ddl_tensor *t, co
 
 /* Whether its elements reach an operation by way of ordinary memory: see device.h. */
 static inline bool ddl__is_staged(const ddl_tensor *t) { return t->device != DDL_HOST && ddl_tensor_count(t) > 0; }
-
-/* Whether two dimensions lead to one element: a steps in one are as far as b in the other, for some a and b within the
- * shape. Three that do so only together are not found. */
-static bool ddl__dims_meet(const ddl_tensor *t, int32_t i, int32_t j) {
-    uint64_t p = t->strides[i] < 0 ? 0 - (uint64_t)t->strides[i] : (uint64_t)t->strides[i];
-    uint64_t q = t->strides[j] < 0 ? 0 - (uint64_t)t->strides[j] : (uint64_t)t->strides[j];
-    uint64_t gcd = p;
-    for (uint64_t rest = q; rest != 0;) {
-        uint64_t next = gcd % rest;
-        gcd = rest;
-        rest = next;
-    }
-    return gcd == 0 || (q / gcd < (uint64_t)t->shape[i] && p / gcd < (uint64_t)t->shape[j]);
-}
 
 /* An output must have each element in a place of its own: of two values for one place, one would be lost. For tensors
  * that ddl__tensor_check has seen. */
@@ -29871,14 +29877,15 @@ static ddl_status ddl__alone_check(ddl_context *c) {
                                    "%s; check DDL_ADVERTISE", advertise, gai_strerror(error));
 }
 
-/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. */
+/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. The loader
+ * tells of relative ones. */
 static void ddl__warn_of_folders(const ddl_context *c) {
     for (const char *at = c->settings.plugin_path; at != NULL && *at != 0;) {
         char folder[PATH_MAX];
         size_t bytes = strcspn(at, ":");
         struct stat st;
         snprintf(folder, sizeof folder, "%.*s", (int)DDL__MIN(bytes, sizeof folder - 1), at);
-        if (bytes > 0 && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
+        if (bytes > 0 && folder[0] == '/' && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
             ddl__log(&c->base, DDL_LOG_WARN, "%.400s of DDL_PLUGIN_PATH is no folder; no plugin is looked for there",
                      folder);
         }

@@ -9,6 +9,7 @@
 #ifndef DDL_DEVICE_H
 #define DDL_DEVICE_H
 
+#include "dtype/view.h"
 #include "mesh/again.h"
 
 enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /* 4 KiB */ };
@@ -321,9 +322,6 @@ static ddl_status ddl__stage_add(ddl_context *c, ddl__stage *s, const ddl_tensor
     s->count++;
     return DDL_OK;
 }
-
-static bool ddl__is_contiguous(const ddl_tensor *t);
-static int64_t ddl__tensor_next(const ddl_tensor *t, int64_t index[DDL_MAX_DIMS], int64_t offset);
 
 /* The first bytes of a strided tensor, run by run, where the plugin has no kernel for it. */
 static ddl_status ddl__device_runs(const ddl__device *d, const ddl_tensor *t, char *packed, uint64_t bytes,

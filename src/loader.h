@@ -442,6 +442,7 @@ static ddl_status ddl__loader_asked(ddl__loader *loader, const ddl__plugin_asked
     return DDL_OK;
 }
 
+#ifndef DDL_NO_PLUGINS
 typedef struct ddl__plugin_names {
     char name[DDL__PLUGINS_PER_FOLDER][DDL__PLUGIN_NAME_BYTES];
 } ddl__plugin_names;
@@ -481,6 +482,7 @@ static void ddl__loader_scan(ddl__loader *loader, const char *folder) {
     }
     ddl__free(loader->base, names);
 }
+#endif
 
 /* Nobody asked for these: whatever is wrong with one of them is a warning. */
 static void ddl__loader_scan_all(ddl__loader *loader) {

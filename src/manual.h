@@ -7,7 +7,8 @@
  *     #include "ddl.h"
  *
  * and #include "ddl.h" wherever else it is used, in C11 or C++17. Include it first in the file with the two lines, or
- * compile that file with -D_GNU_SOURCE. Linux, 64 bit, gcc or clang; link with -lpthread -ldl where libc wants it.
+ * compile that file with -D_GNU_SOURCE. 64-bit Linux with glibc, gcc or clang; link with -lpthread -ldl where libc wants
+ * it.
  * A C++ program puts the two lines into a file ddl.c and compiles that as C. The smallest complete program is
  * examples/hello.c:
  *

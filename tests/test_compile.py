@@ -171,7 +171,7 @@ def a_build_with_each_option_compiles():
     for option in options:
         with scratch() as folder:
             write(folder, ddl_c=IMPLEMENTATION)
-            compile_c(folder, "ddl", "gcc", "-D" + option, "-Wno-unused-function")
+            compile_c(folder, "ddl", "gcc", "-D" + option)
 
 
 main()

@@ -102,6 +102,13 @@ def layers_are_seen():
 
 
 @test
+def calls_up_are_seen():
+    plan = '#ifndef DDL_PLAN_H\n#define DDL_PLAN_H\n#include "base.h"\nstatic int ddl__up(int x) {\n    return x;\n}\n#endif\n'
+    offends("base calls ddl__up, which plan defines, a room above it", base=with_line("static int ddl__up(int x);"), plan=plan)
+    offends("mesh does not call ddl__thread_tick; take it off", mesh="#ifndef DDL_MESH_H\n#define DDL_MESH_H\n#endif\n")
+
+
+@test
 def options_are_seen():
     offends("DDL_NO_TCP is missing", base=with_line("#ifdef DDL_NO_TCP\n#endif"))
     offends("DDL_TRACE is missing", base=BASE.replace('"b"', '"DDL_TRACE"'))

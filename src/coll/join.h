@@ -259,14 +259,15 @@ static ddl_status ddl__alone_check(ddl_context *c) {
                                    "%s; check DDL_ADVERTISE", advertise, gai_strerror(error));
 }
 
-/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. */
+/* A folder of DDL_PLUGIN_PATH that is not there may be elsewhere on other hosts: it is told and passed by. The loader
+ * tells of relative ones. */
 static void ddl__warn_of_folders(const ddl_context *c) {
     for (const char *at = c->settings.plugin_path; at != NULL && *at != 0;) {
         char folder[PATH_MAX];
         size_t bytes = strcspn(at, ":");
         struct stat st;
         snprintf(folder, sizeof folder, "%.*s", (int)DDL__MIN(bytes, sizeof folder - 1), at);
-        if (bytes > 0 && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
+        if (bytes > 0 && folder[0] == '/' && (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode))) {
             ddl__log(&c->base, DDL_LOG_WARN, "%.400s of DDL_PLUGIN_PATH is no folder; no plugin is looked for there",
                      folder);
         }

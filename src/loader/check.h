@@ -46,6 +46,7 @@ static bool ddl__plugin_name_ok(const char *name) {
            strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == bytes;
 }
 
+#ifndef DDL_NO_PLUGINS /* what is checked of a file */
 /* The NAME of a file called libddl-NAME.so. */
 static bool ddl__plugin_name_of(const char *path, char out_name[DDL__PLUGIN_NAME_BYTES]) {
     const char *slash = strrchr(path, '/');
@@ -195,6 +196,7 @@ static ddl__plugin_verdict ddl__plugin_check_file(const ddl__plugin_owners *owne
     close(fd);
     return verdict;
 }
+#endif
 
 /* The first required member of a table that is missing, or NULL. A member counts as there when the table's own size
  * covers it and it is not NULL: what was compiled against an older header ends earlier. */
