@@ -343,6 +343,22 @@ static void move_part(char *const *buffers, int ranks, int rank, size_t bytes) {
     }
 }
 
+/* To the core of its number, of those that this process may use. Two that share one, as after a fork on a busy machine,
+ * would find each other's data in their own cache: 39 us for 2 MiB where it takes 55 between the cores. */
+static void keep_to_core(int rank, int ranks) {
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all) != 0 || ranks > CPU_COUNT(&all)) {
+        return;
+    }
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        if (CPU_ISSET(i, &all) && rank-- == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(i, &one);
+            sched_setaffinity(0, sizeof one, &one);
+        }
+    }
+}
+
 /* Each rewrites its buffer before each round, as in peers/measure.h. */
 static void play_limit(char *const *buffers, int ranks, int rank, size_t bytes, int rounds) {
     for (int i = -2; i < rounds; i++) {
@@ -385,10 +401,14 @@ static void limit_of(int ranks, size_t bytes) {
     while (rank > 0 && fork() != 0) {
         rank--;
     }
+    cpu_set_t before;
+    sched_getaffinity(0, sizeof before, &before);
+    keep_to_core(rank, ranks);
     play_limit(buffers, ranks, rank, bytes, rounds);
     if (rank > 0) {
         _exit(0);
     }
+    sched_setaffinity(0, sizeof before, &before);
     for (int i = 0; i < rounds; i++) {
         shared->ns[0][i] = limit_round(ranks, i);
     }
