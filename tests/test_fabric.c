@@ -282,20 +282,38 @@ TEST(peer_dead_gives_everything_back) {
     free(e);
 }
 
+static void *close_it(void *e) {
+    endpoint_close((endpoint *)e);
+    return NULL;
+}
+
+/* The peer looks later, and has said something itself before: to a connection that is gone, that would end it. */
 TEST(words_said_before_close_arrive_before_the_loss) {
     NEED_LIBFABRIC();
-    enum { COUNT = 10 };
+    enum { COUNT = FABRIC_WINDOW - 2 };
     endpoint *e = world_open(2, NULL, NULL);
-    letter l[COUNT + 1];
+    letter l[COUNT + 1], back[3];
+    pthread_t closes;
     post(&e[0], 1, &l[COUNT], 8);
-    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    post(&e[1], 0, &back[0], 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && e[0].arrived[1] == 1) {}
     for (int i = 0; i < COUNT; i++) {
-        post(&e[0], 1, &l[i], 1000);
+        post(&e[0], 1, &l[i], 15000);
     }
-    endpoint_close(&e[0]);
-    DRIVE(e, 2, e[1].lost[0] == 1) {}
+    double start = test_now_s();
+    pthread_create(&closes, NULL, close_it, &e[0]);
+    for (int i = 1; i < 3; i++) {
+        (void)nanosleep(&(struct timespec){0, 100000000}, NULL);
+        post(&e[1], 0, &back[i], 8);
+    }
+    DRIVE(&e[1], 1, e[1].lost[0] == 1) {}
+    pthread_join(closes, NULL);
+    CHECK(test_now_s() - start < 5 * test_slow());
     CHECK_EQ(e[1].arrived[0], COUNT + 1);
     CHECK_EQ(e[1].lost_error[0], 0);
+    for (int i = 0; i < 3; i++) {
+        letter_free(&back[i]);
+    }
     for (int i = 0; i <= COUNT; i++) {
         letter_free(&l[i]);
     }

@@ -422,14 +422,15 @@ static ddl_status fabric_open(const ddl_host *host, const ddl_transport_params *
 
 static int fabric_has_last_words(const fabric_self *s) {
     for (const fabric_link *l = s->links; l != NULL; l = l->next) {
-        if (!s->peers[l->peer].gone && l->broken == 0 && (!l->told_bye || l->sends > 0)) {
+        if (!s->peers[l->peer].gone && l->broken == 0 && (!l->told_bye || l->sends > 0 || !l->heard_out)) {
             return 1;
         }
     }
     return 0;
 }
 
-/* Closing an endpoint drops what it has not sent. The host is not called any more: nothing that still arrives counts. */
+/* Closing an endpoint drops what it has not sent, and what the kernel has taken but not the peer: a send that is complete
+ * is no proof, so the peer's word is waited for. The host is not called any more: nothing that still arrives counts. */
 static void fabric_linger(fabric_self *s) {
     uint64_t deadline = s->host->now_ns(s->host) + FABRIC_LINGER_NS;
     while (!s->failed && fabric_has_last_words(s) && s->host->now_ns(s->host) < deadline) {
@@ -439,6 +440,9 @@ static void fabric_linger(fabric_self *s) {
                 fabric_push(s, l);
                 fabric_push_bye(s, l);
             }
+        }
+        if (fabric_has_last_words(s)) { /* the peers need the cores */
+            nanosleep(&(struct timespec){0, 50000}, NULL);
         }
     }
 }

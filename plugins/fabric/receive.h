@@ -83,6 +83,7 @@ static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     }
     fabric_link_widen(s, l);
     fabric_head_note(s, l, &head);
+    l->heard_out |= head.kind == FABRIC_BYE || (head.kind == FABRIC_ACK && head.sequence == FABRIC_HEARD);
     slot->peer = head.source;
     slot->length = (uint32_t)length;
     if (head.kind == FABRIC_WITHDRAW && head.sequence - l->pulled < 64) {
@@ -427,9 +428,11 @@ static void fabric_turns(fabric_self *s, fabric_link *l) {
     }
 }
 
-/* The peer has closed its end, and all that it said before has been heard. */
+/* The peer closes its end, and all that it said before has been heard: it is told so once, as it waits for that. */
 static void fabric_heard_out(fabric_self *s, fabric_link *l) {
     if (l->bye && l->turn == l->bye_at && !l->landing.active && !s->peers[l->peer].gone) {
+        fabric_head head = fabric_head_of(s, l, FABRIC_ACK, FABRIC_HEARD, 0);
+        fabric_put(s, l, &head, NULL, 0, NULL, 0);
         fabric_lose(s, l->peer, 0, "the peer closed its end");
     }
 }

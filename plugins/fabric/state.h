@@ -31,7 +31,7 @@ enum {
 #define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
-#define FABRIC_LINGER_NS 500000000u /* for the last words, when an endpoint closes */
+#define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
 /* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
 enum {
@@ -44,9 +44,10 @@ enum {
     FABRIC_WITHDRAW, /* the payload of an offer is wanted back: read it no more, and use nothing of it that was slow */
     FABRIC_CHECK,    /* a payload that was slow to read has come: was the offer withdrawn meanwhile? */
     FABRIC_VALID,    /* it was not */
-    FABRIC_ACK,    /* head alone */
+    FABRIC_ACK,    /* head alone; its number is 0, or FABRIC_HEARD */
     FABRIC_BYE     /* nothing follows the ordered messages before its number: head alone, no credit */
 };
+enum { FABRIC_HEARD = 1 }; /* your BYE is here, and all before it: you may close */
 
 /* Before everything that is sent. Hosts of a job have one byte order. */
 typedef struct fabric_head {
@@ -162,6 +163,7 @@ typedef struct fabric_link {
     uint64_t withdrawn;  /* by number of the offer, modulo 64 */
     uint32_t refusing; /* REFUSEs that wait to be sent: 0 or 1 */
     int bye, told_bye;     /* the peer said it, and its number; we did */
+    int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     uint32_t bye_at;
     int32_t sends, reads; /* operations of libfabric that are under way */
     int left;             /* with its reads: see fabric_leaves_reads */
