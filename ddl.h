@@ -7380,7 +7380,7 @@ enum ddl__auth_code {
     DDL__AUTH_DUPLICATE = 6,
     DDL__AUTH_PURPOSE = 7,
     DDL__AUTH_NOT_DDL = 8, /* never sent: what came was no handshake */
-    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/again.h */
+    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/rejoin.h */
 };
 
 typedef struct ddl__auth_params {
@@ -17248,14 +17248,14 @@ static void *ddl__thread_main(void *arg) {
     return NULL;
 }
 
-/* >>mesh/again */
+/* >>mesh/rejoin */
 /* mesh: a rank that is dead or has left begins anew: another process has taken its place, a newcomer. Each process that
  * has a rank has an incarnation, higher than those before; the handshake of a connection and the word that a rank is
  * dead carry it (host.h, detector.h), so that whoever was only cut off, and news of it, find no way to its successor's
  * links. Who is admitted, and by whom, is for the rooms above. */
 
 /* Group room: in groups that were made before, the rank stays dead. */
-static void ddl__groups_rank_again(ddl_context *c, int32_t rank);
+static void ddl__groups_rank_rejoined(ddl_context *c, int32_t rank);
 
 /* Ends what is left of a rank here: this rank may not have heard yet that it is dead, or it left. Nobody is told. */
 static void ddl__link_end(ddl_context *c, int32_t rank, const char *text) {
@@ -17275,7 +17275,7 @@ static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) 
     char text[128];
     snprintf(text, sizeof text, "rank %d is dead or has left: a new process takes its place", rank);
     ddl__link_end(c, rank, text);
-    ddl__groups_rank_again(c, rank);
+    ddl__groups_rank_rejoined(c, rank);
     ddl__board_again(c, rank);
     c->local_ranks -= c->links[rank].same_host;
     ddl__wipe(&c->links[rank], sizeof c->links[rank]); /* keys */
@@ -19214,7 +19214,7 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 }
 
 /* A new process is about to take the rank of one that is dead: in groups that were made before, that one stays dead. */
-static void ddl__groups_rank_again(ddl_context *c, int32_t rank) {
+static void ddl__groups_rank_rejoined(ddl_context *c, int32_t rank) {
     for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
             g->ranks[g->rank_of[rank]] = c->world_size;
@@ -27833,20 +27833,20 @@ enum { DDL__GROWN_MADE = 1, DDL__GROWN_AGAIN = 2 }; /* what a member says in GRO
 
 typedef struct ddl__grow ddl__grow;
 
-/* Where newcomers come in: sockets (porch.h), or the model of a test. */
-typedef struct ddl__porch {
+/* Where newcomers come in: sockets (grow_listener.h), or the model of a test. */
+typedef struct ddl__grow_listener {
     /* Fills grow->states. Errors: with the sentence in grow->why. */
     ddl_status (*open)(ddl__grow *grow);
     void (*turn)(ddl__grow *grow); /* lets things happen: states become HERE, the table gets their blobs */
     void (*tell)(ddl__grow *grow, int32_t rank, const uint8_t *roster, size_t bytes); /* the bytes stay */
     void (*close)(ddl__grow *grow, bool admitted);
-} ddl__porch;
+} ddl__grow_listener;
 
 /* One call of ddl_group_grow. */
 struct ddl__grow {
     ddl_group *group;
-    const ddl__porch *porch;
-    void *self; /* of the porch */
+    const ddl__grow_listener *listener;
+    void *self; /* of the listener */
     int32_t most; /* newcomers that may join; wanted: of these as many as there are ranks for */
     int32_t wanted;
     uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
@@ -28026,7 +28026,7 @@ static void ddl__grow_open(ddl__grow *w) {
         ddl__grow_refuse(w, DDL_ERR_CONFIG, DDL__NO_NEWCOMERS);
         return;
     }
-    ddl_status status = w->porch->open(w);
+    ddl_status status = w->listener->open(w);
     if (status < 0) {
         ddl__grow_refuse(w, status, w->why.text);
         return;
@@ -28057,7 +28057,7 @@ static void ddl__grow_write(ddl__grow *w, const ddl__roster *newcomers, ddl__sea
     }
     ddl__roster_write(&all, w->wire);
     for (int32_t i = 0; i < newcomers->count; i++) {
-        w->porch->tell(w, newcomers->seats[i].rank, w->wire, ddl__roster_bytes(all.count));
+        w->listener->tell(w, newcomers->seats[i].rank, w->wire, ddl__roster_bytes(all.count));
     }
 }
 
@@ -28067,7 +28067,7 @@ static void ddl__grow_dismiss(ddl__grow *w, int32_t rank, ddl_status status) {
     snprintf(no.text, sizeof no.text, "%.255s", w->group->context->error.text);
     ddl__roster_write(&no, w->refusal);
     w->states[rank] = DDL__RANK_SERVED;
-    w->porch->tell(w, rank, w->refusal, ddl__roster_bytes(0));
+    w->listener->tell(w, rank, w->refusal, ddl__roster_bytes(0));
 }
 
 /* The roster of those who have come. */
@@ -28128,7 +28128,7 @@ static void ddl__grow_receive(ddl__grow *w, uint64_t now) {
         return;
     }
     int32_t ready = 0;
-    w->porch->turn(w);
+    w->listener->turn(w);
     for (int32_t i = 0; i < w->group->context->world_size; i++) {
         ready += w->states[i] == DDL__RANK_HERE;
     }
@@ -28194,7 +28194,7 @@ static void ddl__grow_step(ddl__grow *w) {
 /* The server goes on to send what newcomers are told. */
 static void ddl__grow_tend(ddl_group *g) {
     if (g->grow != NULL && g->grow->open) {
-        g->grow->porch->turn(g->grow);
+        g->grow->listener->turn(g->grow);
     }
 }
 
@@ -28302,7 +28302,7 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
         }
     }
     if (w->open) {
-        w->porch->close(w, admitted);
+        w->listener->close(w, admitted);
         w->open = false;
     }
     ddl__free(&c->base, w->roster.seats);
@@ -28314,7 +28314,7 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
  * sent away: who decides for them is not here. */
 static void ddl__grow_leave(ddl__grow *w) {
     if (w->open) {
-        w->porch->close(w, false);
+        w->listener->close(w, false);
         w->open = false;
     }
 }
@@ -28768,15 +28768,15 @@ static ddl_status ddl__greet(ddl_context *c) {
     return DDL_OK;
 }
 
-/* >>coll/porch */
+/* >>coll/grow_listener */
 /* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
  * call. */
 
 /* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
-#define DDL__PORCH_EVENT (UINT32_MAX - 2)
-#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
+#define DDL__GROW_LISTENER_EVENT (UINT32_MAX - 2)
+#define DDL__GROW_LISTENER_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
 
-static ddl_status ddl__porch_open(ddl__grow *w) {
+static ddl_status ddl__grow_listener_open(ddl__grow *w) {
     ddl_context *c = w->group->context;
     ddl__server *server = ddl__alloc(&c->base, sizeof *server);
     if (server == NULL) {
@@ -28795,16 +28795,16 @@ static ddl_status ddl__porch_open(ddl__grow *w) {
         ddl__free(&c->base, server);
         return status;
     }
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__GROW_LISTENER_EVENT}};
     (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
     w->states = server->ranks;
     w->self = server;
     return DDL_OK;
 }
 
-static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
+static void ddl__grow_listener_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
 
-static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+static void ddl__grow_listener_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
     ddl__server *server = w->self;
     for (int32_t i = 0; i < server->guest_count; i++) {
         ddl__guest *g = &server->guests[i];
@@ -28819,7 +28819,7 @@ static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, s
 }
 
 /* Somebody has not taken all that it is told. */
-static bool ddl__porch_tells(const ddl__server *server) {
+static bool ddl__grow_listener_tells(const ddl__server *server) {
     for (int32_t i = 0; i < server->guest_count; i++) {
         if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
             return true;
@@ -28828,11 +28828,11 @@ static bool ddl__porch_tells(const ddl__server *server) {
     return false;
 }
 
-static void ddl__porch_close(ddl__grow *w, bool admitted) {
+static void ddl__grow_listener_close(ddl__grow *w, bool admitted) {
     static const char again[] = "the members begin anew: one of them died, or time was over";
     ddl__server *server = w->self;
-    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
-    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
+    uint64_t until = ddl__now_ns() + DDL__GROW_LISTENER_TOLD_NS;
+    while (admitted && ddl__grow_listener_tells(server) && ddl__now_ns() < until) {
         ddl__server_turn(server, 10);
     }
     for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
@@ -28849,7 +28849,8 @@ static void ddl__porch_close(ddl__grow *w, bool admitted) {
     w->states = NULL;
 }
 
-static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
+static const ddl__grow_listener ddl__grow_listener_sockets = {ddl__grow_listener_open, ddl__grow_listener_turn,
+                                                              ddl__grow_listener_tell, ddl__grow_listener_close};
 
 /* >>public */
 
@@ -28938,7 +28939,7 @@ static ddl__grow *ddl__grow_get(ddl_group *g) {
         if (w == NULL) {
             return NULL;
         }
-        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
+        *w = (ddl__grow){.group = g, .listener = &ddl__grow_listener_sockets};
         g->grow = w;
         if (!ddl__grow_alloc(w)) {
             ddl__grow_drop(g);

@@ -10,7 +10,7 @@
 #define DDL_DEVICE_H
 
 #include "dtype/view.h"
-#include "mesh/again.h"
+#include "mesh/rejoin.h"
 
 enum { DDL__DEVICES_MAX = 32, DDL__PINNED_CLASSES = 48, DDL__PINNED_LEAST = 12 /* 4 KiB */ };
 #define DDL__PINNED_KEPT ((uint64_t)256 << 20) /* of each device, for the next operations */

@@ -83,17 +83,17 @@ static const ddl_transport model_transport = {.size = sizeof(ddl_transport), .se
                                               .peer_again = model_peer};
 static const ddl_plugin model_plugin = {.size = sizeof(ddl_plugin), .name = "model", .transport = &model_transport};
 
-/* ---- porch ---- */
+/* ---- listener ---- */
 
-static ddl_status porch_open(ddl__grow *w) {
+static ddl_status listener_open(ddl__grow *w) {
     node *n = &nodes[w->group->context->rank];
     w->states = n->states;
     return DDL_OK;
 }
 
-static void porch_turn(ddl__grow *w) { (void)w; }
+static void listener_turn(ddl__grow *w) { (void)w; }
 
-static void porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+static void listener_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
     for (int i = 0; i < NEWCOMERS; i++) {
         newcomer *j = &newcomers[i];
         if (!j->dead && j->state == RECEIVED && j->server == w->group->context->rank && j->rank == rank) {
@@ -117,9 +117,9 @@ static void server_gone(int rank, bool refused) {
     }
 }
 
-static void porch_close(ddl__grow *w, bool admitted) { server_gone(w->group->context->rank, !admitted); }
+static void listener_close(ddl__grow *w, bool admitted) { server_gone(w->group->context->rank, !admitted); }
 
-static const ddl__porch model_porch = {porch_open, porch_turn, porch_tell, porch_close};
+static const ddl__grow_listener model_listener = {listener_open, listener_turn, listener_tell, listener_close};
 
 /* ---- processes ---- */
 
@@ -148,7 +148,7 @@ static void node_open(int rank, bool present) {
         n->links[i].life = i < size ? DDL__ALIVE : DDL__DEAD;
     }
     n->group = ddl__group_new(&n->context, ranks, size, 0, 0, "world");
-    n->grow = (ddl__grow){.group = n->group, .porch = &model_porch, .most = MOST, .until_ns = DDL__NEVER / 2,
+    n->grow = (ddl__grow){.group = n->group, .listener = &model_listener, .most = MOST, .until_ns = DDL__NEVER / 2,
                             .end_ns = DDL__NEVER};
     REQUIRE(ddl__grow_alloc(&n->grow));
     n->group->grow = &n->grow;

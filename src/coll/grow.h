@@ -26,20 +26,20 @@ enum { DDL__GROWN_MADE = 1, DDL__GROWN_AGAIN = 2 }; /* what a member says in GRO
 
 typedef struct ddl__grow ddl__grow;
 
-/* Where newcomers come in: sockets (porch.h), or the model of a test. */
-typedef struct ddl__porch {
+/* Where newcomers come in: sockets (grow_listener.h), or the model of a test. */
+typedef struct ddl__grow_listener {
     /* Fills grow->states. Errors: with the sentence in grow->why. */
     ddl_status (*open)(ddl__grow *grow);
     void (*turn)(ddl__grow *grow); /* lets things happen: states become HERE, the table gets their blobs */
     void (*tell)(ddl__grow *grow, int32_t rank, const uint8_t *roster, size_t bytes); /* the bytes stay */
     void (*close)(ddl__grow *grow, bool admitted);
-} ddl__porch;
+} ddl__grow_listener;
 
 /* One call of ddl_group_grow. */
 struct ddl__grow {
     ddl_group *group;
-    const ddl__porch *porch;
-    void *self; /* of the porch */
+    const ddl__grow_listener *listener;
+    void *self; /* of the listener */
     int32_t most; /* newcomers that may join; wanted: of these as many as there are ranks for */
     int32_t wanted;
     uint64_t until_ns, end_ns; /* of waiting for newcomers; of the call */
@@ -219,7 +219,7 @@ static void ddl__grow_open(ddl__grow *w) {
         ddl__grow_refuse(w, DDL_ERR_CONFIG, DDL__NO_NEWCOMERS);
         return;
     }
-    ddl_status status = w->porch->open(w);
+    ddl_status status = w->listener->open(w);
     if (status < 0) {
         ddl__grow_refuse(w, status, w->why.text);
         return;
@@ -250,7 +250,7 @@ static void ddl__grow_write(ddl__grow *w, const ddl__roster *newcomers, ddl__sea
     }
     ddl__roster_write(&all, w->wire);
     for (int32_t i = 0; i < newcomers->count; i++) {
-        w->porch->tell(w, newcomers->seats[i].rank, w->wire, ddl__roster_bytes(all.count));
+        w->listener->tell(w, newcomers->seats[i].rank, w->wire, ddl__roster_bytes(all.count));
     }
 }
 
@@ -260,7 +260,7 @@ static void ddl__grow_dismiss(ddl__grow *w, int32_t rank, ddl_status status) {
     snprintf(no.text, sizeof no.text, "%.255s", w->group->context->error.text);
     ddl__roster_write(&no, w->refusal);
     w->states[rank] = DDL__RANK_SERVED;
-    w->porch->tell(w, rank, w->refusal, ddl__roster_bytes(0));
+    w->listener->tell(w, rank, w->refusal, ddl__roster_bytes(0));
 }
 
 /* The roster of those who have come. */
@@ -321,7 +321,7 @@ static void ddl__grow_receive(ddl__grow *w, uint64_t now) {
         return;
     }
     int32_t ready = 0;
-    w->porch->turn(w);
+    w->listener->turn(w);
     for (int32_t i = 0; i < w->group->context->world_size; i++) {
         ready += w->states[i] == DDL__RANK_HERE;
     }
@@ -387,7 +387,7 @@ static void ddl__grow_step(ddl__grow *w) {
 /* The server goes on to send what newcomers are told. */
 static void ddl__grow_tend(ddl_group *g) {
     if (g->grow != NULL && g->grow->open) {
-        g->grow->porch->turn(g->grow);
+        g->grow->listener->turn(g->grow);
     }
 }
 
@@ -495,7 +495,7 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
         }
     }
     if (w->open) {
-        w->porch->close(w, admitted);
+        w->listener->close(w, admitted);
         w->open = false;
     }
     ddl__free(&c->base, w->roster.seats);
@@ -507,7 +507,7 @@ static bool ddl__grow_end(ddl__grow *w, const ddl__agreement *a) {
  * sent away: who decides for them is not here. */
 static void ddl__grow_leave(ddl__grow *w) {
     if (w->open) {
-        w->porch->close(w, false);
+        w->listener->close(w, false);
         w->open = false;
     }
 }

@@ -3,7 +3,7 @@
 #ifndef DDL_COLL_JOIN_H
 #define DDL_COLL_JOIN_H
 
-#include "porch.h"
+#include "grow_listener.h"
 #include "stats.h"
 #include "stream.h"
 #include "timeline.h"

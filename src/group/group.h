@@ -377,7 +377,7 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 }
 
 /* A new process is about to take the rank of one that is dead: in groups that were made before, that one stays dead. */
-static void ddl__groups_rank_again(ddl_context *c, int32_t rank) {
+static void ddl__groups_rank_rejoined(ddl_context *c, int32_t rank) {
     for (ddl_group *g = c->groups->first; g != NULL; g = g->next) {
         if (g->magic == DDL__GROUP_MAGIC && g->rank_of[rank] >= 0) {
             g->ranks[g->rank_of[rank]] = c->world_size;

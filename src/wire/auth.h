@@ -43,7 +43,7 @@ enum ddl__auth_code {
     DDL__AUTH_DUPLICATE = 6,
     DDL__AUTH_PURPOSE = 7,
     DDL__AUTH_NOT_DDL = 8, /* never sent: what came was no handshake */
-    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/again.h */
+    DDL__AUTH_INCARNATION = 9 /* another process has, or had, this rank: see mesh/rejoin.h */
 };
 
 typedef struct ddl__auth_params {

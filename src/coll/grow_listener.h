@@ -1,16 +1,16 @@
 /* coll: where newcomers come in: the place of the rendezvous, which is served again while a group grows. And the public
  * call. */
-#ifndef DDL_COLL_PORCH_H
-#define DDL_COLL_PORCH_H
+#ifndef DDL_COLL_GROW_LISTENER_H
+#define DDL_COLL_GROW_LISTENER_H
 
 #include "grow.h"
 #include "measure.h"
 
 /* Another thread of the context that polls sees what happens here at once: the server's set is in the context's. */
-#define DDL__PORCH_EVENT (UINT32_MAX - 2)
-#define DDL__PORCH_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
+#define DDL__GROW_LISTENER_EVENT (UINT32_MAX - 2)
+#define DDL__GROW_LISTENER_TOLD_NS (1 * DDL__NS_PER_S) /* for newcomers to take what they are told; mostly they have */
 
-static ddl_status ddl__porch_open(ddl__grow *w) {
+static ddl_status ddl__grow_listener_open(ddl__grow *w) {
     ddl_context *c = w->group->context;
     ddl__server *server = ddl__alloc(&c->base, sizeof *server);
     if (server == NULL) {
@@ -29,16 +29,16 @@ static ddl_status ddl__porch_open(ddl__grow *w) {
         ddl__free(&c->base, server);
         return status;
     }
-    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__PORCH_EVENT}};
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = DDL__GROW_LISTENER_EVENT}};
     (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, server->epoll, &event);
     w->states = server->ranks;
     w->self = server;
     return DDL_OK;
 }
 
-static void ddl__porch_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
+static void ddl__grow_listener_turn(ddl__grow *w) { ddl__server_turn(w->self, 0); }
 
-static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
+static void ddl__grow_listener_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, size_t bytes) {
     ddl__server *server = w->self;
     for (int32_t i = 0; i < server->guest_count; i++) {
         ddl__guest *g = &server->guests[i];
@@ -53,7 +53,7 @@ static void ddl__porch_tell(ddl__grow *w, int32_t rank, const uint8_t *roster, s
 }
 
 /* Somebody has not taken all that it is told. */
-static bool ddl__porch_tells(const ddl__server *server) {
+static bool ddl__grow_listener_tells(const ddl__server *server) {
     for (int32_t i = 0; i < server->guest_count; i++) {
         if (server->guests[i].stage == DDL__GUEST_HEAD && server->guests[i].tail_at < server->guests[i].tail_bytes) {
             return true;
@@ -62,11 +62,11 @@ static bool ddl__porch_tells(const ddl__server *server) {
     return false;
 }
 
-static void ddl__porch_close(ddl__grow *w, bool admitted) {
+static void ddl__grow_listener_close(ddl__grow *w, bool admitted) {
     static const char again[] = "the members begin anew: one of them died, or time was over";
     ddl__server *server = w->self;
-    uint64_t until = ddl__now_ns() + DDL__PORCH_TOLD_NS;
-    while (admitted && ddl__porch_tells(server) && ddl__now_ns() < until) {
+    uint64_t until = ddl__now_ns() + DDL__GROW_LISTENER_TOLD_NS;
+    while (admitted && ddl__grow_listener_tells(server) && ddl__now_ns() < until) {
         ddl__server_turn(server, 10);
     }
     for (int32_t i = 0; i < server->guest_count && !admitted; i++) {
@@ -83,7 +83,8 @@ static void ddl__porch_close(ddl__grow *w, bool admitted) {
     w->states = NULL;
 }
 
-static const ddl__porch ddl__porch_sockets = {ddl__porch_open, ddl__porch_turn, ddl__porch_tell, ddl__porch_close};
+static const ddl__grow_listener ddl__grow_listener_sockets = {ddl__grow_listener_open, ddl__grow_listener_turn,
+                                                              ddl__grow_listener_tell, ddl__grow_listener_close};
 
 /* >>public */
 
@@ -172,7 +173,7 @@ static ddl__grow *ddl__grow_get(ddl_group *g) {
         if (w == NULL) {
             return NULL;
         }
-        *w = (ddl__grow){.group = g, .porch = &ddl__porch_sockets};
+        *w = (ddl__grow){.group = g, .listener = &ddl__grow_listener_sockets};
         g->grow = w;
         if (!ddl__grow_alloc(w)) {
             ddl__grow_drop(g);
@@ -220,4 +221,4 @@ DDL_API ddl_status ddl_group_grow(ddl_group *group, int32_t max_joiners, int64_t
     return status;
 }
 
-#endif /* DDL_COLL_PORCH_H */
+#endif /* DDL_COLL_GROW_LISTENER_H */

@@ -2,13 +2,13 @@
  * has a rank has an incarnation, higher than those before; the handshake of a connection and the word that a rank is
  * dead carry it (host.h, detector.h), so that whoever was only cut off, and news of it, find no way to its successor's
  * links. Who is admitted, and by whom, is for the rooms above. */
-#ifndef DDL_MESH_AGAIN_H
-#define DDL_MESH_AGAIN_H
+#ifndef DDL_MESH_REJOIN_H
+#define DDL_MESH_REJOIN_H
 
 #include "wait.h"
 
 /* Group room: in groups that were made before, the rank stays dead. */
-static void ddl__groups_rank_again(ddl_context *c, int32_t rank);
+static void ddl__groups_rank_rejoined(ddl_context *c, int32_t rank);
 
 /* Ends what is left of a rank here: this rank may not have heard yet that it is dead, or it left. Nobody is told. */
 static void ddl__link_end(ddl_context *c, int32_t rank, const char *text) {
@@ -28,7 +28,7 @@ static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) 
     char text[128];
     snprintf(text, sizeof text, "rank %d is dead or has left: a new process takes its place", rank);
     ddl__link_end(c, rank, text);
-    ddl__groups_rank_again(c, rank);
+    ddl__groups_rank_rejoined(c, rank);
     ddl__board_again(c, rank);
     c->local_ranks -= c->links[rank].same_host;
     ddl__wipe(&c->links[rank], sizeof c->links[rank]); /* keys */
@@ -42,4 +42,4 @@ static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) 
     }
 }
 
-#endif /* DDL_MESH_AGAIN_H */
+#endif /* DDL_MESH_REJOIN_H */
