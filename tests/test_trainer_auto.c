@@ -12,6 +12,29 @@ static int size_of(int i) { return i == 0 ? LARGEST : i % 3 == 0 ? 20000 + 100 *
 
 static void pause_us(int us) { nanosleep(&(struct timespec){0, us * 1000L}, NULL); }
 
+static void fill(float *grad, int i, int s, int rank) {
+    for (int k = 0; k < size_of(i); k++) {
+        grad[k] = (float)(rank + (i + k + s) % 3);
+    }
+}
+
+/* After so many steps with a rate of 0.5. */
+static void check_params(float (*params)[LARGEST], int size, int steps) {
+    double shift = (size - 1) / 2.0;
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < size_of(i); k++) {
+            double want = 0;
+            for (int s = 0; s < steps; s++) {
+                want -= 0.5 * (shift + (i + k + s) % 3);
+            }
+            if (params[i][k] != (float)want) {
+                CHECK_EQ(params[i][k], (float)want);
+                return;
+            }
+        }
+    }
+}
+
 typedef struct job {
     int overlap, ways; /* ways: names of plans that rank 0 saw */
     int32_t replans;
@@ -44,9 +67,7 @@ static void train(ddl_group *w, void *arg) {
             if ((i + s) % (3 + 4 * rank) == 0) {
                 pause_us(20 + 150 * ((s * 7 + i * rank) % 5));
             }
-            for (int k = 0; k < size_of(i); k++) {
-                grads[i][k] = (float)(rank + (i + k + s) % 3);
-            }
+            fill(grads[i], i, s, rank);
             OK(ddl_grad_ready(t, i));
         }
         OK(ddl_step(t));
@@ -56,20 +77,7 @@ static void train(ddl_group *w, void *arg) {
         }
     }
     OK(ddl_param_wait(t, DDL_ALL));
-    double shift = (size - 1) / 2.0;
-    for (int i = 0; i < TENSORS; i++) {
-        for (int k = 0; i < TENSORS && k < size_of(i); k++) {
-            double want = 0;
-            for (int s = 0; s < STEPS; s++) {
-                want -= 0.5 * (shift + (i + k + s) % 3);
-            }
-            if (params[i][k] != (float)want) {
-                CHECK_EQ(params[i][k], (float)want);
-                i = TENSORS;
-                break;
-            }
-        }
-    }
+    check_params(params, size, STEPS);
     CHECK(!t->trial.on);
     if (rank == 0) {
         ddl_trainer_stats stats;
@@ -91,6 +99,56 @@ TEST(plans_are_tried_and_change_nothing) {
         world_config = NULL;
         CHECK(j.replans >= 1);
         CHECK(j.ways >= (overlap ? 4 : 3));
+    }
+}
+
+/* Two of three gradients are made ready while the lock is held, as the progress thread holds it on a busy link: they are
+ * handed over, nothing waits and none is lost. The memory of each is free at once. */
+static void hand_over(ddl_group *w, void *arg) {
+    const ddl_trainer_config *config = arg;
+    float(*params)[LARGEST] = calloc(2 * TENSORS, sizeof *params), (*grads)[LARGEST] = params + TENSORS;
+    ddl_context *c = ddl_group_context(w);
+    ddl_trainer *t;
+    enum { HANDED_STEPS = 12 };
+    OK(ddl_trainer_create(w, config, &t));
+    for (int i = 0; i < TENSORS; i++) {
+        OK(ddl_trainer_add(t, NULL, DDL_VIEW(params[i], size_of(i)), DDL_VIEW(grads[i], size_of(i)), NULL, NULL));
+    }
+    OK(ddl_trainer_start(t));
+    for (int s = 0; s < HANDED_STEPS; s++) {
+        OK(ddl_param_wait(t, DDL_ALL));
+        for (int i = TENSORS - 1; i >= 0; i--) {
+            fill(grads[i], i, s, ddl_rank(w));
+            if (i % 3 == 1) {
+                ddl__lock(c);
+            }
+            OK(ddl_grad_ready(t, i));
+            CHECK(i % 3 == 2 || atomic_load(&t->handed) == i + 1);
+            CHECK(i % 3 != 0 || t->weights[i].handed == i + 2);
+            if (i % 3 == 0) {
+                ddl__unlock(c);
+            }
+            memset(grads[i], 0xff, (size_t)size_of(i) * sizeof(float)); /* NaN */
+        }
+        CHECK_EQ(ddl_grad_ready(t, 0), DDL_ERR_STATE); /* handed over is ready */
+        OK(ddl_step(t));
+    }
+    OK(ddl_param_wait(t, DDL_ALL));
+    check_params(params, ddl_size(w), HANDED_STEPS);
+    OK(ddl_trainer_free(&t));
+    free(params);
+}
+
+TEST(gradients_are_handed_over_to_a_thread_that_has_the_lock) {
+    ddl_trainer_config configs[] = {{.schedule = DDL_SCHEDULE_WAIT_FREE},
+                                    {.schedule = DDL_SCHEDULE_PRIORITY, .overlap_forward = 1},
+                                    {.schedule = DDL_SCHEDULE_FUSED, .bucket_bytes = 1 << 16},
+                                    {.sync = DDL_SYNC_LOCAL, .local_steps = 4}};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        configs[i].optimizer.learning_rate = 0.5;
+        world_config = &(ddl_config){.progress_thread = 1};
+        world_threads(2, hand_over, &configs[i]);
+        world_config = NULL;
     }
 }
 

@@ -128,7 +128,8 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer);
 
 /* Says that a gradient (index, or DDL_ALL) is final in this step; it is copied, its memory may be used again. In any
  * order, another on each rank if it must be. Does not block. Errors: DDL_ERR_STATE (twice in a step, its parameter was
- * not waited for, not started), DDL_ERR_ARG (no such tensor), and those of operations that failed. [one thread] */
+ * not waited for, not started), DDL_ERR_ARG (no such tensor), and those of operations that failed, which ddl_step says
+ * if this call does not see them. [one thread] */
 DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index);
 /* Ends a step: waits for the averages, clips, updates the parameters. Of `accumulate` calls only the last does; with
  * overlap_forward ddl_param_wait does. Errors: DDL_ERR_STATE (a gradient is not ready: nothing has changed),

@@ -117,8 +117,15 @@ static bool ddl__trainer_advance(ddl_context *c, ddl_trainer *t) {
     return ended;
 }
 
+/* Takes the gradients that were handed over: src/train/step.h. */
+static void ddl__handed_take(ddl_trainer *t);
+
 static void ddl__trainer_pump(ddl_context *c, ddl_trainer *t) {
-    if (t->pumping || t->status < 0 || c->finalized || t->head == t->unit_count) {
+    if (t->pumping || t->status < 0 || c->finalized) {
+        return;
+    }
+    ddl__handed_take(t);
+    if (t->head == t->unit_count) {
         return;
     }
     t->pumping = true;

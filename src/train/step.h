@@ -135,26 +135,79 @@ static void ddl__weight_mark(ddl_trainer *t, ddl__weight *w) {
     }
 }
 
-static void ddl__ready_one(ddl_trainer *t, int32_t index) {
+/* Hands a packed gradient to the thread that has the lock: on a busy link the progress thread has it for 0.1 ms at a
+ * time, again and again, which backward would wait for. It takes the gradient when it runs the pumps; if it is about to
+ * sleep, it is woken. Returns whether that was done; if not, this thread has the lock. */
+static bool ddl__weight_hand(ddl_trainer *t, ddl__weight *w) {
+    ddl_context *c = t->context;
+    bool may = c->has_thread && c->wake_fd >= 0 && w->arrival == NULL && t->squeeze_group == NULL &&
+               t->served.ps == NULL && t->micro + 1 == t->config.accumulate;
+    if (!may) {
+        ddl__lock(c);
+        return false;
+    }
+    if (pthread_mutex_trylock(&c->lock) == 0) {
+        return false;
+    }
+    int before = atomic_load_explicit(&t->handed, memory_order_relaxed);
+    do {
+        w->handed = before;
+    } while (!atomic_compare_exchange_weak_explicit(&t->handed, &before, (int)(w - t->weights) + 1,
+                                                    memory_order_release, memory_order_relaxed));
+    uint64_t one = 1;
+    if (write(c->wake_fd, &one, sizeof one) < 0) {
+        return true; /* full: it will wake anyway */
+    }
+    return true;
+}
+
+static void ddl__handed_take(ddl_trainer *t) {
+    if (atomic_load_explicit(&t->handed, memory_order_relaxed) == 0) {
+        return;
+    }
+    int32_t next = atomic_exchange_explicit(&t->handed, 0, memory_order_acquire);
+    while (next > 0) {
+        ddl__weight *w = &t->weights[next - 1];
+        next = w->handed;
+        ddl__weight_take(t, w);
+    }
+}
+
+/* Returns whether another thread was told to go on with it. */
+static bool ddl__ready_one(ddl_trainer *t, int32_t index) {
     ddl__weight *w = &t->weights[index];
     bool last = t->micro + 1 == t->config.accumulate;
     ddl__weight_pack(t, w);
     if (last && w->squeezer != NULL) {
         ddl__squeeze_early(t, w);
     }
-    ddl__lock(t->context);
     w->ready = true;
     t->ready_count++;
+    if (ddl__weight_hand(t, w)) {
+        return true;
+    }
     t->asked_ns = ddl__now_ns();
     if (last) {
         ddl__weight_mark(t, w);
     }
     ddl__trainer_pump(t->context, t);
     ddl__unlock(t->context);
+    return false;
 }
 
-DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
-    ddl_trainer *t = trainer;
+/* Whether a gradient may come, and its step is open: only the program's calls change what says so. Needs no lock. */
+static bool ddl__ready_may_come(const ddl_trainer *t, int32_t index) {
+    return t != NULL && t->magic == DDL__TRAINER_MAGIC && !ddl__is_forked(t->context) && !t->context->finalized &&
+           t->started && !t->served.only && t->step_open && !t->over && !t->joined_out && index >= 0 &&
+           index < t->count && !t->weights[index].ready;
+}
+
+/* Makes sure of the same, with a sentence when it is not so. */
+static ddl_status ddl__ready_enter(ddl_trainer *t, int32_t index) {
+    if (ddl__ready_may_come(t, index)) {
+        t->entered_ns = ddl__now_ns();
+        return DDL_OK;
+    }
     DDL__TRY(ddl__trainer_enter(t, "ddl_grad_ready"));
     ddl_status status = ddl__ready_check(t, index);
     if (status < 0) {
@@ -164,12 +217,24 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
         ddl__step_open(t, true);
     }
     ddl__unlock(t->context);
+    return DDL_OK;
+}
+
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
+    ddl_trainer *t = trainer;
+    DDL__TRY(ddl__ready_enter(t, index));
+    ddl_status status = DDL_OK;
     ddl__lane_after(&t->lane);
+    bool handed = false;
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
-        ddl__ready_one(t, i);
+        handed = ddl__ready_one(t, i);
         if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
             ddl__squeeze_start(t, false); /* an error stays in t->status */
         }
+    }
+    if (handed) { /* what has failed meanwhile, ddl_step says */
+        t->inside_ns += ddl__now_ns() - t->entered_ns;
+        return DDL_OK;
     }
     status = ddl__lane_hand(&t->lane, "ddl_grad_ready");
     ddl__lock(t->context);
@@ -535,6 +600,7 @@ static ddl_status ddl__arrivals_await(ddl_trainer *t, const char *what) {
 /* *out_whole: a step of BSP was made, after which all ranks may plan anew. */
 static ddl_status ddl__step_take(ddl_trainer *t, bool *out_whole) {
     *out_whole = false;
+    ddl__trainer_pump(t->context, t); /* takes what was handed over */
     DDL__TRY(ddl__step_check(t));
     if (t->micro + 1 < t->config.accumulate) {
         ddl__step_again(t);

@@ -41,6 +41,7 @@ typedef struct ddl__weight {
     float *anchor, *momentum;      /* and of the outer optimizer: parameters at the last synchronisation */
     bool ready;                    /* in this call of the loop */
     bool taken;                    /* lies in the arena */
+    int32_t handed;                /* 1 + the tensor that was handed over before it: see ddl__weight_hand */
     ddl__arrival *arrival;         /* NULL: in ordinary memory it is there at once */
     bool waited;                   /* has the update of the last step */
     bool bad;                      /* this rank's gradient is not finite */
@@ -114,7 +115,8 @@ struct ddl_trainer {
     uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
     void *mirrors[DDL__ARENAS]; /* of the f32 and f64 arenas, in ordinary memory, for what the host does with gradients
                                    of a device */
-    int32_t arriving; /* gradients that are being packed */
+    int32_t arriving;  /* gradients that are being packed */
+    atomic_int handed; /* 1 + the tensor that was handed over last; 0: none that is not taken */
     uint64_t asked_ns, taken_ns; /* when a gradient was made ready last, and when one was in the arena */
     int32_t rank, size;
     ddl_trainer_config config; /* with defaults filled in */
