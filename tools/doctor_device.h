@@ -3,6 +3,8 @@
 #ifndef DDL_TOOLS_DOCTOR_DEVICE_H
 #define DDL_TOOLS_DOCTOR_DEVICE_H
 
+#include "finding.h"
+
 enum { DEVICE_BYTES = 1 << 16 };
 #define DEVICE_WAIT_NS (5 * DDL__NS_PER_S)
 

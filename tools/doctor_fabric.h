@@ -3,6 +3,8 @@
 #ifndef DDL_TOOLS_DOCTOR_FABRIC_H
 #define DDL_TOOLS_DOCTOR_FABRIC_H
 
+#include "finding.h"
+
 #if __has_include(<rdma/fabric.h>)
 #include <rdma/fabric.h>
 #define DOCTOR_FABRIC_HEADERS 1

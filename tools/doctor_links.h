@@ -3,6 +3,8 @@
 #ifndef DDL_TOOLS_DOCTOR_LINKS_H
 #define DDL_TOOLS_DOCTOR_LINKS_H
 
+#include "finding.h"
+
 enum {
     PAIR_SMALL = 8192,      /* more than a frame of Ethernet: an MTU that is too large shows */
     PAIR_LARGE = 256 << 10, /* bytes; several, as the core times them: see src/mesh/pace.h */

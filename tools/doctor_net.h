@@ -3,6 +3,8 @@
 #ifndef DDL_TOOLS_DOCTOR_NET_H
 #define DDL_TOOLS_DOCTOR_NET_H
 
+#include "finding.h"
+
 #include <net/if.h>
 #include <sys/ioctl.h>
 
