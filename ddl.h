@@ -19409,6 +19409,7 @@ struct ddl_request {
 
     /* messages */
     bool filling;  /* what is sent is on its way from a device */
+    bool stays;    /* to this rank itself: it waits where it lies for its receive, without a copy */
     bool draining; /* all has come, and is on its way to one */
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
@@ -19602,10 +19603,11 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
     *(status < 0 ? &c->stats.ops_failed : &c->stats.ops_completed) += 1; /* two sums would become one vector */
-    if (r->parent != NULL && --r->parent->parts == 0) {
+    if (r->parent == NULL) {
+        ddl__changed(c);
+    } else if (--r->parent->parts == 0) { /* nobody waits for a part alone */
         r->parent->parts_done(c, r->parent);
     }
-    ddl__changed(c);
 }
 
 static void __attribute__((format(printf, 3, 4))) ddl__request_fail(ddl_request *r, ddl_status status,
@@ -20793,7 +20795,7 @@ static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
     r->peer = r->group->rank;
     if (send == NULL) {
         ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from this rank itself, in group \"%s\": the sender gave up "
-                          "before the data had come from its device", r->group->name);
+                          "before it had the data", r->group->name);
         return true;
     }
     send->matched = true;
@@ -21551,14 +21553,14 @@ static void ddl__self_no_memory(ddl_request *r) {
                       (unsigned long long)r->bytes);
 }
 
-/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device
- * waits as an offer. */
+/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device, or
+ * stays where it is, waits as an offer. */
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
     ddl__offer offer = {.cookie = ddl__request_cookie(r)};
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes, true);
-    if (r->filling) {
+    if (r->filling || (r->stays && to == NULL)) {
         if (to != NULL) {
             ddl__self_accept(c, to, ddl__request_cookie(r));
         } else if (ddl__keep_unexpected(c, g, g->rank, &f, &offer, NULL) < 0) {
@@ -33821,15 +33823,17 @@ static bool ddl__ps_is_broken(const ddl_group *g) { return g->broken != DDL_OK &
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. open: cookie of the receive that a send is for, or 0. DDL_ERR_NOMEM: nothing was sent. */
+ * is the parent's affair. open: cookie of the receive that a send is for, or 0. stays: what is sent to this rank itself
+ * is not copied before its receive, or ddl__ps_move_refuse. DDL_ERR_NOMEM: nothing was sent. */
 static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
-                                  uint64_t open, ddl_request *parent, ddl_request **out) {
+                                  uint64_t open, bool stays, ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
     *out = NULL;
     DDL__TRY(ddl__p2p_make(g, &t, out));
     ddl_request *r = *out;
     r->attended_ns = UINT64_MAX;
     r->open = open != 0 && bytes > DDL__P2P_EAGER_BYTES && peer != g->rank;
+    r->stays = stays && peer == g->rank;
     r->remote = r->open ? open : 0;
     r->parent = parent;
     parent->parts++;
@@ -33844,7 +33848,21 @@ static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, 
 
 static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
                                ddl_request *parent, ddl_request **out) {
-    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, parent, out);
+    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, false, parent, out);
+}
+
+/* Ends the send of what stays with this rank, and which nobody will receive. */
+static void ddl__ps_move_refuse(ddl_group *g, int32_t tag) {
+    ddl__unexpected *u = ddl__unexpected_find(g, g->rank, tag);
+    if (u != NULL && u->is_offer) {
+        ddl__offer offer;
+        memcpy(&offer, u->data, sizeof offer);
+        ddl__unexpected_remove(g, u);
+        ddl_request *r = ddl__request_of(g->context, offer.cookie);
+        if (r != NULL) {
+            ddl__request_done(r, DDL_OK);
+        }
+    }
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */
@@ -34296,7 +34314,7 @@ typedef struct ddl__ps_place {
     bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
-    void *sum, *state;
+    void *sum, *state; /* sum: as payloads, of a buffer */
     int64_t steps;
     /* of a table */
     ddl__ps_rows rows;
@@ -34624,7 +34642,7 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
     }
     if (status == DDL_OK && job->has_payload) {
         status = ddl__ps_move_to(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->ask.open,
-                                 job->gate, &job->messages[1]);
+                                 false, job->gate, &job->messages[1]);
     }
     job->unsent = status == DDL_ERR_NOMEM;
     job->resend = false;
@@ -34747,14 +34765,16 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 /* >>steps */
 
 /* sum = gradient, or sum += gradient, of a push that may be a code. */
-static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
+static void ddl__ps_take_gradient(const ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool first) {
     size_t count = (size_t)p->piece->count;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
     if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
         memset(p->sum, 0, first ? count * sizeof(float) : 0); /* only f32 is encoded */
         ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
     } else if (first) {
-        memcpy(p->sum, job->in, ddl__ps_piece_bytes(p->piece));
+        char *in = job->in; /* of the same size */
+        job->in = p->sum;
+        p->sum = in;
     } else {
         ddl__reduce_kernel(p->piece->dtype, DDL_SUM)(p->sum, p->sum, job->in, count);
     }
@@ -35032,6 +35052,17 @@ static bool ddl__ps_hold(ddl__ps_server *s, const ddl__ps_place *p, const ddl__p
     return true;
 }
 
+/* Does its payload lie in this process, where it stays until it is asked for? */
+static bool ddl__ps_is_near(const ddl__ps_server *s, const ddl__ps_job *job) {
+    return job->source == s->group->rank && job->ask.op == DDL__PS_PUSH_PULL;
+}
+
+/* BSP: will the turn of this push come? Until then one that is near needs no memory. */
+static bool ddl__ps_has_turn(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    return s->lost < 0 && job->ask.clock >= p->clock && p->pushed[job->source] <= job->ask.clock &&
+           job->ask.sequence > p->sequence[job->source];
+}
+
 /* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
  * while nothing keeps it. */
 static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -35043,12 +35074,21 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
         job->phase = DDL__PS_RECEIVED;
         return DDL__PS_MOVED;
     }
-    if (push && p->piece != NULL && ddl__ps_in_turns(s) && ddl__ps_hold(s, p, job)) {
+    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
+    if (push && p->piece != NULL && ddl__ps_in_turns(s) &&
+        (ddl__ps_is_near(s, job) ? !next && ddl__ps_has_turn(s, p, job) : ddl__ps_hold(s, p, job))) {
         return DDL__PS_WAIT;
     }
-    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
-    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
+    if (!refused) {
+        return DDL__PS_WAIT;
+    }
+    if (ddl__ps_is_near(s, job)) {
+        ddl__lock(s->c);
+        ddl__ps_move_refuse(s->group, job->ask.tag);
+        ddl__unlock(s->c);
+    }
+    return ddl__ps_leave_queue(s, p, job);
 }
 
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -36314,7 +36354,8 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
-    p->sum = ddl__ps_alloc(&s->memory, bytes, 1);
+    p->sum = ddl__ps_buffer_get(s, bytes, true);
+    s->passing -= p->sum != NULL ? bytes : 0; /* it changes places with payloads */
     p->state = ddl__ps_alloc(&s->memory, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
 }
@@ -36360,7 +36401,10 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
 
 static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
     size_t bytes = p->piece != NULL ? ddl__ps_piece_bytes(p->piece) : 0;
-    ddl__ps_free(&s->memory, p->sum, bytes, 1);
+    if (p->sum != NULL) {
+        s->passing += bytes;
+        ddl__ps_buffer_put(s, p->sum, bytes);
+    }
     ddl__ps_free(&s->memory, p->state, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     if (p->value != NULL) {
         s->passing += ddl__ps_value_bytes(p);
@@ -36687,7 +36731,8 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
     ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */
-        status = ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]);
+        status = ddl__ps_move_to(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, 0,
+                                 ask->op == DDL__PS_PUSH_PULL, r, &part->messages[1]);
     }
     return status;
 }

@@ -643,11 +643,34 @@ static void die(ddl_group *w, void *arg) {
     }
     ddl_ps_free(&ps);
 }
-TEST(a_push_pull_that_waits_for_a_dead_worker_is_told) {
+/* The same where the pushes that wait lie beside their server: worker 0 has its turn before them. */
+static void die_first(ddl_group *w, void *arg) {
+    enum { N = 4096 };
+    int *told = arg, me = ddl_rank(w);
+    float *p = calloc(3 * N, sizeof *p);
+    ddl_tensor t = ddl_tensor_1d(p, DDL_F32, N), grad = ddl_tensor_1d(p + N, DDL_F32, N);
+    ddl_ps *ps = NULL;
+    OK(ddl_ps_create(w, &(ddl_ps_config){.servers = 2}, &t, 1, &ps));
+    if (me == 0) {
+        usleep(200000);
+        raise(SIGKILL);
+    }
+    if (me == 1) {
+        FAILS(ddl_ps_push_pull(ps, 0, grad, ddl_tensor_1d(p + 2 * N, DDL_F32, N), NULL), DDL_ERR_PEER, "rank 0");
+        told[0] = 1;
+    }
+    while (!told[0]) {
+        usleep(10000);
+    }
+    ddl_ps_free(&ps);
+    free(p);
+}
+
+static void run_deadly(world_fn fn) {
     world in;
     ranks r;
     memset(&in, 0, sizeof in);
-    in.fn = die;
+    in.fn = fn;
     in.arg = ranks_shared(sizeof(int));
     setenv("DDL_LOG", "none", 1);
     ranks_start(&r, 3, world_process, &in);
@@ -655,3 +678,63 @@ TEST(a_push_pull_that_waits_for_a_dead_worker_is_told) {
     CHECK_EQ(*(int *)in.arg, 1);
     unsetenv("DDL_LOG");
 }
+TEST(a_push_pull_that_waits_for_a_dead_worker_is_told) { run_deadly(die); }
+TEST(a_push_that_lies_beside_its_server_does_not_wait_for_a_dead_worker) { run_deadly(die_first); }
+
+/* ---- a server beside its worker ---- */
+
+/* Worker 1 pushes first. What it pushes to its own server stays where it lies until worker 0 has had its turn: neither
+ * messages nor the server hold a copy. Made again, the push counts once. */
+static void near(ddl_group *w, ddl_ps *ps, void *arg) {
+    enum { N = 1 << 18 };
+    (void)arg;
+    int me = ddl_rank(w);
+    float *g = calloc(2 * N, sizeof *g), *out = g + N;
+    ddl_tensor grad = ddl_tensor_1d(g, DDL_F32, N), pulled = ddl_tensor_1d(out, DDL_F32, N);
+    for (int clock = 0; clock < 3; clock++) {
+        uint64_t sequence = 0;
+        ddl_ps_info info;
+        ddl_stats stats = {0};
+        ddl_request *r = NULL;
+        for (int i = 0; i < N; i++) {
+            g[i] = (float)((me + 2) * (i % 5 + 1));
+            out[i] = 77;
+        }
+        OK(ddl_barrier(w));
+        if (me == 1) {
+            OK(ddl_ps_ipush_pull(ps, 0, grad, pulled, &sequence, &r));
+            usleep(20000); /* a server that takes it would have by now */
+            OK(ddl_ps_info_get(ps, &info));
+            OK(ddl_stats_get(ddl_group_context(w), &stats));
+            /* a server has half of the values, and as much for their sums */
+            CHECK(info.memory_bytes + stats.unexpected_bytes < N * sizeof(float) * 9 / 8);
+            CHECK_EQ(out[N - 1], 77);
+        }
+        OK(ddl_barrier(w));
+        if (me == 0) {
+            OK(ddl_ps_push_pull(ps, 0, grad, pulled, &sequence));
+        } else {
+            OK(ddl_wait(&r, NULL));
+        }
+        int wrong = 0;
+        for (int i = 0; i < N; i++) {
+            wrong += out[i] != (float)(-(clock + 1) * 5 * (i % 5 + 1)); /* the sum of 2 and 3 times that, once a clock */
+        }
+        CHECK_EQ(wrong, 0);
+        memset(out, 0x7f, N * sizeof *out);
+        OK(ddl_ps_push_pull(ps, 0, grad, pulled, &sequence)); /* known already */
+        CHECK_EQ(out[N - 1], (float)(-(clock + 1) * 5 * ((N - 1) % 5 + 1)));
+        OK(ddl_ps_clock(ps));
+    }
+    free(g);
+}
+static void near_run(ddl_group *w, void *arg) {
+    enum { N = 1 << 18 };
+    (void)arg;
+    float *p = calloc(N, sizeof *p);
+    ddl_tensor t = ddl_tensor_1d(p, DDL_F32, N);
+    ps_run(w, &(ddl_ps_config){.servers = 2, .op = DDL_SUM, .optimizer = {.kind = DDL_SGD, .learning_rate = 1}}, &t, 1,
+           near, NULL);
+    free(p);
+}
+TEST(a_push_to_the_server_beside_its_worker_takes_no_memory) { world_threads(2, near_run, NULL); }

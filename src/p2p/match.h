@@ -380,7 +380,7 @@ static bool ddl__self_accept(ddl_context *c, ddl_request *r, uint64_t cookie) {
     r->peer = r->group->rank;
     if (send == NULL) {
         ddl__request_fail(r, DDL_ERR_CANCELLED, "receive from this rank itself, in group \"%s\": the sender gave up "
-                          "before the data had come from its device", r->group->name);
+                          "before it had the data", r->group->name);
         return true;
     }
     send->matched = true;

@@ -78,14 +78,14 @@ static void ddl__self_no_memory(ddl_request *r) {
                       (unsigned long long)r->bytes);
 }
 
-/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device
- * waits as an offer. */
+/* A message to this rank itself meets its receive at once, or waits as a copy; one that is on its way from a device, or
+ * stays where it is, waits as an offer. */
 static void ddl__send_self(ddl_context *c, ddl_request *r) {
     ddl_group *g = r->group;
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
     ddl__offer offer = {.cookie = ddl__request_cookie(r)};
     ddl_request *to = ddl__posted_take(g, g->rank, r->tag, r->tensor.dtype, r->bytes, true);
-    if (r->filling) {
+    if (r->filling || (r->stays && to == NULL)) {
         if (to != NULL) {
             ddl__self_accept(c, to, ddl__request_cookie(r));
         } else if (ddl__keep_unexpected(c, g, g->rank, &f, &offer, NULL) < 0) {

@@ -59,6 +59,7 @@ struct ddl_request {
 
     /* messages */
     bool filling;  /* what is sent is on its way from a device */
+    bool stays;    /* to this rank itself: it waits where it lies for its receive, without a copy */
     bool draining; /* all has come, and is on its way to one */
     void *packed; /* scratch for a strided tensor, or NULL */
     char *data;
@@ -252,10 +253,11 @@ static void ddl__request_done(ddl_request *r, ddl_status status) {
     r->info.status = status;
     r->state = DDL__REQUEST_DONE;
     *(status < 0 ? &c->stats.ops_failed : &c->stats.ops_completed) += 1; /* two sums would become one vector */
-    if (r->parent != NULL && --r->parent->parts == 0) {
+    if (r->parent == NULL) {
+        ddl__changed(c);
+    } else if (--r->parent->parts == 0) { /* nobody waits for a part alone */
         r->parent->parts_done(c, r->parent);
     }
-    ddl__changed(c);
 }
 
 static void __attribute__((format(printf, 3, 4))) ddl__request_fail(ddl_request *r, ddl_status status,

@@ -148,15 +148,17 @@ static bool ddl__ps_is_broken(const ddl_group *g) { return g->broken != DDL_OK &
 /* >>starting messages. The context is locked. */
 
 /* Starts one message of a parent request, which ends when all of its parts have. Nobody attends to it by itself: that
- * is the parent's affair. open: cookie of the receive that a send is for, or 0. DDL_ERR_NOMEM: nothing was sent. */
+ * is the parent's affair. open: cookie of the receive that a send is for, or 0. stays: what is sent to this rank itself
+ * is not copied before its receive, or ddl__ps_move_refuse. DDL_ERR_NOMEM: nothing was sent. */
 static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
-                                  uint64_t open, ddl_request *parent, ddl_request **out) {
+                                  uint64_t open, bool stays, ddl_request *parent, ddl_request **out) {
     ddl_transfer t = {is_send, ddl_tensor_1d(data, DDL_U8, (int64_t)bytes), peer, tag};
     *out = NULL;
     DDL__TRY(ddl__p2p_make(g, &t, out));
     ddl_request *r = *out;
     r->attended_ns = UINT64_MAX;
     r->open = open != 0 && bytes > DDL__P2P_EAGER_BYTES && peer != g->rank;
+    r->stays = stays && peer == g->rank;
     r->remote = r->open ? open : 0;
     r->parent = parent;
     parent->parts++;
@@ -171,7 +173,21 @@ static ddl_status ddl__ps_move_to(ddl_group *g, bool is_send, const void *data, 
 
 static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, size_t bytes, int32_t peer, int32_t tag,
                                ddl_request *parent, ddl_request **out) {
-    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, parent, out);
+    return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, false, parent, out);
+}
+
+/* Ends the send of what stays with this rank, and which nobody will receive. */
+static void ddl__ps_move_refuse(ddl_group *g, int32_t tag) {
+    ddl__unexpected *u = ddl__unexpected_find(g, g->rank, tag);
+    if (u != NULL && u->is_offer) {
+        ddl__offer offer;
+        memcpy(&offer, u->data, sizeof offer);
+        ddl__unexpected_remove(g, u);
+        ddl_request *r = ddl__request_of(g->context, offer.cookie);
+        if (r != NULL) {
+            ddl__request_done(r, DDL_OK);
+        }
+    }
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */

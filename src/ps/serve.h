@@ -23,7 +23,7 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
     }
     if (status == DDL_OK && job->has_payload) {
         status = ddl__ps_move_to(s->group, true, job->payload, job->payload_bytes, job->source, tag, job->ask.open,
-                                 job->gate, &job->messages[1]);
+                                 false, job->gate, &job->messages[1]);
     }
     job->unsent = status == DDL_ERR_NOMEM;
     job->resend = false;
@@ -146,14 +146,16 @@ static double ddl__ps_rate_of(const ddl__ps_job *job) {
 /* >>steps */
 
 /* sum = gradient, or sum += gradient, of a push that may be a code. */
-static void ddl__ps_take_gradient(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job, bool first) {
+static void ddl__ps_take_gradient(const ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job, bool first) {
     size_t count = (size_t)p->piece->count;
     const ddl__ps_trait *trait = s->extra.traits != NULL ? &s->extra.traits[p->piece->param] : NULL;
     if (trait != NULL && trait->code.kind != DDL_COMPRESS_NONE) {
         memset(p->sum, 0, first ? count * sizeof(float) : 0); /* only f32 is encoded */
         ddl__decode_add(&trait->code, (ddl__code_key){0, 0, 0}, job->in, p->piece->count, p->sum);
     } else if (first) {
-        memcpy(p->sum, job->in, ddl__ps_piece_bytes(p->piece));
+        char *in = job->in; /* of the same size */
+        job->in = p->sum;
+        p->sum = in;
     } else {
         ddl__reduce_kernel(p->piece->dtype, DDL_SUM)(p->sum, p->sum, job->in, count);
     }
@@ -431,6 +433,17 @@ static bool ddl__ps_hold(ddl__ps_server *s, const ddl__ps_place *p, const ddl__p
     return true;
 }
 
+/* Does its payload lie in this process, where it stays until it is asked for? */
+static bool ddl__ps_is_near(const ddl__ps_server *s, const ddl__ps_job *job) {
+    return job->source == s->group->rank && job->ask.op == DDL__PS_PUSH_PULL;
+}
+
+/* BSP: will the turn of this push come? Until then one that is near needs no memory. */
+static bool ddl__ps_has_turn(const ddl__ps_server *s, const ddl__ps_place *p, const ddl__ps_job *job) {
+    return s->lost < 0 && job->ask.clock >= p->clock && p->pushed[job->source] <= job->ask.clock &&
+           job->ask.sequence > p->sequence[job->source];
+}
+
 /* An ask whose payload is still with the worker. Ids of a pull come when it can be answered: so it takes memory only
  * while nothing keeps it. */
 static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -442,12 +455,21 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
         job->phase = DDL__PS_RECEIVED;
         return DDL__PS_MOVED;
     }
-    if (push && p->piece != NULL && ddl__ps_in_turns(s) && ddl__ps_hold(s, p, job)) {
+    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
+    if (push && p->piece != NULL && ddl__ps_in_turns(s) &&
+        (ddl__ps_is_near(s, job) ? !next && ddl__ps_has_turn(s, p, job) : ddl__ps_hold(s, p, job))) {
         return DDL__PS_WAIT;
     }
-    bool next = ddl__ps_in_turns(s) && push && job->ask.clock == p->clock && job->source == p->turn;
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
-    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
+    if (!refused) {
+        return DDL__PS_WAIT;
+    }
+    if (ddl__ps_is_near(s, job)) {
+        ddl__lock(s->c);
+        ddl__ps_move_refuse(s->group, job->ask.tag);
+        ddl__unlock(s->c);
+    }
+    return ddl__ps_leave_queue(s, p, job);
 }
 
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {

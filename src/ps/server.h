@@ -703,7 +703,8 @@ static bool ddl__ps_piece_begin(ddl__ps_server *s, int64_t number) {
     p->ready = s->extra.sums;
     p->value = ddl__ps_value_new(s, p);
     s->passing -= p->value != NULL ? ddl__ps_value_bytes(p) : 0; /* one value stays */
-    p->sum = ddl__ps_alloc(&s->memory, bytes, 1);
+    p->sum = ddl__ps_buffer_get(s, bytes, true);
+    s->passing -= p->sum != NULL ? bytes : 0; /* it changes places with payloads */
     p->state = ddl__ps_alloc(&s->memory, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     return p->value != NULL && p->sum != NULL && p->state != NULL;
 }
@@ -749,7 +750,10 @@ static ddl_status ddl__ps_server_begin(ddl__ps_server *s, ddl__sentence *why) {
 
 static void ddl__ps_piece_end(ddl__ps_server *s, ddl__ps_place *p) {
     size_t bytes = p->piece != NULL ? ddl__ps_piece_bytes(p->piece) : 0;
-    ddl__ps_free(&s->memory, p->sum, bytes, 1);
+    if (p->sum != NULL) {
+        s->passing += bytes;
+        ddl__ps_buffer_put(s, p->sum, bytes);
+    }
     ddl__ps_free(&s->memory, p->state, bytes, (size_t)ddl__optim_slots(&s->optimizer));
     if (p->value != NULL) {
         s->passing += ddl__ps_value_bytes(p);

@@ -78,7 +78,7 @@ typedef struct ddl__ps_place {
     bool skipped;  /* ... and so the last clock made no step */
     /* of a piece */
     ddl__ps_value *value;
-    void *sum, *state;
+    void *sum, *state; /* sum: as payloads, of a buffer */
     int64_t steps;
     /* of a table */
     ddl__ps_rows rows;

@@ -272,7 +272,8 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
     DDL__TRY(ddl__ps_move(ps->group, true, part->ask, DDL__PS_ASK_BYTES, rank, DDL__PS_TAG_ASK, r, &part->messages[0]));
     ddl_status status = ask->bytes > 0 ? DDL_ERR_NOMEM : DDL_OK;
     for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) { /* the server waits for it by now */
-        status = ddl__ps_move(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, r, &part->messages[1]);
+        status = ddl__ps_move_to(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, 0,
+                                 ask->op == DDL__PS_PUSH_PULL, r, &part->messages[1]);
     }
     return status;
 }
