@@ -1349,10 +1349,10 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 compressed, or with outer_rate). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
-/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
- * A dedicated server registers tensors of the same types and shapes, wherever they are: they are left as they are.
- * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
- * collectives. [one thread] */
+/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers,
+ * and compares checksums of what they then have. A dedicated server registers tensors of the same types and shapes,
+ * wherever they are: they are left as they are. Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that
+ * differs, and the ranks), and those of collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
 /* Serves the workers until all of them have freed their trainers or died. Blocks. For ranks of `dedicated`, instead of
  * the loop. Errors: DDL_ERR_ARG on another rank. [one thread] */
@@ -34967,9 +34967,9 @@ static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *
         uint32_t slot = ddl__ps_row_get(&p->rows, ids[i], !p->rows.config.fixed);
         if (slot == DDL__PS_NO_ROW && p->rows.config.fixed) {
             ddl__ps_refuse(s, job, DDL_ERR_ARG,
-                           "table %d has no row %llu, and pulls do not make rows in it (fixed): push "
-                           "it first",
-                           p->number, (unsigned long long)ids[i]);
+                           "table %d has no row %llu on server %d, and the pull of worker %d does not make one in it "
+                           "(fixed): push it first",
+                           p->number, (unsigned long long)ids[i], s->number, job->source);
             return;
         }
         if (slot == DDL__PS_NO_ROW) {
@@ -40066,8 +40066,8 @@ static ddl_status ddl__trainer_lacks(ddl_trainer *t, const char *what) {
     return status;
 }
 
-/* Says which ranks have another hash than rank 0. Every rank calls. */
-static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash) {
+/* Says which ranks have another hash than rank 0. values: of a tensor's values. Every rank calls. */
+static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t index, uint64_t hash, bool values) {
     uint64_t *all = calloc((size_t)t->size, sizeof *all);
     if (all == NULL) {
         return ddl__trainer_lacks(t, what);
@@ -40080,19 +40080,72 @@ static ddl_status ddl__trainer_differs(ddl_trainer *t, const char *what, int32_t
     if (index < 0) {
         ddl__text_add(&text, "the config of the trainer");
     } else {
-        ddl__text_add(&text, "tensor %d, here on rank %d ", index, t->rank);
+        ddl__text_add(&text, "%stensor %d, here on rank %d ", values ? "the values of " : "", index, t->rank);
         ddl__weight_tell(&t->weights[index], &text);
     }
-    const char *before = ": not as on rank 0 is it on rank ";
+    ddl__text_add(&text, "%s", values ? ", when rank 0's were sent to all" : "");
+    const char *before = values ? ": not as on rank 0 are they on rank " : ": not as on rank 0 is it on rank ";
     for (int32_t r = 1; r < t->size; r++) {
         if (all[r] != all[0]) {
             ddl__text_add(&text, "%s%d", before, r);
             before = ", ";
         }
     }
-    ddl__text_add(&text, "; give all ranks the same %s", index < 0 ? "config" : "tensors, in the same order");
+    ddl__text_add(&text, "; %s",
+                  values      ? "look whether another tensor or thread of that rank uses the same memory"
+                  : index < 0 ? "give all ranks the same config"
+                              : "give all ranks the same tensors, in the same order");
     free(all);
     return status < 0 ? status : ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
+}
+
+/* A checksum of a parameter's values. The lock is not held. */
+static ddl_status ddl__weight_sum(ddl_trainer *t, const ddl__weight *w, uint64_t *out) {
+    const char *data = w->param.data;
+    size_t bytes = (size_t)w->count * ddl_dtype_bytes(w->param.dtype);
+    uint32_t crc = 0;
+    if (ddl__lane_is_host(&t->lane)) {
+        crc = bytes > 0 ? ddl__crc32c(0, data, bytes) : 0;
+    } else {
+        char block[65536];
+        for (size_t at = 0, some; at < bytes; at += some) {
+            some = DDL__MIN(bytes - at, sizeof block);
+            ddl__lane_copy(&t->lane, block, data + at, some);
+            DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_start"));
+            crc = ddl__crc32c(crc, block, some);
+        }
+    }
+    *out = crc;
+    return DDL_OK;
+}
+
+/* Compares the configs and all tensors; config NULL: the values of all parameters. */
+static ddl_status ddl__trainer_compare(ddl_trainer *t, const char *what, const ddl_trainer_config *config) {
+    size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
+    uint64_t *hashes = calloc(3 * n, sizeof *hashes);
+    if (hashes == NULL) {
+        return ddl__trainer_lacks(t, what);
+    }
+    ddl_status status = DDL_OK;
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        uint64_t *hash = &hashes[2 * n + i];
+        if (config != NULL) {
+            *hash = i == 0 ? ddl__config_hash(config) : ddl__weight_hash(&t->weights[i - 1]);
+        } else if (i > 0) {
+            status = ddl__weight_sum(t, &t->weights[i - 1], hash);
+        }
+        hashes[i] = *hash;
+        hashes[n + i] = ~*hash;
+    }
+    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
+    status = status < 0 ? status : ddl_all_reduce(t->group, both, both, DDL_MIN);
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        if (hashes[i] != ~hashes[n + i]) {
+            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i], config == NULL);
+        }
+    }
+    free(hashes);
+    return status;
 }
 
 /* Compares the numbers of tensors, the configs and all tensors. Every rank gets the same answer. */
@@ -40107,24 +40160,7 @@ static ddl_status ddl__trainer_match(ddl_trainer *t, const char *what, const ddl
                  what, (long long)count[0], (long long)-count[1], t->rank, t->count);
         return ddl__trainer_say(t, DDL_ERR_MISMATCH, line);
     }
-    size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
-    uint64_t *hashes = malloc(3 * n * sizeof *hashes);
-    if (hashes == NULL) {
-        return ddl__trainer_lacks(t, what);
-    }
-    for (size_t i = 0; i < n; i++) {
-        hashes[2 * n + i] = hashes[i] = i == 0 ? ddl__config_hash(config) : ddl__weight_hash(&t->weights[i - 1]);
-        hashes[n + i] = ~hashes[i];
-    }
-    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
-    ddl_status status = ddl_all_reduce(t->group, both, both, DDL_MIN);
-    for (size_t i = 0; i < n && status == DDL_OK; i++) {
-        if (hashes[i] != ~hashes[n + i]) {
-            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i]);
-        }
-    }
-    free(hashes);
-    return status;
+    return ddl__trainer_compare(t, what, config);
 }
 
 /* >>figures */
@@ -40758,6 +40794,7 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     if (t->started) {
         return DDL_OK;
     }
+    DDL__TRY(ddl__trainer_compare(t, "ddl_trainer_start", NULL));
     DDL__TRY(ddl__line_measure(t));
     for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
         if (ddl__weight_is_squeezed(&t->weights[i])) {

@@ -110,3 +110,47 @@ static void two_makers_run(ddl_group *w, void *arg) {
     run(w, DDL_SYNC_BSP, two_makers);
 }
 TEST(two_threads_do_not_make_one_table) { world_threads(2, two_makers_run, NULL); }
+
+/* >>adaptive bounds */
+
+/* A worker has ended an iteration that took so many seconds: as its server learns of it. */
+static void ended(ddl__ps_server *s, int worker, int64_t clock, double takes_s) {
+    ddl__ps_job job = {.source = worker, .ask = {.clock = clock, .value = (uint64_t)(takes_s * 1e9)}};
+    ddl__ps_take_clock(s, &job);
+}
+
+/* Iterations take so many seconds that what the test itself takes is nothing beside them. Worker 0 may go on for as many
+ * as end before the slowest's does, within the bounds; as the slowest becomes faster and slower again, so does that. */
+TEST(an_adaptive_bound_follows_measured_times) {
+    int64_t clock[2] = {0}, at = 0;
+    uint64_t ends[2] = {0}, takes[2] = {0};
+    bool present[2] = {true, true};
+    ddl__ps_server s = {.workers = 2, .sync = {.mode = DDL_SYNC_SSP, .staleness = 1, .staleness_max = 6}};
+    s.clock = clock;
+    s.ended_ns = ends;
+    s.takes_ns = takes;
+    s.present = present;
+    CHECK_EQ(ddl__ps_bound(&s, 0), 1); /* nothing is measured */
+    ended(&s, 0, 1, 10);
+    CHECK_EQ(ddl__ps_bound(&s, 0), 1); /* of the slowest nothing is */
+    const struct {
+        double slow_s;
+        int least, most;
+    } phases[] = {{40, 4, 4}, {10, 1, 2}, {25, 3, 3}, {600, 6, 6}, {10, 1, 2}};
+    for (int p = 0; p < 5; p++) {
+        for (int i = 0; i < 200; i++, at++) { /* what was before is forgotten, a quarter each time */
+            ended(&s, 0, at + 3, 10);
+            ended(&s, 1, at + 1, phases[p].slow_s);
+        }
+        int bound = ddl__ps_bound(&s, 0);
+        if (bound < phases[p].least || bound > phases[p].most) {
+            test__fail(__FILE__, __LINE__, "the slowest takes %g s, the other 10 s: a bound of %d, not %d to %d",
+                       phases[p].slow_s, bound, phases[p].least, phases[p].most);
+        }
+        CHECK_EQ(ddl__ps_bound(&s, 1), 1); /* the slowest waits for nobody */
+    }
+    ended(&s, 1, at + 1, 600); /* one slow iteration is no slow worker: 157.5 s, were it one for good 600 */
+    CHECK(takes[1] > 157000000000u && takes[1] < 158000000000u);
+    s.sync.staleness_max = 1; /* no range: the bound stays */
+    CHECK_EQ(ddl__ps_bound(&s, 0), 1);
+}

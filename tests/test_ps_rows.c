@@ -177,7 +177,7 @@ static void bound_work(ddl_group *w, ddl_ps *ps, void *arg) {
     CHECK_EQ(row[1], 1.0f);
     OK(ddl_ps_pull_rows(ps, evicting, &second, 1, DDL_ARRAY(row))); /* new again */
     CHECK_EQ(row[1], 0.0f);
-    FAILS(ddl_ps_pull_rows(ps, fixed, &eleventh, 1, DDL_ARRAY(row)), DDL_ERR_ARG, "table 2 has no row 10");
+    FAILS(ddl_ps_pull_rows(ps, fixed, &eleventh, 1, DDL_ARRAY(row)), DDL_ERR_ARG, "table 2 has no row 10 on server ");
     OK(ddl_ps_push_rows(ps, fixed, &eleventh, 1, DDL_ARRAY(ones), NULL));
     OK(ddl_ps_pull_rows(ps, fixed, &eleventh, 1, DDL_ARRAY(row)));
     CHECK_EQ(row[0], 1.0f);

@@ -36,6 +36,41 @@ static void bench_check(const bench *b, int steps) {
     }
 }
 
+/* Of three ranks the second's tensors lie over each other, so that its first does not keep what rank 0 has sent. */
+static void values_differ(ddl_group *w, void *arg) {
+    const ddl_trainer_config *config = arg;
+    ddl_trainer *t = NULL;
+    float p[12], g[2][8];
+    int over = ddl_rank(w) == 1 ? 4 : 0;
+    for (int k = 0; k < 12; k++) {
+        p[k] = (float)(k + 100 * ddl_rank(w));
+    }
+    for (int tries = 0; tries < 2; tries++, over = 0) { /* what was refused is freed, and made once more without it */
+        OK(ddl_trainer_create(w, config, &t));
+        OK(ddl_trainer_add(t, "first", DDL_VIEW(p, 6), DDL_VIEW(g[0], 6), NULL, NULL));
+        OK(ddl_trainer_add(t, "second", DDL_VIEW(p + 6 - over, 6), DDL_VIEW(g[1], 6), NULL, NULL));
+        if (tries == 0 && (!config->dedicated || ddl_rank(w) < 3)) {
+            FAILS(ddl_trainer_start(t), DDL_ERR_MISMATCH, "ranks differ in the values of tensor 0, here on rank");
+            CHECK_STR(ddl_error(ddl_group_context(w)), "\"first\" (f32[6]");
+            CHECK_STR(ddl_error(ddl_group_context(w)), "not as on rank 0 are they on rank 1; look");
+        } else {
+            OK(ddl_trainer_start(t));
+        }
+        if (ddl_rank(w) == 3) {
+            OK(ddl_trainer_serve(t));
+        }
+        OK(ddl_trainer_free(&t));
+    }
+}
+TEST(parameters_that_did_not_come_whole) {
+    ddl_trainer_config config = {.optimizer = {.learning_rate = 1}};
+    world_threads(3, values_differ, &config);
+    config.shard = 1;
+    world_threads(3, values_differ, &config);
+    config = (ddl_trainer_config){.architecture = DDL_ARCHITECTURE_PS, .dedicated = 1};
+    world_threads(4, values_differ, &config);
+}
+
 #define SERVED .architecture = DDL_ARCHITECTURE_PS
 #define PLAIN .optimizer = {.learning_rate = 1}
 

@@ -114,10 +114,10 @@ DDL_API ddl_status ddl_trainer_create(ddl_group *group, const ddl_trainer_config
  * ddl_trainer_start), DDL_ERR_UNSUPPORTED (f64 compressed, or with outer_rate). [one thread] */
 DDL_API ddl_status ddl_trainer_add(ddl_trainer *trainer, const char *name, ddl_tensor parameter, ddl_tensor gradient,
                                    const ddl_trainer_options *options, int32_t *out_index);
-/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers.
- * A dedicated server registers tensors of the same types and shapes, wherever they are: they are left as they are.
- * Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that differs, and the ranks), and those of
- * collectives. [one thread] */
+/* Ends registration: checks that all ranks have the same tensors and config, sends rank 0's parameters to all workers,
+ * and compares checksums of what they then have. A dedicated server registers tensors of the same types and shapes,
+ * wherever they are: they are left as they are. Every rank calls. Errors: DDL_ERR_MISMATCH (names the first tensor that
+ * differs, and the ranks), and those of collectives. [one thread] */
 DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer);
 /* Serves the workers until all of them have freed their trainers or died. Blocks. For ranks of `dedicated`, instead of
  * the loop. Errors: DDL_ERR_ARG on another rank. [one thread] */

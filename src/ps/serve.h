@@ -348,9 +348,9 @@ static void ddl__ps_send_rows(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *
         uint32_t slot = ddl__ps_row_get(&p->rows, ids[i], !p->rows.config.fixed);
         if (slot == DDL__PS_NO_ROW && p->rows.config.fixed) {
             ddl__ps_refuse(s, job, DDL_ERR_ARG,
-                           "table %d has no row %llu, and pulls do not make rows in it (fixed): push "
-                           "it first",
-                           p->number, (unsigned long long)ids[i]);
+                           "table %d has no row %llu on server %d, and the pull of worker %d does not make one in it "
+                           "(fixed): push it first",
+                           p->number, (unsigned long long)ids[i], s->number, job->source);
             return;
         }
         if (slot == DDL__PS_NO_ROW) {
