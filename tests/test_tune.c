@@ -81,6 +81,17 @@ TEST(small_is_by_latency_and_large_by_bandwidth) {
     CHECK(large.seconds > small.seconds);
 }
 
+/* Between two ranks halves cost a round more and save half of the sums, which are quick: as TCP on loopback is. */
+TEST(two_ranks_halve_only_what_is_large) {
+    ddl__tuning t = tuning();
+    on_hosts(MAX_RANKS, MAX_RANKS);
+    t.model.latency_s[0] = 6e-6;
+    t.model.s_per_byte[0] = 0.18e-9;
+    t.model.message_s = 3e-6;
+    CHECK_STR(choose_all_reduce(&t, 2, 65536).algo->name, "recursive_doubling");
+    CHECK(strcmp(choose_all_reduce(&t, 2, 262144).algo->name, "recursive_doubling") != 0);
+}
+
 TEST(hosts_are_used) {
     ddl__tuning t = tuning();
     on_hosts(32, 8);
