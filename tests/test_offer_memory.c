@@ -130,6 +130,48 @@ TEST(an_offer_that_cannot_be_accepted_stays) {
     world_config = NULL;
 }
 
+/* A short message over a transport that takes no memory of the caller's, and none for a copy: an error, the receiver's
+ * window is as it was, and the next message goes. */
+static void uncopied(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_context *c = ddl_group_context(w);
+    int32_t value = 0;
+    if (ddl_rank(w) == 1) {
+        for (int i = 0; i < 3; i++) {
+            OK(ddl_recv(w, DDL_VIEW(&value, 1), 0, 0, NULL));
+            CHECK_EQ(value, i);
+        }
+        return;
+    }
+    OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0)); /* connects */
+    ddl__endpoint *e = c->links[1].endpoint;
+    const ddl_transport *table = e->table;
+    ddl_transport copies = *table;
+    copies.recall = NULL;
+    e->table = &copies;
+    for (value = 1; value < 3; value++) {
+        ddl_request *r = NULL;
+        uint32_t used = w->flows[1].p2p_out;
+        ddl__note *spare = no_notes(c);
+        ddl_status status = value == 1 ? ddl_send(w, DDL_VIEW(&value, 1), 1, 0)
+                                       : ddl_isend(w, DDL_VIEW(&value, 1), 1, 0, &r);
+        status = value == 1 ? status : ddl_wait(&r, NULL);
+        notes_back(c, spare);
+        CHECK_EQ((int)status, (int)DDL_ERR_NOMEM);
+        CHECK_STR(ddl_error(c), "to rank 1 of group \"world\" (tag 0): no memory to send it");
+        CHECK_EQ(w->flows[1].p2p_out, used);
+        OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0));
+    }
+    e->table = table;
+}
+
+TEST(a_short_message_without_memory_is_an_error) {
+    ddl_config config = {.allocator = {take, give, NULL}};
+    world_config = &config;
+    world_fork(2, uncopied, NULL, 30);
+    world_config = NULL;
+}
+
 /* A message that nobody has asked for yet, and no memory to keep it: its sender is cut off, and that is said. */
 static void unkept(ddl_group *w, void *arg) {
     (void)arg;

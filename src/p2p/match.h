@@ -78,7 +78,15 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
                       r->peer, r->group->name, r->tag,
                       r->group->cause[0] != 0 && r->context->links[ddl__world_rank(r)].life == DDL__DEAD
                           ? r->group->cause
-                          : "its link is gone or it has left the job");
+                      : status == DDL_ERR_NOMEM ? "no memory to send it"
+                                                : "its link is gone or it has left the job");
+}
+
+/* An eager message that the transport did not take: nothing of the receiver's window is used. */
+static void ddl__send_refused(ddl_request *r, ddl_status status) {
+    uint32_t *out = &r->group->flows[r->peer].p2p_out;
+    *out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, *out);
+    ddl__send_failed(r, status);
 }
 
 static void ddl__send_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
@@ -225,7 +233,7 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
     if (status == DDL_OK) {
         ddl__request_done(r, DDL_OK);
     } else if (status < 0) {
-        ddl__send_failed(r, status);
+        ddl__send_refused(r, status);
     }
 }
 

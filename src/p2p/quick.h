@@ -25,7 +25,7 @@ static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     r->tag = tag;
     r->matched = r->unseen = true;
     if (status < 0) {
-        ddl__send_failed(r, status);
+        ddl__send_refused(r, status);
     }
 }
 
