@@ -436,6 +436,82 @@ TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
     }
 }
 
+/* Takes what it is given, and never says that it is done. */
+static ssize_t lost_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
+                         uint64_t key, void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)address, (void)key, (void)context;
+    return 0;
+}
+
+static ssize_t lost_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, uint64_t tag,
+                         void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)tag, (void)context;
+    return 0;
+}
+
+static int send_buffers(const endpoint *e) {
+    int count = 0;
+    for (const fabric_slot *slot = self_of(e)->send_free; slot != NULL; slot = slot->next) {
+        count++;
+    }
+    return count;
+}
+
+/* EFA drops the completions of what was under way with an address that is removed: a read and sends to a peer that died.
+ * The read's memory is registered anew before it goes back, the buffers of the sends are replaced, and the third rank is
+ * still reached, both ways. failing: that cannot be registered; then the endpoint ends, with a sentence. */
+static void completions_are_dropped(int failing) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(3, "FABRIC_FORCE_MR=local", "FABRIC_FORCE_NO_INJECT=1");
+    fabric_self *s = self_of(&e[1]);
+    struct fi_ops_rma rma = *(real_rma = s->rails[0].ep->rma);
+    struct fi_ops_tagged msg = *(real_msg = s->rails[0].ep->tagged);
+    letter l, lost[3], last, back;
+    free(s->rails[0].info->fabric_attr->prov_name);
+    s->rails[0].info->fabric_attr->prov_name = strdup("efa");
+    rma.read = lost_read;
+    msg.send = lost_send;
+    s->rails[0].ep->rma = &rma;
+    post(&e[0], 1, &l, 1 << 20);
+    DRIVE(e, 3, s->peers[0].link != NULL && s->peers[0].link->reads > 0 && s->peers[0].link->sends == 0) {}
+    int before = send_buffers(&e[1]);
+    s->rails[0].ep->tagged = &msg;
+    for (int i = 0; i < 3; i++) {
+        post(&e[1], 0, &lost[i], 100);
+    }
+    CHECK(s->peers[0].link->sends > 0);
+    CHECK(send_buffers(&e[1]) < before);
+    struct fid_mr *read_by = s->peers[0].link->landing.region->mr[0];
+    s->rails[0].ep->tagged = real_msg;
+    s->fail_registration = failing ? 1 : 0;
+    fabric_transport.peer_dead(e[1].self, 0);
+    s->fail_registration = 0;
+    CHECK(read_by != NULL && e[1].landing[0] == NULL);
+    CHECK_EQ(s->failed, failing);
+    if (failing) {
+        CHECK(strstr(e[1].log, "its memory is not registered anew") != NULL);
+    } else {
+        CHECK_EQ(send_buffers(&e[1]), before);
+        CHECK_EQ(s->peers[0].link->reads + s->peers[0].link->sends, 0);
+        s->rails[0].ep->rma = real_rma;
+        post(&e[1], 2, &last, 300000);
+        post(&e[2], 1, &back, 300000);
+        DRIVE(e, 3, e[2].arrived[1] == 1 && e[1].arrived[2] == 1 && last.returned == 1 && back.returned == 1) {}
+        letter_free(&last);
+        letter_free(&back);
+    }
+    fabric_transport.peer_dead(e[0].self, 1);
+    for (int i = 0; i < 3; i++) {
+        letter_free(&lost[i]);
+    }
+    letter_free(&l);
+    world_close(e, 3);
+    free(e);
+}
+
+TEST(of_a_peer_that_died_no_completion_comes) { completions_are_dropped(0); }
+TEST(of_a_peer_that_died_no_completion_comes_and_nothing_can_be_registered) { completions_are_dropped(1); }
+
 /* ---- who is not of the job ---- */
 
 TEST(a_stranger_is_not_heard) {

@@ -51,7 +51,7 @@ static fabric_region *fabric_region_make(fabric_self *s, void *at, uint64_t byte
     if (r == NULL) {
         return NULL;
     }
-    *r = (fabric_region){.at = at, .bytes = bytes, .device = device, .users = 1};
+    *r = (fabric_region){.at = at, .bytes = bytes, .access = access, .device = device, .users = 1};
     for (int32_t i = 0; i < s->rail_count; i++) {
         int result = fabric_mr_open(s, i, at, bytes, access, device, &r->mr[i]);
         if (result != 0) {
@@ -63,6 +63,20 @@ static fabric_region *fabric_region_make(fabric_self *s, void *at, uint64_t byte
         }
     }
     return r;
+}
+
+/* Nothing that was begun by its registration reads or writes the memory any more: it is closed, which an adapter obeys
+ * before its driver gives the pages back, and made anew, as there may be other users. What they have under way by the old
+ * one fails, and is sent instead. 0: that cannot be done; a registration may be missing then. */
+static int fabric_region_renew(fabric_self *s, fabric_region *r) {
+    int done = 1;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        struct fid_mr *old = r->mr[i];
+        r->mr[i] = NULL;
+        done &= old != NULL && fi_close(&old->fid) == 0 &&
+                fabric_mr_open(s, i, r->at, r->bytes, r->access, r->device, &r->mr[i]) == 0;
+    }
+    return done;
 }
 
 static int fabric_region_meets(const fabric_region *r, const void *at, uint64_t bytes, int32_t device) {
@@ -212,7 +226,7 @@ static uint64_t fabric_region_name(const fabric_self *s, const fabric_region *r,
 
 static void fabric_region_keys(const fabric_self *s, const fabric_region *r, uint64_t key[FABRIC_RAILS_MAX]) {
     for (int32_t i = 0; i < s->rail_count; i++) {
-        key[i] = fi_mr_key(r->mr[i]);
+        key[i] = r->mr[i] != NULL ? fi_mr_key(r->mr[i]) : 0; /* 0: fabric_region_renew failed, and the endpoint with it */
     }
 }
 

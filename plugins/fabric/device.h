@@ -149,6 +149,17 @@ static int fabric_gets_serve(fabric_self *s) {
     return fabric_gets_tell(s, ended, DDL_OK);
 }
 
+/* The memory that is being read into from a peer: see fabric_give_up. */
+static int fabric_gets_renew(fabric_self *s, int32_t peer) {
+    int done = 1;
+    for (fabric_get *g = s->gets; g != NULL; g = g->next) {
+        if (g->peer == peer && g->reading > 0) {
+            done &= fabric_region_renew(s, g->memory->region);
+        }
+    }
+    return done;
+}
+
 /* The link was cut: nothing is read for them any more. */
 static void fabric_gets_forget(fabric_self *s, int32_t peer) {
     for (fabric_get *g = s->gets; g != NULL; g = g->next) {

@@ -125,6 +125,7 @@ static int fabric_offers_end(fabric_self *s, fabric_link *l) {
 static void fabric_landing_release(fabric_self *s, fabric_link *l) { fabric_region_put(s, &l->landing.region); }
 
 static void fabric_poll(fabric_self *s);
+static int fabric_gets_renew(fabric_self *s, int32_t peer);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
@@ -135,6 +136,29 @@ static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
     return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
            strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+}
+
+/* EFA has no connections: with an address it forgets what is under way, and drops the completions (prov/efa/src/rdm:
+ * efa_rdm_peer_destruct in efa_rdm_peer.c, efa_rdm_pke_handle_tx_error in efa_rdm_pke_cmd.c). What its adapter may still
+ * do with our memory it does by our registrations alone: it demands them, and as we ask for FI_MR_LOCAL it keeps none of
+ * its own (verbs keeps them below us). Between ranks of one host it reads by shared memory, which is not ended so. */
+static int fabric_drops_completions(const fabric_self *s) {
+    return (s->mr_mode & FI_MR_LOCAL) != 0 && strcmp(s->rails[0].info->fabric_attr->prov_name, "efa") == 0;
+}
+
+/* So the memory of reads is registered anew, and others get as many send buffers as the dropped completions hold. 0: that
+ * cannot be done. */
+static int fabric_give_up(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    int done = in->reading == 0 || (in->region != NULL && fabric_region_renew(s, in->region));
+    done = done && fabric_gets_renew(s, l->peer);
+    in->failed |= in->reading > 0;
+    if (done) {
+        in->reading = l->reads = 0;
+        done = l->sends <= 0 || fabric_block_make(s, l->sends, s->slot_bytes, FABRIC_SEND, &s->send_free) == DDL_OK;
+        l->sends = 0;
+    }
+    return done;
 }
 
 /* tcp of libfabric before 1.20 crashes when it closes a connection on which the answer to a read is half-way (its flush
@@ -158,8 +182,8 @@ static int fabric_leaves_reads(fabric_self *s, fabric_link *l) {
 }
 
 /* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the
- * connection, and with that ends what was under way on it; a provider that does not end it costs us the endpoint. What
- * has come is taken first: ofi_rxm crashes when messages wait in its queue while it closes their connection. */
+ * connection, and with that ends what was under way on it; or the memory is registered anew (fabric_give_up); a provider
+ * that does neither costs us the endpoint. What has come is taken first: ofi_rxm crashes when messages wait in its queue while it closes their connection. */
 static void fabric_cut(fabric_self *s, fabric_link *l) {
     fabric_peer *p = &s->peers[l->peer];
     for (int i = 0; i < FABRIC_CUT_POLLS && !s->failed; i++) {
@@ -174,6 +198,11 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
             removed &= fi_av_remove(s->rails[i].av, &p->at[i], 1, 0) == 0;
         }
         p->at[i] = FI_ADDR_NOTAVAIL;
+    }
+    if (!s->failed && removed && fabric_drops_completions(s) && !fabric_give_up(s, l)) {
+        fabric_log(s, DDL_LOG_WARN, "what is under way with rank %d cannot be given up: its memory is not registered anew; "
+                   "the endpoint is closed", l->peer);
+        s->failed = 1;
     }
     uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
     while (l->reads > 0 && !s->failed && s->host->now_ns(s->host) < deadline) {

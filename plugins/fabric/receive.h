@@ -129,13 +129,18 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_backlog_add(s, l);
 }
 
+static void fabric_send_ended(fabric_self *s, fabric_slot *slot) {
+    fabric_link *l = s->peers[slot->peer].link;
+    l->sends -= l->sends > 0; /* 0: fabric_give_up has counted it */
+    fabric_slot_give(&s->send_free, slot);
+}
+
 static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
     switch (slot->role) {
     case FABRIC_RECV: fabric_received(s, slot, length); break;
     case FABRIC_READ: fabric_read_ended(s, slot, 0); break;
     default:
-        s->peers[slot->peer].link->sends--;
-        fabric_slot_give(&s->send_free, slot);
+        fabric_send_ended(s, slot);
     }
 }
 
@@ -165,8 +170,7 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         fabric_read_ended(s, slot, e.err);
     } else {
         fabric_link *l = s->peers[slot->peer].link;
-        l->sends--;
-        fabric_slot_give(&s->send_free, slot);
+        fabric_send_ended(s, slot);
         if (!s->peers[l->peer].gone) {
             fabric_break(s, l, e.err);
         }

@@ -112,7 +112,7 @@ typedef struct fabric_rail {
 typedef struct fabric_region {
     struct fabric_region *next; /* of those that are kept, the last used first; or of free records */
     uint8_t *at;
-    uint64_t bytes, id; /* id: of the allocation, when it is kept */
+    uint64_t bytes, access, id; /* id: of the allocation, when it is kept */
     int32_t device, users;
     int kept;
     struct fid_mr *mr[FABRIC_RAILS_MAX];
