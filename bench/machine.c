@@ -330,7 +330,7 @@ static void memories(void) {
 /* Where ranks see each other's memory, each has to read its part of all buffers and to write it to all. Nothing is added
  * here: a part goes from one buffer to the next, block by block. */
 static void move_part(char *const *buffers, int ranks, int rank, size_t bytes) {
-    char held[16384];
+    char held[65536];
     size_t part = bytes / (size_t)ranks / 64 * 64, at = part * (size_t)rank;
     size_t end = rank == ranks - 1 ? bytes : at + part;
     for (size_t n; at < end; at += n) {

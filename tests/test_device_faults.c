@@ -252,9 +252,13 @@ static void killed(int rank, int n, void *arg) {
     float data[3000] = {(float)rank};
     ddl_tensor t = standin_tensor(c, 1, data, DDL_F32, 3000), to = standin_tensor(c, 2, data, DDL_F32, 3000);
     CHECK_EQ(ddl_all_reduce(w, t, to, DDL_SUM), DDL_OK);
-    if (rank == n - 1) {
+    if (rank == n - 1) { /* it has its result; a death while others wait for theirs would be told to them */
+        for (int i = 0; i < n - 1; i++) {
+            CHECK_EQ(ddl_recv(w, ddl_tensor_1d(&rank, DDL_I32, 1), i, 4, NULL), DDL_OK);
+        }
         raise(SIGKILL);
     }
+    CHECK_EQ(ddl_send(w, ddl_tensor_1d(&rank, DDL_I32, 1), n - 1, 4), DDL_OK);
     ddl_request *r = NULL;
     CHECK_EQ(ddl_irecv(w, to, n - 1, 3, &r), DDL_OK);
     FAILS_WITH(ddl_all_reduce(w, t, t, DDL_SUM), DDL_ERR_PEER, "dead");

@@ -72,6 +72,7 @@ static const variable variables[] = {
     {"DDL_SPREAD", "-1", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_HOST_ID", LONG_TEXT, DDL_ERR_CONFIG, "at most 127", ""},
     {"DDL_RESTARTED", "once", DDL_ERR_CONFIG, NULL, ""},
+    {"DDL_ENDED_FD", "three", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_MAC", "on", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_CHECK", "all", DDL_ERR_CONFIG, NULL, ""},
     {"DDL_SHM_RING_BYTES", "64k", DDL_ERR_CONFIG, NULL, SHM},

@@ -15,7 +15,8 @@
  *      ping_pong at 4 ranks), waits as the library makes it wait instead of rewriting its buffers on a core that the
  *      operation needs. The time of the round is that of the slowest rank. With DDL_BENCH_REPEAT=k a small operation is
  *      run some k times back to back (bench_repeats) and the time divided, as one of a tenth of a microsecond would
- *      measure the clock and the start; each library alike.
+ *      measure the clock and the start; each library alike. Each of them has buffers of its own, all written in 1: a
+ *      second run on the same would find parts where the first has left them.
  * One round before the timed ones and one after them are compared with an oracle, element by element. Values are small
  * integers in floats, so sums are exact in any order.
  *
@@ -93,6 +94,9 @@ typedef struct bench_run {
     size_t count;
     size_t in_count;
     size_t out_count;
+    int repeats;       /* operations of a round, */
+    size_t in_stride;  /* and from the buffer of one to that of the next, in floats */
+    size_t out_stride;
 } bench_run;
 
 static inline double bench_now_ns(void) {
@@ -197,12 +201,16 @@ static inline void bench_write(float *p, size_t count, int rank, int round) {
 
 static inline void bench_prepare(const bench_run *run, int round) {
     int rank = run->peer->rank;
-    if (run->op == BENCH_ALL_REDUCE || (run->op == BENCH_BROADCAST && rank == 0)) {
-        bench_write(run->out, run->count, rank, round);
-        return;
+    bool in_place = run->op == BENCH_ALL_REDUCE || (run->op == BENCH_BROADCAST && rank == 0);
+    for (int k = 0; k < run->repeats; k++) {
+        float *in = run->in + (size_t)k * run->in_stride, *out = run->out + (size_t)k * run->out_stride;
+        if (in_place) {
+            bench_write(out, run->count, rank, round + k);
+        } else {
+            bench_write(in, run->in_count, rank, round + k);
+            memset(out, 0xff, run->out_count * sizeof(float)); /* NaN: equal to nothing */
+        }
     }
-    bench_write(run->in, run->in_count, rank, round);
-    memset(run->out, 0xff, run->out_count * sizeof(float)); /* NaN: equal to nothing */
 }
 
 /* What must stand at out[i] after the round. */
@@ -229,19 +237,27 @@ static inline float bench_expect(const bench_run *run, size_t i, int round) {
     }
 }
 
-static inline int bench_check(const bench_run *run, int round) {
+static inline int bench_check_one(const bench_run *run, const float *out, int round) {
     if ((run->op == BENCH_PING_PONG && run->peer->rank > 1) || (run->op == BENCH_REDUCE && run->peer->rank > 0)) {
         return 0; /* it gets nothing */
     }
     for (size_t i = 0; i < run->out_count; i++) {
         float want = bench_expect(run, i, round);
-        if (run->out[i] != want) {
+        if (out[i] != want) {
             fprintf(stderr, "bench: %s, %zu floats, round %d: rank %d has %g at [%zu], the oracle %g\n",
-                    bench_op_names[run->op], run->count, round, run->peer->rank, (double)run->out[i], i, (double)want);
+                    bench_op_names[run->op], run->count, round, run->peer->rank, (double)out[i], i, (double)want);
             return -1;
         }
     }
     return 0;
+}
+
+static inline int bench_check(const bench_run *run, int round) {
+    int failed = 0;
+    for (int k = 0; k < run->repeats && failed == 0; k++) {
+        failed = bench_check_one(run, run->out + (size_t)k * run->out_stride, round + k);
+    }
+    return failed;
 }
 
 /* Ranks meet after a check, so that those with the right result learn of the wrong one instead of waiting for its rank
@@ -287,7 +303,12 @@ static inline int bench_check_barrier(const bench_run *run, int round) {
     return failed;
 }
 
-/* Sizes the two buffers. `bytes` is the larger of them; below one float per rank it is rounded up to that, but for a
+/* In whole cache lines, so that operations of a round share none. */
+static inline size_t bench_stride(size_t count) {
+    return (count + 15) / 16 * 16;
+}
+
+/* Sizes the two buffers of each operation of a round. `bytes` is the larger of them; below one float per rank it is rounded up to that, but for a
  * ping_pong of nothing. */
 static inline int bench_shape(bench_run *run, size_t bytes) {
     size_t ranks = (size_t)run->peer->ranks;
@@ -297,8 +318,12 @@ static inline int bench_shape(bench_run *run, size_t bytes) {
     run->count = nothing ? 0 : count == 0 ? 1 : count;
     run->in_count = run->op == BENCH_REDUCE_SCATTER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
     run->out_count = run->op == BENCH_ALL_GATHER || run->op == BENCH_ALL_TO_ALL ? ranks * run->count : run->count;
-    run->in = (float *)bench_take(run->peer, (run->in_count + nothing) * sizeof(float));
-    run->out = (float *)bench_take(run->peer, (run->out_count + nothing) * sizeof(float));
+    run->repeats = bench_repeats(bytes);
+    run->in_stride = bench_stride(run->in_count);
+    run->out_stride = bench_stride(run->out_count);
+    size_t times = (size_t)run->repeats * sizeof(float);
+    run->in = (float *)bench_take(run->peer, nothing ? sizeof(float) : run->in_stride * times);
+    run->out = (float *)bench_take(run->peer, nothing ? sizeof(float) : run->out_stride * times);
     return run->in != NULL && run->out != NULL ? 0 : -1;
 }
 
@@ -325,19 +350,20 @@ static inline void bench_report(const bench_run *run, size_t bytes, int rounds) 
     fflush(stdout);
 }
 
-static inline int bench_round(const bench_run *run, int round, int repeats, double *out_ns) {
+static inline int bench_round(const bench_run *run, int round, bool checked, double *out_ns) {
     const bench_peer *peer = run->peer;
     bench_prepare(run, round);
     if (peer->sync(peer->state) != 0) {
         return -1;
     }
     bench_meet(run);
-    int failed = run->op == BENCH_BARRIER && repeats == 1 ? bench_check_barrier(run, round) : 0;
+    int failed = run->op == BENCH_BARRIER && checked ? bench_check_barrier(run, round) : 0;
     double start = bench_now_ns();
-    for (int i = 0; i < repeats && failed == 0; i++) {
-        failed = peer->run(peer->state, run->op, run->in, run->out, run->count);
+    float *in = run->in, *out = run->out;
+    for (int k = 0; k < run->repeats && failed == 0; k++, in += run->in_stride, out += run->out_stride) {
+        failed = peer->run(peer->state, run->op, in, out, run->count);
     }
-    *out_ns = (bench_now_ns() - start) / repeats;
+    *out_ns = (bench_now_ns() - start) / run->repeats;
     return failed != 0 ? failed : peer->sync(peer->state);
 }
 
@@ -357,8 +383,8 @@ static inline int bench_size(bench_run *run, size_t bytes) {
     int last = warmup + rounds;
     for (int i = 0; i <= last; i++) {
         double ns = 0;
-        bool checked = i == 0 || i == last; /* once: repeated in place, a sum is another */
-        if (bench_round(run, i, checked ? 1 : bench_repeats(bytes), &ns) != 0) {
+        bool checked = i == 0 || i == last;
+        if (bench_round(run, i, checked, &ns) != 0) {
             return -1;
         }
         if (i >= warmup && !checked) {
