@@ -124,6 +124,14 @@ static ssize_t flaky_read(struct fid_ep *ep, void *buf, size_t len, void *desc, 
     return ++call_number % fail_every == 0 ? fail_with : real_rma->read(ep, buf, len, desc, at, address, key, context);
 }
 
+/* The provider takes so many reads, then none for now. */
+static int reads_allowed;
+
+static ssize_t held_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
+                         uint64_t key, void *context) {
+    return reads_allowed-- > 0 ? real_rma->read(ep, buf, len, desc, at, address, key, context) : -FI_EAGAIN;
+}
+
 static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(3, NULL, NULL);
@@ -250,7 +258,211 @@ TEST(an_idle_endpoint_sleeps) {
     free(e);
 }
 
+/* Waits until the peer 0 of an endpoint has said something that it has not dealt with yet. */
+#define COLLECT(e, peer_says)                                                                                          \
+    DRIVE(e, 1, self_of(&(e)[1])->arrived != NULL) {                                                                   \
+        peer_says;                                                                                                     \
+        fabric_poll(self_of(&(e)[1]));                                                                                 \
+    }
+
+/* A provider that takes no read for now costs no processor time: the endpoint can be slept on, and its timer wakes. */
+TEST(an_endpoint_whose_reads_are_not_taken_sleeps) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
+    letter l;
+    int fd = -1, asleep = 0;
+    rma.read = held_read;
+    reads_allowed = 0;
+    self_of(&e[1])->rails[0].ep->rma = &rma;
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, reads_allowed < 0) {}
+    int before = reads_allowed;
+    for (int i = 0; i < 20; i++) { /* it may be woken by what comes */
+        CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+        if (fabric_transport.arm(e[1].self, &fd) == DDL_OK) {
+            struct pollfd wait = {.fd = fd, .events = POLLIN};
+            asleep += poll(&wait, 1, 10000) == 1;
+        }
+    }
+    CHECK(asleep > 10);
+    CHECK(reads_allowed < before); /* it was tried again */
+    self_of(&e[1])->rails[0].ep->rma = real_rma;
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
+    letter_free(&l);
+    world_close(e, 2);
+    free(e);
+}
+
+/* The receiver has no memory for its reads from a sender: it says so, and the payload is sent. */
+TEST(a_reader_without_memory_is_sent_the_payload) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter first, l;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    for (int i = 0; i < 100; i++) {
+        progress_all(e, 2); /* the window is wide then, and takes no more memory */
+    }
+    post(&e[0], 1, &l, 1 << 20);
+    COLLECT(e, fabric_transport.progress(e[0].self, 1));
+    e[1].fail_alloc = e[1].allocs + 1;
+    CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+    CHECK(e[1].allocs >= e[1].fail_alloc);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && l.returned == 1) {}
+    CHECK(self_of(&e[1])->read_free == NULL); /* nothing was read */
+    letter_free(&first);
+    letter_free(&l);
+    world_close(e, 2);
+    free(e);
+}
+
 /* ---- ends ---- */
+
+/* What is asked of the provider for an address that was removed: it would look it up without a check. */
+static int to_nobody;
+
+static ssize_t careful_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
+                            uint64_t key, void *context) {
+    to_nobody += at == FI_ADDR_NOTAVAIL;
+    return at == FI_ADDR_NOTAVAIL ? -FI_EINVAL : real_rma->read(ep, buf, len, desc, at, address, key, context);
+}
+
+static ssize_t careful_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, uint64_t tag,
+                            void *context) {
+    to_nobody += at == FI_ADDR_NOTAVAIL;
+    return at == FI_ADDR_NOTAVAIL ? -FI_EINVAL : real_msg->send(ep, buf, len, desc, at, tag, context);
+}
+
+static ssize_t careful_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at, uint64_t tag) {
+    to_nobody += at == FI_ADDR_NOTAVAIL;
+    return at == FI_ADDR_NOTAVAIL ? -FI_EINVAL : real_msg->inject(ep, buf, len, at, tag);
+}
+
+/* A link is cut while what the peer said last waits to be handed on: an offer, or its goodbye. */
+static void cut_before(int goodbye) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter first, l = {0};
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    struct fi_ops_tagged msg = *(real_msg = self_of(&e[1])->rails[0].ep->tagged);
+    struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
+    rma.read = careful_read;
+    msg.send = careful_send;
+    msg.inject = careful_inject;
+    to_nobody = 0;
+    self_of(&e[1])->rails[0].ep->rma = &rma;
+    self_of(&e[1])->rails[0].ep->tagged = &msg;
+    if (goodbye) {
+        fabric_push_bye(e[0].self, self_of(&e[0])->peers[1].link);
+    } else {
+        post(&e[0], 1, &l, 1 << 20);
+    }
+    COLLECT(e, fabric_poll(self_of(&e[0])));
+    fabric_link *link = self_of(&e[1])->peers[0].link;
+    fabric_cut(e[1].self, link);
+    fabric_break(e[1].self, link, ETIMEDOUT);
+    for (int i = 0; i < 10; i++) {
+        CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+    }
+    CHECK_EQ(to_nobody, 0);
+    CHECK_EQ(e[1].lost[0], 1);
+    self_of(&e[1])->rails[0].ep->rma = real_rma;
+    self_of(&e[1])->rails[0].ep->tagged = real_msg;
+    fabric_transport.peer_dead(e[0].self, 1);
+    letter_free(&first);
+    if (!goodbye) {
+        CHECK_EQ(l.returned, 1);
+        letter_free(&l);
+    }
+    world_close(e, 2);
+    free(e);
+}
+
+TEST(an_offer_whose_link_is_cut_is_not_read) { cut_before(0); }
+TEST(a_goodbye_whose_link_is_cut_is_not_answered) { cut_before(1); }
+
+static ssize_t no_inject_now(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at, uint64_t tag) {
+    (void)ep, (void)buf, (void)len, (void)at, (void)tag;
+    return -FI_EAGAIN;
+}
+
+/* The provider takes no word for a while: the goodbye is answered when it does; who does not hear it is gone after a
+ * second. */
+static void goodbye_to_the_deaf(int recovers) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter first[2];
+    post(&e[0], 1, &first[0], 8);
+    post(&e[1], 0, &first[1], 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && e[0].arrived[1] == 1) {}
+    struct fi_ops_tagged msg = *(real_msg = self_of(&e[1])->rails[0].ep->tagged);
+    msg.inject = no_inject_now;
+    self_of(&e[1])->rails[0].ep->tagged = &msg;
+    fabric_push_bye(e[0].self, self_of(&e[0])->peers[1].link);
+    double start = test_now_s();
+    DRIVE(e, 2, self_of(&e[1])->peers[0].link->bye) {}
+    if (recovers) {
+        recovers = e[1].lost[0] == 0; /* else the machine was asleep for that second */
+        CHECK(recovers || test_now_s() - start > 0.9);
+        self_of(&e[1])->rails[0].ep->tagged = real_msg;
+    }
+    DRIVE(e, 2, e[1].lost[0] == 1 && (!recovers || self_of(&e[0])->peers[1].link->heard_out)) {}
+    CHECK(recovers || test_now_s() - start > 0.9);
+    CHECK_EQ(e[1].lost_error[0], 0);
+    self_of(&e[1])->rails[0].ep->tagged = real_msg;
+    letter_free(&first[0]);
+    letter_free(&first[1]);
+    world_close(e, 2);
+    free(e);
+}
+
+TEST(a_goodbye_is_answered_when_the_provider_takes_a_word_again) { goodbye_to_the_deaf(1); }
+TEST(a_goodbye_that_cannot_be_answered_is_heard_a_second_later) { goodbye_to_the_deaf(0); }
+
+TEST(the_address_of_a_dead_rank_that_never_talked_is_removed) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    CHECK(self_of(&e[0])->peers[1].at[0] != FI_ADDR_NOTAVAIL);
+    fabric_transport.peer_dead(e[0].self, 1);
+    CHECK(self_of(&e[0])->peers[1].at[0] == FI_ADDR_NOTAVAIL);
+    world_close(e, 2);
+    free(e);
+}
+
+/* An injected message fails later: there is a warning, once. */
+static struct fi_ops_cq *real_cq;
+
+static ssize_t lost_inject_read(struct fid_cq *cq, void *buf, size_t count) {
+    (void)cq, (void)buf, (void)count;
+    return -FI_EAVAIL;
+}
+
+static ssize_t lost_inject_error(struct fid_cq *cq, struct fi_cq_err_entry *out, uint64_t flags) {
+    (void)cq, (void)flags;
+    out->err = FI_ECONNRESET;
+    out->op_context = NULL;
+    return 1;
+}
+
+TEST(an_injected_message_that_is_lost_is_told_once) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    fabric_rail *r = &self_of(&e[0])->rails[0];
+    struct fi_ops_cq ops = *(real_cq = r->cq->ops);
+    ops.read = lost_inject_read;
+    ops.readerr = lost_inject_error;
+    r->cq->ops = &ops;
+    int before = e[0].warnings;
+    CHECK_EQ(fabric_poll_rail(self_of(&e[0]), r), 1);
+    CHECK_EQ(fabric_poll_rail(self_of(&e[0]), r), 1);
+    r->cq->ops = real_cq;
+    CHECK_EQ(e[0].warnings - before, 1);
+    CHECK_STR(e[0].log, "a small message to some rank was lost");
+    world_close(e, 2);
+    free(e);
+}
 
 TEST(peer_dead_gives_everything_back) {
     NEED_LIBFABRIC();
@@ -349,14 +561,6 @@ static void recall_of(uint64_t bytes, const char *setting) {
 TEST(recall_of_an_offer) { recall_of(1 << 20, NULL); }
 TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
 
-/* The provider takes so many reads, then none until the memory is given back. */
-static int reads_allowed;
-
-static ssize_t held_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
-                         uint64_t key, void *context) {
-    return reads_allowed-- > 0 ? real_rma->read(ep, buf, len, desc, at, address, key, context) : -FI_EAGAIN;
-}
-
 /* A landing's memory is wanted back half-way: what has come stays, what comes goes elsewhere, the old memory is left
  * alone. */
 static void redirect_of(const char *first, const char *second, int reads) {
@@ -429,6 +633,11 @@ TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
     CHECK(!e[1].failed);
     fabric_transport.peer_dead(e[0].self, 1);
     letter_free(&l);
+    int left = self_of(&e[1])->dangling;
+    fabric_transport.close(e[1].self);
+    e[1].self = NULL;
+    CHECK_EQ(e[1].blocks > 0, left); /* libfabric may still write to its receives */
+    e[1].blocks = 0;
     world_close(e, 2);
     free(e);
     if (__lsan_enable) {

@@ -93,7 +93,7 @@ def registrations_that_fail_cost_speed_and_nothing_else():
     env = environment(DDL_FABRIC_FORCE_FAIL_REGISTRATION="2")
     result = sh(str(RUN), "-n 2 --no-prefix", PERF, "all_reduce -b 1M -e 4M -n 3", env=env, timeout=60)
     told = "may lock" in result.stdout or "Payloads are copied" in result.stdout
-    check(result.returncode == 0 and told and re.search(r"\b0 elements are wrong|^# all", result.stdout, re.M),
+    check(result.returncode == 0 and told and re.search(r"\b0 elements are wrong", result.stdout),
           result.stdout[-3000:])
 
 

@@ -339,8 +339,10 @@ static void fabric_drain(fabric_rail *r) {
     }
 }
 
-/* Leaves the objects of libfabric where they are. Its progress is ours, so that nothing happens on them any more. */
+/* Leaves the objects of libfabric where they are, and the slots: where the provider has a thread of its own it may
+ * write to receives that are posted. */
 static void fabric_rails_forget(fabric_self *s) {
+    s->blocks = NULL;
     for (int32_t i = 0; i < s->rail_count; i++) {
         s->lib.freeinfo(s->rails[i].info);
     }
@@ -449,6 +451,7 @@ static void fabric_linger(fabric_self *s) {
 
 static void fabric_close(void *self) {
     fabric_self *s = self;
+    s->told_inject = 1;
     fabric_linger(s);
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         fabric_drop(s, l->peer, DDL_ERR_CANCELLED);

@@ -228,8 +228,9 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
 
 /* Ends all that is under way with a peer. The host is called last, as it may call us. */
 static void fabric_drop(fabric_self *s, int32_t peer, ddl_status status) {
-    fabric_link *l = s->peers[peer].link;
     s->peers[peer].gone = 1;
+    /* Also of who never talked the address is removed: it may have connected to us. */
+    fabric_link *l = s->peers[peer].known ? fabric_link_of(s, peer) : s->peers[peer].link;
     if (l == NULL) {
         return;
     }

@@ -21,11 +21,17 @@ static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, ui
                          .bytes = (uint32_t)bytes};
 }
 
-/* Sends what lies in a slot. FABRIC_LATER: the provider takes nothing now; the slot is free again in any case. */
+/* Sends what lies in a slot. FABRIC_LATER: the provider takes nothing now, or the link was cut, which progress is about
+ * to tell; the slot is free again in any case. */
 static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, size_t length, int inject) {
     fi_addr_t at = s->peers[l->peer].at[0];
     ssize_t result;
-    if (inject && length <= s->inject_bytes) { /* the provider copies it, and there is no completion */
+    if (at == FI_ADDR_NOTAVAIL || s->failed) { /* providers use an address without looking */
+        fabric_slot_give(&s->send_free, slot);
+        return FABRIC_LATER;
+    }
+    /* The provider copies it, and there is no completion. If one is lost a gap shows it, where there is an order. */
+    if (inject && s->ordered && length <= s->inject_bytes) {
         result = fi_tinject(s->rails[0].ep, slot->bytes, length, at, 0);
         fabric_slot_give(&s->send_free, slot);
     } else {

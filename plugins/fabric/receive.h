@@ -144,6 +144,16 @@ static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
     }
 }
 
+/* An injected message was lost; libfabric does not say which. The receiver sees the gap when the next one comes. While
+ * we close that is nothing: peers go too. */
+static void fabric_inject_lost(fabric_self *s, const char *error, const char *detail) {
+    fabric_log(s, s->told_inject ? DDL_LOG_DEBUG : DDL_LOG_WARN, "a small message to some rank was lost: %s%s%s. Is a "
+               "rank dead, or the network down? Who waits for it ends with an error, at its deadline at the latest; "
+               "more losses are logged with DDL_LOG=debug only", error, detail != NULL ? ": " : "",
+               detail != NULL ? detail : "");
+    s->told_inject = 1;
+}
+
 /* An operation failed. What was sent is lost then, and with it the order: the link ends. */
 static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
     struct fi_cq_err_entry e;
@@ -154,16 +164,15 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
     fabric_slot *slot = e.op_context;
     const char *detail = e.err_data != NULL || e.prov_errno != 0
                              ? fi_cq_strerror(r->cq, e.prov_errno, e.err_data, NULL, 0) : NULL;
-    fabric_log(s, DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
-               slot == NULL                ? "a send to some"
-               : slot->role == FABRIC_RECV ? "a receive from some"
-               : slot->role == FABRIC_READ ? "a read from"
-                                           : "a send to",
-               slot == NULL ? -1 : slot->peer, fabric_error(s, e.err), detail != NULL ? ": " : "",
-               detail != NULL ? detail : "");
     if (slot == NULL) {
+        fabric_inject_lost(s, fabric_error(s, e.err), detail);
         return;
     }
+    fabric_log(s, DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
+               slot->role == FABRIC_RECV   ? "a receive from some"
+               : slot->role == FABRIC_READ ? "a read from"
+                                           : "a send to",
+               slot->peer, fabric_error(s, e.err), detail != NULL ? ": " : "", detail != NULL ? detail : "");
     if (slot->role == FABRIC_RECV) {
         fabric_slot_give(&s->unposted, slot);
     } else if (slot->role == FABRIC_READ) {
@@ -256,6 +265,18 @@ static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
     return 1;
 }
 
+/* A read could not be started. One that may be tried again waits for a completion or the timer: at once would be to
+ * spin. */
+static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
+    if (error == -FI_EAGAIN) {
+        s->stuck = 1;
+        fabric_backlog_keep(s, l);
+    } else {
+        l->landing.failed = 1;
+        fabric_backlog_add(s, l);
+    }
+}
+
 /* Starts reads of what is still to be read, split over the rails. */
 static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
@@ -267,9 +288,11 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         if (fabric_bounces(s) && in->reading == FABRIC_READS) {
             return;
         }
-        fabric_slot *slot = fabric_read_slot(s);
+        fi_addr_t from = s->peers[l->peer].at[rail];
+        fabric_slot *slot = from != FI_ADDR_NOTAVAIL ? fabric_read_slot(s) : NULL; /* the link may have been cut */
         if (slot == NULL) {
             in->failed = 1;
+            fabric_backlog_add(s, l);
             return;
         }
         slot->peer = l->peer;
@@ -277,13 +300,12 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         slot->length = (uint32_t)bytes;
         slot->at = in->asked;
         void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
-        ssize_t result = fi_read(s->rails[rail].ep, slot->bytes != NULL ? slot->bytes : in->to + in->asked, bytes, desc, s->peers[l->peer].at[rail],
-                                 in->offer.address + in->asked, in->offer.key[rail], &slot->context);
+        void *to = slot->bytes != NULL ? slot->bytes : in->to + in->asked;
+        ssize_t result = fi_read(s->rails[rail].ep, to, bytes, desc, from, in->offer.address + in->asked,
+                                 in->offer.key[rail], &slot->context);
         if (result != 0) {
             fabric_slot_give(&s->read_free, slot);
-            in->failed = result != -FI_EAGAIN;
-            s->stuck |= result == -FI_EAGAIN;
-            fabric_backlog_add(s, l);
+            fabric_pull_stopped(s, l, (int)result);
             return;
         }
         in->asked += bytes;
@@ -332,6 +354,12 @@ static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
         fabric_landing_end(s, l);
         fabric_turns(s, l);
     }
+}
+
+/* Whether no completion will bring the next read of a landing: it is tried again. */
+static int fabric_pull_waits(const fabric_link *l) {
+    const fabric_landing *in = &l->landing;
+    return in->active && in->offered && !in->refused && !in->checking && in->reading == 0 && in->asked < in->bytes;
 }
 
 /* Reads that have ended, or could not be started. */
@@ -432,13 +460,23 @@ static void fabric_turns(fabric_self *s, fabric_link *l) {
     }
 }
 
-/* The peer closes its end, and all that it said before has been heard: it is told so once, as it waits for that. */
+/* The peer closes its end, and all that it said before has been heard: it is told so once, as it waits for that. While
+ * the provider does not take the word it is tried again, for as long as the peer waits. */
 static void fabric_heard_out(fabric_self *s, fabric_link *l) {
-    if (l->bye && l->turn == l->bye_at && !l->landing.active && !s->peers[l->peer].gone) {
-        fabric_head head = fabric_head_of(s, l, FABRIC_ACK, FABRIC_HEARD, 0);
-        fabric_put(s, l, &head, NULL, 0, NULL, 0);
-        fabric_lose(s, l->peer, 0, "the peer closed its end");
+    if (!l->bye || l->turn != l->bye_at || l->landing.active || s->peers[l->peer].gone) {
+        return;
     }
+    fabric_head head = fabric_head_of(s, l, FABRIC_ACK, FABRIC_HEARD, 0);
+    if (fabric_put(s, l, &head, NULL, 0, NULL, 0) == FABRIC_LATER && l->broken == 0) {
+        uint64_t now = s->host->now_ns(s->host);
+        l->bye_ns = l->bye_ns != 0 ? l->bye_ns : now;
+        if (now - l->bye_ns < FABRIC_LINGER_NS) {
+            s->stuck = 1; /* the timer runs: the time ends also when nothing happens */
+            fabric_backlog_keep(s, l);
+            return;
+        }
+    }
+    fabric_lose(s, l->peer, 0, "the peer closed its end");
 }
 
 static void fabric_on_repair(fabric_self *s, fabric_link *l, const fabric_slot *slot, const fabric_head *head) {
@@ -540,7 +578,7 @@ static int fabric_serve_one(fabric_self *s, fabric_link *l, int *events) {
         return 0;
     }
     *events += fabric_offers_end(s, l);
-    return !s->peers[peer].gone && !fabric_push(s, l);
+    return !s->peers[peer].gone && (!fabric_push(s, l) || l->bye || fabric_pull_waits(l));
 }
 
 /* Serves each peer that something is to be done for. The host may bring new ones meanwhile: these go to the end; all

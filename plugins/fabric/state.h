@@ -165,6 +165,7 @@ typedef struct fabric_link {
     int bye, told_bye;     /* the peer said it, and its number; we did */
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     uint32_t bye_at;
+    uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, reads; /* operations of libfabric that are under way */
     int left;             /* with its reads: see fabric_leaves_reads */
     fabric_slot *held[FABRIC_HOLD];
@@ -203,7 +204,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration, told_device;
+    int told_stranger, told_unequal, told_registration, told_device, told_inject;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
@@ -249,12 +250,18 @@ static void *fabric_zalloc(fabric_self *s, size_t bytes) {
     return memory;
 }
 
-static void fabric_backlog_add(fabric_self *s, fabric_link *l) {
-    l->again = s->again = 1;
+/* To be served by the next progress, whenever that is. */
+static void fabric_backlog_keep(fabric_self *s, fabric_link *l) {
     if (!l->in_backlog) {
         l->in_backlog = 1;
         s->backlog[s->backlog_count++] = l->peer;
     }
+}
+
+/* To be served at once. */
+static void fabric_backlog_add(fabric_self *s, fabric_link *l) {
+    l->again = s->again = 1;
+    fabric_backlog_keep(s, l);
 }
 
 #endif /* FABRIC_STATE_H */
