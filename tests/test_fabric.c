@@ -645,6 +645,32 @@ TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
     }
 }
 
+/* EFA calls abort() over an error of no operation's where no queue of events is bound: one is, and what comes by it is
+ * told. Other providers get none. */
+TEST(errors_of_no_operation_are_told) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_EVENTS=1", NULL);
+    struct fid_eq *eq = self_of(&e[0])->rails[0].eq;
+    struct fi_eq_err_entry wrong = {.err = FI_EIO, .prov_errno = 4711};
+    CHECK(eq != NULL);
+    exchange_in(e, 2, 1);
+    CHECK_EQ(e[0].warnings, 0);
+    if (eq != NULL) {
+        CHECK_EQ(fi_eq_write(eq, FI_NOTIFY, &wrong, sizeof wrong, (uint64_t)1 << 60 /* UTIL_FLAG_ERROR of ofi_util.h */), sizeof wrong);
+    }
+    for (int i = 0; i < 4 * FABRIC_EVENT_POLLS && e[0].warnings == 0; i++) {
+        fabric_transport.progress(e[0].self, -1);
+    }
+    CHECK(strstr(e[0].log, "belongs to no message") != NULL && strstr(e[0].log, "4711") != NULL);
+    CHECK_EQ(e[0].warnings, 1);
+    world_close(e, 2);
+    free(e);
+    e = world_open(2, NULL, NULL);
+    CHECK(self_of(&e[0])->rails[0].eq == NULL);
+    world_close(e, 2);
+    free(e);
+}
+
 /* Takes what it is given, and never says that it is done. */
 static ssize_t lost_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
                          uint64_t key, void *context) {

@@ -20,7 +20,7 @@
  *     DDL_FABRIC_CACHE_BYTES   4G; and so many bytes
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
  * and for tests, what only some providers do:
- *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
+ *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _EVENTS 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
  *     _FAIL_REGISTRATION n (every n-th fails)
  *
  * All calls come under the context's lock: there are no locks here, and no globals, as one process may play many
@@ -103,6 +103,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_unordered = fabric_setting_on(host, "FABRIC_FORCE_UNORDERED");
     s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
+    s->force_events = fabric_setting_on(host, "FABRIC_FORCE_EVENTS");
     s->offer_bytes = UINT64_MAX; /* as the provider is: fabric_attributes */
     s->read_bytes = FABRIC_READ_BYTES;
     s->max_read = 1u << 30;

@@ -192,9 +192,29 @@ static int fabric_shuffle(fabric_self *s, int count) {
     return s->force_unordered ? (int)((s->force_seed >> 16) % (uint32_t)count) : 0;
 }
 
+/* What the provider has to tell that belongs to no operation of ours (fabric_events_open). */
+static void fabric_events_tell(fabric_self *s, fabric_rail *r) {
+    struct fi_eq_err_entry wrong;
+    struct fi_eq_entry entry;
+    uint32_t event;
+    ssize_t n = 1;
+    for (int i = 0; i < FABRIC_BATCH && r->eq != NULL && (n > 0 || n == -FI_EAVAIL); i++) {
+        n = fi_eq_read(r->eq, &event, &entry, sizeof entry, 0);
+        memset(&wrong, 0, sizeof wrong);
+        if (n == -FI_EAVAIL && fi_eq_readerr(r->eq, &wrong, 0) > 0) {
+            fabric_log(s, DDL_LOG_WARN, "%s tells an internal error that belongs to no message: %s (its own number is %d); "
+                       "if rank %d waits from now on, restart the job, and see the provider's own log (FI_LOG_LEVEL=warn)",
+                       r->info->fabric_attr->prov_name, fabric_error(s, wrong.err), wrong.prov_errno, s->rank);
+        }
+    }
+}
+
 static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     struct fi_cq_msg_entry entries[FABRIC_BATCH];
     ssize_t n = fi_cq_read(r->cq, entries, FABRIC_BATCH);
+    if (n == -FI_EAVAIL || ++r->polls % FABRIC_EVENT_POLLS == 0) {
+        fabric_events_tell(s, r);
+    }
     if (n == -FI_EAVAIL) {
         fabric_completed_badly(s, r);
         return 1;

@@ -512,6 +512,24 @@ static int fabric_cq_open(fabric_self *s, fabric_rail *r) {
     return fi_cq_open(r->domain, &attr, &r->cq, r);
 }
 
+/* EFA tells errors that belong to no operation of ours to a queue of events; without one it prints and calls abort()
+ * (efa_base_ep_write_eq_error in prov/efa/src/efa_base_ep.c). Without memory for a queue it does so still. */
+static void fabric_events_open(fabric_self *s, fabric_rail *r) {
+    struct fi_eq_attr attr = {.wait_obj = FI_WAIT_NONE};
+    if (!s->force_events && !fabric_provider_is(r->info, "efa")) {
+        return;
+    }
+    int result = fi_eq_open(r->fabric, &attr, &r->eq, NULL);
+    if (result == 0 && (result = fi_ep_bind(r->ep, &r->eq->fid, 0)) != 0) {
+        fi_close(&r->eq->fid);
+    }
+    if (result != 0) {
+        r->eq = NULL;
+        fabric_log(s, DDL_LOG_WARN, "there is no queue for events (%s): an internal error of %s would end this process",
+                   fabric_error(s, result), r->info->fabric_attr->prov_name);
+    }
+}
+
 static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers) {
     struct fi_av_attr av = {.type = FI_AV_TABLE, .count = peers};
     int result = s->lib.fabric(r->info->fabric_attr, &r->fabric, NULL);
@@ -534,6 +552,7 @@ static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers)
         r->ep = NULL; /* lost: ofi_rxm of libfabric 1.17 crashes when it closes an endpoint without addresses */
         return fabric_failed(s, "fi_ep_bind", result);
     }
+    fabric_events_open(s, r);
     if ((result = fi_ep_bind(r->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV)) != 0 || (result = fi_enable(r->ep)) != 0) {
         return fabric_failed(s, "making an endpoint", result);
     }
@@ -542,8 +561,8 @@ static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers)
 }
 
 static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
-    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->cq != NULL ? &r->cq->fid : NULL,
-                             r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
+    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->eq != NULL ? &r->eq->fid : NULL,
+                             r->cq != NULL ? &r->cq->fid : NULL, r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
                              r->fabric != NULL ? &r->fabric->fid : NULL};
     for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
         if (objects[i] != NULL) {

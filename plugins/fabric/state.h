@@ -25,6 +25,7 @@ enum {
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
     FABRIC_REGIONS = 512, /* that are kept registered, and their bytes */
+    FABRIC_EVENT_POLLS = 64, /* of the completion queue, between looks at the queue of events */
     FABRIC_TURN = 64 /* completions before the core gets its turn again */
 };
 #define FABRIC_REGION_BYTES ((uint64_t)4 << 30)
@@ -104,6 +105,8 @@ typedef struct fabric_rail {
     struct fid_av *av;
     struct fid_cq *cq;
     struct fid_ep *ep;
+    struct fid_eq *eq; /* NULL: not needed */
+    uint32_t polls;
     int enabled; /* the queue may be read */
     int wait_fd; /* -1: the provider gives none */
 } fabric_rail;
@@ -210,7 +213,7 @@ typedef struct fabric_self {
     struct fabric_get *gets;
     int epoll, timer;
     int watched; /* the one rail's descriptor is in the set */
-    int force_unordered, force_no_rma, force_no_wait;
+    int force_unordered, force_no_rma, force_no_wait, force_events;
     uint32_t force_seed;
     uint64_t fail_registration; /* for tests: of every so many registrations one fails */
     uint64_t registrations;
