@@ -633,7 +633,9 @@ TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
     CHECK(!e[1].failed);
     fabric_transport.peer_dead(e[0].self, 1);
     letter_free(&l);
-    int left = self_of(&e[1])->dangling;
+    static fabric_self kept; /* for valgrind: what is left is in use */
+    kept = *self_of(&e[1]);
+    int left = kept.dangling;
     fabric_transport.close(e[1].self);
     e[1].self = NULL;
     CHECK_EQ(e[1].blocks > 0, left); /* libfabric may still write to its receives */
