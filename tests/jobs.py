@@ -288,6 +288,19 @@ def drop_rule(hosts, side, verdict, match):
 # ---------------------------------------------------------------------------------------- who is said to be dead
 
 
+def cause(text):
+    """Of the sentence of a rank what the broken group says, without the call of the rank."""
+    return re.sub(r" \(before it: .*$", "", re.sub(r"^.*? group \"\w+\": ", "", text))
+
+
+def ranks_in(text):
+    """The ranks that a sentence names: "rank 3", "ranks 0, 2-3"."""
+    found = {int(n) for n in re.findall(r"\brank (\d+)", text)}
+    for several in re.findall(r"\branks ((?:[\d-]+(?:, )?)+)", text):
+        found |= {n for a, b in re.findall(r"(\d+)(?:-(\d+))?", several) for n in range(int(a), int(b or a) + 1)}
+    return found
+
+
 def causes(job, ranks):
     """The status and cause that each of the ranks reports: what the broken group says, without the calls of the rank."""
     found = {}
@@ -295,8 +308,7 @@ def causes(job, ranks):
         lines = job.lines(rank, "error")
         job.check(lines, f"rank {rank} reports no error")
         at, status, text = re.fullmatch(r"(\S+) (\w+): (.*)", lines[0]).groups()
-        text = re.sub(r" \(before it: .*$", "", re.sub(r"^.*? group \"\w+\": ", "", text))
-        found[rank] = (float(at), status, text)
+        found[rank] = (float(at), status, cause(text))
     return found
 
 
@@ -308,9 +320,7 @@ def check_causes(job, ranks, named, since, limit):
     job.check({status for _, status, _ in found.values()} == {"DDL_ERR_PEER"}, f"not all say DDL_ERR_PEER: {found}")
     job.check(len(texts) == 1, f"ranks {ranks} report different causes: {texts}")
     text = texts.pop()
-    mentioned = {int(n) for n in re.findall(r"\brank (\d+)", text)}
-    for several in re.findall(r"\branks ((?:[\d-]+(?:, )?)+)", text):
-        mentioned |= {n for a, b in re.findall(r"(\d+)(?:-(\d+))?", several) for n in range(int(a), int(b or a) + 1)}
+    mentioned = ranks_in(text)
     job.check(mentioned and mentioned <= set(named), f"the cause names {mentioned}, not of {named}: {text}")
     slowest = max(at for at, _, _ in found.values()) - since
     job.check(slowest < within(limit), f"the last of {ranks} reported after {slowest:.1f} s, {limit} s are promised")
