@@ -14692,14 +14692,16 @@ struct ddl_context {
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
-    bool polling, finalized, aborted, joined;
+    bool polling, aborted, joined;
+    atomic_bool finalized; /* written under the lock; ddl_grad_ready looks without it, and again with it */
     bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
-    int32_t wake_fd, epoll_fd;
+    int32_t wake_fd, epoll_fd; /* wake_fd: as it was made until the last handle is freed */
     int32_t refs; /* the user's handle and every group that the user still holds */
     pthread_t thread;
-    bool has_thread, thread_stop;
+    atomic_bool has_thread; /* as finalized */
+    bool thread_stop;
 
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;
@@ -24986,7 +24988,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
 static void ddl__glance(ddl_group *g) {
     ddl_context *c = g->context;
     uint64_t now = ddl__now_ns();
-    if (!c->polling && now - g->glanced_ns > DDL__NS_PER_MS) {
+    if (!c->polling && !c->finalized && now - g->glanced_ns > DDL__NS_PER_MS) {
         g->glanced_ns = now;
         ddl__poll(c, -1);
     }
@@ -30104,8 +30106,18 @@ static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
     return ddl__timeline_begin(c);
 }
 
+/* Not before the last handle is freed: a trainer writes to it without the lock (ddl_grad_ready), and a number that was
+ * given back may be another file's. */
+static void ddl__context_close_wake(ddl_context *c) {
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    c->wake_fd = -1;
+}
+
 /* Frees what is left of a closed context: the handles. */
 static void ddl__context_destroy(ddl_context *c) {
+    ddl__context_close_wake(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
         ddl_group *next = g->next;
         ddl__free(&c->base, g);
@@ -30147,10 +30159,7 @@ static void ddl__context_close_fds(ddl_context *c) {
     if (c->epoll_fd >= 0) {
         close(c->epoll_fd);
     }
-    if (c->wake_fd >= 0) {
-        close(c->wake_fd);
-    }
-    c->epoll_fd = c->wake_fd = -1;
+    c->epoll_fd = -1;
 }
 
 /* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
@@ -30223,6 +30232,7 @@ static struct ddl__ended {
 /* The last handle that the caller had to free is gone. A program that brought its own allocator gets all memory back
  * now: it may end with the program's use of ddl. */
 static void ddl__context_end(ddl_context *c) {
+    ddl__context_close_wake(c);
     if (c->base.allocator.free == NULL) {
         /* relaxed: any slot will do */
         uint32_t slot = atomic_fetch_add_explicit(&ddl__ended.count, 1, memory_order_relaxed) % DDL__ENDED;
@@ -33663,13 +33673,10 @@ static int32_t ddl__ps_server_of_row(uint64_t id, int32_t servers) {
     return (int32_t)(ddl__mix(0x726f77, id) % (uint64_t)servers);
 }
 
-/* How many iterations beyond the lower bound a worker that has to wait should be let go on, 0 .. range: the number
- * after which it meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019,
- * algorithm 2). Times in ns: now, the end of the slowest's last iteration, how long its and our iterations take. */
+/* How many iterations a worker that has to wait should be let go on from now, 0 .. range: the number after which it
+ * meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019, algorithm 2). Times in
+ * ns, measured: now, the end of the slowest's last iteration, how long its and our iterations take. */
 static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_takes, uint64_t takes, int32_t range) {
-    if (slow_takes == 0 || takes == 0) {
-        return 0; /* nothing was measured yet */
-    }
     int32_t best = 0;
     uint64_t least = UINT64_MAX;
     for (int32_t r = 0; r <= range; r++) {
@@ -33698,7 +33705,7 @@ static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_take
 
 enum {
     DDL__PS_ASK_BYTES = 72,
-    DDL__PS_ANSWER_BYTES = 48, /* and a sentence */
+    DDL__PS_ANSWER_BYTES = 56, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
     DDL__PS_TAG_ASK = 0,
@@ -33736,7 +33743,7 @@ typedef struct ddl__ps_ask {
     uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
-    int64_t count;  /* ids; of SAVE: the program's epoch */
+    int64_t count;  /* ids; of SAVE: the program's epoch; of CLOCK: value without the waits for slower workers */
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
                        the last one failed */
@@ -33751,6 +33758,7 @@ typedef struct ddl__ps_answer {
     uint64_t sequence;  /* LOAD: its last push that was applied */
     int64_t generation; /* LOAD, LOOK */
     int64_t epoch;      /* LOAD */
+    uint64_t held_ns;   /* for so long the staleness bound has kept it back */
     char text[DDL__PS_SENTENCE_BYTES];
 } ddl__ps_answer;
 
@@ -33796,6 +33804,7 @@ static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
     ddl__put_u64(&w, a->sequence);
     ddl__put_u64(&w, (uint64_t)a->generation);
     ddl__put_u64(&w, (uint64_t)a->epoch);
+    ddl__put_u64(&w, a->held_ns);
     if (a->status < 0) {
         ddl__put_bytes(&w, a->text, strnlen(a->text, sizeof a->text - 1));
     }
@@ -33811,6 +33820,7 @@ static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer 
     a->sequence = ddl__get_u64(&r);
     a->generation = (int64_t)ddl__get_u64(&r);
     a->epoch = (int64_t)ddl__get_u64(&r);
+    a->held_ns = ddl__get_u64(&r);
     size_t text = DDL__MIN(r.bytes - r.at, sizeof a->text - 1);
     ddl__get_bytes(&r, a->text, text);
     a->text[r.bad ? 0 : text] = 0;
@@ -34294,6 +34304,7 @@ typedef struct ddl__ps_job {
     bool queued, sending;
     bool skipped;  /* SSP, ASP: its gradient was not finite */
     int32_t bound; /* staleness that this read was given */
+    uint64_t held_from_ns; /* when that began to keep it back; 0: it has not */
     char *in;      /* payload */
     char *out;     /* rows that are sent */
     size_t out_bytes;
@@ -34355,6 +34366,7 @@ typedef struct ddl__ps_server {
     int64_t *clock;                /* by worker: iterations that it has finished */
     int64_t *begun;                /* by worker: iterations of which it has announced a push of a piece */
     uint64_t *ended_ns, *takes_ns; /* by worker: when its last iteration ended, and how long one takes */
+    uint64_t *own_ns;              /* ... and how long without waits for slower workers */
     int32_t *jobs;                 /* by worker */
     bool *busy;                    /* scratch, by worker */
     bool *deaf;                    /* by worker: no receive is posted for its next ask */
@@ -34616,8 +34628,9 @@ static int64_t ddl__ps_place_slowest(const ddl__ps_server *s, const ddl__ps_plac
     return least;
 }
 
-/* The staleness that a worker is given for a read or at the end of an iteration. */
-static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
+/* The staleness that a worker is given for a read or at the end of an iteration, at a clock. The iterations that it is
+ * let go on (DSSP) count from where it is now; at none of them it waits for one end of the slowest's. */
+static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker, int64_t clock) {
     int32_t range = s->sync.staleness_max - s->sync.staleness, slow = -1;
     for (int32_t w = 0; range > 0 && w < s->workers; w++) {
         slow = s->present[w] && (slow < 0 || s->clock[w] < s->clock[slow]) ? w : slow;
@@ -34625,8 +34638,19 @@ static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
     if (range <= 0 || slow < 0 || slow == worker) {
         return s->sync.staleness;
     }
-    return s->sync.staleness +
-           ddl__ps_extra(ddl__now_ns(), s->ended_ns[slow], s->takes_ns[slow], s->takes_ns[worker], range);
+    int64_t ahead = clock - s->clock[slow];
+    if (ahead <= s->sync.staleness) {
+        return s->sync.staleness; /* nothing keeps it back */
+    }
+    if (ahead > s->sync.staleness_max) {
+        return s->sync.staleness_max;
+    }
+    if (s->takes_ns[slow] == 0 || s->own_ns[worker] == 0) {
+        return s->sync.staleness; /* nothing was measured yet */
+    }
+    range = s->sync.staleness_max - (int32_t)ahead + 1;
+    return (int32_t)ahead - 1 +
+           ddl__ps_extra(ddl__now_ns(), s->ended_ns[slow], s->takes_ns[slow], s->own_ns[worker], range);
 }
 
 /* >>ps/serve */
@@ -34662,7 +34686,9 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
 /* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
 static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
     bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
-    job->answer_bytes = ddl__ps_answer_write(job->answer, a);
+    ddl__ps_answer said = *a;
+    said.held_ns = job->held_from_ns > 0 ? ddl__now_ns() - job->held_from_ns : 0;
+    job->answer_bytes = ddl__ps_answer_write(job->answer, &said);
     job->has_payload = payload;
     job->payload = data;
     job->payload_bytes = bytes;
@@ -35012,8 +35038,14 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
     return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
+/* Slower workers keep it back: from now on, if they have not before. */
+static void ddl__ps_held(ddl__ps_job *job) {
+    job->held_from_ns = job->held_from_ns > 0 ? job->held_from_ns : ddl__now_ns();
+}
+
 /* A read that may not be answered yet. */
 static ddl__ps_step ddl__ps_read_later(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_held(job);
     if (!ddl__ps_in_turns(s) || s->lost < 0) {
         return DDL__PS_WAIT;
     }
@@ -36024,7 +36056,9 @@ static void ddl__ps_take_clock(ddl__ps_server *s, const ddl__ps_job *job) {
     s->clock[w] = DDL__MAX(s->clock[w], job->ask.clock);
     s->ended_ns[w] = ddl__now_ns();
     /* Smoothed: one slow iteration is no slow worker. */
+    uint64_t own = DDL__MAX((uint64_t)job->ask.count, 1);
     s->takes_ns[w] = s->takes_ns[w] == 0 ? job->ask.value : (3 * s->takes_ns[w] + job->ask.value) / 4;
+    s->own_ns[w] = s->own_ns[w] == 0 ? own : (3 * s->own_ns[w] + own) / 4;
 }
 
 /* One look at one control ask. */
@@ -36044,6 +36078,7 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
             return ddl__ps_leave_queue(s, &s->control, job);
         }
         if (s->sync.mode != DDL_SYNC_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
+            ddl__ps_held(job);
             return DDL__PS_WAIT;
         }
         break;
@@ -36168,7 +36203,7 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
     }
     ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
     job->phase = DDL__PS_ASKED;
-    job->bound = ddl__ps_bound(s, job->source);
+    job->bound = ddl__ps_bound(s, job->source, job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL));
     bool begins = ddl__ps_is_push(job->ask.op) && p->piece != NULL && s->begun[job->source] <= job->ask.clock;
     s->begun[job->source] = begins ? job->ask.clock + 1 : s->begun[job->source];
     ddl__ps_enqueue(p, job);
@@ -36346,7 +36381,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
         }
     }
-    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 4 * sizeof(uint64_t) + sizeof(int32_t);
+    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 5 * sizeof(uint64_t) + sizeof(int32_t);
     return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
            3 * *out_largest;
 }
@@ -36377,12 +36412,14 @@ static bool ddl__ps_server_arrays(ddl__ps_server *s) {
     s->begun = ddl__ps_alloc(&s->memory, n, sizeof *s->begun);
     s->ended_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->ended_ns);
     s->takes_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->takes_ns);
+    s->own_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->own_ns);
     s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
     s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
     s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
     s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
     return s->places != NULL && s->present != NULL && s->clock != NULL && s->begun != NULL && s->ended_ns != NULL &&
-           s->takes_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL && s->listeners != NULL;
+           s->takes_ns != NULL && s->own_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL &&
+           s->listeners != NULL;
 }
 
 /* Fills a server whose first members are set. */
@@ -36463,6 +36500,7 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
     ddl__ps_free(&s->memory, s->begun, n, sizeof *s->begun);
     ddl__ps_free(&s->memory, s->ended_ns, n, sizeof *s->ended_ns);
     ddl__ps_free(&s->memory, s->takes_ns, n, sizeof *s->takes_ns);
+    ddl__ps_free(&s->memory, s->own_ns, n, sizeof *s->own_ns);
     ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);
     ddl__ps_free(&s->memory, s->busy, n, sizeof *s->busy);
     ddl__ps_free(&s->memory, s->deaf, n, sizeof *s->deaf);
@@ -36502,6 +36540,8 @@ struct ddl_ps {
     int64_t *pushed; /* by parameter: 1 + clock of its last push */
     uint64_t sequence;
     uint64_t clock_ns; /* when the last iteration ended */
+    uint64_t held_ns, held_until_ns; /* in this one: how long slower workers have kept answers back, until when */
+    uint64_t waits_ns;               /* when the last one ended: the context's wait_ns */
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
@@ -36569,6 +36609,15 @@ static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
     return NULL;
 }
 
+/* Slower workers have kept an answer back for so long, until now. Times that overlap count once. */
+static void ddl__ps_was_held(ddl_ps *ps, uint64_t held_ns) {
+    if (held_ns > 0) {
+        uint64_t now = ddl__now_ns();
+        ps->held_ns += DDL__MIN(held_ns, now - ps->held_until_ns);
+        ps->held_until_ns = now;
+    }
+}
+
 /* What one server said. False: the call has failed, and its request ended. */
 static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *part) {
     char name[96];
@@ -36593,6 +36642,7 @@ static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *
     if (answer != NULL) {
         part->skipped = a.notes & DDL__PS_SKIPPED;
         call->ps->slowest = DDL__MAX(call->ps->slowest, a.slowest);
+        ddl__ps_was_held(call->ps, a.held_ns);
         a.generation = call->answer.generation != 0 && call->answer.generation != a.generation ? -1 : a.generation;
         call->answer = a;
     }
@@ -37376,7 +37426,8 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
         ps->rate = 1;
         ps->workers = group->size - (resolved.dedicated ? resolved.servers : 0);
         ps->worker = group->rank < ps->workers ? group->rank : -1;
-        ps->clock_ns = ddl__now_ns();
+        ps->clock_ns = ps->held_until_ns = ddl__now_ns();
+        ps->waits_ns = c->stats.wait_ns;
     }
     ddl__unlock(c);
     status = status == DDL_OK ? ddl__ps_open(ps, group, params) : status;
@@ -37628,6 +37679,18 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 
 /* >>clocks */
 
+/* How long this iteration took, and without the waits for slower workers: what is kept back while the program goes on
+ * is no wait. The next one begins. */
+static void ddl__ps_take_times(ddl_ps *ps, ddl__ps_ask *ask) {
+    uint64_t now = ddl__now_ns(), takes = now - ps->clock_ns;
+    uint64_t waited = DDL__MIN(ps->held_ns, ps->c->stats.wait_ns - ps->waits_ns);
+    ask->value = takes;
+    ask->count = (int64_t)(takes - DDL__MIN(waited, takes));
+    ps->clock_ns = ps->held_until_ns = now;
+    ps->held_ns = 0;
+    ps->waits_ns = ps->c->stats.wait_ns;
+}
+
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
     if (ps->clocking) { /* both would end the same iteration */
@@ -37645,9 +37708,8 @@ DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
     }
     if (status == DDL_OK) {
-        uint64_t now = ddl__now_ns();
-        ddl__ps_ask ask = {.op = DDL__PS_CLOCK, .clock = ps->clock + 1, .value = now - ps->clock_ns};
-        ps->clock_ns = now;
+        ddl__ps_ask ask = {.op = DDL__PS_CLOCK, .clock = ps->clock + 1};
+        ddl__ps_take_times(ps, &ask);
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", ps->config.servers, ask, NULL, false, NULL);
         ps->clock += status == DDL_OK;
     }
@@ -40128,6 +40190,42 @@ static ddl_status ddl__weight_sum(ddl_trainer *t, const ddl__weight *w, uint64_t
     return DDL_OK;
 }
 
+/* Another rank could not read its values. worst: 1 + the rank << 32 | -status. */
+static ddl_status ddl__trainer_unread(ddl_trainer *t, const char *what, uint64_t worst) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl_status status = (ddl_status)-(int32_t)(worst & UINT32_MAX);
+    snprintf(line, sizeof line, "%s: rank %d cannot read its parameters, to compare them with the other ranks': %s; it "
+             "says why", what, (int)(worst >> 32) - 1, ddl_status_text(status));
+    return ddl__trainer_say(t, status, line);
+}
+
+/* Compares n hashes, by tensor after the first: of the config, or for values nothing. status: a rank that has failed
+ * comes too, or the others would wait for it. hashes: 3 * n, the last third is given. */
+static ddl_status ddl__hashes_compare(ddl_trainer *t, const char *what, uint64_t *hashes, size_t n, bool values,
+                                      ddl_status status) {
+    const uint64_t *own = hashes + 2 * n;
+    for (size_t i = 0; i < n; i++) {
+        hashes[i] = own[i];
+        hashes[n + i] = ~own[i];
+    }
+    if (values) {
+        hashes[0] = status < 0 ? (uint64_t)(t->rank + 1) << 32 | (uint64_t) - (int64_t)status : 0;
+        hashes[n] = ~hashes[0];
+    }
+    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
+    ddl_status met = ddl_all_reduce(t->group, both, both, DDL_MIN);
+    DDL__TRY(status < 0 ? status : met);
+    if (values && ~hashes[n] != 0) {
+        return ddl__trainer_unread(t, what, ~hashes[n]);
+    }
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        if (hashes[i] != ~hashes[n + i]) {
+            status = ddl__trainer_differs(t, what, (int32_t)i - 1, own[i], values);
+        }
+    }
+    return status;
+}
+
 /* Compares the configs and all tensors; config NULL: the values of all parameters. */
 static ddl_status ddl__trainer_compare(ddl_trainer *t, const char *what, const ddl_trainer_config *config) {
     size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
@@ -40143,16 +40241,8 @@ static ddl_status ddl__trainer_compare(ddl_trainer *t, const char *what, const d
         } else if (i > 0) {
             status = ddl__weight_sum(t, &t->weights[i - 1], hash);
         }
-        hashes[i] = *hash;
-        hashes[n + i] = ~*hash;
     }
-    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
-    status = status < 0 ? status : ddl_all_reduce(t->group, both, both, DDL_MIN);
-    for (size_t i = 0; i < n && status == DDL_OK; i++) {
-        if (hashes[i] != ~hashes[n + i]) {
-            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i], config == NULL);
-        }
-    }
+    status = ddl__hashes_compare(t, what, hashes, n, config == NULL, status);
     free(hashes);
     return status;
 }
@@ -41690,7 +41780,11 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
-        DDL__TRY(ddl__served_clock(t));
+        ddl_status status = ddl__served_clock(t);
+        if (status < 0) { /* parameters have changed: the same step must not be made again */
+            ddl__trainer_break(t, status);
+            return status;
+        }
         ddl__step_close(t, true);
         return DDL_OK;
     }

@@ -115,7 +115,7 @@ TEST(two_threads_do_not_make_one_table) { world_threads(2, two_makers_run, NULL)
 
 /* A worker has ended an iteration that took so many seconds: as its server learns of it. */
 static void ended(ddl__ps_server *s, int worker, int64_t clock, double takes_s) {
-    ddl__ps_job job = {.source = worker, .ask = {.clock = clock, .value = (uint64_t)(takes_s * 1e9)}};
+    ddl__ps_job job = {.source = worker, .ask = {.clock = clock, .value = (uint64_t)(takes_s * 1e9), .count = (int64_t)(takes_s * 1e9)}};
     ddl__ps_take_clock(s, &job);
 }
 
@@ -123,16 +123,17 @@ static void ended(ddl__ps_server *s, int worker, int64_t clock, double takes_s) 
  * as end before the slowest's does, within the bounds; as the slowest becomes faster and slower again, so does that. */
 TEST(an_adaptive_bound_follows_measured_times) {
     int64_t clock[2] = {0}, at = 0;
-    uint64_t ends[2] = {0}, takes[2] = {0};
+    uint64_t ends[2] = {0}, takes[2] = {0}, own[2] = {0};
     bool present[2] = {true, true};
     ddl__ps_server s = {.workers = 2, .sync = {.mode = DDL_SYNC_SSP, .staleness = 1, .staleness_max = 6}};
     s.clock = clock;
     s.ended_ns = ends;
     s.takes_ns = takes;
+    s.own_ns = own;
     s.present = present;
-    CHECK_EQ(ddl__ps_bound(&s, 0), 1); /* nothing is measured */
+    CHECK_EQ(ddl__ps_bound(&s, 0, 2), 1); /* nothing is measured */
     ended(&s, 0, 1, 10);
-    CHECK_EQ(ddl__ps_bound(&s, 0), 1); /* of the slowest nothing is */
+    CHECK_EQ(ddl__ps_bound(&s, 0, 2), 1); /* of the slowest nothing is */
     const struct {
         double slow_s;
         int least, most;
@@ -142,15 +143,21 @@ TEST(an_adaptive_bound_follows_measured_times) {
             ended(&s, 0, at + 3, 10);
             ended(&s, 1, at + 1, phases[p].slow_s);
         }
-        int bound = ddl__ps_bound(&s, 0);
+        int bound = ddl__ps_bound(&s, 0, clock[1] + 2);
         if (bound < phases[p].least || bound > phases[p].most) {
             test__fail(__FILE__, __LINE__, "the slowest takes %g s, the other 10 s: a bound of %d, not %d to %d",
                        phases[p].slow_s, bound, phases[p].least, phases[p].most);
         }
-        CHECK_EQ(ddl__ps_bound(&s, 1), 1); /* the slowest waits for nobody */
+        CHECK_EQ(ddl__ps_bound(&s, 1, clock[1] + 2), 1); /* the slowest waits for nobody */
+        CHECK_EQ(ddl__ps_bound(&s, 0, clock[1] + 1), 1); /* nothing keeps it back */
+        if (p == 0) { /* farther ahead it may go on for as many more, and no farther than the upper bound */
+            CHECK_EQ(ddl__ps_bound(&s, 0, clock[1] + 3), 5);
+            CHECK_EQ(ddl__ps_bound(&s, 0, clock[1] + 6), 6);
+            CHECK_EQ(ddl__ps_bound(&s, 0, clock[1] + 9), 6);
+        }
     }
     ended(&s, 1, at + 1, 600); /* one slow iteration is no slow worker: 157.5 s, were it one for good 600 */
     CHECK(takes[1] > 157000000000u && takes[1] < 158000000000u);
     s.sync.staleness_max = 1; /* no range: the bound stays */
-    CHECK_EQ(ddl__ps_bound(&s, 0), 1);
+    CHECK_EQ(ddl__ps_bound(&s, 0, clock[1] + 2), 1);
 }

@@ -6,6 +6,8 @@
 
 #include "world.h"
 
+#include <fcntl.h>
+
 enum { TENSORS = 24, LARGEST = 60000, STEPS = 220 };
 
 static int size_of(int i) { return i == 0 ? LARGEST : i % 3 == 0 ? 20000 + 100 * i : 64 + i; }
@@ -151,6 +153,90 @@ TEST(gradients_are_handed_over_to_a_thread_that_has_the_lock) {
         world_config = NULL;
     }
 }
+
+static void *finalize(void *context) {
+    ddl_context *c = context;
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    return NULL;
+}
+
+/* The program's thread is between two gradients (without elements: their memory ends with the context). The number that
+ * it wakes the progress thread through is no other file's before it has freed the trainer. */
+TEST(a_context_ends_while_gradients_are_made_ready) {
+    enum { MANY = 1000 };
+    float none[1] = {0};
+    ddl_context *c = NULL;
+    ddl_trainer *t = NULL;
+    pthread_t other;
+    CHECK_EQ(ddl_init(&(ddl_config){.progress_thread = 1}, &c), DDL_OK);
+    REQUIRE(c != NULL);
+    int fd = c->wake_fd;
+    CHECK_EQ(ddl_trainer_create(ddl_world(c), &(ddl_trainer_config){.unchecked = 1}, &t), DDL_OK);
+    for (int i = 0; i < MANY; i++) {
+        CHECK_EQ(ddl_trainer_add(t, NULL, DDL_VIEW(none, 0), DDL_VIEW(none, 0), NULL, NULL), DDL_OK);
+    }
+    CHECK_EQ(ddl_trainer_start(t), DDL_OK);
+    CHECK_EQ(ddl_grad_ready(t, MANY - 1), DDL_OK);
+    REQUIRE(pthread_create(&other, NULL, finalize, c) == 0);
+    ddl_status status = DDL_OK;
+    for (int i = MANY - 2; i > 0 && status == DDL_OK; i--) {
+        status = ddl_grad_ready(t, i);
+        pause_us(50);
+    }
+    CHECK(status == DDL_OK || status == DDL_ERR_STATE);
+    pthread_join(other, NULL);
+    CHECK_EQ(ddl_grad_ready(t, 0), DDL_ERR_STATE);
+    CHECK(fcntl(fd, F_GETFD) >= 0);
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    CHECK_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+/* Servers add, and the iteration cannot be ended there: parameters have changed, and the step is not made once more. */
+static void no_clock(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[4] = {0}, g[4] = {1, 1, 1, 1};
+    ddl_trainer *t;
+    OK(ddl_trainer_create(w,
+                          &(ddl_trainer_config){.architecture = DDL_ARCHITECTURE_AUTO, .unchecked = 1,
+                                                .optimizer = {.learning_rate = 1}},
+                          &t));
+    OK(ddl_trainer_add(t, NULL, DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    t->served.ps->clocking = true; /* as if another thread were in it */
+    OK(ddl_grad_ready(t, 0));
+    FAILS(ddl_step(t), DDL_ERR_STATE, "another thread");
+    t->served.ps->clocking = false;
+    FAILS(ddl_step(t), DDL_ERR_STATE, "another thread");
+    for (int k = 0; k < 4; k++) {
+        CHECK_EQ(p[k], -1);
+    }
+    ddl_trainer_free(&t);
+}
+TEST(a_step_that_the_servers_did_not_end_is_not_made_twice) { world_threads(2, no_clock, NULL); }
+
+/* A rank that cannot read its values, as a device may fail, comes to the comparison and says so. */
+static void unread(ddl_group *w, void *arg) {
+    (void)arg;
+    float p[4] = {0}, g[4] = {0};
+    ddl_trainer *t;
+    OK(ddl_trainer_create(w, &(ddl_trainer_config){.unchecked = 1}, &t));
+    OK(ddl_trainer_add(t, NULL, DDL_ARRAY(p), DDL_ARRAY(g), NULL, NULL));
+    OK(ddl_trainer_start(t));
+    for (int failing = -1; failing < 3; failing++) {
+        uint64_t hashes[6] = {0, 0, 0, 0, 0, 7};
+        if (ddl_rank(w) == failing) {
+            CHECK_EQ(ddl__hashes_compare(t, "x", hashes, 2, true, DDL_ERR_SYSTEM), DDL_ERR_SYSTEM);
+        } else if (failing < 0) {
+            OK(ddl__hashes_compare(t, "x", hashes, 2, true, DDL_OK));
+        } else {
+            char text[40];
+            snprintf(text, sizeof text, "rank %d cannot read", failing);
+            FAILS(ddl__hashes_compare(t, "x", hashes, 2, true, DDL_OK), DDL_ERR_SYSTEM, text);
+        }
+    }
+    OK(ddl_trainer_free(&t));
+}
+TEST(a_rank_that_cannot_read_its_values_tells_the_others) { world_threads(3, unread, NULL); }
 
 /* Another race is due when the latest steps are another machine's than the winner's. */
 TEST(plans_race_again_when_steps_drift) {

@@ -595,7 +595,7 @@ static ddl_status ddl__call_start(ddl_group *g, ddl__call *call, ddl_request *r)
 static void ddl__glance(ddl_group *g) {
     ddl_context *c = g->context;
     uint64_t now = ddl__now_ns();
-    if (!c->polling && now - g->glanced_ns > DDL__NS_PER_MS) {
+    if (!c->polling && !c->finalized && now - g->glanced_ns > DDL__NS_PER_MS) {
         g->glanced_ns = now;
         ddl__poll(c, -1);
     }

@@ -470,8 +470,18 @@ static ddl_status ddl__join_later(ddl_context *c, uint64_t deadline) {
     return ddl__timeline_begin(c);
 }
 
+/* Not before the last handle is freed: a trainer writes to it without the lock (ddl_grad_ready), and a number that was
+ * given back may be another file's. */
+static void ddl__context_close_wake(ddl_context *c) {
+    if (c->wake_fd >= 0) {
+        close(c->wake_fd);
+    }
+    c->wake_fd = -1;
+}
+
 /* Frees what is left of a closed context: the handles. */
 static void ddl__context_destroy(ddl_context *c) {
+    ddl__context_close_wake(c);
     for (ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL;) {
         ddl_group *next = g->next;
         ddl__free(&c->base, g);
@@ -513,10 +523,7 @@ static void ddl__context_close_fds(ddl_context *c) {
     if (c->epoll_fd >= 0) {
         close(c->epoll_fd);
     }
-    if (c->wake_fd >= 0) {
-        close(c->wake_fd);
-    }
-    c->epoll_fd = c->wake_fd = -1;
+    c->epoll_fd = -1;
 }
 
 /* Closes everything that works; what stays is a shell, so that handles which are used too long are known as such. */
@@ -589,6 +596,7 @@ static struct ddl__ended {
 /* The last handle that the caller had to free is gone. A program that brought its own allocator gets all memory back
  * now: it may end with the program's use of ddl. */
 static void ddl__context_end(ddl_context *c) {
+    ddl__context_close_wake(c);
     if (c->base.allocator.free == NULL) {
         /* relaxed: any slot will do */
         uint32_t slot = atomic_fetch_add_explicit(&ddl__ended.count, 1, memory_order_relaxed) % DDL__ENDED;

@@ -177,14 +177,16 @@ struct ddl_context {
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
-    bool polling, finalized, aborted, joined;
+    bool polling, aborted, joined;
+    atomic_bool finalized; /* written under the lock; ddl_grad_ready looks without it, and again with it */
     bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
-    int32_t wake_fd, epoll_fd;
+    int32_t wake_fd, epoll_fd; /* wake_fd: as it was made until the last handle is freed */
     int32_t refs; /* the user's handle and every group that the user still holds */
     pthread_t thread;
-    bool has_thread, thread_stop;
+    atomic_bool has_thread; /* as finalized */
+    bool thread_stop;
 
     ddl__endpoint endpoints[DDL__ENDPOINTS_MAX];
     int32_t endpoint_count;

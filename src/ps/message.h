@@ -14,7 +14,7 @@
 
 enum {
     DDL__PS_ASK_BYTES = 72,
-    DDL__PS_ANSWER_BYTES = 48, /* and a sentence */
+    DDL__PS_ANSWER_BYTES = 56, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
     DDL__PS_TAG_ASK = 0,
@@ -52,7 +52,7 @@ typedef struct ddl__ps_ask {
     uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
     uint64_t sequence;
-    int64_t count;  /* ids; of SAVE: the program's epoch */
+    int64_t count;  /* ids; of SAVE: the program's epoch; of CLOCK: value without the waits for slower workers */
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
                        the last one failed */
@@ -67,6 +67,7 @@ typedef struct ddl__ps_answer {
     uint64_t sequence;  /* LOAD: its last push that was applied */
     int64_t generation; /* LOAD, LOOK */
     int64_t epoch;      /* LOAD */
+    uint64_t held_ns;   /* for so long the staleness bound has kept it back */
     char text[DDL__PS_SENTENCE_BYTES];
 } ddl__ps_answer;
 
@@ -112,6 +113,7 @@ static size_t ddl__ps_answer_write(uint8_t *out, const ddl__ps_answer *a) {
     ddl__put_u64(&w, a->sequence);
     ddl__put_u64(&w, (uint64_t)a->generation);
     ddl__put_u64(&w, (uint64_t)a->epoch);
+    ddl__put_u64(&w, a->held_ns);
     if (a->status < 0) {
         ddl__put_bytes(&w, a->text, strnlen(a->text, sizeof a->text - 1));
     }
@@ -127,6 +129,7 @@ static bool ddl__ps_answer_read(const uint8_t *in, size_t bytes, ddl__ps_answer 
     a->sequence = ddl__get_u64(&r);
     a->generation = (int64_t)ddl__get_u64(&r);
     a->epoch = (int64_t)ddl__get_u64(&r);
+    a->held_ns = ddl__get_u64(&r);
     size_t text = DDL__MIN(r.bytes - r.at, sizeof a->text - 1);
     ddl__get_bytes(&r, a->text, text);
     a->text[r.bad ? 0 : text] = 0;

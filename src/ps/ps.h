@@ -402,7 +402,8 @@ static ddl_status ddl__ps_make(ddl_group *group, const ddl_ps_config *config, co
         ps->rate = 1;
         ps->workers = group->size - (resolved.dedicated ? resolved.servers : 0);
         ps->worker = group->rank < ps->workers ? group->rank : -1;
-        ps->clock_ns = ddl__now_ns();
+        ps->clock_ns = ps->held_until_ns = ddl__now_ns();
+        ps->waits_ns = c->stats.wait_ns;
     }
     ddl__unlock(c);
     status = status == DDL_OK ? ddl__ps_open(ps, group, params) : status;
@@ -654,6 +655,18 @@ DDL_API ddl_status ddl_ps_ipush_pull(ddl_ps *ps, int32_t param, ddl_tensor grad,
 
 /* >>clocks */
 
+/* How long this iteration took, and without the waits for slower workers: what is kept back while the program goes on
+ * is no wait. The next one begins. */
+static void ddl__ps_take_times(ddl_ps *ps, ddl__ps_ask *ask) {
+    uint64_t now = ddl__now_ns(), takes = now - ps->clock_ns;
+    uint64_t waited = DDL__MIN(ps->held_ns, ps->c->stats.wait_ns - ps->waits_ns);
+    ask->value = takes;
+    ask->count = (int64_t)(takes - DDL__MIN(waited, takes));
+    ps->clock_ns = ps->held_until_ns = now;
+    ps->held_ns = 0;
+    ps->waits_ns = ps->c->stats.wait_ns;
+}
+
 DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
     DDL__TRY(ddl__ps_enter(ps, true, "ddl_ps_clock"));
     if (ps->clocking) { /* both would end the same iteration */
@@ -671,9 +684,8 @@ DDL_API ddl_status ddl_ps_clock(ddl_ps *ps) {
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", 1, gate, NULL, true, NULL);
     }
     if (status == DDL_OK) {
-        uint64_t now = ddl__now_ns();
-        ddl__ps_ask ask = {.op = DDL__PS_CLOCK, .clock = ps->clock + 1, .value = now - ps->clock_ns};
-        ps->clock_ns = now;
+        ddl__ps_ask ask = {.op = DDL__PS_CLOCK, .clock = ps->clock + 1};
+        ddl__ps_take_times(ps, &ask);
         status = ddl__ps_ask_all(ps, "ddl_ps_clock", ps->config.servers, ask, NULL, false, NULL);
         ps->clock += status == DDL_OK;
     }

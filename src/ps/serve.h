@@ -34,7 +34,9 @@ static void ddl__ps_send_parts(ddl__ps_server *s, ddl__ps_job *job) {
 /* Sends an answer and, where the op has one, its payload. The job stays until both have left. */
 static void ddl__ps_send(ddl__ps_server *s, ddl__ps_job *job, const ddl__ps_answer *a, const void *data, size_t bytes) {
     bool payload = job->ask.op == DDL__PS_PULL || job->ask.op == DDL__PS_PUSH_PULL || job->ask.op == DDL__PS_PULL_ROWS;
-    job->answer_bytes = ddl__ps_answer_write(job->answer, a);
+    ddl__ps_answer said = *a;
+    said.held_ns = job->held_from_ns > 0 ? ddl__now_ns() - job->held_from_ns : 0;
+    job->answer_bytes = ddl__ps_answer_write(job->answer, &said);
     job->has_payload = payload;
     job->payload = data;
     job->payload_bytes = bytes;
@@ -384,8 +386,14 @@ static bool ddl__ps_visible(const ddl__ps_server *s, const ddl__ps_place *p, con
     return s->sync.mode == DDL_SYNC_ASP || ddl__ps_place_slowest(s, p) >= clock - job->bound;
 }
 
+/* Slower workers keep it back: from now on, if they have not before. */
+static void ddl__ps_held(ddl__ps_job *job) {
+    job->held_from_ns = job->held_from_ns > 0 ? job->held_from_ns : ddl__now_ns();
+}
+
 /* A read that may not be answered yet. */
 static ddl__ps_step ddl__ps_read_later(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
+    ddl__ps_held(job);
     if (!ddl__ps_in_turns(s) || s->lost < 0) {
         return DDL__PS_WAIT;
     }

@@ -364,7 +364,9 @@ static void ddl__ps_take_clock(ddl__ps_server *s, const ddl__ps_job *job) {
     s->clock[w] = DDL__MAX(s->clock[w], job->ask.clock);
     s->ended_ns[w] = ddl__now_ns();
     /* Smoothed: one slow iteration is no slow worker. */
+    uint64_t own = DDL__MAX((uint64_t)job->ask.count, 1);
     s->takes_ns[w] = s->takes_ns[w] == 0 ? job->ask.value : (3 * s->takes_ns[w] + job->ask.value) / 4;
+    s->own_ns[w] = s->own_ns[w] == 0 ? own : (3 * s->own_ns[w] + own) / 4;
 }
 
 /* One look at one control ask. */
@@ -384,6 +386,7 @@ static ddl__ps_step ddl__ps_look_control(ddl__ps_server *s, ddl__ps_job *job) {
             return ddl__ps_leave_queue(s, &s->control, job);
         }
         if (s->sync.mode != DDL_SYNC_ASP && ddl__ps_slowest(s) < job->ask.clock - job->bound) {
+            ddl__ps_held(job);
             return DDL__PS_WAIT;
         }
         break;
@@ -508,7 +511,7 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
     }
     ddl__ps_place *p = ddl__ps_place_of(s, &job->ask);
     job->phase = DDL__PS_ASKED;
-    job->bound = ddl__ps_bound(s, job->source);
+    job->bound = ddl__ps_bound(s, job->source, job->ask.clock + (job->ask.op == DDL__PS_PUSH_PULL));
     bool begins = ddl__ps_is_push(job->ask.op) && p->piece != NULL && s->begun[job->source] <= job->ask.clock;
     s->begun[job->source] = begins ? job->ask.clock + 1 : s->begun[job->source];
     ddl__ps_enqueue(p, job);
@@ -686,7 +689,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
         }
     }
-    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 4 * sizeof(uint64_t) + sizeof(int32_t);
+    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 5 * sizeof(uint64_t) + sizeof(int32_t);
     return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
            3 * *out_largest;
 }
@@ -717,12 +720,14 @@ static bool ddl__ps_server_arrays(ddl__ps_server *s) {
     s->begun = ddl__ps_alloc(&s->memory, n, sizeof *s->begun);
     s->ended_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->ended_ns);
     s->takes_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->takes_ns);
+    s->own_ns = ddl__ps_alloc(&s->memory, n, sizeof *s->own_ns);
     s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
     s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
     s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
     s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
     return s->places != NULL && s->present != NULL && s->clock != NULL && s->begun != NULL && s->ended_ns != NULL &&
-           s->takes_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL && s->listeners != NULL;
+           s->takes_ns != NULL && s->own_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL &&
+           s->listeners != NULL;
 }
 
 /* Fills a server whose first members are set. */
@@ -803,6 +808,7 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
     ddl__ps_free(&s->memory, s->begun, n, sizeof *s->begun);
     ddl__ps_free(&s->memory, s->ended_ns, n, sizeof *s->ended_ns);
     ddl__ps_free(&s->memory, s->takes_ns, n, sizeof *s->takes_ns);
+    ddl__ps_free(&s->memory, s->own_ns, n, sizeof *s->own_ns);
     ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);
     ddl__ps_free(&s->memory, s->busy, n, sizeof *s->busy);
     ddl__ps_free(&s->memory, s->deaf, n, sizeof *s->deaf);

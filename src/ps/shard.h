@@ -106,13 +106,10 @@ static int32_t ddl__ps_server_of_row(uint64_t id, int32_t servers) {
     return (int32_t)(ddl__mix(0x726f77, id) % (uint64_t)servers);
 }
 
-/* How many iterations beyond the lower bound a worker that has to wait should be let go on, 0 .. range: the number
- * after which it meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019,
- * algorithm 2). Times in ns: now, the end of the slowest's last iteration, how long its and our iterations take. */
+/* How many iterations a worker that has to wait should be let go on from now, 0 .. range: the number after which it
+ * meets an end of the slowest's iteration with the shortest wait (DSSP, Zhao et al., ICDCS 2019, algorithm 2). Times in
+ * ns, measured: now, the end of the slowest's last iteration, how long its and our iterations take. */
 static int32_t ddl__ps_extra(uint64_t now, uint64_t slow_end, uint64_t slow_takes, uint64_t takes, int32_t range) {
-    if (slow_takes == 0 || takes == 0) {
-        return 0; /* nothing was measured yet */
-    }
     int32_t best = 0;
     uint64_t least = UINT64_MAX;
     for (int32_t r = 0; r <= range; r++) {

@@ -49,6 +49,7 @@ typedef struct ddl__ps_job {
     bool queued, sending;
     bool skipped;  /* SSP, ASP: its gradient was not finite */
     int32_t bound; /* staleness that this read was given */
+    uint64_t held_from_ns; /* when that began to keep it back; 0: it has not */
     char *in;      /* payload */
     char *out;     /* rows that are sent */
     size_t out_bytes;
@@ -110,6 +111,7 @@ typedef struct ddl__ps_server {
     int64_t *clock;                /* by worker: iterations that it has finished */
     int64_t *begun;                /* by worker: iterations of which it has announced a push of a piece */
     uint64_t *ended_ns, *takes_ns; /* by worker: when its last iteration ended, and how long one takes */
+    uint64_t *own_ns;              /* ... and how long without waits for slower workers */
     int32_t *jobs;                 /* by worker */
     bool *busy;                    /* scratch, by worker */
     bool *deaf;                    /* by worker: no receive is posted for its next ask */
@@ -371,8 +373,9 @@ static int64_t ddl__ps_place_slowest(const ddl__ps_server *s, const ddl__ps_plac
     return least;
 }
 
-/* The staleness that a worker is given for a read or at the end of an iteration. */
-static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
+/* The staleness that a worker is given for a read or at the end of an iteration, at a clock. The iterations that it is
+ * let go on (DSSP) count from where it is now; at none of them it waits for one end of the slowest's. */
+static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker, int64_t clock) {
     int32_t range = s->sync.staleness_max - s->sync.staleness, slow = -1;
     for (int32_t w = 0; range > 0 && w < s->workers; w++) {
         slow = s->present[w] && (slow < 0 || s->clock[w] < s->clock[slow]) ? w : slow;
@@ -380,8 +383,19 @@ static int32_t ddl__ps_bound(const ddl__ps_server *s, int32_t worker) {
     if (range <= 0 || slow < 0 || slow == worker) {
         return s->sync.staleness;
     }
-    return s->sync.staleness +
-           ddl__ps_extra(ddl__now_ns(), s->ended_ns[slow], s->takes_ns[slow], s->takes_ns[worker], range);
+    int64_t ahead = clock - s->clock[slow];
+    if (ahead <= s->sync.staleness) {
+        return s->sync.staleness; /* nothing keeps it back */
+    }
+    if (ahead > s->sync.staleness_max) {
+        return s->sync.staleness_max;
+    }
+    if (s->takes_ns[slow] == 0 || s->own_ns[worker] == 0) {
+        return s->sync.staleness; /* nothing was measured yet */
+    }
+    range = s->sync.staleness_max - (int32_t)ahead + 1;
+    return (int32_t)ahead - 1 +
+           ddl__ps_extra(ddl__now_ns(), s->ended_ns[slow], s->takes_ns[slow], s->own_ns[worker], range);
 }
 
 #endif /* DDL_PS_STATE_H */

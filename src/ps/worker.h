@@ -34,6 +34,8 @@ struct ddl_ps {
     int64_t *pushed; /* by parameter: 1 + clock of its last push */
     uint64_t sequence;
     uint64_t clock_ns; /* when the last iteration ended */
+    uint64_t held_ns, held_until_ns; /* in this one: how long slower workers have kept answers back, until when */
+    uint64_t waits_ns;               /* when the last one ended: the context's wait_ns */
     int32_t next_tag;
     int32_t under_way, held; /* calls that have not ended; and requests that were not waited for */
     double rate;
@@ -101,6 +103,15 @@ static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
     return NULL;
 }
 
+/* Slower workers have kept an answer back for so long, until now. Times that overlap count once. */
+static void ddl__ps_was_held(ddl_ps *ps, uint64_t held_ns) {
+    if (held_ns > 0) {
+        uint64_t now = ddl__now_ns();
+        ps->held_ns += DDL__MIN(held_ns, now - ps->held_until_ns);
+        ps->held_until_ns = now;
+    }
+}
+
 /* What one server said. False: the call has failed, and its request ended. */
 static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *part) {
     char name[96];
@@ -125,6 +136,7 @@ static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *
     if (answer != NULL) {
         part->skipped = a.notes & DDL__PS_SKIPPED;
         call->ps->slowest = DDL__MAX(call->ps->slowest, a.slowest);
+        ddl__ps_was_held(call->ps, a.held_ns);
         a.generation = call->answer.generation != 0 && call->answer.generation != a.generation ? -1 : a.generation;
         call->answer = a;
     }

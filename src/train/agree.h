@@ -124,6 +124,42 @@ static ddl_status ddl__weight_sum(ddl_trainer *t, const ddl__weight *w, uint64_t
     return DDL_OK;
 }
 
+/* Another rank could not read its values. worst: 1 + the rank << 32 | -status. */
+static ddl_status ddl__trainer_unread(ddl_trainer *t, const char *what, uint64_t worst) {
+    char line[DDL__SENTENCE_BYTES];
+    ddl_status status = (ddl_status)-(int32_t)(worst & UINT32_MAX);
+    snprintf(line, sizeof line, "%s: rank %d cannot read its parameters, to compare them with the other ranks': %s; it "
+             "says why", what, (int)(worst >> 32) - 1, ddl_status_text(status));
+    return ddl__trainer_say(t, status, line);
+}
+
+/* Compares n hashes, by tensor after the first: of the config, or for values nothing. status: a rank that has failed
+ * comes too, or the others would wait for it. hashes: 3 * n, the last third is given. */
+static ddl_status ddl__hashes_compare(ddl_trainer *t, const char *what, uint64_t *hashes, size_t n, bool values,
+                                      ddl_status status) {
+    const uint64_t *own = hashes + 2 * n;
+    for (size_t i = 0; i < n; i++) {
+        hashes[i] = own[i];
+        hashes[n + i] = ~own[i];
+    }
+    if (values) {
+        hashes[0] = status < 0 ? (uint64_t)(t->rank + 1) << 32 | (uint64_t) - (int64_t)status : 0;
+        hashes[n] = ~hashes[0];
+    }
+    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
+    ddl_status met = ddl_all_reduce(t->group, both, both, DDL_MIN);
+    DDL__TRY(status < 0 ? status : met);
+    if (values && ~hashes[n] != 0) {
+        return ddl__trainer_unread(t, what, ~hashes[n]);
+    }
+    for (size_t i = 0; i < n && status == DDL_OK; i++) {
+        if (hashes[i] != ~hashes[n + i]) {
+            status = ddl__trainer_differs(t, what, (int32_t)i - 1, own[i], values);
+        }
+    }
+    return status;
+}
+
 /* Compares the configs and all tensors; config NULL: the values of all parameters. */
 static ddl_status ddl__trainer_compare(ddl_trainer *t, const char *what, const ddl_trainer_config *config) {
     size_t n = (size_t)t->count + 1; /* the config, then the tensors; least values, then those of the complements */
@@ -139,16 +175,8 @@ static ddl_status ddl__trainer_compare(ddl_trainer *t, const char *what, const d
         } else if (i > 0) {
             status = ddl__weight_sum(t, &t->weights[i - 1], hash);
         }
-        hashes[i] = *hash;
-        hashes[n + i] = ~*hash;
     }
-    ddl_tensor both = ddl_tensor_1d(hashes, DDL_U64, (int64_t)(2 * n));
-    status = status < 0 ? status : ddl_all_reduce(t->group, both, both, DDL_MIN);
-    for (size_t i = 0; i < n && status == DDL_OK; i++) {
-        if (hashes[i] != ~hashes[n + i]) {
-            status = ddl__trainer_differs(t, what, (int32_t)i - 1, hashes[2 * n + i], config == NULL);
-        }
-    }
+    status = ddl__hashes_compare(t, what, hashes, n, config == NULL, status);
     free(hashes);
     return status;
 }

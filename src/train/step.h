@@ -492,7 +492,11 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
-        DDL__TRY(ddl__served_clock(t));
+        ddl_status status = ddl__served_clock(t);
+        if (status < 0) { /* parameters have changed: the same step must not be made again */
+            ddl__trainer_break(t, status);
+            return status;
+        }
         ddl__step_close(t, true);
         return DDL_OK;
     }
