@@ -294,6 +294,31 @@ TEST(an_endpoint_whose_reads_are_not_taken_sleeps) {
     free(e);
 }
 
+static ssize_t counted_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at, uint64_t tag) {
+    call_number++;
+    return real_msg->inject(ep, buf, len, at, tag);
+}
+
+/* An injected message has no completion: where there is no order either, nothing would show that it was lost. */
+static int injected_with(const char *setting) {
+    endpoint *e = world_open(2, setting, NULL);
+    struct fi_ops_tagged msg = *(real_msg = self_of(&e[0])->rails[0].ep->tagged);
+    msg.inject = counted_inject;
+    call_number = 0;
+    self_of(&e[0])->rails[0].ep->tagged = &msg;
+    exchange_in(e, 2, 1);
+    self_of(&e[0])->rails[0].ep->tagged = real_msg;
+    world_close(e, 2);
+    free(e);
+    return call_number;
+}
+
+TEST(nothing_is_injected_without_order) {
+    NEED_LIBFABRIC();
+    CHECK(injected_with(NULL) > 0);
+    CHECK_EQ(injected_with("FABRIC_FORCE_UNORDERED=1"), 0);
+}
+
 /* The receiver has no memory for its reads from a sender: it says so, and the payload is sent. */
 TEST(a_reader_without_memory_is_sent_the_payload) {
     NEED_LIBFABRIC();
