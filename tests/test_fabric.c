@@ -774,6 +774,51 @@ static void completions_are_dropped(int failing) {
 TEST(of_a_peer_that_died_no_completion_comes) { completions_are_dropped(0); }
 TEST(of_a_peer_that_died_no_completion_comes_and_nothing_can_be_registered) { completions_are_dropped(1); }
 
+/* A clock that runs by being looked at. */
+static uint64_t looked_at_ns;
+static uint64_t clock_by_looks(const ddl_host *host) {
+    (void)host;
+    return looked_at_ns += 100000;
+}
+
+/* An adapter's memory is wanted back while the peer has not read it. The wait begins when the word is with the peer, not
+ * when the provider has taken it; when it never is, the link ends, and on EFA the key with it. */
+static void recall_on_an_adapter(int lost) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    fabric_self *s = self_of(&e[0]);
+    struct fi_ops_tagged msg = *(real_msg = s->rails[0].ep->tagged);
+    letter first, l;
+    free(s->rails[0].info->fabric_attr->prov_name);
+    s->rails[0].info->fabric_attr->prov_name = strdup("efa");
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && s->peers[1].link->sends == 0) {}
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    fabric_link *link = s->peers[1].link;
+    fabric_offer *o = link->offers;
+    uint64_t key = fi_mr_key(o->region->mr[0]);
+    msg.send = lost_send;
+    s->rails[0].ep->tagged = lost ? &msg : real_msg;
+    e[0].host.now_ns = clock_by_looks;
+    uint64_t start = looked_at_ns;
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    CHECK(looked_at_ns - start >= (lost ? FABRIC_CUT_NS : FABRIC_WITHDRAW_NS));
+    CHECK_EQ(o->withdrawn, lost ? 2 : 3);
+    CHECK_EQ(link->broken, lost ? ETIMEDOUT : 0);
+    CHECK(o->region->mr[0] != NULL && (fi_mr_key(o->region->mr[0]) != key) == lost);
+    CHECK(!s->failed);
+    s->rails[0].ep->tagged = real_msg;
+    fabric_transport.peer_dead(e[0].self, 1);
+    fabric_transport.peer_dead(e[1].self, 0);
+    free(l.payload);
+    letter_free(&first);
+    world_close(e, 2);
+    free(e);
+}
+
+TEST(recall_waits_until_the_word_is_with_the_peer) { recall_on_an_adapter(0); }
+TEST(recall_of_what_a_peer_cannot_be_told) { recall_on_an_adapter(1); }
+
 /* ---- who is not of the job ---- */
 
 TEST(a_stranger_is_not_heard) {

@@ -139,9 +139,9 @@ static int fabric_closes_connections(const fabric_self *s) {
 }
 
 /* EFA has no connections: with an address it forgets what is under way, and drops the completions (prov/efa/src/rdm:
- * efa_rdm_peer_destruct in efa_rdm_peer.c, efa_rdm_pke_handle_tx_error in efa_rdm_pke_cmd.c). What its adapter may still
- * do with our memory it does by our registrations alone: it demands them, and as we ask for FI_MR_LOCAL it keeps none of
- * its own (verbs keeps them below us). Between ranks of one host it reads by shared memory, which is not ended so. */
+ * efa_rdm_peer_destruct in efa_rdm_peer.c, efa_rdm_pke_handle_tx_error in efa_rdm_pke_cmd.c). What an adapter may
+ * still do with our memory it does by our registrations: as we ask for FI_MR_LOCAL, EFA has none of its own (efa_user_info.c;
+ * verbs keeps them below us). Between ranks of one host it reads by shared memory, which is not ended so. */
 static int fabric_drops_completions(const fabric_self *s) {
     return (s->mr_mode & FI_MR_LOCAL) != 0 && strcmp(s->rails[0].info->fabric_attr->prov_name, "efa") == 0;
 }
@@ -181,6 +181,17 @@ static int fabric_leaves_reads(fabric_self *s, fabric_link *l) {
     return 1;
 }
 
+/* The last resort: without an endpoint nothing is read or written any more. */
+static void fabric_stop(fabric_self *s) {
+    s->failed = 1;
+    for (int32_t i = 0; !s->dangling && i < s->rail_count; i++) {
+        if (s->rails[i].ep != NULL) {
+            fi_close(&s->rails[i].ep->fid);
+            s->rails[i].ep = NULL;
+        }
+    }
+}
+
 /* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the
  * connection, and with that ends what was under way on it; or the memory is registered anew (fabric_give_up); a provider
  * that does neither costs us the endpoint. What has come is taken first: ofi_rxm crashes when messages wait in its queue while it closes their connection. */
@@ -217,11 +228,8 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
                    "closed", l->peer, removed ? "removed" : "to be removed");
         s->failed = 1;
     }
-    for (int32_t i = 0; s->failed && !s->dangling && i < s->rail_count; i++) {
-        if (s->rails[i].ep != NULL) {
-            fi_close(&s->rails[i].ep->fid);
-            s->rails[i].ep = NULL;
-        }
+    if (s->failed) {
+        fabric_stop(s);
     }
     fabric_gets_forget(s, l->peer);
 }

@@ -71,8 +71,11 @@ static int fabric_put(fabric_self *s, fabric_link *l, const fabric_head *head, c
     if (b_bytes > 0) {
         memcpy(slot->bytes + sizeof *head + a_bytes, b, b_bytes);
     }
-    /* Of a goodbye the completion shows that all before it has left too. */
-    return fabric_slot_send(s, l, slot, sizeof *head + a_bytes + b_bytes, head->kind != FABRIC_BYE);
+    /* Of a goodbye the completion shows that all before it has left too; of a WITHDRAW that it is with the peer: of an
+     * adapter a send is complete when it was "delivered to the peer endpoint" (FI_TRANSMIT_COMPLETE of fi_cq(3): acknowledged,
+     * with no help of the peer's process, which FI_DELIVERY_COMPLETE may want). Over sockets the kernel has it. */
+    int copied = head->kind != FABRIC_BYE && head->kind != FABRIC_WITHDRAW;
+    return fabric_slot_send(s, l, slot, sizeof *head + a_bytes + b_bytes, copied);
 }
 
 /* One message with credit, in order. */

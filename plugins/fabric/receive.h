@@ -129,8 +129,13 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_backlog_add(s, l);
 }
 
-static void fabric_send_ended(fabric_self *s, fabric_slot *slot) {
+static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_link *l = s->peers[slot->peer].link;
+    fabric_head head;
+    memcpy(&head, slot->bytes, sizeof head);
+    for (fabric_offer *o = head.kind == FABRIC_WITHDRAW && error == 0 ? l->offers : NULL; o != NULL; o = o->next) {
+        o->withdrawn = o->number == head.sequence && o->withdrawn == 2 ? 3 : o->withdrawn;
+    }
     l->sends -= l->sends > 0; /* 0: fabric_give_up has counted it */
     fabric_slot_give(&s->send_free, slot);
 }
@@ -140,7 +145,7 @@ static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
     case FABRIC_RECV: fabric_received(s, slot, length); break;
     case FABRIC_READ: fabric_read_ended(s, slot, 0); break;
     default:
-        fabric_send_ended(s, slot);
+        fabric_send_ended(s, slot, 0);
     }
 }
 
@@ -179,7 +184,7 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         fabric_read_ended(s, slot, e.err);
     } else {
         fabric_link *l = s->peers[slot->peer].link;
-        fabric_send_ended(s, slot);
+        fabric_send_ended(s, slot, e.err);
         if (!s->peers[l->peer].gone) {
             fabric_break(s, l, e.err);
         }

@@ -134,7 +134,7 @@ typedef struct fabric_offer {
     ddl_message *message; /* NULL: recalled after it was pulled */
     uint32_t number;
     int refused, valid_due;
-    int withdrawn; /* 1: to be told, 2: told */
+    int withdrawn; /* 1: to be told, 2: the word is under way, 3: it is with the peer: see fabric_put */
     uint64_t repaired; /* bytes that went by REPAIR */
     fabric_region *region;
 } fabric_offer;

@@ -128,10 +128,12 @@ static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message
     }
 }
 
-/* Tells the peer that an offer is withdrawn, and waits a little: awake, it has read the payload within microseconds, or
- * answers that it will not. 1: nobody reads the memory any more, or whoever began before will check what it got. */
+/* Tells the peer that an offer is withdrawn, and waits a little from when the word is with it: awake, it has read the payload
+ * within microseconds, or answers that it will not. 1: nobody reads the memory any more, or whoever began before will check
+ * what it got. */
 static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    uint64_t now = s->host->now_ns(s->host), told_ns = now;
+    uint64_t now = s->host->now_ns(s->host), since_ns = now;
+    int arrived = 0;
     if (l->broken != 0) {
         return 0;
     }
@@ -139,19 +141,24 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
     do {
         fabric_poll(s);
         s->again = 1;
-        if (o->withdrawn == 1 && fabric_push_offer(s, l, o)) {
-            told_ns = s->host->now_ns(s->host);
+        if (o->withdrawn == 1) {
+            fabric_push_offer(s, l, o);
+        }
+        now = s->host->now_ns(s->host);
+        if (o->withdrawn == 3 && !arrived) {
+            arrived = 1;
+            since_ns = now;
         }
         if (o->refused || (int32_t)(l->ended - o->number) > 0) {
             return 1;
         }
-        now = s->host->now_ns(s->host);
-    } while (!s->failed && now - told_ns < (o->withdrawn == 2 ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return o->withdrawn == 2 || fabric_bounces(s); /* reads from now on see the copy; older ones are slow, and checked */
+    } while (!s->failed && l->broken == 0 && now - since_ns < (arrived ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
+    return arrived || fabric_bounces(s); /* reads from now on see the copy; older ones are slow, and checked */
 }
 
 /* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
- * even be told that is cut off: only that keeps it from reading what is not ours any more. */
+ * even be told that is cut off: only that keeps it from reading what is not ours any more. EFA has no connection that could
+ * be cut, and its adapter answers reads of a peer whose address was removed: there the key ends, with the registration. */
 static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message *m) {
     fabric_offer *o = l->offers;
     while (o != NULL && o->message != m) {
@@ -169,6 +176,10 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
         fabric_log(s, DDL_LOG_INFO, "%s; its link is closed, as the memory of a message is wanted back that rank %d has not "
                    "read", safe ? "there is no memory for a copy" : "a peer does not take a word", l->peer);
         fabric_cut(s, l);
+        if (!s->failed && fabric_drops_completions(s) && !fabric_region_renew(s, o->region)) {
+            fabric_log(s, DDL_LOG_WARN, "what rank %d may still read is not registered anew; the endpoint is closed", l->peer);
+            fabric_stop(s);
+        }
         fabric_break(s, l, safe ? ENOMEM : ETIMEDOUT);
     }
     return 1;
