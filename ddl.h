@@ -7723,10 +7723,11 @@ static uint64_t ddl__siphash(const uint64_t key[2], const void *data, size_t byt
  *            40  payload tag           u32  with DDL_CHECK=payload: of the payload, under a key of its own
  *            44  tag, high half        u32
  *
- * tag = SipHash(key, counter as u64, bytes 4..43). The counter keeps a frame that was recorded from being
- * sent again, and frames from changing places; what a sender takes back leaves a gap, of at most 255 frames. */
+ * tag = SipHash(key, counter as u64, bytes 4..43). The counter keeps a frame that was recorded from being sent again,
+ * and frames from changing places: it only grows. What a sender takes back leaves a gap, of less than 256 * 256 frames:
+ * the reader tries as many turns of the low bits, which costs 8 of the tag's 64 bits. */
 
-enum { DDL__MAC_NONCE_BYTES = 16 };
+enum { DDL__MAC_NONCE_BYTES = 16, DDL__MAC_TURN = 256, DDL__MAC_TURNS = 256 };
 
 typedef struct ddl__mac {
     uint64_t header_key[2], payload_key[2];
@@ -7789,8 +7790,12 @@ static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_B
     memcpy(h, in, sizeof h);
     uint64_t counter = m->next + (uint8_t)(h[4] - (uint8_t)m->next);
     uint64_t tag = ddl__load_le32(h) | (uint64_t)ddl__load_le32(h + 44) << 32;
-    if ((tag ^ ddl__mac_header(m, counter, h)) != 0) {
-        return DDL_ERR_CORRUPT;
+    uint64_t end = counter + DDL__MAC_TURN * DDL__MAC_TURNS;
+    while ((tag ^ ddl__mac_header(m, counter, h)) != 0) {
+        counter += DDL__MAC_TURN;
+        if (counter == end) {
+            return DDL_ERR_CORRUPT;
+        }
     }
     *out_counter = counter;
     return ddl__frame_fields(h, out);
@@ -20500,10 +20505,12 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
                                                 : "its link is gone or it has left the job");
 }
 
-/* An eager message that the transport did not take: nothing of the receiver's window is used. */
-static void ddl__send_refused(ddl_request *r, ddl_status status) {
-    uint32_t *out = &r->group->flows[r->peer].p2p_out;
-    *out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, *out);
+/* An eager message that the transport did not take: nothing of the receiver's window is used, and the credit that was
+ * to ride along is still owed. */
+static void ddl__send_refused(ddl_request *r, const ddl__frame *f, ddl_status status) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    flow->p2p_out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, flow->p2p_out);
+    flow->p2p_in += (uint32_t)(f->sequence >> 32);
     ddl__send_failed(r, status);
 }
 
@@ -20651,7 +20658,7 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
     if (status == DDL_OK) {
         ddl__request_done(r, DDL_OK);
     } else if (status < 0) {
-        ddl__send_refused(r, status);
+        ddl__send_refused(r, &f, status);
     }
 }
 
@@ -21334,9 +21341,8 @@ static bool ddl__is_plain(const ddl_tensor *t) {
            t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
 }
 
-/* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */
-static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_request *r,
-                            ddl_status status) {
+/* The transport keeps the message, or refused it: r becomes the request that it belongs to. */
+static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_request *r) {
     ddl__outgoing out = r->out; /* a transport that borrows it refers to it by its address, which stays */
     ddl__request_init(g, &ddl__p2p_ops, r);
     r->out = out;
@@ -21346,9 +21352,6 @@ static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     r->peer = peer;
     r->tag = tag;
     r->matched = r->unseen = true;
-    if (status < 0) {
-        ddl__send_refused(r, status);
-    }
 }
 
 /* Sends a message that fits the receiver's window. False: it is one for the long way. */
@@ -21375,7 +21378,10 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
         c->stats.ops_completed++;
         return true;
     }
-    ddl__send_adopt(g, t, peer, tag, r, *out_status);
+    ddl__send_adopt(g, t, peer, tag, r);
+    if (*out_status < 0) {
+        ddl__send_refused(r, &f, *out_status);
+    }
     ddl__wait_requests(c, &r, 1, false);
     *out_status = ddl__request_report(&r, NULL);
     return true;

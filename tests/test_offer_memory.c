@@ -131,7 +131,7 @@ TEST(an_offer_that_cannot_be_accepted_stays) {
 }
 
 /* A short message over a transport that takes no memory of the caller's, and none for a copy: an error, the receiver's
- * window is as it was, and the next message goes. */
+ * window and what is owed to it are as they were, and the next message goes. */
 static void uncopied(ddl_group *w, void *arg) {
     (void)arg;
     ddl_context *c = ddl_group_context(w);
@@ -140,10 +140,12 @@ static void uncopied(ddl_group *w, void *arg) {
         for (int i = 0; i < 3; i++) {
             OK(ddl_recv(w, DDL_VIEW(&value, 1), 0, 0, NULL));
             CHECK_EQ(value, i);
+            OK(ddl_send(w, DDL_VIEW(&value, 1), 0, 0));
         }
         return;
     }
     OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0)); /* connects */
+    OK(ddl_recv(w, DDL_VIEW(&value, 1), 1, 0, NULL));
     ddl__endpoint *e = c->links[1].endpoint;
     const ddl_transport *table = e->table;
     ddl_transport copies = *table;
@@ -151,7 +153,8 @@ static void uncopied(ddl_group *w, void *arg) {
     e->table = &copies;
     for (value = 1; value < 3; value++) {
         ddl_request *r = NULL;
-        uint32_t used = w->flows[1].p2p_out;
+        uint32_t used = w->flows[1].p2p_out, owed = w->flows[1].p2p_in;
+        CHECK(owed > 0); /* for what was received: it rides along with what is sent */
         ddl__note *spare = no_notes(c);
         ddl_status status = value == 1 ? ddl_send(w, DDL_VIEW(&value, 1), 1, 0)
                                        : ddl_isend(w, DDL_VIEW(&value, 1), 1, 0, &r);
@@ -160,7 +163,9 @@ static void uncopied(ddl_group *w, void *arg) {
         CHECK_EQ((int)status, (int)DDL_ERR_NOMEM);
         CHECK_STR(ddl_error(c), "to rank 1 of group \"world\" (tag 0): no memory to send it");
         CHECK_EQ(w->flows[1].p2p_out, used);
+        CHECK_EQ(w->flows[1].p2p_in, owed);
         OK(ddl_send(w, DDL_VIEW(&value, 1), 1, 0));
+        OK(ddl_recv(w, DDL_VIEW(&value, 1), 1, 0, NULL));
     }
     e->table = table;
 }

@@ -92,7 +92,8 @@ TEST(ring_the_longest_record_fits_everywhere) {
 TEST(ring_a_record_that_makes_no_sense_breaks_it) {
     static _Alignas(64) uint8_t memory[RING];
     uint64_t bad[] = {1, 7, (uint64_t)1 << 32, (uint64_t)1 << 32 | 7, (uint64_t)1 << 32 | (RING - 64), UINT64_MAX,
-                      (uint64_t)1 << 32 | UINT32_MAX, (uint64_t)0x10000 << 32 | 8};
+                      (uint64_t)1 << 32 | UINT32_MAX, (uint64_t)0x10000 << 32 | 8,
+                      (uint64_t)SHM_RING_SKIP << 32 | 64, (uint64_t)SHM_RING_SKIP << 32 | (RING - sizeof(shm_ring))};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         shm_ring_end w, r;
         uint32_t kind = 0;

@@ -392,18 +392,130 @@ TEST(large_ones_of_ranks_that_share_cores) {
     }
 }
 
-/* ---- calls that differ ---- */
-
-typedef struct differing {
-    int kind, memory;
-    uint64_t bytes;
-} differing;
+/* ---- blocks of every size ---- */
 
 static void all_ranks(int32_t *ranks, int n) {
     for (int r = 0; r < n; r++) {
         ranks[r] = r;
     }
 }
+
+typedef struct blocks {
+    uint64_t element, most; /* most: bytes of the largest block that was reduced */
+} blocks;
+
+/* Of elements of 1 or of 8 bytes. */
+static uint64_t element_at(const void *p, uint64_t element, uint64_t i) {
+    return element == 1 ? ((const uint8_t *)p)[i] : ((const uint64_t *)p)[i];
+}
+
+static void element_set(void *p, uint64_t element, uint64_t i, uint64_t x) {
+    if (element == 1) {
+        ((uint8_t *)p)[i] = (uint8_t)x;
+    } else {
+        ((uint64_t *)p)[i] = x;
+    }
+}
+
+static void fold_elements(void *arg, void *dst, const void *const *srcs, int32_t n, uint64_t bytes) {
+    blocks *b = arg;
+    b->most = bytes > b->most ? bytes : b->most;
+    for (uint64_t i = 0; i < bytes / b->element; i++) {
+        uint64_t x = element_at(srcs[0], b->element, i);
+        for (int32_t k = 1; k < n; k++) {
+            x = x * 3 + element_at(srcs[k], b->element, i);
+        }
+        element_set(dst, b->element, i, x);
+    }
+}
+
+static uint64_t element_given(int rank, uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15u + (uint64_t)rank * (i >> 3); }
+
+/* What a rank finds after a reduction of so many bytes at `skip` in its buffers, poison around it. */
+static void check_elements(const job *j, const uint8_t *buffer, uint64_t skip) {
+    bool has_out = j->kind == DDL_ALL_REDUCE || j->rank == j->root;
+    for (uint64_t i = 0; has_out && i < j->bytes / j->element; i++) {
+        uint64_t x = 0;
+        for (int r = 0; r < j->n; r++) {
+            x = x * 3 + element_given(r, i);
+        }
+        x = j->element == 1 ? (uint8_t)x : x;
+        if (element_at(j->out, j->element, i) != x) {
+            wrong(j, "result of", i, (uint32_t)element_at(j->out, j->element, i), (uint32_t)x);
+            return;
+        }
+    }
+    for (uint64_t i = 0; i < skip; i++) {
+        if (buffer[i] != POISON || buffer[skip + j->bytes + i] != POISON) {
+            wrong(j, "bytes around the result of", i, buffer[i], POISON);
+            return;
+        }
+    }
+}
+
+static void blocks_rank(shm *t, int rank, int n, void *arg) {
+    blocks mine = *(blocks *)arg;
+    int32_t ranks[MOST_RANKS];
+    unsigned seed = (unsigned)rank;
+    void *set = NULL, *in = NULL, *out = NULL;
+    uint64_t e = mine.element, large = test_slow() > 5 ? 1u << 20 : 4u << 20, room = large + 3 * 4096;
+    const struct {
+        uint64_t bytes, skip;
+        int kind;
+    } calls[] = {{5000 * e, 4096, DDL_ALL_REDUCE}, {70001 * e, 1000, DDL_ALL_REDUCE}, {123457 * e, 8, DDL_REDUCE},
+                 {large, 4096, DDL_ALL_REDUCE}, {large - e, 1000, DDL_ALL_REDUCE}};
+    all_ranks(ranks, n);
+    CHECK_EQ(shm_lend(t, room, &in), DDL_OK);
+    CHECK_EQ(shm_lend(t, room, &out), DDL_OK);
+    CHECK_EQ(shm_transport.native_open(t, 3, ranks, n, rank, &set), DDL_OK);
+    uint64_t block = shm_block_bytes(set);
+    CHECK(block > SHM_BLOCK_LEAST && block < SHM_BLOCK_MOST);
+    for (size_t k = 0; k < sizeof calls / sizeof calls[0]; k++) {
+        uint64_t skip = calls[k].skip;
+        job j = {.seq = k + 1, .kind = calls[k].kind, .root = n - 1, .n = n, .rank = rank, .memory = LENT, .element = e};
+        j.bytes = calls[k].bytes;
+        j.in = (uint8_t *)in + skip;
+        j.out = (uint8_t *)out + skip;
+        memset(out, POISON, room);
+        for (uint64_t i = 0; i < j.bytes / e; i++) {
+            element_set(j.in, e, i, element_given(rank, i));
+        }
+        ddl_native_call call = {.size = sizeof call, .kind = j.kind, .root = j.root, .element_bytes = (int32_t)e,
+                                .sequence = j.seq, .signature = j.bytes, .in = j.in, .out = j.out, .bytes = j.bytes,
+                                .reduce = fold_elements, .reduce_arg = &mine};
+        int32_t other = -1;
+        CHECK_EQ(shm_transport.native_start(t, set, &call, &j.op), DDL_OK);
+        ddl_status status = test_until(t, set, j.op, &seed, &other);
+        REQUIRE(status == DDL_OK);
+        check_elements(&j, out, skip);
+    }
+    CHECK(mine.most > SHM_BLOCK_LEAST && mine.most <= block); /* it was done in memory that all see */
+    shm_transport.native_close(t, set);
+    shm_take_back(t, in);
+    shm_take_back(t, out);
+}
+
+/* Where the ring has room for blocks of more than 16 and less than 64 KiB. */
+TEST(blocks_as_large_as_the_ring_allows) {
+    setenv("SHM_STAGING_BYTES", "1M", 1);
+    for (int n = 5; n <= 7; n += 2) {
+        for (uint64_t element = 1; element <= 8; element *= 8) {
+            blocks b = {.element = element};
+            native_world w = {.fn = blocks_rank, .arg = &b};
+            native_world_make(&w, n);
+            ranks_fork(n, native_fork_rank, &w, 200);
+            native_world_free(&w);
+        }
+    }
+    unsetenv("SHM_STAGING_BYTES");
+}
+
+/* ---- calls that differ ---- */
+
+typedef struct differing {
+    int kind, memory;
+    uint64_t bytes;
+} differing;
 
 static void differing_rank(shm *t, int rank, int n, void *arg) {
     const differing *d = arg;

@@ -247,7 +247,7 @@ TEST(a_damaged_header_of_a_large_one_ends_the_link) { damage(1 << 20); }
 
 /* A peer out of its mind writes over the ring that it shares with this rank. */
 TEST(a_scribbled_ring_ends_the_link_and_no_more) {
-    for (int what = 0; what < 5; what++) {
+    for (int what = 0; what < 7; what++) {
         static endpoint e[3];
         letter first, l, other;
         world_open(e, 3);
@@ -255,12 +255,16 @@ TEST(a_scribbled_ring_ends_the_link_and_no_more) {
         DRIVE(e, 3, e[1].arrived[0] == 1) {}
         shm_ring_end *out = &shm_link_of(e[0].self, 1)->out;
         uint64_t *next = (uint64_t *)(void *)(out->ring->records + out->place);
+        uint64_t skip = (uint64_t)SHM_RING_SKIP << 32;
+        *(uint64_t *)(void *)out->ring->records = skip | 64; /* at the start there is nothing to skip */
         switch (what) {
         case 0: *next = (uint64_t)SHM_EAGER << 32 | 20; break;  /* shorter than a header */
         case 1: *next = (uint64_t)SHM_PIECE << 32 | 80; break;  /* of nothing */
         case 2: *next = (uint64_t)77 << 32 | 80; break;         /* no kind */
         case 3: *next = (uint64_t)SHM_LINED << 32 | 60; break;  /* ends before its payload would begin */
-        default: *next = (uint64_t)SHM_FETCH << 32 | 30; break; /* too short */
+        case 4: *next = (uint64_t)SHM_FETCH << 32 | 30; break;  /* too short */
+        case 5: *next = skip | 64; break;                       /* not to the end */
+        default: *next = skip | (out->capacity - out->place); break;
         }
         DRIVE(e, 3, e[1].lost[0] == 1) {}
         CHECK_EQ(e[1].lost_error[0], EBADMSG);

@@ -225,13 +225,15 @@ static void shm_take_pages_away(shm_set *set, const shm_op *op) {
     }
 }
 
-/* The flag is seen by whoever sees anything that is written to the buffers after this call: it looks for it at last. */
+/* The fence: the flag is seen by whoever sees anything that is written to the buffers after this call: it looks for it
+ * at last (shm_any_cancelled). */
 static void shm_native_cancel(void *self, void *set_, void *op_) {
     shm_set *set = set_;
     shm_op *op = op_;
     (void)self;
     set->cancelled = true;
-    atomic_store_explicit(&set->own->cancelled, 1, memory_order_seq_cst);
+    atomic_store_explicit(&set->own->cancelled, 1, memory_order_release);
+    shm_fence();
     if (op->offered && !op->ended && op->step != NULL) {
         shm_take_pages_away(set, op);
     }

@@ -168,8 +168,8 @@ static inline bool shm_all_counted(const shm_set *set, size_t which, int32_t lo,
     return true;
 }
 
-/* Has any rank given up? Sequentially consistent with the store in shm_native_cancel: what was read before this look
- * stood there while the operation still ran. */
+/* Has any rank given up? The fence pairs with that of shm_native_cancel: what was read before this look stood there while
+ * the operation still ran. */
 static bool shm_any_cancelled(const shm_set *set) {
     atomic_thread_fence(memory_order_acquire); /* the loads of data come first */
     for (int32_t j = 0; j < set->count; j++) {

@@ -146,6 +146,10 @@ static inline void *shm_ring_peek(shm_ring_end *r, uint32_t *out_kind, uint64_t 
             *out_bytes = bytes - SHM_RING_WORD;
             return r->ring->records + r->place + SHM_RING_WORD;
         }
+        if (r->place == 0 || lines != r->capacity - r->place) { /* else round and round, from one skip to the next */
+            r->broken = true;
+            return NULL;
+        }
         r->moved += lines;
         r->place = 0;
     }

@@ -82,10 +82,12 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
                                                 : "its link is gone or it has left the job");
 }
 
-/* An eager message that the transport did not take: nothing of the receiver's window is used. */
-static void ddl__send_refused(ddl_request *r, ddl_status status) {
-    uint32_t *out = &r->group->flows[r->peer].p2p_out;
-    *out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, *out);
+/* An eager message that the transport did not take: nothing of the receiver's window is used, and the credit that was
+ * to ride along is still owed. */
+static void ddl__send_refused(ddl_request *r, const ddl__frame *f, ddl_status status) {
+    ddl__toward *flow = &r->group->flows[r->peer];
+    flow->p2p_out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, flow->p2p_out);
+    flow->p2p_in += (uint32_t)(f->sequence >> 32);
     ddl__send_failed(r, status);
 }
 
@@ -233,7 +235,7 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
     if (status == DDL_OK) {
         ddl__request_done(r, DDL_OK);
     } else if (status < 0) {
-        ddl__send_refused(r, status);
+        ddl__send_refused(r, &f, status);
     }
 }
 

@@ -12,9 +12,8 @@ static bool ddl__is_plain(const ddl_tensor *t) {
            t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
 }
 
-/* The transport keeps the message: r becomes the request that it belongs to, or ends with the error. */
-static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_request *r,
-                            ddl_status status) {
+/* The transport keeps the message, or refused it: r becomes the request that it belongs to. */
+static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_request *r) {
     ddl__outgoing out = r->out; /* a transport that borrows it refers to it by its address, which stays */
     ddl__request_init(g, &ddl__p2p_ops, r);
     r->out = out;
@@ -24,9 +23,6 @@ static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     r->peer = peer;
     r->tag = tag;
     r->matched = r->unseen = true;
-    if (status < 0) {
-        ddl__send_refused(r, status);
-    }
 }
 
 /* Sends a message that fits the receiver's window. False: it is one for the long way. */
@@ -53,7 +49,10 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
         c->stats.ops_completed++;
         return true;
     }
-    ddl__send_adopt(g, t, peer, tag, r, *out_status);
+    ddl__send_adopt(g, t, peer, tag, r);
+    if (*out_status < 0) {
+        ddl__send_refused(r, &f, *out_status);
+    }
     ddl__wait_requests(c, &r, 1, false);
     *out_status = ddl__request_report(&r, NULL);
     return true;

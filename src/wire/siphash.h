@@ -54,10 +54,11 @@ static uint64_t ddl__siphash(const uint64_t key[2], const void *data, size_t byt
  *            40  payload tag           u32  with DDL_CHECK=payload: of the payload, under a key of its own
  *            44  tag, high half        u32
  *
- * tag = SipHash(key, counter as u64, bytes 4..43). The counter keeps a frame that was recorded from being
- * sent again, and frames from changing places; what a sender takes back leaves a gap, of at most 255 frames. */
+ * tag = SipHash(key, counter as u64, bytes 4..43). The counter keeps a frame that was recorded from being sent again,
+ * and frames from changing places: it only grows. What a sender takes back leaves a gap, of less than 256 * 256 frames:
+ * the reader tries as many turns of the low bits, which costs 8 of the tag's 64 bits. */
 
-enum { DDL__MAC_NONCE_BYTES = 16 };
+enum { DDL__MAC_NONCE_BYTES = 16, DDL__MAC_TURN = 256, DDL__MAC_TURNS = 256 };
 
 typedef struct ddl__mac {
     uint64_t header_key[2], payload_key[2];
@@ -120,8 +121,12 @@ static ddl_status ddl__mac_read(const ddl__mac *m, const uint8_t in[DDL__FRAME_B
     memcpy(h, in, sizeof h);
     uint64_t counter = m->next + (uint8_t)(h[4] - (uint8_t)m->next);
     uint64_t tag = ddl__load_le32(h) | (uint64_t)ddl__load_le32(h + 44) << 32;
-    if ((tag ^ ddl__mac_header(m, counter, h)) != 0) {
-        return DDL_ERR_CORRUPT;
+    uint64_t end = counter + DDL__MAC_TURN * DDL__MAC_TURNS;
+    while ((tag ^ ddl__mac_header(m, counter, h)) != 0) {
+        counter += DDL__MAC_TURN;
+        if (counter == end) {
+            return DDL_ERR_CORRUPT;
+        }
     }
     *out_counter = counter;
     return ddl__frame_fields(h, out);
