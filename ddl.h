@@ -33739,6 +33739,7 @@ enum ddl__ps_op {
 
 enum {
     DDL__PS_NOT_FINITE = 1, /* of a push: its worker has seen that the gradient is not finite */
+    DDL__PS_CONTINUES = 2,  /* of a push of rows: not its first message to this server */
     DDL__PS_REPEATED = 1,   /* of an answer: the push was known already, */
     DDL__PS_SKIPPED = 2     /* the gradient was not finite, and has not been applied */
 };
@@ -34971,6 +34972,12 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
             return ddl__ps_consumed(s, p, job);
         }
         ddl__ps_send(s, job, &ok, NULL, 0);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    if ((job->ask.flags & DDL__PS_CONTINUES) && job->ask.sequence != p->sequence[job->source] + 1) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE, /* else the one before would count as known when it comes again */
+                       "the message before it of the same push to table %d was not applied; push again with the same "
+                       "sequence", p->number);
         return ddl__ps_leave_queue(s, p, job);
     }
     bool twice = p->piece != NULL && s->sync.mode != DDL_SYNC_ASP && p->pushed[job->source] > job->ask.clock;
@@ -37013,6 +37020,9 @@ static ddl_status ddl__ps_rows_call(ddl_ps *ps, const char *what, int32_t table,
         ddl__ps_pack_chunk(p, i, end, rows, grads, width, ids);
         ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_ROWS : DDL__PS_PULL_ROWS,
                            .place = table,
+                           .flags = grads != NULL && i > 0 && p->all[i].server == p->all[i - 1].server
+                                        ? DDL__PS_CONTINUES
+                                        : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS | (uint64_t)chunk,
                            .count = rows,

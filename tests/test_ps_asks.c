@@ -111,6 +111,86 @@ static void two_makers_run(ddl_group *w, void *arg) {
 }
 TEST(two_threads_do_not_make_one_table) { world_threads(2, two_makers_run, NULL); }
 
+/* >>pushes of rows of more than one message */
+
+enum { WIDE = 1024, FIRST = 2000, LAST = 10 }; /* rows: of the first message, 8 MB, and of the second, 40 kB */
+
+static float wide_row(ddl_group *w, ddl_ps *ps, uint64_t id) {
+    float row[WIDE];
+    memset(row, 0x7f, sizeof row);
+    OK(ddl_ps_pull_rows(ps, 0, &id, 1, DDL_ARRAY(row)));
+    CHECK_EQ(row[0], row[WIDE - 1]);
+    return row[0];
+}
+
+/* Worker 1's calls end before the server has the first message, which takes longer than the second. Each is made again,
+ * and then both messages have been applied, once. */
+static void give_up(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    int late = 0;
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = WIDE}, &table));
+    if (ps_worker(ps) == 1) {
+        uint64_t ids[FIRST + LAST];
+        float *g = calloc((size_t)(FIRST + LAST) * WIDE, sizeof *g);
+        ddl_tensor grads = ddl_tensor_1d(g, DDL_F32, (int64_t)(FIRST + LAST) * WIDE);
+        for (int i = 0; i < (FIRST + LAST) * WIDE; i++) {
+            g[i] = 1;
+            ids[i / WIDE] = (uint64_t)(i / WIDE);
+        }
+        int64_t timeout_ms = ps->group->timeout_ms;
+        for (int k = 1; k <= 30 && late < 3; k++) {
+            uint64_t sequence = 0;
+            ps->group->timeout_ms = 1;
+            late += ddl_ps_push_rows(ps, 0, ids, FIRST + LAST, grads, &sequence) == DDL_ERR_TIMEOUT;
+            ps->group->timeout_ms = timeout_ms;
+            CHECK_EQ(sequence, (uint64_t)k);
+            OK(ddl_ps_push_rows(ps, 0, ids, FIRST + LAST, grads, &sequence));
+            CHECK_EQ(wide_row(w, ps, 0), -k);
+            CHECK_EQ(wide_row(w, ps, FIRST - 1), -k);
+            CHECK_EQ(wide_row(w, ps, FIRST), -k);
+            CHECK_EQ(wide_row(w, ps, FIRST + LAST - 1), -k);
+        }
+        CHECK(late > 0);
+        free(g);
+    }
+    OK(ddl_barrier(w));
+}
+static void give_up_run(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_ps_config config = {.servers = 1, .piece_bytes = (int64_t)FIRST * WIDE * (int64_t)sizeof(float),
+                            .op = DDL_SUM, .sync = {.mode = DDL_SYNC_ASP}, .optimizer = {.learning_rate = 1}};
+    ps_run(w, &config, NULL, 0, give_up, NULL);
+}
+TEST(a_push_of_rows_that_was_given_up_is_applied_once_when_made_again) { world_threads(2, give_up_run, NULL); }
+
+/* The first message of a push is refused. The second waits for it, and made again the push is refused again. */
+static void refused_first(ddl_group *w, ddl_ps *ps, void *arg) {
+    (void)arg;
+    int32_t table;
+    uint64_t ids[6] = {0, 1, 2, 3, 4, 5}, sequence = 0;
+    float *g = calloc((size_t)6 * WIDE, sizeof *g);
+    for (int i = 0; i < 6 * WIDE; i++) {
+        g[i] = 1;
+    }
+    OK(ddl_ps_table_create(ps, &(ddl_ps_table_config){.width = WIDE, .rows = 4}, &table));
+    OK(ddl_ps_push_rows(ps, table, ids + 3, 3, ddl_tensor_1d(g, DDL_F32, 3 * WIDE), NULL));
+    for (int i = 0; i < 2; i++) {
+        FAILS(ddl_ps_push_rows(ps, table, ids, 6, ddl_tensor_1d(g, DDL_F32, 6 * WIDE), &sequence), DDL_ERR_NOMEM,
+              "no room for more");
+        CHECK_EQ(sequence, (uint64_t)2);
+        CHECK_EQ(wide_row(w, ps, 5), -1);
+    }
+    free(g);
+}
+static void refused_first_run(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_ps_config config = {.piece_bytes = 3 * WIDE * (int64_t)sizeof(float), .sync = {.mode = DDL_SYNC_ASP},
+                            .optimizer = {.learning_rate = 1}};
+    ps_run(w, &config, NULL, 0, refused_first, NULL);
+}
+TEST(after_a_message_that_is_refused_no_later_one_of_its_push_counts) { world_threads(1, refused_first_run, NULL); }
+
 /* >>adaptive bounds */
 
 /* A worker has ended an iteration that took so many seconds: as its server learns of it. */

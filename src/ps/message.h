@@ -42,6 +42,7 @@ enum ddl__ps_op {
 
 enum {
     DDL__PS_NOT_FINITE = 1, /* of a push: its worker has seen that the gradient is not finite */
+    DDL__PS_CONTINUES = 2,  /* of a push of rows: not its first message to this server */
     DDL__PS_REPEATED = 1,   /* of an answer: the push was known already, */
     DDL__PS_SKIPPED = 2     /* the gradient was not finite, and has not been applied */
 };

@@ -315,6 +315,12 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
         ddl__ps_send(s, job, &ok, NULL, 0);
         return ddl__ps_leave_queue(s, p, job);
     }
+    if ((job->ask.flags & DDL__PS_CONTINUES) && job->ask.sequence != p->sequence[job->source] + 1) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE, /* else the one before would count as known when it comes again */
+                       "the message before it of the same push to table %d was not applied; push again with the same "
+                       "sequence", p->number);
+        return ddl__ps_leave_queue(s, p, job);
+    }
     bool twice = p->piece != NULL && s->sync.mode != DDL_SYNC_ASP && p->pushed[job->source] > job->ask.clock;
     if (twice || (turns && job->ask.clock < p->clock)) {
         ddl__ps_refuse(s, job, DDL_ERR_STATE,

@@ -501,6 +501,9 @@ static ddl_status ddl__ps_rows_call(ddl_ps *ps, const char *what, int32_t table,
         ddl__ps_pack_chunk(p, i, end, rows, grads, width, ids);
         ddl__ps_ask ask = {.op = grads != NULL ? DDL__PS_PUSH_ROWS : DDL__PS_PULL_ROWS,
                            .place = table,
+                           .flags = grads != NULL && i > 0 && p->all[i].server == p->all[i - 1].server
+                                        ? DDL__PS_CONTINUES
+                                        : 0,
                            .clock = ps->clock,
                            .sequence = sequence << DDL__PS_CHUNK_BITS | (uint64_t)chunk,
                            .count = rows,
