@@ -458,7 +458,7 @@ static void blocks_rank(shm *t, int rank, int n, void *arg) {
     int32_t ranks[MOST_RANKS];
     unsigned seed = (unsigned)rank;
     void *set = NULL, *in = NULL, *out = NULL;
-    uint64_t e = mine.element, large = test_slow() > 5 ? 1u << 20 : 4u << 20, room = large + 3 * 4096;
+    uint64_t e = mine.element, large = test_slow() > 2 ? 1u << 20 : 4u << 20, room = large + 3 * 4096;
     const struct {
         uint64_t bytes, skip;
         int kind;
