@@ -36622,6 +36622,14 @@ static const ddl_request *ddl__ps_part_failed(const ddl__ps_part *part) {
     return NULL;
 }
 
+/* Has the server said no? Then it does not take what else was sent to it. */
+static bool ddl__ps_part_refused(const ddl__ps_part *part) {
+    const ddl_request *answer = part->messages[2];
+    ddl__ps_answer a;
+    return answer != NULL && !ddl__is_pending(answer) && answer->status == DDL_OK &&
+           ddl__ps_answer_read(part->answer, (size_t)answer->info.count, &a) && a.status < 0;
+}
+
 /* Slower workers have kept an answer back for so long, until now. Times that overlap count once. */
 static void ddl__ps_was_held(ddl_ps *ps, uint64_t held_ns) {
     if (held_ns > 0) {
@@ -36638,7 +36646,7 @@ static bool ddl__ps_part_good(ddl__ps_call *call, ddl_request *r, ddl__ps_part *
     const ddl_request *failed = ddl__ps_part_failed(part), *answer = part->messages[2];
     int32_t rank = ddl__ps_server_rank(call->ps, part->server);
     ddl__ps_call_name(call, name, sizeof name);
-    if (failed != NULL) {
+    if (failed != NULL && !ddl__ps_part_refused(part)) {
         ddl__request_fail(r, failed->status, "%s: server %d on rank %d does not answer: %s", name, part->server, rank,
                           failed->why != NULL ? failed->why : ddl_status_text(failed->status));
         return false;
@@ -36731,7 +36739,23 @@ static void ddl__ps_call_explain(ddl_context *c, ddl_request *r, ddl__text *text
                   part != NULL ? ddl__ps_server_rank(call->ps, part->server) : -1, (long long)call->ps->slowest);
 }
 
-/* Finds out that a server has left the job, or that a rank has told that it cannot go on. */
+/* Ends the payload of an ask that was refused before the server took it. True: the call may have ended with that. */
+static bool ddl__ps_call_take_back(ddl_context *c, ddl__ps_call *call) {
+    for (int32_t i = 0; i < call->part_count; i++) {
+        ddl_request *payload = call->parts[i].messages[1];
+        if (payload != NULL && ddl__is_pending(payload) && ddl__ps_part_refused(&call->parts[i])) {
+            payload->ops->abandon(c, payload);
+            if (ddl__is_pending(payload)) {
+                ddl__request_done(payload, DDL_OK);
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Finds out that a server has left the job or does not want what it was offered, or that a rank has told that it cannot
+ * go on. */
 static void ddl__ps_call_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     const ddl_request *pending;
     if (ddl__ps_is_broken(r->group)) {
@@ -36739,6 +36763,9 @@ static void ddl__ps_call_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__ps_call_name(r->kept, name, sizeof name);
         ddl__ps_call_drop(c, r);
         ddl__request_fail(r, r->group->broken, "%s: %s", name, r->group->broken_text);
+        return;
+    }
+    if (ddl__ps_call_take_back(c, r->kept)) {
         return;
     }
     (void)ddl__ps_call_pending(r, &pending);
